@@ -1,0 +1,117 @@
+"""Workloads as declarative records, registered by decorator, and how one is brought to life.
+
+A `Workload` says what a published benchmark row is (batch, dtype policy, task) and names the functions that build its
+module and its inputs. Nothing is built, and nothing heavy imported, until `instantiate` is called.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+Task = Literal["inference", "training"]
+Size = Literal["full", "tiny"]
+DtypePolicy = Literal["bf16", "fp16", "fp32", "amp"]
+"""bf16, fp16, fp32: weights and floating inputs are of this dtype. amp: float32 weights under CUDA autocast to float16
+(on a CPU bfloat16), no gradient scaler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Arguments of one call. Tensors may be on any device; the program decides what it needs where."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+Builder = Callable[[str, Size], "torch.nn.Module"]
+InputMaker = Callable[[str, Size, "torch.Generator"], Inputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One row of the workload table.
+
+    Attributes:
+        acronym: the papers' short name ("XLNET-I"), the key on the command line.
+        name: the model's name in its suite ("XLNetLMHeadModel").
+        suite: where the model comes from: "huggingface", "torchbench", "timm", "torchvision".
+        batch: samples per iteration as the papers count them.
+        build: (variant, size) -> module with random weights on the CPU, float32 (or as published).
+        inputs: (variant, size, generator) -> inputs on the CPU in their published dtypes, before policy and device are
+            applied.
+        loss: output -> scalar tensor. Of Hugging Face models the loss the model returns, else the mean (see workloads).
+        variants: names this workload can be built as; the first is the default.
+        parameters: parameter count of the full size of the default variant, as published.
+        stochastic: whether an iteration draws random numbers (dropout in training, noise).
+        optimizer: "sgd" or "adam" (training only), as in the papers.
+        notes: what is special, for `encore list` and reports.
+    """
+
+    acronym: str
+    name: str
+    suite: str
+    task: Task
+    batch: int
+    dtype_policy: DtypePolicy
+    build: Builder
+    inputs: InputMaker
+    loss: Callable[[Any], torch.Tensor] | None = None
+    variants: tuple[str, ...] = ("published",)
+    parameters: int | None = None
+    stochastic: bool = False
+    optimizer: Literal["sgd", "adam"] | None = None
+    notes: str = ""
+
+
+class UnknownWorkload(LookupError):
+    """No workload of this name; the message gives the nearest ones."""
+
+
+_REGISTRY: dict[str, Workload] = {}
+
+
+def register(*, inputs: InputMaker, **fields: Any) -> Callable[[Builder], Builder]:
+    """Decorator that registers a builder as a workload; the keywords are the other fields of `Workload`.
+
+    Decorators may be stacked where several rows share a model. A second workload of one acronym is an error.
+    """
+
+    def decorate(build: Builder) -> Builder:
+        workload = Workload(build=build, inputs=inputs, **fields)
+        if workload.acronym in _REGISTRY:
+            raise ValueError(f"workload {workload.acronym!r} is registered twice; acronyms must be unique")
+        _REGISTRY[workload.acronym] = workload
+        return build
+
+    return decorate
+
+
+def workloads() -> dict[str, Workload]:
+    """All registered workloads by acronym, in alphabetical order. Imports the defining modules, but no torch."""
+    package = importlib.import_module("models.workloads")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"models.workloads.{module.name}")
+    return dict(sorted(_REGISTRY.items()))
+
+
+def find(acronym: str) -> Workload:
+    """The workload of this acronym (any case).
+
+    Raises:
+        UnknownWorkload: there is none; the message names the nearest matches.
+    """
+    known = workloads()
+    by_upper = {key.upper(): value for key, value in known.items()}
+    if acronym.upper() in by_upper:
+        return by_upper[acronym.upper()]
+    near = difflib.get_close_matches(acronym.upper(), by_upper, n=3, cutoff=0.4)
+    hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(known)}"
+    raise UnknownWorkload(f"unknown workload {acronym!r}; {hint}")

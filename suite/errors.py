@@ -1,0 +1,20 @@
+"""Errors a user of the command line can mend, with the exit code they lead to."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FINDING = 1
+EXIT_WRONG_USE = 2
+EXIT_INTERRUPTED = 130
+
+
+class EncoreError(Exception):
+    """Something was found wrong while working; the command line prints the message and exits with `exit_code`."""
+
+    exit_code = EXIT_FINDING
+
+
+class WrongUse(EncoreError):
+    """The command was used wrongly: the message names what was wrong, what is allowed, and what to do."""
+
+    exit_code = EXIT_WRONG_USE

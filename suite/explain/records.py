@@ -1,0 +1,94 @@
+"""What `encore explain` finds: plain records, written as JSON and read by the report.
+
+Everything here is known without a GPU: from Dynamo's FX graphs over fake CUDA tensors and, where it works, from a
+full lowering for an H100. What could not be seen is listed in `limits`, not guessed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from suite.schema import NotCaptured, Record
+
+CpuKind = Literal["constant", "attribute", "argument", "computed", "output"]
+
+
+class CpuNode(Record):
+    """A node of an FX graph whose value lives on the CPU. `kind` is its source: made in the graph, read from a module or
+    global, passed with each call, computed from other CPU nodes; `output` marks a CPU value that the graph returns."""
+
+    node: str
+    operation: str
+    kind: CpuKind
+    shape: list[int] | None
+    dtype: str | None
+    source_line: str | None
+
+
+class Copy(Record):
+    """A host-to-device copy each call makes. `blocking`: the host waits, because the source is pageable memory."""
+
+    node: str
+    copied_bytes: int | None
+    blocking: bool
+    source_line: str | None
+
+
+class NonStaticInput(Record):
+    """An input whose data stock CUDA graphs copy before each replay."""
+
+    node: str
+    shape: list[int] | None
+    dtype: str | None
+    input_bytes: int | None
+
+
+class Lowering(Record):
+    """Inductor's outcome for one FX graph under one setting, from an offline lowering for `target` (no GPU).
+
+    `partitions` counts pieces that would become CUDA graphs; `kernels_in_graphs` the kernels inside them; kernels outside run one
+    launch at a time; `cpu_kernels` run on the host each call; `host_to_device_copies` counts copies in the call.
+    """
+
+    setting: str
+    target: str
+    partitions: int
+    kernels_in_graphs: int
+    kernels_outside: int
+    cpu_kernels: int
+    host_to_device_copies: int
+    not_captured: list[NotCaptured]
+
+
+class FxGraph(Record):
+    """One FX graph of the model, in the order Dynamo made them."""
+
+    index: int
+    operations: int
+    cpu_nodes: list[CpuNode]
+    copies: list[Copy]
+    non_static_inputs: list[NonStaticInput]
+    non_static_input_bytes: int
+    stock_captures: bool | None
+    """Whether stock CUDA graphs (default settings) would capture all its kernels; None where that cannot be told."""
+    lowerings: list[Lowering]
+
+
+class GraphBreak(Record):
+    reason: str
+    source_line: str | None
+
+
+class Explanation(Record):
+    """All that `explain` tells of one model. `error` is set, and the rest may be empty, where the analysis failed."""
+
+    schema_version: int
+    target: str
+    variant: str | None
+    task: str
+    batch: int | None
+    torch: str
+    graphs: list[FxGraph]
+    breaks: list[GraphBreak]
+    limits: list[str]
+    error: str | None

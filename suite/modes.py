@@ -1,0 +1,75 @@
+"""The ways a workload is run. A mode is one record; its baselines say what its numbers are compared with.
+
+Adding a mode is adding a record to `MODES`: runner, worker and report only read the fields. This module imports
+no torch, so that the command line can list and check modes at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from suite.errors import WrongUse
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How `torch.compile` is called for this mode, and which modes it is compared with.
+
+    `backend` None means the module runs uncompiled. `baselines[0]` is the one it alternates with when the GPU does
+    not hold all modes. `bitwise_with` names the mode whose outputs it must reproduce bit for bit (where that mode is
+    deterministic with itself); a difference there is `fail_accuracy`, not a remark.
+    """
+
+    name: str
+    summary: str
+    baselines: tuple[str, ...]
+    backend: str | None = "inductor"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    uses_cuda_graphs: bool = False
+    bitwise_with: str | None = None
+
+
+MODES: dict[str, Mode] = {
+    mode.name: mode
+    for mode in (
+        Mode("eager", "the module as it is, not compiled", baselines=("compile",), backend=None),
+        Mode("compile", "torch.compile without CUDA graphs", baselines=()),
+        Mode(
+            "graph",
+            "stock CUDA graphs: mode='reduce-overhead'",
+            baselines=("compile",),
+            options={"triton.cudagraphs": True},
+            uses_cuda_graphs=True,
+        ),
+        Mode(
+            "graph-unpartitioned",
+            "stock CUDA graphs with graph_partition=False: the whole FX graph or nothing",
+            baselines=("compile", "graph"),
+            options={"triton.cudagraphs": True, "graph_partition": False},
+            uses_cuda_graphs=True,
+        ),
+    )
+}
+
+REFERENCE_MODE = "compile"
+"""Every speed-up figure divides by this mode's time."""
+
+GRAPH_MODE = "graph"
+"""Outputs of other graph modes are compared with this mode's, bit for bit."""
+
+
+def select_modes(names: Iterable[str]) -> tuple[Mode, ...]:
+    """Modes of these names, in the order of `MODES`.
+
+    Raises:
+        WrongUse: a name is unknown; the message lists the nearest ones.
+    """
+    wanted = list(names)
+    for name in wanted:
+        if name not in MODES:
+            near = difflib.get_close_matches(name, MODES, n=3) or list(MODES)
+            raise WrongUse(f"unknown mode {name!r}; did you mean {', '.join(near)}? (`encore list --modes` shows all)")
+    return tuple(mode for mode in MODES.values() if mode.name in wanted)

@@ -1,0 +1,268 @@
+"""Records of a run: what `environment.json` and each line of `cells.jsonl` hold.
+
+Units stand in the names (`host_us`, `copied_bytes`). A field that was not measured is `None`, never 0. Unknown
+fields are refused, so that a file of another schema version cannot be read by mistake.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+SCHEMA_VERSION = 1
+
+
+class Record(BaseModel):
+    """Base of everything written to disk: immutable, and strict about field names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Status(StrEnum):
+    """How a cell ended. Everything but `PASS` makes `encore run` exit with 1."""
+
+    PASS = "pass"
+    FAIL_ACCURACY = "fail_accuracy"
+    MODEL_FAIL_TO_LOAD = "model_fail_to_load"
+    COMPILE_ERROR = "compile_error"
+    RUN_ERROR = "run_error"
+    OOM = "oom"
+    TIMEOUT = "timeout"
+    CRASH = "crash"
+    BAD_OUTPUT = "bad_output"
+    UNSUPPORTED = "unsupported"
+
+
+class Grouping(StrEnum):
+    """Which modes of a workload were alive on the GPU while this one was measured."""
+
+    TOGETHER = "together"
+    PAIRS = "pairs"
+    SEQUENTIAL = "sequential"
+
+
+class GpuState(Record):
+    """One NVML reading. `throttle_reasons` are NVML's names of the active clock-event reasons, idle left out."""
+
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    power_w: float | None
+    temperature_c: int | None
+    throttle_reasons: list[str]
+
+
+class Block(Record):
+    """Consecutive samples of one mode. Blocks of a group alternate (A B C A B C); `turn` is the place in that order.
+
+    `host_us[i]` is wall time from the call to completion on the device, `device_us[i]` the CUDA-event time of the
+    same iteration (None on a CPU), `input_sets[i]` the input set it ran on. `throughput_us` is the mean time per
+    iteration over `throughput_iterations` iterations issued back to back with one synchronise at the end.
+    """
+
+    index: int
+    turn: int
+    host_us: list[float]
+    device_us: list[float] | None
+    input_sets: list[int]
+    throughput_us: float | None
+    throughput_iterations: int
+    gpu_before: GpuState | None
+    gpu_after: GpuState | None
+
+
+class Correctness(Record):
+    """Comparison with eager on `input_count` inputs, made before any timing.
+
+    `max_relative_error` is the largest ||x - ref|| / ||ref|| over outputs, loss and gradients, `worst` the name of
+    the tensor that has it, `tolerance` what was allowed for the compute dtype. `reference_error` is eager's own
+    distance from a float32 (float64) run, present only where the plain tolerance did not decide.
+    `digests[i]` is the SHA-256 over the output, loss and gradient bytes of input set i; `deterministic` says whether a second call
+    on the same inputs and seed gave the same digest. `bitwise` compares with the mode named in `bitwise_with`
+    and is None where that mode is not deterministic with itself or did not run.
+    """
+
+    passed: bool
+    input_count: int
+    compared_tensors: int
+    compute_dtype: str
+    tolerance: float
+    max_relative_error: float
+    worst: str
+    reference_error: float | None
+    fallback_random: bool
+    deterministic: bool
+    digests: list[str]
+    bitwise_with: str | None
+    bitwise: bool | None
+
+
+class NotCaptured(Record):
+    """Why Inductor left a graph or a partition out of CUDA graphs: its own words, and the user's source line."""
+
+    reason: str
+    source_line: str | None
+    count: int
+
+
+class Coverage(Record):
+    """Kernels of one steady iteration by how they were launched (torch.profiler); copies and memsets apart.
+
+    `percent` = 100 * graph_kernels / (graph_kernels + eager_kernels), None where no kernel ran.
+    `captured_kernel_nodes` counts the kernel nodes of all captured graphs at capture time (the cross-check).
+    """
+
+    graph_kernels: int
+    eager_kernels: int
+    percent: float | None
+    graph_launches: int
+    graph_memcpys: int
+    graph_memsets: int
+    eager_memcpys: int
+    eager_memsets: int
+    captured_kernel_nodes: int | None
+    profiled_iterations: int
+
+
+class GraphCounts(Record):
+    """What one cell compiled to. `cuda_graphs` counts recordings, `partitions` the captured or capturable pieces."""
+
+    fx_graphs: int
+    graph_breaks: int
+    partitions: int | None
+    cuda_graphs: int | None
+    not_captured: list[NotCaptured]
+
+
+class HostToDeviceCopy(Record):
+    """One kind of host-to-device copy in a steady iteration; `blocking` when the host waits for it (pageable memory)."""
+
+    copied_bytes: int
+    count: int
+    memory: str
+    blocking: bool
+
+
+class Copies(Record):
+    """Bytes moved per steady iteration.
+
+    `placeholder_bytes` is data copied into graph placeholders, counted where it is copied; `pointer_bytes` what
+    replaced it. `device_to_device_bytes` is the profiler's sum over memcpy activities (the cross-check).
+    """
+
+    placeholder_bytes: int | None
+    placeholder_tensors: int | None
+    pointer_bytes: int | None
+    device_to_device_bytes: int | None
+    host_to_device: list[HostToDeviceCopy]
+
+
+class Memory(Record):
+    """Peak bytes of PyTorch's allocator while compiling and recording, and while replaying steadily."""
+
+    compile_peak_allocated_bytes: int | None
+    compile_peak_reserved_bytes: int | None
+    replay_peak_allocated_bytes: int | None
+    replay_peak_reserved_bytes: int | None
+
+
+class CompileTimes(Record):
+    """Seconds to the first result (`first_call_s`) and through all of warm-up; `parts` as Dynamo's timers name them."""
+
+    first_call_s: float
+    warm_up_s: float
+    warm_cache: bool
+    parts: dict[str, float]
+
+
+class Metrics(Record):
+    """What a worker measures once per cell, after the timed blocks."""
+
+    coverage: Coverage | None
+    graphs: GraphCounts | None
+    copies: Copies | None
+    memory: Memory | None
+    kernel_time_us: float | None
+    """Sum of kernel durations of one steady iteration; iteration time over this is the distance to the limit."""
+    encore_report: list[JsonValue] | None = None
+
+
+class Cell(Record):
+    """One line of `cells.jsonl`: a workload in a mode, from the row's identity to its verdict-relevant numbers."""
+
+    schema_version: int
+    workload: str
+    name: str
+    suite: str
+    task: str
+    batch: int
+    dtype_policy: str
+    variant: str
+    size: str
+    mode: str
+    baselines: list[str]
+    device: str
+    with_optimizer: bool
+    seed: int
+    status: Status
+    error: str | None
+    log_tail: str | None
+    started_at: str
+    wall_s: float
+    grouping: Grouping
+    group: list[str]
+    parameters: int | None
+    input_bytes: int | None
+    correctness: Correctness | None
+    compile: CompileTimes | None
+    metrics: Metrics | None
+    blocks: list[Block]
+    paired_baseline: str | None
+    """In `pairs`: the mode whose blocks alternated with this cell's, given in `paired_blocks`."""
+    paired_blocks: list[Block]
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What makes a cell unique within a run: (workload, variant, size, mode)."""
+        return (self.workload, self.variant, self.size, self.mode)
+
+
+class GpuInfo(Record):
+    name: str
+    compute_capability: str
+    memory_bytes: int
+    multiprocessors: int
+    uuid_sha256: str
+
+
+class CpuInfo(Record):
+    model: str
+    logical_cores: int
+    physical_cores: int | None
+    governor: str | None
+    smt: bool | None
+    numa_nodes: int | None
+    memory_bytes: int
+
+
+class Environment(Record):
+    """`environment.json`: everything another reader needs to judge or repeat the run."""
+
+    schema_version: int
+    run_id: str
+    created_at: str
+    command_line: list[str]
+    git_commit: str | None
+    git_dirty: bool | None
+    python: str
+    platform: str
+    packages: dict[str, str]
+    torch: str
+    torch_cuda: str | None
+    cudnn: str | None
+    driver: str | None
+    gpu: GpuInfo | None
+    gpu_count: int
+    cpu: CpuInfo
+    settings: dict[str, JsonValue]
+    """Options that shape the numbers: samples, blocks, input sets, seed, size, tf32, cache policy."""
