@@ -1,7 +1,8 @@
 """Every private PyTorch name that Encore uses, once, with the versions it was checked on.
 
 Other modules write `torch_internals.CUDAGraphNode`; the name is resolved on first use, so importing this module costs
-nothing. A name that this PyTorch does not have raises `UnsupportedTorch`, which says what was tried and which versions are known.
+nothing. A name that this PyTorch does not have raises `UnsupportedTorch`, which says what was tried and which versions
+are known.
 Only names live here. What is done with them lives with its part of the design.
 """
 
@@ -81,6 +82,6 @@ def require_supported() -> None:
     low, high = (tuple(int(part) for part in edge.split(".")) for edge in SUPPORTED)
     if not low <= version < high:
         raise UnsupportedTorch(
-            f"PyTorch {torch.__version__} is not supported: Encore knows PyTorch {SUPPORTED[0]} up to but not including "
-            f"{SUPPORTED[1]}, because it builds on internals that differ between versions. Install one of these."
+            f"PyTorch {torch.__version__} is not supported: Encore knows PyTorch {SUPPORTED[0]} up to but not "
+            f"including {SUPPORTED[1]}, because it builds on internals that differ between versions. Install one of these."
         )

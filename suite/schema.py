@@ -77,9 +77,9 @@ class Correctness(Record):
     `max_relative_error` is the largest ||x - ref|| / ||ref|| over outputs, loss and gradients, `worst` the name of
     the tensor that has it, `tolerance` what was allowed for the compute dtype. `reference_error` is eager's own
     distance from a float32 (float64) run, present only where the plain tolerance did not decide.
-    `digests[i]` is the SHA-256 over the output, loss and gradient bytes of input set i; `deterministic` says whether a second call
-    on the same inputs and seed gave the same digest. `bitwise` compares with the mode named in `bitwise_with`
-    and is None where that mode is not deterministic with itself or did not run.
+    `digests[i]` is the SHA-256 over the output, loss and gradient bytes of input set i; `deterministic` says whether a
+    second call on the same inputs and seed gave the same digest. `bitwise` compares with the mode named in
+    `bitwise_with` and is None where that mode is not deterministic with itself or did not run.
     """
 
     passed: bool
@@ -135,7 +135,7 @@ class GraphCounts(Record):
 
 
 class HostToDeviceCopy(Record):
-    """One kind of host-to-device copy in a steady iteration; `blocking` when the host waits for it (pageable memory)."""
+    """One kind of host-to-device copy in a steady iteration; `blocking` when the host waits (pageable memory)."""
 
     copied_bytes: int
     count: int

@@ -14,8 +14,11 @@ CpuKind = Literal["constant", "attribute", "argument", "computed", "output"]
 
 
 class CpuNode(Record):
-    """A node of an FX graph whose value lives on the CPU. `kind` is its source: made in the graph, read from a module or
-    global, passed with each call, computed from other CPU nodes; `output` marks a CPU value that the graph returns."""
+    """A node of an FX graph whose value lives on the CPU.
+
+    `kind` is its source: made in the graph, read from a module or global, passed with each call, computed from other
+    CPU nodes; `output` marks a CPU value that the graph returns.
+    """
 
     node: str
     operation: str
@@ -46,8 +49,9 @@ class NonStaticInput(Record):
 class Lowering(Record):
     """Inductor's outcome for one FX graph under one setting, from an offline lowering for `target` (no GPU).
 
-    `partitions` counts pieces that would become CUDA graphs; `kernels_in_graphs` the kernels inside them; kernels outside run one
-    launch at a time; `cpu_kernels` run on the host each call; `host_to_device_copies` counts copies in the call.
+    `partitions` counts pieces that would become CUDA graphs; `kernels_in_graphs` the kernels inside them; kernels
+    outside run one launch at a time; `cpu_kernels` run on the host each call; `host_to_device_copies` counts copies in
+    the call.
     """
 
     setting: str
