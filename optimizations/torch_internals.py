@@ -83,5 +83,6 @@ def require_supported() -> None:
     if not low <= version < high:
         raise UnsupportedTorch(
             f"PyTorch {torch.__version__} is not supported: Encore knows PyTorch {SUPPORTED[0]} up to but not "
-            f"including {SUPPORTED[1]}, because it builds on internals that differ between versions. Install one of these."
+            f"including {SUPPORTED[1]}, because it builds on internals that differ between versions. "
+            "Install one of these."
         )
