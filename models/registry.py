@@ -44,14 +44,18 @@ class Workload:
         name: the model's name in its suite ("XLNetLMHeadModel").
         suite: where the model comes from: "huggingface", "torchbench", "timm", "torchvision".
         batch: samples per iteration as the papers count them.
-        build: (variant, size) -> module with random weights on the CPU, float32 (or as published).
-        inputs: (variant, size, generator) -> inputs on the CPU in their published dtypes, before policy and device are
-            applied.
+        build: (variant, size) -> module with random weights on the default device (the CPU, but for shape-only
+            builds), float32 (or as published).
+        inputs: (variant, size, generator) -> inputs on the default device (where the program will run) in their
+            published dtypes, before the policy is applied. Nothing but `generator` may decide their values. A tensor
+            that the published program takes from the CPU is made with an explicit device="cpu".
         loss: output -> scalar tensor. Of Hugging Face models the loss the model returns, else the mean (see workloads).
         variants: names this workload can be built as; the first is the default.
         parameters: parameter count of the full size of the default variant, as published.
         stochastic: whether an iteration draws random numbers (dropout in training, noise).
         optimizer: "sgd" or "adam" (training only), as in the papers.
+        builds_on_device: the builder makes the module where it will run and reads `torch.get_default_device()`
+            for that, instead of being moved there afterwards.
         notes: what is special, for `encore list` and reports.
     """
 
@@ -68,6 +72,7 @@ class Workload:
     parameters: int | None = None
     stochastic: bool = False
     optimizer: Literal["sgd", "adam"] | None = None
+    builds_on_device: bool = False
     notes: str = ""
 
 

@@ -1,0 +1,179 @@
+"""A workload brought to life: module and inputs in their published dtypes, on the device they are run on.
+
+What is decided here belongs to the program: weights, inputs, dtypes, train or eval mode, loss and optimizer. What
+belongs to the measurement (TF32, `no_grad`, compilation, timing) is left to the caller.
+
+Note [CPU attributes stay where they are]. A module is built on the CPU and moved by plain `module.to(device)`, as its
+users would. Tensors and numpy scalars that the program keeps as plain attributes therefore stay on the CPU. That is
+what keeps several published programs from being captured, and it must survive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from models import losses
+from models.registry import DtypePolicy, Inputs, Size, Workload
+
+LEARNING_RATE = 0.01
+
+_POLICY_DTYPE: dict[DtypePolicy, torch.dtype | None] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "amp": None,
+}
+"""What floating weights and inputs are converted to; None leaves them as built."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One workload on one device, ready to be called: `instance.module(*inputs.args, **inputs.kwargs)`.
+
+    Attributes:
+        module: in its policy's dtype, on `device`, in train or eval mode as the task wants.
+    """
+
+    workload: Workload
+    variant: str
+    size: Size
+    device: torch.device
+    seed: int
+    module: nn.Module
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, shared ones counted once."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def inputs(self, index: int) -> Inputs:
+        """Input set number `index`: fresh tensors whose values depend on (`seed`, `index`, kind of device) alone.
+
+        All sets have the same shapes, strides and dtypes. A tensor that is passed twice is one object in each set.
+        """
+        generator = torch.Generator(_generator_device(self.device))
+        # Folded to 32 bits because the CPU generator looks at no more; a plain sum would make (0, 1) and (1, 0) one.
+        generator.manual_seed(int(numpy.random.SeedSequence([self.seed, index]).generate_state(1)[0]))
+        with torch.device(self.device):
+            made = self.workload.inputs(self.variant, self.size, generator)
+        dtype = _POLICY_DTYPE[self.workload.dtype_policy]
+        if dtype is None:
+            return made
+        return _map_tensors(made, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+
+    def input_bytes(self, inputs: Inputs) -> int:
+        """Bytes of the tensors among `inputs`, each object counted once."""
+        distinct = {id(tensor): tensor for tensor in tensors_of((inputs.args, inputs.kwargs))}
+        return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Around forward and loss: autocast to float16 (on a CPU bfloat16) under the amp policy, else nothing."""
+        if self.workload.dtype_policy != "amp":
+            return contextlib.nullcontext()
+        dtype = torch.bfloat16 if self.device.type == "cpu" else torch.float16
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def loss(self, output: Any) -> torch.Tensor:
+        """The scalar tensor a training iteration differentiates (see `models.losses`)."""
+        return (self.workload.loss or losses.mean_loss)(output)
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """A new optimizer over the module's parameters, as the papers configure it for this workload.
+
+        Raises:
+            ValueError: the workload is an inference one.
+        """
+        parameters = list(self.module.parameters())
+        if self.workload.optimizer == "sgd":
+            return torch.optim.SGD(parameters, lr=LEARNING_RATE, foreach=True)
+        if self.workload.optimizer == "adam":
+            # `capturable` keeps the step count on the device; PyTorch refuses it for parameters on a CPU.
+            capturable = self.device.type != "cpu"
+            return torch.optim.Adam(parameters, lr=LEARNING_RATE, foreach=True, capturable=capturable)
+        raise ValueError(f"workload {self.workload.acronym} is for inference and has no optimizer")
+
+
+def instantiate(
+    workload: Workload,
+    *,
+    variant: str | None = None,
+    size: Size = "full",
+    device: str | torch.device,
+    seed: int,
+) -> Instance:
+    """Build `workload` with random weights drawn from `seed` and move it to `device`.
+
+    `device="meta"` builds shapes only, so that parameters and input bytes of any size are known at once. Works under
+    fake tensors too (with `device="cuda"` on a machine that has none). Sets the global seeds of torch, numpy and
+    `random`, because that is what the libraries' initialisers draw from.
+
+    Raises:
+        ValueError: the workload has no such variant; the message lists those it has.
+    """
+    chosen = workload.variants[0] if variant is None else variant
+    if chosen not in workload.variants:
+        raise ValueError(
+            f"workload {workload.acronym} has no variant {chosen!r}; it has {', '.join(workload.variants)}"
+        )
+    target = torch.device(device)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+    with torch.device(_build_device(workload, target)):
+        module = workload.build(chosen, size)
+    dtype = _POLICY_DTYPE[workload.dtype_policy]
+    if dtype is not None:
+        module = module.to(dtype)
+    module = module.to(target)  # Note [CPU attributes stay where they are]
+    module.train(workload.task == "training")
+    return Instance(workload, chosen, size, target, seed, module)
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in a nest of lists, tuples and mappings, in order; one that stands twice comes twice."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for member in value.values():
+            yield from tensors_of(member)
+    elif isinstance(value, (list, tuple)):
+        for member in value:
+            yield from tensors_of(member)
+
+
+def _build_device(workload: Workload, target: torch.device) -> torch.device:
+    return target if target.type == "meta" or workload.builds_on_device else torch.device("cpu")
+
+
+def _generator_device(device: torch.device) -> torch.device:
+    """Where random numbers are drawn: on the device itself, but for devices that are not really there."""
+    return device if device.type == "cuda" and torch.cuda.is_available() else torch.device("cpu")
+
+
+def _map_tensors(inputs: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+    """`inputs` with every tensor replaced by `change(tensor)`; a tensor that stands twice stays one object."""
+    done: dict[int, torch.Tensor] = {}
+
+    def visit(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in done:
+                done[id(value)] = change(value)
+            return done[id(value)]
+        if isinstance(value, Mapping):
+            return {key: visit(member) for key, member in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(visit, value))
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(visit, value))
+        return value
+
+    return Inputs(args=visit(inputs.args), kwargs=visit(dict(inputs.kwargs)))
