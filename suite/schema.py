@@ -14,9 +14,13 @@ SCHEMA_VERSION = 1
 
 
 class Record(BaseModel):
-    """Base of everything written to disk: immutable, and strict about field names."""
+    """Base of everything written to disk: immutable, and strict about field names.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    A float that is no number (the error of an output with NaN in it) is written as the string "NaN" or "Infinity":
+    valid JSON, and read back as that float instead of being refused.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Status(StrEnum):

@@ -1,0 +1,316 @@
+"""Runs on disk: a folder with `environment.json` and `cells.jsonl`, read with checks and written line by line.
+
+A line is appended with one write and synced when its cell is final, so that whatever ends the process leaves whole
+lines behind; a last line cut short (power loss) is moved to a file beside it. One process writes a run at a time.
+Every key (workload, variant, size, mode) stands in a file once; a failed cell that is to be run again moves to
+`retried.jsonl` first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TypeVar
+
+from pydantic import ValidationError
+
+from suite.errors import EncoreError, WrongUse
+from suite.schema import SCHEMA_VERSION, Cell, Environment, Record, Status
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RUNS = REPOSITORY / "results" / "runs"
+RECORDED = REPOSITORY / "results" / "recorded"
+
+ENVIRONMENT = "environment.json"
+CELLS = "cells.jsonl"
+RETRIED = "retried.jsonl"
+
+_R = TypeVar("_R", bound=Record)
+
+
+class InvalidResults(WrongUse):
+    """A results file that is not what the schema says; the message has the file and the line."""
+
+
+class RunIsBusy(WrongUse):
+    """Another process writes this run."""
+
+
+class CannotWrite(EncoreError):
+    """The disk is full, or a quota reached. What was written before is intact."""
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run as read from disk. `cut_line` is a last line without its end, left out of `cells`."""
+
+    path: Path
+    environment: Environment
+    cells: tuple[Cell, ...]
+    cut_line: bytes | None
+
+    def missing(self) -> list[tuple[str, str]]:
+        """(workload, mode) pairs the run set out to measure and has no line for."""
+        settings = self.environment.settings
+        done = {(cell.workload, cell.mode) for cell in self.cells}
+        workloads, modes = settings.get("workloads"), settings.get("modes")
+        if not isinstance(workloads, list) or not isinstance(modes, list):
+            return []
+        return [(str(w), str(m)) for w in workloads for m in modes if (w, m) not in done]
+
+
+def describe(path: Path) -> str:
+    """The path as it is shown to a user: relative to the working directory where that is shorter."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _parse(kind: type[_R], text: bytes, place: str) -> _R:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise InvalidResults(
+            f"{place}: {f'field {where!r}: ' if where else ''}{first['msg']}{more}. The file was made by another "
+            f"version of Encore or edited; this one reads schema version {SCHEMA_VERSION}."
+        ) from error
+
+
+def _check_version(record: Environment | Cell, place: str) -> None:
+    if record.schema_version != SCHEMA_VERSION:
+        raise InvalidResults(
+            f"{place}: schema version {record.schema_version}, this Encore reads {SCHEMA_VERSION}; "
+            "use the commit named in the run's environment.json"
+        )
+
+
+def read_environment(run: Path) -> Environment:
+    """`environment.json` of a run.
+
+    Raises:
+        InvalidResults: it is missing, or not of this schema.
+    """
+    path = run / ENVIRONMENT
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        raise InvalidResults(f"{describe(run)} is no run: it has no {ENVIRONMENT}") from None
+    environment = _parse(Environment, text, describe(path))
+    _check_version(environment, describe(path))
+    return environment
+
+
+def read_run(run: Path) -> RecordedRun:
+    """A run and all its cells, checked. A last line that was cut short is left out and reported in `cut_line`.
+
+    Raises:
+        InvalidResults: a file is missing, a line is not of this schema, or a cell is there twice.
+    """
+    environment = read_environment(run)
+    path = run / CELLS
+    text = path.read_bytes() if path.exists() else b""
+    whole, _, rest = text.rpartition(b"\n")
+    cells: dict[tuple[str, str, str, str], Cell] = {}
+    for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
+        place = f"{describe(path)} line {number}"
+        cell = _parse(Cell, line, place)
+        _check_version(cell, place)
+        if cell.key in cells:
+            raise InvalidResults(f"{place}: {'/'.join(cell.key)} is in the file already; each cell may be there once")
+        cells[cell.key] = cell
+    return RecordedRun(run, environment, tuple(cells.values()), rest or None)
+
+
+def list_runs(folder: Path) -> list[Path]:
+    """Folders of runs, oldest first by creation time. Runs of another schema version are left out."""
+    runs = []
+    for path in folder.glob(f"*/{ENVIRONMENT}"):
+        with contextlib.suppress(InvalidResults):
+            runs.append((read_environment(path.parent).created_at, path.parent))
+    return [run for _, run in sorted(runs)]
+
+
+def newest_run(*folders: Path) -> Path | None:
+    """The newest run of the first folder that has one."""
+    for folder in folders:
+        if runs := list_runs(folder):
+            return runs[-1]
+    return None
+
+
+def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
+    """The run of this name in the results folders, or at this path.
+
+    Raises:
+        WrongUse: there is none; the message names the nearest ones.
+    """
+    folders = (RUNS, RECORDED) if folders is None else folders
+    for candidate in (*(folder / name for folder in folders), Path(name)):
+        if (candidate / ENVIRONMENT).is_file():
+            return candidate
+    known = [path.parent.name for folder in folders for path in sorted(folder.glob(f"*/{ENVIRONMENT}"))]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(known[-5:]) or 'none yet'}"
+    raise WrongUse(f"unknown run {name!r}; {hint} (a run is a name in results/runs or results/recorded, or a folder)")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file so that a reader, or a crash, sees the old content or the new, never a part.
+
+    Raises:
+        CannotWrite: the disk is full; the old content is intact.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _cannot_write(path, error) from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _cannot_write(path: Path, error: OSError) -> OSError | CannotWrite:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return error
+    return CannotWrite(
+        f"cannot write {describe(path)}: {error.strerror}. What was measured before is intact; "
+        f"make room, then go on with `encore run --resume {describe(path.parent)}`."
+    )
+
+
+class RunWriter:
+    """A run that is being written. Holds the run's lock from `create` or `reopen` until it is closed."""
+
+    def __init__(self, path: Path, lock: IO[bytes]) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, path: Path, environment: Environment) -> RunWriter:
+        """Starts a run in a folder that does not exist, or is empty.
+
+        Raises:
+            WrongUse: the folder has something in it.
+            CannotWrite: the disk is full.
+        """
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            what = "is a run already" if (path / ENVIRONMENT).exists() else "is not an empty folder"
+            raise WrongUse(
+                f"{describe(path)} {what}; give --out another folder, or --resume {describe(path)} to go on with a run"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        writer = cls(path, _locked(path))
+        write_atomically(path / ENVIRONMENT, environment.model_dump_json(indent=2) + "\n")
+        return writer
+
+    @classmethod
+    def reopen(cls, path: Path) -> tuple[RunWriter, RecordedRun]:
+        """Opens a run to go on with it; a last line that was cut short is moved to a file of its own.
+
+        Raises:
+            RunIsBusy: another process writes this run.
+            InvalidResults: its files are not of this schema.
+        """
+        lock = _locked(path)
+        try:
+            run = read_run(path)
+            if run.cut_line is not None:
+                _move_cut_line(path, run.cut_line)
+        except BaseException:
+            lock.close()
+            raise
+        return cls(path, lock), run
+
+    def append(self, cell: Cell) -> None:
+        """Adds a cell as one line and syncs it to disk.
+
+        Raises:
+            CannotWrite: the disk is full; the file is as it was before.
+        """
+        path = self.path / CELLS
+        line = cell.model_dump_json().encode() + b"\n"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            try:
+                if os.write(descriptor, line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(descriptor)
+            except OSError as error:
+                os.ftruncate(descriptor, size)
+                raise _cannot_write(path, error) from error
+        finally:
+            os.close(descriptor)
+
+    def set_failed_aside(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Moves the lines of cells that did not pass to `retried.jsonl`, and returns the cells that stay."""
+        cells = list(cells)
+        failed = [cell for cell in cells if cell.status is not Status.PASS]
+        kept = [cell for cell in cells if cell.status is Status.PASS]
+        if failed:
+            retried = self.path / RETRIED
+            before = retried.read_text(encoding="utf-8") if retried.exists() else ""
+            write_atomically(retried, before + lines_of(failed))
+            write_atomically(self.path / CELLS, lines_of(kept))
+        return kept
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def lines_of(cells: Iterable[Cell]) -> str:
+    """The text of a `cells.jsonl` with these cells."""
+    return "".join(cell.model_dump_json() + "\n" for cell in cells)
+
+
+def _locked(run: Path) -> IO[bytes]:
+    lock = (run / ".lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise RunIsBusy(
+            f"{describe(run)} is being written by another `encore run`; wait for it, or start a run of its own"
+        ) from None
+    return lock
+
+
+def _move_cut_line(run: Path, cut_line: bytes) -> None:
+    """Keeps the remains for whoever wants to look, then cuts them off. In this order: a crash between loses nothing."""
+    _unused(run / "cells.cut-line.txt").write_bytes(cut_line)
+    with (run / CELLS).open("r+b") as file:
+        file.truncate(file.seek(0, os.SEEK_END) - len(cut_line))
+        os.fsync(file.fileno())
+
+
+def _unused(path: Path) -> Path:
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_stem(f"{path.stem}-{number}"), number + 1
+    return candidate
