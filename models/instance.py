@@ -130,10 +130,7 @@ def instantiate(
     torch.manual_seed(seed)
     with torch.device(_build_device(workload, target)):
         module = workload.build(chosen, size)
-    dtype = _POLICY_DTYPE[workload.dtype_policy]
-    if dtype is not None:
-        module = module.to(dtype)
-    module = module.to(target)  # Note [CPU attributes stay where they are]
+    module = _moved(module, target, _POLICY_DTYPE[workload.dtype_policy])
     module.train(workload.task == "training")
     return Instance(workload, chosen, size, target, seed, module)
 
@@ -154,9 +151,34 @@ def _build_device(workload: Workload, target: torch.device) -> torch.device:
     return target if target.type == "meta" or workload.builds_on_device else torch.device("cpu")
 
 
+def _tensors_are_fake() -> bool:
+    """Whether a fake-tensor mode is on, so that whatever is made here has no data and its device need not exist."""
+    return type(torch.empty(0)) is not torch.Tensor
+
+
 def _generator_device(device: torch.device) -> torch.device:
-    """Where random numbers are drawn: on the device itself, but for devices that are not really there."""
-    return device if device.type == "cuda" and torch.cuda.is_available() else torch.device("cpu")
+    """Where random numbers are drawn: on the GPU itself if that is where real inputs go, else on the CPU."""
+    return device if device.type == "cuda" and not _tensors_are_fake() else torch.device("cpu")
+
+
+def _moved(module: nn.Module, device: torch.device, dtype: torch.dtype | None) -> nn.Module:
+    """`module` on `device`, floating weights and buffers converted to `dtype` unless that is None."""
+    if not _tensors_are_fake():
+        if dtype is not None:
+            module = module.to(dtype)
+        return module.to(device)  # Note [CPU attributes stay where they are]
+
+    # `module.to` swaps tensors in place, which PyTorch refuses for fake parameters; the same ones are bound anew.
+    rebound: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # holds the old ones too, so that no id is used twice
+    for owner in module.modules():
+        parameters = owner.named_parameters(recurse=False, remove_duplicate=False)
+        for name, old in [*parameters, *owner.named_buffers(recurse=False, remove_duplicate=False)]:
+            if id(old) not in rebound:
+                new = old.detach().to(device, dtype if old.is_floating_point() else None)
+                is_parameter = isinstance(old, nn.Parameter)
+                rebound[id(old)] = old, nn.Parameter(new, old.requires_grad) if is_parameter else new
+            setattr(owner, name, rebound[id(old)][1])
+    return module
 
 
 def _map_tensors(inputs: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
