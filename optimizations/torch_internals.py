@@ -37,6 +37,13 @@ NAMES: dict[str, Private] = {
     "dynamo_config": Private("torch._dynamo.config", None, _2_11, "recompile limits, compile-time settings"),
     "dynamo_utils": Private("torch._dynamo.utils", None, _2_11, "counters and compile-time timers"),
     "cudagraph_trees": Private("torch._inductor.cudagraph_trees", None, _2_11, "CUDAGraph Trees: nodes, managers"),
+    # suite: what a worker measures
+    "pytree": Private("torch.utils._pytree", None, _2_11, "name the tensors in a model's output"),
+    "TorchDynamoException": Private("torch._dynamo.exc", "TorchDynamoException", _2_11, "tell a failed compilation"),
+    "fresh_cache": Private("torch._inductor.utils", "fresh_cache", _2_11, "keep a trial compilation out of the caches"),
+    "CompiledFxGraph": Private("torch._inductor.output_code", "CompiledFxGraph", _2_11, "count graphs and partitions"),
+    "Scheduler": Private("torch._inductor.scheduler", "Scheduler", _2_11, "see what a partition was split at, and why"),
+    "cudagraph_utils": Private("torch._inductor.cudagraph_utils", None, _2_11, "read why a graph was not captured"),
 }
 
 
