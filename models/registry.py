@@ -56,6 +56,7 @@ class Workload:
         optimizer: "sgd" or "adam" (training only), as in the papers.
         builds_on_device: the builder makes the module where it will run and reads `torch.get_default_device()`
             for that, instead of being moved there afterwards.
+        cudnn_benchmark: whether the published runner lets cuDNN measure its convolution algorithms.
         notes: what is special, for `encore list` and reports.
     """
 
@@ -73,6 +74,7 @@ class Workload:
     stochastic: bool = False
     optimizer: Literal["sgd", "adam"] | None = None
     builds_on_device: bool = False
+    cudnn_benchmark: bool = False
     notes: str = ""
 
 

@@ -27,6 +27,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     dtype_policy="bf16",
     inputs=inputs,
     parameters=61_100_840,
+    cudnn_benchmark=True,
 )
 def build(variant: str, size: Size) -> torch.nn.Module:
     from torchvision.models import AlexNet
