@@ -1,0 +1,72 @@
+"""ST: Speech-Transformer on one bucket of ten utterances, which the papers call batch 1."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from models.registry import Inputs, Size, register
+
+if TYPE_CHECKING:
+    import torch
+
+    from models.networks.speech_transformer import SpeechConfig
+
+FRAME_LENGTHS = {"full": (204, 200, 196, 180, 147, 137, 129, 113, 105, 86), "tiny": (9, 7, 4)}
+TEXT_LENGTHS = {"full": (21, 18, 17, 15, 12, 11, 10, 9, 9, 9), "tiny": (4, 5, 2)}
+"""The published lengths; their order within the batch is not known for the texts."""
+
+
+def _config(variant: str, size: Size) -> SpeechConfig:
+    from models.networks.speech_transformer import SpeechConfig
+
+    per_utterance = variant == "published"
+    if size == "full":
+        return SpeechConfig(per_utterance=per_utterance)
+    return SpeechConfig(
+        per_utterance=per_utterance,
+        features=12,
+        vocabulary=23,
+        layers=2,
+        heads=2,
+        head_width=16,
+        width=32,
+        feedforward=64,
+        longest=16,
+    )
+
+
+def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
+    """Frames [10, 204, 320] (tiny: [3, 9, 12]) normal, zero behind each utterance; their lengths [10] int64; texts
+    [10, 21] (tiny: [3, 5]) int64, padded with -1."""
+    import torch
+
+    from models.networks.speech_transformer import PADDING
+
+    config = _config(variant, size)
+    frame_lengths, text_lengths = torch.tensor(FRAME_LENGTHS[size]), torch.tensor(TEXT_LENGTHS[size])
+    times, places = torch.arange(max(FRAME_LENGTHS[size])), torch.arange(max(TEXT_LENGTHS[size]))
+    utterances = len(FRAME_LENGTHS[size])
+    frames = torch.randn(utterances, len(times), config.features, generator=generator)
+    frames = frames.masked_fill((times >= frame_lengths[:, None])[..., None], 0.0)
+    texts = torch.randint(config.eos + 1, config.vocabulary, (utterances, len(places)), generator=generator)
+    texts = texts.masked_fill(places >= text_lengths[:, None], PADDING)
+    return Inputs(args=(frames, frame_lengths, texts))
+
+
+@register(
+    acronym="ST",
+    name="speech_transformer",
+    suite="torchbench",
+    task="inference",
+    batch=1,
+    dtype_policy="bf16",
+    inputs=inputs,
+    variants=("published", "current"),
+    parameters=44_823_040,
+    notes="published: numpy scalars in attention, lengths read by the host, texts cut out by masks; current: Python "
+    "floats and masks made on the device",
+)
+def build(variant: str, size: Size) -> torch.nn.Module:
+    from models.networks.speech_transformer import SpeechTransformer
+
+    return SpeechTransformer(_config(variant, size))

@@ -1,0 +1,79 @@
+"""XLNET-I and XLNET-T: XLNet language modelling with the library's default configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from models.losses import own_loss
+from models.registry import Inputs, Size, register
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import XLNetConfig
+
+VARIANT_NOTES = "published: sinusoid table built on the CPU in every call; current: the library's class unchanged"
+
+
+def _config(size: Size) -> XLNetConfig:
+    from transformers import XLNetConfig
+
+    if size == "full":
+        return XLNetConfig()
+    return XLNetConfig(vocab_size=101, d_model=32, n_layer=2, n_head=2, d_inner=64)
+
+
+def inference_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
+    """`input_ids` and `labels` [1, 512] int64 (tiny: [1, 16]), uniform over the vocabulary; no attention mask."""
+    return _tokens((1, 512) if size == "full" else (1, 16), size, generator)
+
+
+def training_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
+    """`input_ids` and `labels` [8, 512] int64 (tiny: [2, 16]), uniform over the vocabulary; no attention mask."""
+    return _tokens((8, 512) if size == "full" else (2, 16), size, generator)
+
+
+def _tokens(shape: tuple[int, int], size: Size, generator: torch.Generator) -> Inputs:
+    import torch
+
+    vocabulary = _config(size).vocab_size
+    return Inputs(
+        kwargs={name: torch.randint(vocabulary, shape, generator=generator) for name in ("input_ids", "labels")}
+    )
+
+
+@register(
+    acronym="XLNET-I",
+    name="XLNetLMHeadModel",
+    suite="huggingface",
+    task="inference",
+    batch=1,
+    dtype_policy="bf16",
+    inputs=inference_inputs,
+    loss=own_loss,
+    variants=("published", "current"),
+    parameters=360_300_800,
+    notes=VARIANT_NOTES,
+)
+@register(
+    acronym="XLNET-T",
+    name="XLNetLMHeadModel",
+    suite="huggingface",
+    task="training",
+    batch=8,
+    dtype_policy="amp",
+    inputs=training_inputs,
+    loss=own_loss,
+    variants=("published", "current"),
+    parameters=360_300_800,
+    stochastic=True,
+    optimizer="adam",
+    notes=VARIANT_NOTES,
+)
+def build(variant: str, size: Size) -> torch.nn.Module:
+    if variant == "published":
+        from models.networks.xlnet import CpuTableXLNetLMHeadModel
+
+        return CpuTableXLNetLMHeadModel(_config(size))
+    from transformers import XLNetLMHeadModel
+
+    return XLNetLMHeadModel(_config(size))
