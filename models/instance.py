@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 from torch import nn
 
 from models import losses
+from models.nests import map_tensors, tensors_of
 from models.registry import DtypePolicy, Inputs, Size, Workload
 
 LEARNING_RATE = 0.01
@@ -68,7 +68,10 @@ class Instance:
         dtype = _POLICY_DTYPE[self.workload.dtype_policy]
         if dtype is None:
             return made
-        return _map_tensors(made, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+        args, kwargs = map_tensors(
+            (made.args, made.kwargs), lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        )
+        return Inputs(args=args, kwargs=kwargs)
 
     def input_bytes(self, inputs: Inputs) -> int:
         """Bytes of the tensors among `inputs`, each object counted once."""
@@ -135,18 +138,6 @@ def instantiate(
     return Instance(workload, chosen, size, target, seed, module)
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in a nest of lists, tuples and mappings, in order; one that stands twice comes twice."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for member in value.values():
-            yield from tensors_of(member)
-    elif isinstance(value, (list, tuple)):
-        for member in value:
-            yield from tensors_of(member)
-
-
 def _build_device(workload: Workload, target: torch.device) -> torch.device:
     return target if target.type == "meta" or workload.builds_on_device else torch.device("cpu")
 
@@ -179,23 +170,3 @@ def _moved(module: nn.Module, device: torch.device, dtype: torch.dtype | None) -
                 rebound[id(old)] = old, nn.Parameter(new, old.requires_grad) if is_parameter else new
             setattr(owner, name, rebound[id(old)][1])
     return module
-
-
-def _map_tensors(inputs: Inputs, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
-    """`inputs` with every tensor replaced by `change(tensor)`; a tensor that stands twice stays one object."""
-    done: dict[int, torch.Tensor] = {}
-
-    def visit(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if id(value) not in done:
-                done[id(value)] = change(value)
-            return done[id(value)]
-        if isinstance(value, Mapping):
-            return {key: visit(member) for key, member in value.items()}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*map(visit, value))
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(visit, value))
-        return value
-
-    return Inputs(args=visit(inputs.args), kwargs=visit(dict(inputs.kwargs)))

@@ -1,7 +1,7 @@
-"""Workloads as declarative records, registered by decorator, and how one is brought to life.
+"""Workloads as declarative records, registered by decorator.
 
 A `Workload` says what a published benchmark row is (batch, dtype policy, task) and names the functions that build its
-module and its inputs. Nothing is built, and nothing heavy imported, until `instantiate` is called.
+module and its inputs. Nothing is built, and nothing heavy imported, until `models.instance.instantiate` is called.
 """
 
 from __future__ import annotations
@@ -84,6 +84,9 @@ class UnknownWorkload(LookupError):
 
 _REGISTRY: dict[str, Workload] = {}
 
+_SOURCES = {"torchbench": "models.torchbench"}
+"""Where names with a prefix are looked up: `prefix:name` by the function `workload(name)` of this module."""
+
 
 def register(*, inputs: InputMaker, **fields: Any) -> Callable[[Builder], Builder]:
     """Decorator that registers a builder as a workload; the keywords are the other fields of `Workload`.
@@ -110,11 +113,14 @@ def workloads() -> dict[str, Workload]:
 
 
 def find(acronym: str) -> Workload:
-    """The workload of this acronym (any case).
+    """The workload of this acronym (any case), or of a name with a prefix ("torchbench:resnet50-train").
 
     Raises:
         UnknownWorkload: there is none; the message names the nearest matches.
     """
+    prefix, colon, name = acronym.partition(":")
+    if colon and prefix.lower() in _SOURCES:
+        return importlib.import_module(_SOURCES[prefix.lower()]).workload(name)
     known = workloads()
     by_upper = {key.upper(): value for key, value in known.items()}
     if acronym.upper() in by_upper:
