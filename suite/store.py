@@ -31,6 +31,7 @@ RECORDED = REPOSITORY / "results" / "recorded"
 ENVIRONMENT = "environment.json"
 CELLS = "cells.jsonl"
 RETRIED = "retried.jsonl"
+LOCK = ".lock"
 
 _R = TypeVar("_R", bound=Record)
 
@@ -213,11 +214,10 @@ class RunWriter:
             WrongUse: the folder has something in it.
             CannotWrite: the disk is full.
         """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            what = "is a run already" if (path / ENVIRONMENT).exists() else "is not an empty folder"
-            raise WrongUse(
-                f"{describe(path)} {what}; give --out another folder, or --resume {describe(path)} to go on with a run"
-            )
+        if (path / ENVIRONMENT).exists():
+            raise WrongUse(f"{describe(path)} is a run already; give --resume {describe(path)} to go on with it")
+        if path.exists() and (not path.is_dir() or any(file.name != LOCK for file in path.iterdir())):
+            raise WrongUse(f"{describe(path)} is not an empty folder; give --out another one")
         path.mkdir(parents=True, exist_ok=True)
         writer = cls(path, _locked(path))
         write_atomically(path / ENVIRONMENT, environment.model_dump_json(indent=2) + "\n")
@@ -290,7 +290,7 @@ def lines_of(cells: Iterable[Cell]) -> str:
 
 
 def _locked(run: Path) -> IO[bytes]:
-    lock = (run / ".lock").open("ab")
+    lock = (run / LOCK).open("ab")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,0 +1,165 @@
+"""Where a run was made: everything another reader needs to judge or repeat it, and nothing that names the machine.
+
+Read without importing torch. No host name, no user name, no path of the machine goes in.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, distributions, version
+from pathlib import Path
+
+import psutil
+from pydantic import JsonValue
+
+from suite.gpu import Gpu, NoGpu, find_gpu
+from suite.schema import SCHEMA_VERSION, CpuInfo, Environment
+from suite.store import REPOSITORY
+
+CODE = ("suite", "models", "optimizations", "pyproject.toml", "requirements.lock")
+"""What shapes numbers: the run's dirty flag is about these, so that a newly drawn figure does not make a tree dirty."""
+
+MUST_AGREE = ("schema_version", "git_commit", "git_dirty", "torch", "torch_cuda", "cudnn", "driver", "python")
+"""Environment fields that must be equal for rows to stand in one run. GPU, CPU and packages are looked into."""
+
+
+def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, JsonValue]) -> Environment:
+    """The environment of a run that starts now on this machine."""
+    torch, cuda = _torch_versions()
+    gpu = _gpu_or_none()
+    commit, dirty = _git_state(REPOSITORY)
+    return Environment(
+        schema_version=SCHEMA_VERSION,
+        run_id=run_id,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command_line=[_without_folder(argument) for argument in command_line],
+        git_commit=commit,
+        git_dirty=dirty,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        packages=_packages(),
+        torch=torch,
+        torch_cuda=cuda,
+        cudnn=_cudnn_version(),
+        driver=gpu.driver if gpu else None,
+        gpu=gpu.info if gpu else None,
+        gpu_count=gpu.count if gpu else 0,
+        cpu=cpu_info(),
+        settings=dict(settings),
+    )
+
+
+def differences(there: Environment, here: Environment) -> list[str]:
+    """What keeps rows of two environments from being compared, as "torch: 2.11.0 there, 2.12.0 here".
+
+    Another GPU of the same model is no difference, for a leased machine is seldom the same one twice.
+    """
+    pairs = {name: (getattr(there, name), getattr(here, name)) for name in MUST_AGREE}
+    for name in ("name", "compute_capability", "memory_bytes"):
+        pairs[f"gpu {name}"] = (getattr(there.gpu, name, None), getattr(here.gpu, name, None))
+    for name in ("model", "logical_cores"):
+        pairs[f"cpu {name}"] = (getattr(there.cpu, name), getattr(here.cpu, name))
+    for name in sorted(there.packages.keys() | here.packages.keys()):
+        pairs[f"package {name}"] = (there.packages.get(name), here.packages.get(name))
+    return [f"{name}: {old} there, {new} here" for name, (old, new) in pairs.items() if old != new]
+
+
+def without_paths(text: str) -> str:
+    """The text with the folders of this machine replaced by what they mean: `.`, `<python>`, `~`, `<tmp>`."""
+    folders = {
+        str(REPOSITORY): ".",
+        sys.prefix: "<python>",
+        sys.base_prefix: "<python>",
+        str(Path.home()): "~",
+        tempfile.gettempdir(): "<tmp>",
+    }
+    for folder in sorted((f for f in folders if f != "/"), key=len, reverse=True):
+        text = re.sub(rf"{re.escape(folder)}(?![\w.-])", folders[folder].replace("\\", r"\\"), text)
+    return text
+
+
+def _without_folder(argument: str) -> str:
+    """A command-line argument with an absolute path in it reduced to the last part of that path."""
+    option, equals, value = argument.rpartition("=")
+    return f"{option}{equals}{Path(value).name}" if value.startswith(("/", "~")) else argument
+
+
+def _torch_versions() -> tuple[str, str | None]:
+    """(torch version with its local part, CUDA version) from torch's version file, without importing torch."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return "not installed", None
+    names = runpy.run_path(str(Path(found.origin).with_name("version.py")))
+    return str(names["__version__"]), names["cuda"]
+
+
+def _packages() -> dict[str, str]:
+    found = {re.sub(r"[-_.]+", "-", item.name).lower(): item.version for item in distributions() if item.name}
+    return dict(sorted(found.items()))
+
+
+def _cudnn_version() -> str | None:
+    for package in ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _gpu_or_none() -> Gpu | None:
+    try:
+        return find_gpu()
+    except NoGpu:
+        return None
+
+
+def cpu_info(proc: Path = Path("/proc"), sys_devices: Path = Path("/sys/devices/system")) -> CpuInfo:
+    """The CPU as Linux describes it; what it does not tell (in a container, a virtual machine) is None."""
+    names = re.findall(r"^model name\s*:\s*(.+)$", _read(proc / "cpuinfo") or "", re.MULTILINE)
+    smt = _read(sys_devices / "cpu" / "smt" / "active")
+    nodes = sum(1 for _ in (sys_devices / "node").glob("node[0-9]*"))
+    return CpuInfo(
+        model=names[0].strip() if names else platform.machine(),
+        logical_cores=len(os.sched_getaffinity(0)),
+        physical_cores=psutil.cpu_count(logical=False),
+        governor=_read(sys_devices / "cpu" / "cpu0" / "cpufreq" / "scaling_governor"),
+        smt=None if smt is None else smt == "1",
+        numa_nodes=nodes or None,
+        memory_bytes=psutil.virtual_memory().total,
+    )
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _git_state(repository: Path) -> tuple[str | None, bool | None]:
+    """(commit, whether code differs from it); Nones where the folder is no git checkout of its own or git is missing."""
+    commit = _git(repository, "rev-parse", "HEAD")
+    if commit is None or _git(repository, "rev-parse", "--show-prefix") != "":
+        return None, None
+    status = _git(repository, "status", "--porcelain", "--", *CODE)
+    return commit, None if status is None else bool(status)
+
+
+def _git(repository: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(repository), *arguments], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

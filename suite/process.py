@@ -1,0 +1,339 @@
+"""Worker processes: started in a session of their own, spoken to over two pipes, ended with all they started.
+
+Whatever a worker does (crash, hang, garbage, closing its pipe) comes out of `converse` as a `Failed` answer with a
+status, so that the code above has two cases only: the answer it asked for, or `Failed`.
+
+Note [Strays]: a worker's children (compile workers, ptxas, the C++ compiler) stay in its process group and end with
+it. A child that starts a session of its own leaves the group, and once its parent is gone nothing links it to the
+worker any more but its environment. Each worker therefore gets a mark in its environment, which children inherit, and
+ending a worker includes killing every process that carries the mark.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from pydantic import ValidationError
+
+from suite.protocol import (
+    PHASES,
+    REPLIES,
+    Collected,
+    CollectMetrics,
+    Command,
+    Failed,
+    Measure,
+    Measured,
+    Phase,
+    Prepare,
+    Prepared,
+    Reply,
+    Stop,
+    encode,
+)
+from suite.schema import Status
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "suite.worker")
+"""`-P` keeps a folder named `suite` in the user's working directory from being taken for ours."""
+
+MARK = "ENCORE_WORKER"
+MAX_MESSAGE_BYTES = 16 * 2**20
+"""What a worker may have sent unread: far more than any message needs."""
+STOP_GRACE_S = 20.0
+"""Time for a worker to end by itself after `stop`: CUDA contexts and compile pools take seconds to close."""
+TERM_GRACE_S = 3.0
+"""Time between SIGTERM and SIGKILL."""
+EXIT_GRACE_S = 5.0
+"""Time between the end of a worker's reply pipe and the end of its process, which come apart in a normal exit too."""
+LOG_TAIL_BYTES = 4000
+STRAY_ROUNDS = 5
+
+Answer = Prepared | Measured | Collected | Failed
+OnPhase = Callable[["Worker", str], None]
+
+_run_mark = secrets.token_hex(8)
+_numbers = itertools.count()
+
+
+class BrokenProtocol(Exception):
+    """The worker sent what is no message, or closed its pipe; `status` is what its cell ends with."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Worker:
+    """One worker process. Its stdout and stderr are appended to the log; messages go over pipes of their own.
+
+    End it with `end`: there is no clean-up on garbage collection.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self.log = log
+        self.mark = f"{_run_mark}.{next(_numbers)}"
+        self._buffer = bytearray()
+        self._log_start = log.stat().st_size if log.exists() else 0
+        command_read, self._command_fd = os.pipe()
+        self.reply_fd, reply_write = os.pipe()
+        os.set_blocking(self.reply_fd, False)
+        try:
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    [*command, "--read", str(command_read), "--write", str(reply_write)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(command_read, reply_write),
+                    start_new_session=True,
+                    env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, MARK: self.mark},
+                )
+            self.exit_fd = os.pidfd_open(self._process.pid)
+        except BaseException:
+            os.close(self._command_fd)
+            os.close(self.reply_fd)
+            raise
+        finally:
+            os.close(command_read)
+            os.close(reply_write)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        """Sends a command. A worker that is gone is noticed when its answer is awaited."""
+        with suppress(BrokenPipeError):
+            os.write(self._command_fd, encode(command))
+
+    def receive(self) -> tuple[list[Reply], bool]:
+        """Messages that have arrived, and whether the pipe has ended. Does not wait.
+
+        Raises:
+            BrokenProtocol: a line is no message, or too long for one.
+        """
+        ended = False
+        with suppress(BlockingIOError):
+            while chunk := os.read(self.reply_fd, 2**16):
+                self._buffer += chunk
+                if len(self._buffer) > MAX_MESSAGE_BYTES:
+                    raise BrokenProtocol(Status.BAD_OUTPUT, f"sent more than {MAX_MESSAGE_BYTES} bytes at once")
+            ended = True
+        *lines, self._buffer = self._buffer.split(b"\n")
+        return [_parse(line) for line in lines], ended
+
+    def exited(self) -> bool:
+        return self._exit_info() is not None
+
+    def exit_description(self) -> str:
+        """How the process ended, in words. The process stays a zombie, so that its group keeps its number."""
+        info = self._exit_info()
+        if info is None:
+            return "is still running"
+        if info.si_code == os.CLD_EXITED:
+            return f"ended with exit code {info.si_status}"
+        name = signal.Signals(info.si_status).name if info.si_status < signal.SIGRTMIN else f"signal {info.si_status}"
+        hint = ", often the kernel's answer to a lack of memory" if name == "SIGKILL" else ""
+        return f"was killed by {name}{hint}"
+
+    def log_tail(self) -> str:
+        """The last few KB this worker wrote to its log."""
+        with self.log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self._log_start, end - LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace").strip()
+
+    def signal_group(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def reap(self) -> None:
+        """Collects the exit status and closes the pipes. A process stuck in a driver call is left to the kernel."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_GRACE_S)
+        for descriptor in (self._command_fd, self.reply_fd, self.exit_fd):
+            os.close(descriptor)
+
+    def _exit_info(self) -> os.waitid_result | None:
+        return os.waitid(os.P_PIDFD, self.exit_fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+
+
+def _parse(line: bytearray) -> Reply:
+    try:
+        return REPLIES.validate_json(bytes(line))
+    except ValidationError:
+        shown = line[:120].decode(errors="replace")
+        raise BrokenProtocol(Status.BAD_OUTPUT, f"sent a line that is no message: {shown!r}") from None
+
+
+def converse(
+    requests: Mapping[Worker, Command], timeout_s: float, on_phase: OnPhase = lambda worker, phase: None
+) -> dict[Worker, Answer]:
+    """Sends each worker its command and waits for all answers; each phase of a worker may take `timeout_s`.
+
+    Workers work at the same time. One that fails does not end the others; it should be ended by the caller.
+    """
+    exchanges = {worker: _Exchange(worker, command, timeout_s, on_phase) for worker, command in requests.items()}
+    answers: dict[Worker, Answer] = {}
+    with selectors.DefaultSelector() as selector:
+        for worker, command in requests.items():
+            worker.send(command)
+            selector.register(worker.reply_fd, selectors.EVENT_READ, worker)
+            selector.register(worker.exit_fd, selectors.EVENT_READ, worker)
+        while len(answers) < len(exchanges):
+            waiting = [exchange for worker, exchange in exchanges.items() if worker not in answers]
+            patience_s = min(exchange.deadline for exchange in waiting) - time.monotonic()
+            ready = {key.data for key, _ in selector.select(max(0.0, patience_s))}
+            for exchange in waiting:
+                answer = exchange.advance(exchange.worker in ready)
+                if exchange.pipe_ended and exchange.worker.reply_fd in selector.get_map():
+                    selector.unregister(exchange.worker.reply_fd)
+                if answer is not None:
+                    answers[exchange.worker] = answer
+                    _forget(selector, exchange.worker)
+    return {worker: answers[worker] for worker in requests}
+
+
+def _forget(selector: selectors.BaseSelector, worker: Worker) -> None:
+    for descriptor in (worker.reply_fd, worker.exit_fd):
+        with suppress(KeyError):
+            selector.unregister(descriptor)
+
+
+class _Exchange:
+    """One command and the way to its answer, with a clock for each phase.
+
+    A phase's clock runs on from its first announcement, so that a worker going back and forth between phases ends too.
+    """
+
+    def __init__(self, worker: Worker, command: Command, timeout_s: float, on_phase: OnPhase) -> None:
+        self.worker = worker
+        self.pipe_ended = False
+        self._command = command
+        self._timeout_s = timeout_s
+        self._on_phase = on_phase
+        self._phase = _first_phase(command)
+        self._started = {self._phase: time.monotonic()}
+        self.deadline = self._started[self._phase] + timeout_s
+
+    def advance(self, ready: bool) -> Answer | None:
+        """The answer, if it is there or will not come any more; None while it is awaited."""
+        try:
+            if ready:
+                exited = self.worker.exited()
+                messages, ended = self.worker.receive()
+                for message in messages:
+                    if (answer := self._take(message)) is not None:
+                        return answer
+                if exited:
+                    raise BrokenProtocol(Status.CRASH, f"{self.worker.exit_description()} in phase {self._phase!r}")
+                if ended and not self.pipe_ended:
+                    self.pipe_ended = True
+                    self.deadline = min(self.deadline, time.monotonic() + EXIT_GRACE_S)
+            if time.monotonic() >= self.deadline:
+                raise self._overdue()
+        except BrokenProtocol as error:
+            return Failed(status=error.status, error=f"the worker {error}")
+        return None
+
+    def _take(self, message: Reply) -> Answer | None:
+        if isinstance(message, Phase):
+            if message.name not in PHASES:
+                raise BrokenProtocol(Status.BAD_OUTPUT, f"announced an unknown phase {message.name!r}")
+            self._phase = message.name
+            started = self._started.setdefault(message.name, time.monotonic())
+            self.deadline = started + self._timeout_s
+            self._on_phase(self.worker, message.name)
+            return None
+        if not _answers(message, self._command):
+            raise BrokenProtocol(Status.BAD_OUTPUT, f"answered {self._command.do!r} with {message.type!r}")
+        return message
+
+    def _overdue(self) -> BrokenProtocol:
+        if self.pipe_ended:
+            return BrokenProtocol(
+                Status.BAD_OUTPUT, f"closed its reply pipe in phase {self._phase!r} without an answer"
+            )
+        return BrokenProtocol(Status.TIMEOUT, f"took more than {self._timeout_s:g} s in phase {self._phase!r}")
+
+
+def _first_phase(command: Command) -> str:
+    return {"prepare": "build", "measure": "measure", "metrics": "metrics"}.get(command.do, command.do)
+
+
+def _answers(message: Prepared | Measured | Collected | Failed, command: Command) -> bool:
+    """Whether this is an answer to that command; a block must be the one asked for, with all its samples."""
+    match message, command:
+        case Failed(status=status), _:
+            return status is not Status.PASS
+        case Measured(block=block), Measure() as asked:
+            return (block.index, block.turn, len(block.host_us)) == (asked.index, asked.turn, asked.samples)
+        case (Prepared(), Prepare()) | (Collected(), CollectMetrics()):
+            return True
+    return False
+
+
+def end(workers: Iterable[Worker], *, ask_first: bool) -> None:
+    """Ends workers and everything they started; returns when none of it is left.
+
+    `ask_first`: they are between commands and get `stop` and some time to leave by themselves.
+    """
+    workers = list(workers)
+    if ask_first:
+        for worker in workers:
+            worker.send(Stop())
+        _await_exit(workers, STOP_GRACE_S)
+    for worker in workers:
+        worker.signal_group(signal.SIGTERM)
+    _await_exit(workers, TERM_GRACE_S)
+    for worker in workers:
+        worker.signal_group(signal.SIGKILL)
+    for worker in workers:
+        worker.reap()
+    if workers:
+        kill_strays({worker.mark for worker in workers})
+
+
+def _await_exit(workers: Iterable[Worker], grace_s: float) -> None:
+    deadline = time.monotonic() + grace_s
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker.exit_fd, selectors.EVENT_READ)
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                selector.unregister(key.fileobj)
+
+
+def kill_strays(marks: set[str] | None = None) -> None:
+    """Kills processes that carry one of these marks; None: of any worker this process started. See Note [Strays].
+
+    Looks again until none is found, for a process may have started another one meanwhile; only so often, because one
+    that hangs in a driver call does not die.
+    """
+    for _ in range(STRAY_ROUNDS):
+        found = [process for process in psutil.process_iter() if _is_marked(process, marks)]
+        if not found:
+            return
+        for process in found:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(found, timeout=TERM_GRACE_S)
+
+
+def _is_marked(process: psutil.Process, marks: set[str] | None) -> bool:
+    try:
+        mark = process.environ().get(MARK, "")
+        return (mark.startswith(_run_mark) if marks is None else mark in marks) and process.status() != "zombie"
+    except (psutil.Error, OSError):
+        return False

@@ -1,0 +1,192 @@
+"""A run from its first workload to its last: who is alive with whom, what is written when, what is left for later.
+
+Note [Groups]: the modes of a workload are measured in alternating blocks, all alive together. If any of them runs out of
+memory, what the others measured beside it is worth nothing, and the workload starts again in pairs: each mode with
+its baseline. A pair that does not fit either is taken apart and its modes are measured one after another. Rows are
+therefore written when their group is through, for until then a row is not final.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from models.registry import Workload
+from suite.group import Bench, Session
+from suite.modes import Mode
+from suite.process import WORKER_COMMAND, kill_strays
+from suite.progress import Display
+from suite.schedule import Estimates, pairings
+from suite.schema import Cell, Grouping, Status
+from suite.settings import RunSettings, format_duration
+from suite.store import RunWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One workload of a run. `missing` are the modes that have no row yet, `selected` all modes of the run."""
+
+    workload: Workload
+    variant: str
+    selected: tuple[Mode, ...]
+    missing: tuple[Mode, ...]
+    done: tuple[Cell, ...]
+
+    @property
+    def is_new(self) -> bool:
+        return len(self.missing) == len(self.selected)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run came to: cells written now, and workloads the budget left for later."""
+
+    cells: list[Cell] = field(default_factory=list)
+    not_started: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.status is not Status.PASS]
+
+
+def plan(
+    workloads: Iterable[tuple[Workload, str]], modes: Sequence[Mode], size: str, done: Collection[Cell]
+) -> list[Job]:
+    """The workloads (each with its variant) that still miss a mode, in the order given."""
+    rows = {cell.key: cell for cell in done}
+    jobs = []
+    for workload, variant in workloads:
+        keys = {mode: (workload.acronym, variant, size, mode.name) for mode in modes}
+        missing = tuple(mode for mode in modes if keys[mode] not in rows)
+        if missing:
+            have = tuple(rows[key] for key in keys.values() if key in rows)
+            jobs.append(Job(workload, variant, tuple(modes), missing, have))
+    return jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Measures jobs and writes their rows.
+
+    `budget_s` is counted from `run`; `warm_cache` is where compiled kernels are shared with `--warm-cache`.
+    """
+
+    writer: RunWriter
+    settings: RunSettings
+    estimates_s: Mapping[str, float]
+    display: Display
+    warm_cache: Path
+    timeout_s: float = 600.0
+    budget_s: float | None = None
+    worker_command: Sequence[str] = WORKER_COMMAND
+    clock: Callable[[], float] = time.monotonic
+
+    def run(self, jobs: Sequence[Job]) -> Outcome:
+        """All jobs the budget allows. Whatever ends this early, rows of finished groups are on disk and no worker lives.
+
+        Raises:
+            CannotWrite: the disk is full.
+        """
+        outcome = Outcome()
+        started = self.clock()
+        try:
+            for job in jobs:
+                name = job.workload.acronym
+                if self._fits(name, self.clock() - started):
+                    self._run_job(job, outcome)
+                else:
+                    outcome.not_started.append(name)
+        finally:
+            kill_strays()
+        return outcome
+
+    def _fits(self, name: str, used_s: float) -> bool:
+        if self.budget_s is None or used_s + self.estimates_s[name] <= self.budget_s:
+            return True
+        needs, left = format_duration(self.estimates_s[name]), format_duration(self.budget_s - used_s)
+        self.display.note(f"{name}: not started, it may need {needs} and {left} of the budget are left")
+        return False
+
+    def _run_job(self, job: Job, outcome: Outcome) -> None:
+        self.display.workload_starts(job.workload.acronym, [mode.name for mode in job.missing])
+        for cell in self._measure(job):
+            self.writer.append(cell)
+            outcome.cells.append(cell)
+            self.display.cell_ends(cell)
+        self.display.workload_ends()
+
+    def _measure(self, job: Job) -> list[Cell]:
+        """The rows of a job: together if nothing of the workload is measured yet and the GPU holds it, else in pairs."""
+        logs = self.writer.path / "logs"
+        logs.mkdir(exist_ok=True)
+        bench = Bench(self.settings, logs, self.warm_cache, self.timeout_s, self.worker_command, self.display)
+        known = {cell.mode: cell.correctness for cell in job.done if cell.correctness and cell.status is Status.PASS}
+        session = Session(bench, job.workload, job.variant, known)
+        if job.is_new:
+            cells = measure_together(session, job.missing)
+            if len(cells) == 1 or not any(cell.status is Status.OOM for cell in cells):
+                return cells
+            self.display.note(f"{job.workload.acronym}: the modes do not fit into memory together; measuring in pairs")
+        return measure_in_pairs(session, job.missing, job.selected)
+
+
+def measure_together(session: Session, modes: Sequence[Mode]) -> list[Cell]:
+    """All modes alive at once, measured in alternating blocks. Without samples for any if one runs out of memory."""
+    with session.alive(modes) as members:
+        if not any(member.out_of_memory for member in members):
+            session.measure(members)
+        if not any(member.out_of_memory for member in members):
+            session.collect(members)
+    return [session.cell(member, Grouping.TOGETHER, members) for member in members]
+
+
+def measure_in_pairs(session: Session, missing: Sequence[Mode], selected: Sequence[Mode]) -> list[Cell]:
+    """Each missing mode in alternation with its baseline; those that cannot be, alone."""
+    cells: dict[str, Cell] = {}
+    for baseline, partners in pairings(missing, selected):
+        if baseline is not None:
+            wants_row = baseline in missing and baseline.name not in cells
+            cells |= measure_with_baseline(session, baseline, partners, wants_row)
+    for mode in missing:
+        if mode.name not in cells:
+            cells[mode.name] = measure_alone(session, mode)
+    return [cells[mode.name] for mode in missing]
+
+
+def measure_with_baseline(
+    session: Session, baseline: Mode, partners: Sequence[Mode], wants_row: bool
+) -> dict[str, Cell]:
+    """Rows of the partners, each measured in alternation with a baseline that is kept alive.
+
+    With `wants_row` also the baseline's own, from its first pair. A mode that did not fit beside the other one gets
+    no row here: it is to be measured alone.
+    """
+    cells: dict[str, Cell] = {}
+    waiting = list(partners)
+    while waiting:
+        with session.alive([baseline]) as (base,):
+            if base.failure is not None:
+                return {baseline.name: session.cell(base, Grouping.SEQUENTIAL, [base]), **cells} if wants_row else cells
+            while waiting and base.failure is None:
+                mode = waiting.pop(0)
+                row_of_base = wants_row and baseline.name not in cells
+                with session.alive([mode]) as (partner,):
+                    pair = (base, partner)
+                    session.measure(pair)
+                    session.collect(pair if row_of_base else [partner])
+                if base.failure is not None or partner.out_of_memory:
+                    continue
+                cells[mode.name] = session.cell(partner, Grouping.PAIRS, pair, paired=base)
+                if row_of_base and partner.failure is None:
+                    cells[baseline.name] = session.cell(base, Grouping.PAIRS, pair)
+    return cells
+
+
+def measure_alone(session: Session, mode: Mode) -> Cell:
+    """A mode with the GPU to itself; what fails here has failed."""
+    with session.alive([mode]) as members:
+        session.measure(members)
+        session.collect(members)
+    return session.cell(members[0], Grouping.SEQUENTIAL, members)

@@ -1,0 +1,112 @@
+"""What runs, with whom, and how long it may take: decided on plain values, before any process starts."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from suite.errors import WrongUse
+from suite.modes import Mode
+from suite.schema import Cell, Grouping, Status
+
+_T = TypeVar("_T")
+
+Task = Literal["inference", "training"]
+
+DEFAULT_ESTIMATE_S: dict[tuple[str, str], float] = {
+    ("full", "inference"): 240.0,
+    ("full", "training"): 360.0,
+    ("tiny", "inference"): 120.0,
+    ("tiny", "training"): 180.0,
+}
+"""Seconds a workload in all modes is taken to need while no earlier row tells. Not measured: chosen so high that a
+budget is rather left unused than overrun (cold compile caches, few cores)."""
+
+ESTIMATE_MARGIN = 1.2
+"""What an estimate from earlier rows is multiplied by, for compile times vary from run to run."""
+
+
+def split_samples(samples: int, blocks: int) -> list[int]:
+    """Samples per block: as equal as can be, the larger ones first."""
+    whole, rest = divmod(samples, blocks)
+    return [whole + (index < rest) for index in range(blocks)]
+
+
+def pairings(missing: Sequence[Mode], selected: Sequence[Mode]) -> list[tuple[Mode | None, list[Mode]]]:
+    """Who alternates with whom when the GPU does not hold all modes: (baseline, its partners), in order of `missing`.
+
+    A mode's partner is the first of its declared baselines that is selected in this run. Baseline None: the modes
+    with nothing to alternate with, unless they are themselves a baseline in another pair.
+    """
+    names = {mode.name: mode for mode in selected}
+    partners: dict[str, list[Mode]] = defaultdict(list)
+    without: list[Mode] = []
+    for mode in missing:
+        baseline = next((name for name in mode.baselines if name in names), None)
+        if baseline is None:
+            without.append(mode)
+        else:
+            partners[baseline].append(mode)
+    pairs: list[tuple[Mode | None, list[Mode]]] = [(names[name], modes) for name, modes in partners.items()]
+    lonely = [mode for mode in without if mode.name not in partners]
+    return [*pairs, (None, lonely)] if lonely else pairs
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part `index` (from 1) of `count`: every count-th workload, which spreads neighbours in the alphabet."""
+
+    index: int
+    count: int
+
+    def of(self, items: Sequence[_T]) -> list[_T]:
+        return list(items[self.index - 1 :: self.count])
+
+
+def parse_shard(text: str) -> Shard:
+    """The shard written as "2/3".
+
+    Raises:
+        WrongUse: it is not i/n with 1 <= i <= n.
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise WrongUse(f"--shard {text!r} is no shard: write i/n with i from 1 to n, for example 2/3")
+    return Shard(int(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """How long workloads took before.
+
+    `earlier` holds the rows of one past run each, the most telling run first.
+    """
+
+    earlier: Sequence[Sequence[Cell]]
+
+    def seconds(self, workload: str, task: str, *, size: str, device: str, modes: Collection[str]) -> float:
+        """Seconds this workload is expected to take in these modes, rather too many than too few."""
+        for cells in self.earlier:
+            rows = [
+                cell
+                for cell in cells
+                if (cell.workload, cell.size, cell.device, cell.status) == (workload, size, device, Status.PASS)
+            ]
+            if rows:
+                return ESTIMATE_MARGIN * _group_seconds(rows) * max(1.0, len(modes) / len(rows))
+        return DEFAULT_ESTIMATE_S[size, task]
+
+
+def _group_seconds(rows: Iterable[Cell]) -> float:
+    """Wall time of a workload: cells of a `together` group ran at the same time, others one after another."""
+    together = 0.0
+    others = 0.0
+    for row in rows:
+        if row.grouping is Grouping.TOGETHER:
+            together = max(together, row.wall_s)
+        else:
+            others += row.wall_s
+    return together + others
