@@ -1,0 +1,211 @@
+"""Draw a `Chart` with matplotlib, and write it as PNG, PDF or as SVG for the page.
+
+Without pyplot: no global state, no window. The same chart gives the same bytes (no dates, fixed ids). Colours are from
+the palette of M. Okabe and K. Ito, which colour-blind readers can tell apart; text in the SVG takes the page's colour.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from suite.report.chart import Bar, Chart, Scale
+from suite.report.provenance import Provenance
+from suite.report.units import format_bytes
+
+_INK = "#123450"
+"""Colour of all text and lines; in an SVG it is replaced by the page's own (`currentColor`)."""
+_WARNING = "#D55E00"
+_COLOURS = {
+    "eager": "#8C8C8C",
+    "compile": "#56B4E9",
+    "graph": "#E69F00",
+    "graph-unpartitioned": "#D55E00",
+    "placement": "#009E73",
+    "indirection": "#CC79A7",
+    "encore": "#0072B2",
+}
+_OTHER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
+_GROUPS_PER_PANEL = 14
+_GROUP_SHARE = 0.86
+"""Part of a group's width that its bars take."""
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "font.family": "DejaVu Sans",
+    "text.parse_math": False,
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "encore",
+    "pdf.fonttype": 42,
+}
+_RATIO_TICKS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 4, 6, 10, 20, 50, 100)
+_PUBLISHED_MARK: dict[str, Any] = {
+    "linestyle": "",
+    "marker": "D",
+    "markersize": 4.5,
+    "markerfacecolor": "white",
+    "markeredgecolor": _INK,
+    "markeredgewidth": 1.0,
+}
+_LOWEST_BYTES = 1.0
+"""Where the byte axis begins: a bar of 0 bytes has no height there and is marked "0"."""
+
+
+def draw(chart: Chart, provenance: Provenance) -> Figure:
+    """The chart as a figure: at most 14 groups side by side, the rest in panels below."""
+    with matplotlib.rc_context(_STYLE):
+        panels = [
+            chart.groups[start : start + _GROUPS_PER_PANEL] for start in range(0, len(chart.groups), _GROUPS_PER_PANEL)
+        ]
+        width = max(7.5, 1.1 + 0.92 * max(len(panel) for panel in panels))
+        figure = Figure(figsize=(width, 1.9 + 3.1 * len(panels)), layout="constrained")
+        axes = figure.subplots(len(panels), 1, squeeze=False, sharey=True)[:, 0]
+        for axis, groups in zip(axes, panels, strict=True):
+            _draw_panel(axis, chart, groups)
+        _set_scale(axes[0], chart)
+        _draw_text(figure, chart, provenance)
+    return figure
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as PNG, 150 dots per inch, on white."""
+    return _rendered(figure, "png", dpi=150, facecolor="white", metadata={"Software": None})
+
+
+def to_pdf(figure: Figure) -> bytes:
+    """The figure as PDF, with text as text."""
+    return _rendered(figure, "pdf", facecolor="white", metadata={"CreationDate": None})
+
+
+def to_svg(figure: Figure, name: str) -> str:
+    """The figure as an `<svg>` element for a page: text in the page's colour, ids that begin with `name`."""
+    data = _rendered(figure, "svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
+    element = data[data.index("<svg") :]
+    element = element.replace(_INK.lower(), "currentColor")
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", element)
+
+
+def colour(chart: Chart, series: str) -> str:
+    """The colour of a series: a mode's own, or the next of the palette."""
+    return _COLOURS.get(series) or _OTHER_COLOURS[chart.series.index(series) % len(_OTHER_COLOURS)]
+
+
+def _rendered(figure: Figure, form: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        figure.savefig(buffer, format=form, **options)
+    return buffer.getvalue()
+
+
+def _draw_panel(axis: Axes, chart: Chart, groups: tuple[str, ...]) -> None:
+    width = _GROUP_SHARE / max(1, len(chart.series))
+    for place, group in enumerate(groups):
+        for position, series in enumerate(chart.series):
+            bar = chart.bars.get((group, series))
+            if bar is not None:
+                centre = place + (position - (len(chart.series) - 1) / 2) * width
+                _draw_bar(axis, chart, bar, centre, width, colour(chart, series))
+    axis.set_xticks(range(len(groups)), groups, rotation=30 if len(groups) > 6 else 0, rotation_mode="anchor")
+    for label in axis.get_xticklabels():
+        label.set_horizontalalignment("right" if len(groups) > 6 else "center")
+    axis.set_xlim(-0.6, len(groups) - 0.4)
+    axis.tick_params(axis="x", length=0)
+    axis.set_ylabel(chart.axis)
+    axis.grid(axis="y", color="#808080", alpha=0.3, linewidth=0.6)
+    axis.set_axisbelow(True)
+    if chart.summary_groups and groups[-1] == chart.groups[-1]:
+        axis.axvline(len(groups) - chart.summary_groups - 0.5, color=_INK, linewidth=0.8, linestyle=":")
+    if chart.scale is Scale.RATIO:
+        axis.axhline(1, color=_INK, linewidth=0.9)
+
+
+def _draw_bar(axis: Axes, chart: Chart, bar: Bar, centre: float, width: float, fill: str) -> None:
+    base = {Scale.RATIO: 1.0, Scale.BYTES: _LOWEST_BYTES}.get(chart.scale, 0.0)
+    if bar.value is not None:
+        top = max(bar.value, base) if chart.scale is Scale.BYTES else bar.value
+        axis.bar(centre, top - base, width * 0.94, bottom=base, color=fill, linewidth=0)
+        if bar.total is not None and bar.total > bar.value:
+            rest = bar.total - bar.value
+            axis.bar(centre, rest, width * 0.94, bottom=bar.value, color=fill, alpha=0.35, linewidth=0)
+        if bar.value == 0 and bar.total is None:
+            _write_at_base(axis, "0", centre, base, fill, rotation=0)
+    elif bar.failure is not None:
+        _write_at_base(axis, bar.failure, centre, base, fill, rotation=90)
+    if bar.value is not None and bar.interval is not None:
+        below, above = bar.value - bar.interval[0], bar.interval[1] - bar.value
+        axis.errorbar(centre, bar.value, [[below], [above]], color=_INK, linewidth=0.9, capsize=1.6)
+    if bar.published is not None:
+        height = max(bar.published, base) if chart.scale is Scale.BYTES else bar.published
+        axis.plot(centre, height, zorder=5, **_PUBLISHED_MARK)
+
+
+def _write_at_base(axis: Axes, text: str, centre: float, base: float, fill: str, rotation: int) -> None:
+    axis.annotate(
+        text, (centre, base), xytext=(0, 2), textcoords="offset points", rotation=rotation, fontsize=6.5,
+        ha="center", va="bottom", color=_INK, bbox={"facecolor": fill, "alpha": 0.25, "pad": 0.6, "linewidth": 0},
+    )  # fmt: skip
+
+
+def _set_scale(axis: Axes, chart: Chart) -> None:
+    """Limits and ticks of the value axis, which all panels share."""
+    values = list(_drawn_values(chart))
+    if chart.scale is Scale.RATIO:
+        axis.set_yscale("log")
+        low, high = min([0.85, *values]), max([1.2, *values])
+        axis.set_ylim(low / 1.08, high * 1.08)
+        axis.yaxis.set_major_locator(FixedLocator([tick for tick in _RATIO_TICKS if low / 1.08 <= tick <= high * 1.08]))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}\N{MULTIPLICATION SIGN}"))
+        axis.yaxis.set_minor_locator(NullLocator())
+    elif chart.scale is Scale.BYTES:
+        axis.set_yscale("log", base=2)
+        exponent = max(1, math.ceil(math.log2(max([2.0, *values]))))
+        axis.set_ylim(_LOWEST_BYTES, 2.0 ** (exponent + 1))
+        axis.yaxis.set_major_locator(FixedLocator([2.0**power for power in range(0, exponent + 2, 5)]))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value).replace(".0 ", " ")))
+        axis.yaxis.set_minor_locator(NullLocator())
+    elif chart.scale is Scale.PERCENT:
+        axis.set_ylim(0, 105)
+    else:
+        axis.set_ylim(0, 1.06 * max([1e-9, *values]))
+
+
+def _drawn_values(chart: Chart) -> Iterator[float]:
+    for bar in chart.bars.values():
+        for value in (bar.value, bar.total, bar.published, *(bar.interval or ())):
+            if value is not None and math.isfinite(value) and value > 0:
+                yield value
+
+
+def _draw_text(figure: Figure, chart: Chart, provenance: Provenance) -> None:
+    """Title with warning and provenance, the legend below it, and the note at the foot."""
+    title = f"{chart.title}\n{provenance.caption}"
+    figure.suptitle(title, fontsize=10, color=_INK)
+    if provenance.warning:
+        figure.suptitle(f"{provenance.warning}\n{title}", fontsize=10, color=_WARNING)
+    handles: list[Any] = [Patch(color=colour(chart, series), label=series) for series in chart.series]
+    if chart.parts is not None:
+        handles += [
+            Patch(color="#808080", label=chart.parts[0]),
+            Patch(color="#808080", alpha=0.35, label=chart.parts[1]),
+        ]
+    if chart.published is not None and any(bar.published is not None for bar in chart.bars.values()):
+        handles.append(Line2D([], [], label=chart.published, **_PUBLISHED_MARK))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=8.5)
+    if chart.note:
+        figure.supxlabel(chart.note, fontsize=8)

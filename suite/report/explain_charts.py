@@ -1,0 +1,76 @@
+"""The figures of `encore explain`'s results, as charts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from suite.explain.records import Explanation
+from suite.report.chart import Bar, Chart, Scale
+from suite.report.explain_tables import (
+    STOCK_MODE,
+    explanation_label,
+    lowerings_of,
+    published_coverage,
+    settings,
+)
+from suite.report.published import Published
+
+NOT_LOWERED = "not lowered"
+
+
+def all_charts(explanations: Sequence[Explanation], published: Published) -> tuple[Chart, ...]:
+    """Every figure these explanations have values for."""
+    charts = (kernels_in_graphs(explanations, published), copied_bytes(explanations))
+    return tuple(chart for chart in charts if any(bar.value is not None for bar in chart.bars.values()))
+
+
+def kernels_in_graphs(explanations: Sequence[Explanation], published: Published) -> Chart:
+    """Share of a model's kernels that would be inside CUDA graphs, per lowering setting, beside published coverage."""
+    names = settings(explanations)
+    bars: dict[tuple[str, str], Bar] = {}
+    for explanation in explanations:
+        for position, setting in enumerate(names):
+            parts = lowerings_of(explanation, setting)
+            inside = sum(one.kernels_in_graphs for one in parts)
+            kernels = inside + sum(one.kernels_outside for one in parts)
+            paper = published_coverage(explanation, published, "grace", STOCK_MODE) if position == 0 else None
+            bar = Bar(100 * inside / kernels, total=100.0, published=paper) if kernels else Bar(None, published=paper)
+            if not parts:
+                bar = Bar(failure="failed" if explanation.error else NOT_LOWERED, published=paper)
+            bars[explanation_label(explanation), setting] = bar
+    return Chart(
+        "explain_kernels",
+        "Kernels inside and outside CUDA graphs, by offline lowering",
+        "% of kernels in one call",
+        Scale.PERCENT,
+        tuple(explanation_label(explanation) for explanation in explanations),
+        names,
+        bars,
+        parts=("in graphs", "outside"),
+        published=f"stock coverage of {published.sources['grace'].setting}",
+    )
+
+
+def copied_bytes(explanations: Sequence[Explanation]) -> Chart:
+    """Bytes per call that stock would copy into placeholders, and bytes that go from host to device."""
+    inputs, transfers = "non-static inputs", "host to device"
+    bars: dict[tuple[str, str], Bar] = {}
+    for explanation in explanations:
+        label = explanation_label(explanation)
+        if explanation.error and not explanation.graphs:
+            bars[label, inputs] = bars[label, transfers] = Bar(failure="failed")
+            continue
+        sizes = [copy.copied_bytes for graph in explanation.graphs for copy in graph.copies]
+        known = [size for size in sizes if size is not None]
+        bars[label, inputs] = Bar(float(sum(graph.non_static_input_bytes for graph in explanation.graphs)))
+        bars[label, transfers] = Bar(float(sum(known))) if len(known) == len(sizes) else Bar(failure="size unknown")
+    return Chart(
+        "explain_bytes",
+        "Bytes that one call copies under stock CUDA graphs, from the FX graphs",
+        "bytes per call",
+        Scale.BYTES,
+        tuple(explanation_label(explanation) for explanation in explanations),
+        (inputs, transfers),
+        bars,
+        note="Non-static inputs: copied into placeholders before each replay, if the graph is captured at all.",
+    )

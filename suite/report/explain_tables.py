@@ -1,0 +1,213 @@
+"""The tables of `encore explain`'s results: what stands in the way of CUDA graphs, found without a GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from suite.explain.records import Explanation, Lowering
+from suite.report.load import row_label
+from suite.report.published import PUBLISHED_VARIANT, Published
+from suite.report.table import Table, make_table
+from suite.report.units import NOTHING
+
+Row = dict[str, object]
+
+STOCK_MODE = "graph"
+PLACED_MODE = "placement"
+
+
+def all_tables(explanations: Sequence[Explanation], published: Published) -> tuple[Table, ...]:
+    """Every table of the explanations, in the order of the report."""
+    return (
+        obstacles(explanations, published),
+        lowerings(explanations),
+        cpu_nodes(explanations),
+        uncaptured(explanations),
+        limits(explanations),
+    )
+
+
+def explanation_label(explanation: Explanation) -> str:
+    """What the row of an explanation is called, as in the tables of runs."""
+    return row_label(explanation.target, explanation.variant)
+
+
+def settings(explanations: Sequence[Explanation]) -> tuple[str, ...]:
+    """Settings that models were lowered under, in the order of their first appearance."""
+    return tuple(
+        dict.fromkeys(one.setting for item in explanations for graph in item.graphs for one in graph.lowerings)
+    )
+
+
+def lowerings_of(explanation: Explanation, setting: str) -> list[Lowering]:
+    """The lowering of each FX graph under this setting; empty unless every graph has one, as parts give no total."""
+    found = [one for graph in explanation.graphs for one in graph.lowerings if one.setting == setting]
+    return found if len(found) == len(explanation.graphs) else []
+
+
+def published_coverage(explanation: Explanation, published: Published, source: str, mode: str) -> float | None:
+    """The source's coverage in percent for this workload, where it is explained as published."""
+    if explanation.variant not in (None, PUBLISHED_VARIANT):
+        return None
+    return published.coverage(source, explanation.target, mode)
+
+
+def obstacles(explanations: Sequence[Explanation], published: Published) -> Table:
+    """One row per model: CPU nodes, copies, breaks, what stock would capture, bytes it would copy."""
+    columns = ["workload", "task", "batch", "fx_graphs", "graph_breaks", "operations", "cpu_nodes", "cpu_constants"]
+    columns += ["cpu_attributes", "cpu_arguments", "cpu_outputs", "host_to_device_copies", "blocking_copies"]
+    columns += ["host_to_device_bytes", "non_static_input_bytes", "stock_captures", "grace_stock_percent"]
+    columns += ["grace_placement_percent", "error"]
+    return make_table(
+        "explain_obstacles",
+        "What stands in the way of CUDA graphs",
+        "Per call. CPU nodes: values in the FX graphs that live on the CPU. non-static inputs: data that stock CUDA "
+        "graphs copy before each replay. stock captures: FX graphs whose kernels stock would capture in full. grace: "
+        "published coverage, stock PyTorch 2.4 and after placement. " + published.caption("grace"),
+        columns,
+        (_obstacle_row(explanation, published) for explanation in explanations),
+    )
+
+
+def lowerings(explanations: Sequence[Explanation]) -> Table:
+    """Inductor's outcome per model and setting, summed over its FX graphs."""
+    columns = ["workload", "setting", "target", "partitions", "kernels_in_graphs", "kernels_outside"]
+    columns += ["in_graphs_percent", "cpu_kernels", "host_to_device_copies"]
+    return make_table(
+        "explain_lowerings",
+        "What Inductor makes of it",
+        "Lowered offline for the target. partitions: pieces that would become CUDA graphs. CPU kernels and copies are "
+        "those of one call. A model without a row could not be lowered in full; the limits say why.",
+        columns,
+        (row for explanation in explanations for row in _lowering_rows(explanation, settings(explanations))),
+    )
+
+
+def cpu_nodes(explanations: Sequence[Explanation]) -> Table:
+    """Every CPU-resident node with the source line it comes from."""
+    return make_table(
+        "explain_cpu_nodes",
+        "Values on the CPU, and where they come from",
+        "Equal nodes of a model are counted together.",
+        ["workload", "kind", "operation", "shape", "dtype", "source_line", "nodes"],
+        (row for explanation in explanations for row in _cpu_node_rows(explanation)),
+    )
+
+
+def uncaptured(explanations: Sequence[Explanation]) -> Table:
+    """Inductor's reasons and Dynamo's graph breaks, each with its source line."""
+    return make_table(
+        "explain_not_captured",
+        "Not captured, and why",
+        "Inductor's reasons per setting, and Dynamo's graph breaks: what lies between FX graphs is never captured.",
+        ["workload", "setting", "reason", "source_line", "count"],
+        (row for explanation in explanations for row in _uncaptured_rows(explanation)),
+    )
+
+
+def limits(explanations: Sequence[Explanation]) -> Table:
+    """What the analysis could not see, and where it failed."""
+    return make_table(
+        "explain_limits",
+        "What this analysis cannot see",
+        "A model listed here may have more obstacles than the tables above show.",
+        ["workload", "limit"],
+        (
+            {"workload": explanation_label(explanation), "limit": text}
+            for explanation in explanations
+            for text in [*explanation.limits, *([f"failed: {explanation.error}"] if explanation.error else [])]
+        ),
+    )
+
+
+def _obstacle_row(explanation: Explanation, published: Published) -> Row:
+    row: Row = {
+        "workload": explanation_label(explanation),
+        "task": explanation.task,
+        "batch": explanation.batch,
+        "grace_stock_percent": published_coverage(explanation, published, "grace", STOCK_MODE),
+        "grace_placement_percent": published_coverage(explanation, published, "grace", PLACED_MODE),
+        "error": explanation.error,
+    }
+    graphs = explanation.graphs
+    if explanation.error and not graphs:
+        return row
+    kinds = Counter(node.kind for graph in graphs for node in graph.cpu_nodes)
+    transfers = [copy for graph in graphs for copy in graph.copies]
+    known_bytes = [copy.copied_bytes for copy in transfers if copy.copied_bytes is not None]
+    return row | {
+        "fx_graphs": len(graphs),
+        "graph_breaks": len(explanation.breaks),
+        "operations": sum(graph.operations for graph in graphs),
+        "cpu_nodes": kinds.total(),
+        "cpu_constants": kinds["constant"],
+        "cpu_attributes": kinds["attribute"],
+        "cpu_arguments": kinds["argument"],
+        "cpu_outputs": kinds["output"],
+        "host_to_device_copies": len(transfers),
+        "blocking_copies": sum(copy.blocking for copy in transfers),
+        "host_to_device_bytes": sum(known_bytes) if len(known_bytes) == len(transfers) else None,
+        "non_static_input_bytes": sum(graph.non_static_input_bytes for graph in graphs),
+        "stock_captures": _captures_text([graph.stock_captures for graph in graphs]),
+    }
+
+
+def _cpu_node_rows(explanation: Explanation) -> Iterator[Row]:
+    equal = Counter(
+        (node.kind, node.operation, None if node.shape is None else tuple(node.shape), node.dtype, node.source_line)
+        for graph in explanation.graphs
+        for node in graph.cpu_nodes
+    )
+    for (kind, operation, shape, dtype, line), count in equal.items():
+        yield {
+            "workload": explanation_label(explanation),
+            "kind": kind,
+            "operation": operation,
+            "shape": None if shape is None else str(list(shape)),
+            "dtype": dtype,
+            "source_line": line,
+            "nodes": count,
+        }
+
+
+def _captures_text(captures: Sequence[bool | None]) -> str:
+    """ "3 of 4", with the number that cannot be told."""
+    if not captures:
+        return NOTHING
+    unknown = sum(answer is None for answer in captures)
+    if unknown == len(captures):
+        return "cannot be told"
+    text = f"{sum(answer is True for answer in captures)} of {len(captures)}"
+    return f"{text}, {unknown} unknown" if unknown else text
+
+
+def _lowering_rows(explanation: Explanation, names: Sequence[str]) -> Iterator[Row]:
+    for setting in names:
+        parts = lowerings_of(explanation, setting)
+        if not parts:
+            continue
+        inside, outside = sum(one.kernels_in_graphs for one in parts), sum(one.kernels_outside for one in parts)
+        yield {
+            "workload": explanation_label(explanation),
+            "setting": setting,
+            "target": ", ".join(dict.fromkeys(one.target for one in parts)),
+            "partitions": sum(one.partitions for one in parts),
+            "kernels_in_graphs": inside,
+            "kernels_outside": outside,
+            "in_graphs_percent": 100 * inside / (inside + outside) if inside + outside else None,
+            "cpu_kernels": sum(one.cpu_kernels for one in parts),
+            "host_to_device_copies": sum(one.host_to_device_copies for one in parts),
+        }
+
+
+def _uncaptured_rows(explanation: Explanation) -> Iterator[Row]:
+    label = explanation_label(explanation)
+    totals: Counter[tuple[str, str, str | None]] = Counter()
+    for graph in explanation.graphs:
+        for lowering in graph.lowerings:
+            for left in lowering.not_captured:
+                totals[lowering.setting, left.reason, left.source_line] += left.count
+    totals.update(("graph break", one.reason, one.source_line) for one in explanation.breaks)
+    for (setting, reason, line), count in totals.items():
+        yield {"workload": label, "setting": setting, "reason": reason, "source_line": line, "count": count}

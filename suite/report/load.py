@@ -1,0 +1,119 @@
+"""What a report is made of, read strictly: a run (by `suite.store`) and the results of `encore explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from suite.errors import WrongUse
+from suite.explain.records import Explanation
+from suite.modes import MODES
+from suite.report.published import PUBLISHED_VARIANT
+from suite.schema import SCHEMA_VERSION, Cell, Environment, Status
+from suite.store import InvalidResults, describe, read_run
+
+FULL_SIZE = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as the report shows it: cells by workload, then in the order of modes.
+
+    `missing` are the (workload, mode) pairs the run set out to measure and has not.
+    """
+
+    environment: Environment
+    cells: tuple[Cell, ...]
+    missing: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def failed(self) -> tuple[Cell, ...]:
+        """Cells that did not pass."""
+        return tuple(cell for cell in self.cells if cell.status is not Status.PASS)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Modes that occur, in the order of `MODES`."""
+        return tuple(sorted({cell.mode for cell in self.cells}, key=mode_order))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the rows are called, each once, in the order of the cells."""
+        return tuple(dict.fromkeys(cell_label(cell) for cell in self.cells))
+
+    def find(self, row: str, mode: str) -> Cell | None:
+        """The cell of the row with this label in this mode."""
+        return next((cell for cell in self.cells if cell.mode == mode and cell_label(cell) == row), None)
+
+
+def mode_order(mode: str) -> tuple[int, str]:
+    """Sort key of a mode: its place in `MODES`; modes this version does not know come last."""
+    names = list(MODES)
+    return (names.index(mode) if mode in names else len(names), mode)
+
+
+def row_label(workload: str, *remarks: str | None) -> str:
+    """What a row is called: the acronym, and in brackets what sets it apart from the published program in full size."""
+    remarkable = [remark for remark in remarks if remark not in (None, PUBLISHED_VARIANT, FULL_SIZE)]
+    return f"{workload} ({', '.join(map(str, remarkable))})" if remarkable else workload
+
+
+def cell_label(cell: Cell) -> str:
+    """What the row of a cell is called."""
+    return row_label(cell.workload, cell.variant, cell.size, "with optimizer" if cell.with_optimizer else None)
+
+
+def is_as_published(cell: Cell) -> bool:
+    """Whether published numbers may stand beside this cell: the published program in full size, nothing added."""
+    return cell.variant == PUBLISHED_VARIANT and cell.size == FULL_SIZE and not cell.with_optimizer
+
+
+def load_run(folder: Path) -> Run:
+    """A run from its folder.
+
+    Raises:
+        InvalidResults: a file is missing or has wrong fields; the message has the file and the line.
+    """
+    recorded = read_run(folder)
+    cells = sorted(recorded.cells, key=lambda cell: (cell_label(cell), mode_order(cell.mode)))
+    return Run(recorded.environment, tuple(cells), tuple(recorded.missing()))
+
+
+def load_explanations(folder: Path) -> tuple[Explanation, ...]:
+    """Explanations from a folder of `<name>.json` files, by target and variant.
+
+    Raises:
+        WrongUse: there is no such folder, or no explanation in it.
+        InvalidResults: a file has wrong fields, or two are of the same target and variant.
+    """
+    files = sorted(folder.glob("*.json")) if folder.is_dir() else []
+    if not files:
+        raise WrongUse(f"{describe(folder)} holds no explanations; `encore explain --all --out {folder}` makes them")
+    found: dict[tuple[str, str], Explanation] = {}
+    for path in files:
+        explanation = _read_explanation(path)
+        key = (explanation.target, explanation.variant or "")
+        if key in found:
+            raise InvalidResults(f"{describe(path)}: {row_label(*key)} is explained in another file of this folder too")
+        found[key] = explanation
+    return tuple(explanation for _, explanation in sorted(found.items()))
+
+
+def _read_explanation(path: Path) -> Explanation:
+    try:
+        explanation = Explanation.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidResults(
+            f"{describe(path)}: {f'field {where!r}: ' if where else ''}{first['msg']}; this is no explanation of "
+            f"schema version {SCHEMA_VERSION}. Make it again with `encore explain`."
+        ) from error
+    if explanation.schema_version != SCHEMA_VERSION:
+        raise InvalidResults(
+            f"{describe(path)}: schema version {explanation.schema_version}, this Encore reads {SCHEMA_VERSION}; "
+            "make it again with `encore explain`"
+        )
+    return explanation

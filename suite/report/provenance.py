@@ -1,0 +1,71 @@
+"""What stands on every table and figure: where the numbers are from, and whether they mean anything for performance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from suite.explain.records import Explanation
+from suite.report.load import FULL_SIZE, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Origin of a table or figure.
+
+    Attributes:
+        run_id: the run, or "offline analysis".
+        device: GPU name, or the CPU's model for a run without one, or the target of an offline analysis.
+        commit: short git commit, "+ changes" where the tree was dirty; None where it was not recorded.
+        torch: PyTorch version.
+        warning: set on smoke runs (on a CPU, or in tiny size): their numbers say nothing about performance.
+    """
+
+    run_id: str
+    device: str
+    commit: str | None
+    torch: str
+    warning: str | None
+
+    @property
+    def caption(self) -> str:
+        """One line without the warning."""
+        parts = [self.device, f"PyTorch {self.torch}", self.run_id]
+        if self.commit:
+            parts.append(f"commit {self.commit}")
+        return ", ".join(parts)
+
+
+def of_run(run: Run) -> Provenance:
+    """Provenance of a recorded run."""
+    environment = run.environment
+    commit = environment.git_commit[:10] if environment.git_commit else None
+    if commit and environment.git_dirty:
+        commit += " + changes"
+    device = environment.gpu.name if environment.gpu and not _only_on_cpu(run) else f"CPU {environment.cpu.model}"
+    return Provenance(f"run {environment.run_id}", device, commit, environment.torch, _smoke_warning(run))
+
+
+def of_explanations(explanations: tuple[Explanation, ...]) -> Provenance:
+    """Provenance of results of `encore explain`: counts found without a GPU, no times."""
+    targets = {lowering.target for item in explanations for graph in item.graphs for lowering in graph.lowerings}
+    device = f"lowered for {', '.join(sorted(targets))}" if targets else "FX graphs on fake CUDA tensors"
+    versions = ", ".join(sorted({explanation.torch for explanation in explanations}))
+    return Provenance("offline analysis without a GPU: counts, no times", device, None, versions, None)
+
+
+def _only_on_cpu(run: Run) -> bool:
+    return bool(run.cells) and all(cell.device == "cpu" for cell in run.cells)
+
+
+def _smoke_warning(run: Run) -> str | None:
+    reasons = [
+        reason
+        for reason, holds in (
+            ("on the CPU", any(cell.device == "cpu" for cell in run.cells)),
+            ("in tiny size", any(cell.size != FULL_SIZE for cell in run.cells)),
+        )
+        if holds
+    ]
+    if not reasons:
+        return None
+    return f"SMOKE RUN {' and '.join(reasons)}: these numbers say nothing about performance"

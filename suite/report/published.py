@@ -1,0 +1,135 @@
+"""Published numbers to set beside measured ones: `results/published.json`, with its sources.
+
+A published number belongs to a workload as published, in full size; other variants and sizes have none. The papers ran
+PyTorch 2.4, so their stock CUDA graphs are those of its time: the whole FX graph or nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from suite.errors import EncoreError
+from suite.report.units import parse_bytes
+from suite.schema import Record
+
+PUBLISHED_PATH = Path(__file__).resolve().parents[2] / "results" / "published.json"
+PUBLISHED_VARIANT = "published"
+
+_COVERAGE_SYSTEM = {
+    "graph": "stock",
+    "graph-unpartitioned": "stock",
+    "placement": "placement",
+    "indirection": "placement",
+    "encore": "placement",
+}
+"""Which published coverage stands beside which mode: stock CUDA graphs, or those after placement."""
+
+_COPIES_SYSTEM = {
+    "graph": "before",
+    "graph-unpartitioned": "before",
+    "placement": "before",
+    "indirection": "after",
+    "encore": "after",
+}
+"""Which published bytes stand beside which mode. `before` is GraCE with placement, without indirection: not stock."""
+
+
+class Source(Record):
+    """Where numbers come from. `citation` is for a reader; the rest is what the numbers were measured on."""
+
+    label: str
+    citation: str
+    gpu: str
+    torch: str | None
+    cuda: str | None
+
+    @property
+    def setting(self) -> str:
+        """Label and machine in one phrase, for captions."""
+        versions = [f"{name} {value}" for name, value in (("PyTorch", self.torch), ("CUDA", self.cuda)) if value]
+        return f"{self.label}: {', '.join([self.gpu, *versions])}"
+
+
+class PublishedCoverage(Record):
+    """Kernels launched by CUDA graphs in percent, with stock PyTorch and after the paper's placement."""
+
+    stock: float
+    placement: float
+
+
+class PublishedCopies(Record):
+    """Bytes per replay of all graphs before and after parameter indirection, as printed, and the graphs that use it."""
+
+    before: str
+    after: str
+    graphs: int
+
+
+class Published(Record):
+    """`results/published.json`. Outer keys are those of `sources`, inner ones acronyms of workloads."""
+
+    sources: dict[str, Source]
+    headline: dict[str, dict[str, int | float | str]]
+    speedups: dict[str, dict[str, dict[str, float]]]
+    """Keys of the innermost level: `<mode>_over_<baseline>`."""
+    coverage_percent: dict[str, dict[str, PublishedCoverage]]
+    bytes_copied: dict[str, dict[str, PublishedCopies]]
+    nanogpt_per_step_ms: dict[str, dict[str, float]]
+    nanogpt_end_to_end_speedup: dict[str, float]
+    nanogpt_sweep_prompt8: dict[str, dict[str, float]]
+
+    def speedup(self, source: str, workload: str, mode: str, baseline: str) -> float | None:
+        """How many times faster than `baseline` the source found `mode`'s counterpart on this workload."""
+        counterpart = "graph" if mode == "graph-unpartitioned" else mode
+        return self.speedups.get(source, {}).get(workload, {}).get(f"{counterpart}_over_{baseline}")
+
+    def coverage(self, source: str, workload: str, mode: str) -> float | None:
+        """Coverage in percent of `mode`'s counterpart."""
+        row = self.coverage_percent.get(source, {}).get(workload)
+        system = _COVERAGE_SYSTEM.get(mode)
+        return None if row is None or system is None else getattr(row, system)
+
+    def copied_bytes(self, source: str, workload: str, mode: str) -> int | None:
+        """Bytes copied (or pointer bytes written) per iteration by `mode`'s counterpart."""
+        row = self.bytes_copied.get(source, {}).get(workload)
+        system = _COPIES_SYSTEM.get(mode)
+        return None if row is None or system is None else parse_bytes(getattr(row, system))
+
+    def caption(self, *sources: str) -> str:
+        """One sentence that names the sources and what they measured on."""
+        return "Published values from " + "; ".join(self.sources[source].setting for source in sources) + "."
+
+    def quantities(self) -> list[tuple[str, str, int | float | str]]:
+        """(source label, quantity, value) of what belongs to no single workload of the suite."""
+        rows: list[tuple[str, str, int | float | str]] = [
+            (self.sources[source].label, quantity.replace("_", " "), value)
+            for source, values in self.headline.items()
+            for quantity, value in values.items()
+        ]
+        blog = self.sources["nanogpt"].label
+        for case, step in self.nanogpt_per_step_ms.items():
+            lengths = f"{case.replace('_', ' ')}: prompt {step['prompt']:.0f}, {step['gen']:.0f} tokens"
+            rows.append((blog, f"{lengths}, step eager (ms)", step["eager"]))
+            rows.append((blog, f"{lengths}, step with CUDA graphs (ms)", step["graph"]))
+        for case, speedup in self.nanogpt_end_to_end_speedup.items():
+            rows.append((blog, f"{case.replace('_', ' ')}: end-to-end speed-up", speedup))
+        for tokens, sweep in self.nanogpt_sweep_prompt8.items():
+            rows.append((blog, f"prompt 8, {tokens} tokens: end-to-end speed-up", sweep["e2e"]))
+            rows.append((blog, f"prompt 8, {tokens} tokens: step speed-up", sweep["step"]))
+        return rows
+
+
+def load_published(path: Path = PUBLISHED_PATH) -> Published:
+    """Read the published numbers.
+
+    Raises:
+        EncoreError: the file is missing or has wrong fields.
+    """
+    try:
+        return Published.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise EncoreError(f"cannot read the published numbers: {error}; the file belongs to the repository") from error
+    except ValidationError as error:
+        raise EncoreError(f"{path} is no file of published numbers: {error}") from error

@@ -1,0 +1,214 @@
+"""The figures of a recorded run, as charts. A figure without a single value is left out, not drawn empty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from suite.modes import MODES, REFERENCE_MODE
+from suite.report import compare
+from suite.report.cell_tables import host_median_us
+from suite.report.chart import Bar, Chart, Scale
+from suite.report.compare import Comparison, MeanSpeedup, Metric
+from suite.report.load import Run, cell_label, is_as_published
+from suite.report.published import Published
+from suite.schema import Cell, Status
+
+GEOMEAN = "geomean"
+
+
+def all_charts(
+    run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpeedup], published: Published
+) -> tuple[Chart, ...]:
+    """Every figure this run has values for."""
+    charts = (
+        speedup(run, comparisons, means, published),
+        time_split(run),
+        coverage(run, published),
+        copies(run, published),
+        memory(run),
+        compile_time(run),
+    )
+    return tuple(chart for chart in charts if any(bar.value is not None for bar in chart.bars.values()))
+
+
+def speedup(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpeedup], published: Published) -> Chart:
+    """Latency of each mode over the reference mode, per workload, and the geometric means."""
+    modes = tuple(mode for mode in run.modes if mode != REFERENCE_MODE)
+    bars: dict[tuple[str, str], Bar] = {}
+    for cell in run.cells:
+        item = compare.find(comparisons, cell, REFERENCE_MODE, Metric.LATENCY)
+        if item is None:
+            continue
+        paper = published.speedup("grace", cell.workload, cell.mode, REFERENCE_MODE) if is_as_published(cell) else None
+        if item.ratio is None:
+            bar = Bar(failure=item.missing, published=paper)
+        else:
+            bar = Bar(item.ratio.value, _interval(item.ratio.low, item.ratio.high), published=paper)
+        bars[cell_label(cell), cell.mode] = bar
+    counts = []
+    for mean in means:
+        if (mean.baseline, mean.metric, mean.common) == (REFERENCE_MODE, Metric.LATENCY, False):
+            bars[GEOMEAN, mean.mode] = Bar(mean.mean.value, _interval(mean.mean.low, mean.mean.high))
+            counts.append(f"{mean.mode} {mean.mean.count}")
+    return Chart(
+        "speedup",
+        f"Speed-up over {REFERENCE_MODE} (host time of one iteration)",
+        f"times faster than {REFERENCE_MODE}",
+        Scale.RATIO,
+        (*run.labels, GEOMEAN),
+        modes,
+        bars,
+        summary_groups=1,
+        published=published.sources["grace"].setting,
+        note=f"Bars: 95 % intervals. Geomean over workloads: {', '.join(counts) or 'none'} of {len(run.labels)}.",
+    )
+
+
+def time_split(run: Run) -> Chart:
+    """Host time per iteration as kernel time and the rest, in percent of the reference mode's host time."""
+
+    def bar(cell: Cell) -> Bar:
+        reference = run.find(cell_label(cell), REFERENCE_MODE)
+        whole = host_median_us(reference) if reference and reference.status is Status.PASS else None
+        host, kernel = host_median_us(cell), cell.metrics.kernel_time_us if cell.metrics else None
+        if whole is None or host is None or kernel is None:
+            return Bar()
+        return Bar(value=100 * kernel / whole, total=100 * host / whole)
+
+    return _per_cell(
+        run,
+        Chart(
+            "time_split",
+            "Host time of one iteration: kernel time and the rest",
+            f"% of {REFERENCE_MODE}'s host time",
+            Scale.LINEAR,
+            run.labels,
+            run.modes,
+            {},
+            parts=("kernel time", "rest: launches, copies, checks, waiting"),
+            note="Where kernels overlap, the sum of their times can exceed the host time; the bar then has no rest. "
+            "Times in microseconds are in the table.",
+        ),
+        bar,
+    )
+
+
+def coverage(run: Run, published: Published) -> Chart:
+    """Kernels launched by CUDA graphs in percent, for modes that use them."""
+
+    def bar(cell: Cell) -> Bar:
+        paper = published.coverage("grace", cell.workload, cell.mode) if is_as_published(cell) else None
+        measured = cell.metrics.coverage if cell.metrics else None
+        return Bar(measured.percent if measured else None, published=paper)
+
+    return _per_cell(
+        run,
+        Chart(
+            "coverage",
+            "Coverage: kernels launched by CUDA graphs",
+            "% of kernels in one iteration",
+            Scale.PERCENT,
+            run.labels,
+            _graph_modes(run),
+            {},
+            published=published.sources["grace"].setting,
+        ),
+        bar,
+    )
+
+
+def copies(run: Run, published: Published) -> Chart:
+    """Data and pointer bytes that replay copies per iteration, for modes that use CUDA graphs."""
+
+    def bar(cell: Cell) -> Bar:
+        paper = published.copied_bytes("grace", cell.workload, cell.mode) if is_as_published(cell) else None
+        measured = cell.metrics.copies if cell.metrics else None
+        if measured is None or measured.placeholder_bytes is None:
+            return Bar(published=paper)
+        return Bar(float(measured.placeholder_bytes + (measured.pointer_bytes or 0)), published=paper)
+
+    return _per_cell(
+        run,
+        Chart(
+            "copies",
+            "Bytes copied for replay: placeholder data and pointers",
+            "bytes per iteration",
+            Scale.BYTES,
+            run.labels,
+            _graph_modes(run),
+            {},
+            published=published.sources["grace"].setting,
+            note="Published bytes beside stock modes are GraCE's before indirection, with its placement.",
+        ),
+        bar,
+    )
+
+
+def memory(run: Run) -> Chart:
+    """Peak reserved memory in steady replay over that of the reference mode."""
+
+    def bar(cell: Cell) -> Bar:
+        reference = run.find(cell_label(cell), REFERENCE_MODE)
+        whole, own = _replay_peak_bytes(reference), _replay_peak_bytes(cell)
+        return Bar(own / whole) if own is not None and whole else Bar()
+
+    return _per_cell(
+        run,
+        Chart(
+            "memory",
+            f"Peak memory of steady replay over that of {REFERENCE_MODE}",
+            f"times {REFERENCE_MODE}'s bytes",
+            Scale.RATIO,
+            run.labels,
+            tuple(mode for mode in run.modes if mode != REFERENCE_MODE),
+            {},
+            note="Bytes that PyTorch's allocator has reserved, graph pools included; below 1 is less.",
+        ),
+        bar,
+    )
+
+
+def compile_time(run: Run) -> Chart:
+    """Time to the first result, and through warm-up."""
+    return _per_cell(
+        run,
+        Chart(
+            "compile_time",
+            "Compile time",
+            "seconds",
+            Scale.LINEAR,
+            run.labels,
+            run.modes,
+            {},
+            parts=("to the first result", "through the rest of warm-up and recording"),
+        ),
+        lambda cell: Bar(cell.compile.first_call_s, total=cell.compile.warm_up_s) if cell.compile else Bar(),
+    )
+
+
+def _per_cell(run: Run, empty: Chart, bar: Callable[[Cell], Bar]) -> Chart:
+    """The chart with a bar for every cell in one of its modes; of a failed cell the bar is its status."""
+    bars = {
+        (cell_label(cell), cell.mode): bar(cell) if cell.status is Status.PASS else Bar(failure=cell.status.value)
+        for cell in run.cells
+        if cell.mode in empty.series
+    }
+    return replace(empty, bars=bars)
+
+
+def _graph_modes(run: Run) -> tuple[str, ...]:
+    """Modes of the run that use CUDA graphs, and those this version does not know."""
+    return tuple(mode for mode in run.modes if mode not in MODES or MODES[mode].uses_cuda_graphs)
+
+
+def _interval(low: float, high: float) -> tuple[float, float] | None:
+    """An interval to draw; none where it is open (a single block)."""
+    return (low, high) if math.isfinite(high) else None
+
+
+def _replay_peak_bytes(cell: Cell | None) -> int | None:
+    if cell is None or cell.status is not Status.PASS or cell.metrics is None or cell.metrics.memory is None:
+        return None
+    return cell.metrics.memory.replay_peak_reserved_bytes

@@ -1,0 +1,128 @@
+"""How many times faster the modes of a run are: per workload with intervals and verdicts, and on average."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from suite.modes import REFERENCE_MODE
+from suite.report import compare
+from suite.report.cell_tables import Row, host_median_us
+from suite.report.compare import Comparison, MeanSpeedup, Metric
+from suite.report.load import Run, cell_label, is_as_published
+from suite.report.published import Published
+from suite.report.table import Table, make_table
+from suite.schema import Status
+
+
+def all_tables(
+    run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpeedup], published: Published
+) -> tuple[Table, ...]:
+    """Every table of speed-ups, in the order of the report."""
+    return overview(run, comparisons, means), speedups(comparisons, published), mean_speedups(means, run)
+
+
+def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpeedup]) -> Table:
+    """One row per workload: the reference's time, and each mode's speed-up over it with interval and verdict."""
+    modes = [mode for mode in run.modes if mode != REFERENCE_MODE]
+    time_column = f"{REFERENCE_MODE}_us"
+    rows = []
+    for label in run.labels:
+        reference = run.find(label, REFERENCE_MODE)
+        row: Row = {"workload": label}
+        if reference is not None:
+            passed = reference.status is Status.PASS
+            row[time_column] = host_median_us(reference) if passed else reference.status.value
+        for mode in modes:
+            cell = run.find(label, mode)
+            item = None if cell is None else compare.find(comparisons, cell, REFERENCE_MODE, Metric.LATENCY)
+            row[mode] = "not run" if item is None else _overview_text(item)
+        rows.append(row)
+    summary = [
+        {
+            "workload": "geomean, where every mode passed" if common else "geomean",
+            **{
+                item.mode: f"{item.mean.value:.3f} [{item.mean.low:.3f}, {item.mean.high:.3f}] of {item.mean.count}"
+                for item in means
+                if (item.baseline, item.metric, item.common) == (REFERENCE_MODE, Metric.LATENCY, common)
+            },
+        }
+        for common in sorted({item.common for item in means})
+    ]
+    return make_table(
+        "overview",
+        f"Speed-up over {REFERENCE_MODE}",
+        f"Host time of {REFERENCE_MODE} (median) and how many times faster each mode is, with its 95 % interval and "
+        "verdict. A cell without a ratio has the reason. A geomean says over how many workloads it goes.",
+        ["workload", time_column, *modes],
+        rows,
+        summary,
+    )
+
+
+def speedups(comparisons: Sequence[Comparison], published: Published) -> Table:
+    """Each mode over each of its baselines, by latency and by throughput."""
+    columns = ["workload", "mode", "baseline", "metric", "speedup", "low", "high", "floor_percent", "verdict"]
+    columns += ["blocks", "alternating", "missing", "grace_speedup"]
+    return make_table(
+        "speedups",
+        "Every mode over its baselines",
+        "latency: host time to completion; throughput: iterations issued back to back. low and high bound the 95 % "
+        "interval. floor: what a mode differs from itself. Where blocks did not alternate, drift is in the ratio. "
+        + published.caption("grace"),
+        columns,
+        (_speedup_row(item, published) for item in comparisons),
+    )
+
+
+def mean_speedups(means: Sequence[MeanSpeedup], run: Run) -> Table:
+    """Geometric means over workloads."""
+    return make_table(
+        "geomeans",
+        "Geometric means over workloads",
+        f"Of {len(run.labels)} workloads. workloads counts those in the mean. The interval is that of the measurement, "
+        "the workloads taken as given. Only means over the same workloads can be set side by side.",
+        ["mode", "baseline", "metric", "over", "speedup", "low", "high", "workloads"],
+        (
+            {
+                "mode": item.mode,
+                "baseline": item.baseline,
+                "metric": item.metric.value,
+                "over": "where every mode passed" if item.common else "where both passed",
+                "speedup": item.mean.value,
+                "low": item.mean.low,
+                "high": item.mean.high,
+                "workloads": item.mean.count,
+            }
+            for item in means
+        ),
+    )
+
+
+def _overview_text(item: Comparison) -> str:
+    if item.ratio is None or item.verdict is None:
+        return item.missing or "no samples"
+    aside = "" if item.alternating else ", not alternating"
+    return f"{item.ratio.value:.3f} [{item.ratio.low:.3f}, {item.ratio.high:.3f}] {item.verdict.value}{aside}"
+
+
+def _speedup_row(item: Comparison, published: Published) -> Row:
+    row: Row = {
+        "workload": cell_label(item.cell),
+        "mode": item.cell.mode,
+        "baseline": item.baseline,
+        "metric": item.metric.value,
+        "missing": item.missing,
+    }
+    if is_as_published(item.cell) and item.metric is Metric.LATENCY:
+        row["grace_speedup"] = published.speedup("grace", item.cell.workload, item.cell.mode, item.baseline)
+    if item.ratio is not None and item.verdict is not None:
+        row |= {
+            "speedup": item.ratio.value,
+            "low": item.ratio.low,
+            "high": item.ratio.high,
+            "floor_percent": None if item.floor is None else 100 * item.floor,
+            "verdict": item.verdict.value,
+            "blocks": item.ratio.blocks,
+            "alternating": item.alternating,
+        }
+    return row

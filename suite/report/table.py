@@ -1,0 +1,97 @@
+"""One table of a report, and its forms: CSV for programs, Markdown for readers. Same content, same bytes.
+
+CSV holds raw values (unit in the column's name, empty where nothing was measured) and the provenance in the last
+columns; Markdown holds printed ones, with the provenance above.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from suite.report.provenance import Provenance
+from suite.report.units import format_heading, format_value
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns and rows with what a reader must know of them.
+
+    The last `summary_rows` of `frame` sum up those above and stay at the end when the table is sorted.
+    """
+
+    name: str
+    title: str
+    note: str
+    frame: pd.DataFrame
+    summary_rows: int = 0
+
+
+def make_table(
+    name: str,
+    title: str,
+    note: str,
+    columns: Sequence[str],
+    rows: Iterable[Mapping[str, object]],
+    summary: Iterable[Mapping[str, object]] = (),
+) -> Table:
+    """A table of these rows; a row may leave columns out, and has none that is not named.
+
+    Raises:
+        KeyError: a row has a column that is not in `columns`.
+    """
+    body, end = list(rows), list(summary)
+    for row in (*body, *end):
+        if unknown := row.keys() - set(columns):
+            raise KeyError(f"table {name!r} has no column {', '.join(sorted(unknown))}")
+    values = [[row.get(column) for column in columns] for row in (*body, *end)]
+    # dtype object: pandas would turn a count beside a None into a float
+    return Table(name, title, note, pd.DataFrame(values, columns=list(columns), dtype=object), len(end))
+
+
+def to_csv(table: Table, provenance: Provenance) -> str:
+    """The table as CSV (RFC 4180 quoting, "\\n" line ends)."""
+    labelled = table.frame.assign(
+        source=provenance.run_id,
+        device=provenance.device,
+        commit=provenance.commit,
+        warning=provenance.warning,
+    )
+    buffer = io.StringIO()
+    labelled.to_csv(buffer, index=False, lineterminator="\n")
+    return buffer.getvalue()
+
+
+def to_markdown(table: Table, provenance: Provenance) -> str:
+    """The table as a Markdown section: title, warning, provenance, rows, note."""
+    columns = list(table.frame.columns)
+    lines = [f"### {_escape(table.title)}", ""]
+    if provenance.warning:
+        lines += [f"**{_escape(provenance.warning)}**", ""]
+    lines += [_escape(provenance.caption), ""]
+    lines += [_row(format_heading(column) for column in columns), _row("---" for _ in columns)]
+    lines += [_row(texts) for texts in printed_rows(table)]
+    if table.note:
+        lines += ["", _escape(table.note)]
+    return "\n".join(lines) + "\n"
+
+
+def printed_rows(table: Table) -> list[list[str]]:
+    """The rows as they are printed."""
+    columns = list(table.frame.columns)
+    return [
+        [format_value(column, value) for column, value in zip(columns, values, strict=True)]
+        for values in table.frame.itertuples(index=False, name=None)
+    ]
+
+
+def _row(texts: Iterable[str]) -> str:
+    return f"| {' | '.join(_escape(text) for text in texts)} |"
+
+
+def _escape(text: str) -> str:
+    """Text that Markdown shows as it is: no cell border, no line break, no HTML."""
+    return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").split())
