@@ -166,7 +166,7 @@ def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
     raise WrongUse(f"unknown run {name!r}; {hint} (a run is a name in results/runs or results/recorded, or a folder)")
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file so that a reader, or a crash, sees the old content or the new, never a part.
 
     Raises:
@@ -176,8 +176,8 @@ def write_atomically(path: Path, text: str) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o644)
