@@ -37,6 +37,8 @@ NAMES: dict[str, Private] = {
     "dynamo_config": Private("torch._dynamo.config", None, _2_11, "recompile limits, compile-time settings"),
     "dynamo_utils": Private("torch._dynamo.utils", None, _2_11, "counters and compile-time timers"),
     "cudagraph_trees": Private("torch._inductor.cudagraph_trees", None, _2_11, "CUDAGraph Trees: nodes, managers"),
+    # fake tensors: programs for a GPU on a machine without one
+    "FakeTensorMode": Private("torch._subclasses.fake_tensor", "FakeTensorMode", _2_11, "build models without a GPU"),
     # suite: what a worker measures
     "pytree": Private("torch.utils._pytree", None, _2_11, "name the tensors in a model's output"),
     "TorchDynamoException": Private("torch._dynamo.exc", "TorchDynamoException", _2_11, "tell a failed compilation"),
