@@ -139,7 +139,10 @@ class GraphCounts(Record):
 
 
 class HostToDeviceCopy(Record):
-    """One kind of host-to-device copy in a steady iteration; `blocking` when the host waits (pageable memory)."""
+    """One kind of host-to-device copy in a steady iteration; `blocking` when the host waits (pageable memory).
+
+    `copied_bytes` is the sum over its `count` copies.
+    """
 
     copied_bytes: int
     count: int
