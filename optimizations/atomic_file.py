@@ -1,0 +1,24 @@
+"""Writing a file so that a reader sees the old content or the new, never a part."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace `path` by `content`.
+
+    Raises:
+        OSError: the folder is missing or not writable, or the disk is full; `path` is as before and nothing is left.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,96 @@
+"""How each placeholder moved between two captures, and which input explains that a value changed as it did."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from optimizations.replay.captured import Capture, MemoryRange, Placeholder
+
+ADDRESS_SPACE = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """An address as an offset into an input: `delta` bytes from the input's `data_ptr`."""
+
+    input: int
+    delta: int
+
+
+class Moves:
+    """The displacement of every input's placeholder from one capture to another.
+
+    A value is the address of input i exactly when it changed by the displacement of i and points to the same place in
+    i's placeholder in both captures. One past the end counts as a place: kernels are given such addresses as limits.
+
+    Raises:
+        ValueError: the captures are not of the same inputs, or a placeholder has another size.
+    """
+
+    def __init__(self, first: Capture, second: Capture) -> None:
+        self._first = _by_input(first)
+        second_placeholders = _by_input(second)
+        if self._first.keys() != second_placeholders.keys():
+            raise ValueError(
+                f"the captures have placeholders for inputs {sorted(self._first)} and {sorted(second_placeholders)}"
+            )
+        self._owned = (first.owned, second.owned)
+        self.displacement: dict[int, int] = {}
+        self._moved_by: dict[int, list[int]] = defaultdict(list)
+        for index, placeholder in self._first.items():
+            moved_to = second_placeholders[index].memory
+            if placeholder.memory.size_bytes != moved_to.size_bytes:
+                raise ValueError(
+                    f"the placeholder of input {index} has {placeholder.memory.size_bytes} bytes in one capture and "
+                    f"{moved_to.size_bytes} in the other"
+                )
+            displacement = (moved_to.address - placeholder.memory.address) % ADDRESS_SPACE
+            self.displacement[index] = displacement
+            if displacement:
+                self._moved_by[displacement].append(index)
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """All inputs, ascending."""
+        return tuple(sorted(self._first))
+
+    def size_bytes(self, index: int) -> int:
+        """Bytes of the input's placeholder."""
+        return self._first[index].memory.size_bytes
+
+    def sharing_displacement(self, index: int) -> tuple[int, ...]:
+        """Other inputs that moved by the same distance as this one."""
+        displacement = self.displacement[index]
+        return tuple(other for other in self._moved_by.get(displacement, ()) if other != index)
+
+    def in_step(self, first_value: int, second_value: int) -> tuple[Origin, ...]:
+        """Inputs whose displacement is this change, with the offset the value would have; inside or outside of them."""
+        inputs = self._moved_by.get((second_value - first_value) % ADDRESS_SPACE, ())
+        return tuple(Origin(index, first_value - self._first[index].memory.address) for index in inputs)
+
+    def origins(self, first_value: int, second_value: int) -> tuple[Origin, ...]:
+        """Inputs, with offset, that the two values are an address of; more than one where they cannot be told apart."""
+        return tuple(
+            origin
+            for origin in self.in_step(first_value, second_value)
+            if 0 <= origin.delta <= self.size_bytes(origin.input)
+        )
+
+    def is_owned(self, first_value: int, second_value: int) -> bool:
+        """Whether the values are addresses in the graph's own memory in both captures."""
+        return _in_any(first_value, self._owned[0]) and _in_any(second_value, self._owned[1])
+
+    def second_address(self, origin: Origin) -> int:
+        """The address of `origin` in the second capture."""
+        return (
+            self._first[origin.input].memory.address + self.displacement[origin.input] + origin.delta
+        ) % ADDRESS_SPACE
+
+
+def _by_input(capture: Capture) -> dict[int, Placeholder]:
+    return {placeholder.input: placeholder for placeholder in capture.placeholders}
+
+
+def _in_any(address: int, ranges: tuple[MemoryRange, ...]) -> bool:
+    return any(address in memory for memory in ranges)

@@ -1,0 +1,304 @@
+"""Finds every place where a captured graph holds the address of an input, from two captures.
+
+Between the captures each input's placeholder moved by a distance of its own. What that says of a value in the graph:
+
+* it did not change: it is no address of an input, whatever it looks like;
+* it changed by the displacement of input i and points into i both times: it is the address of i plus an offset;
+* it is an address in the graph's own memory both times: an intermediate;
+* it changed in step with i but points outside of it: i is copied, because nothing says how far it may be moved;
+* it also changes between two captures at the *same* addresses (the optional control): padding that nobody set;
+* it changed otherwise: nobody knows which input it comes from, so all inputs are copied, unless a control explains it.
+
+Words are looked for at 8-byte steps in each parameter first and at the 4-byte steps between them after that, so that
+pointers in packed structs are found and no half of a pointer is taken for one. Tensor maps come before both.
+Whatever is found here is still subject to the proof by outcome: data the graph reaches through memory (an array of
+pointers, say) cannot be seen in parameters.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from optimizations.indirection.moves import Moves
+from optimizations.indirection.shape import difference, format_path
+from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, find_tensor_maps
+from optimizations.replay.captured import (
+    WORD_BYTES,
+    Capture,
+    KernelNode,
+    MemcpyEnd,
+    MemcpyNode,
+    MemsetNode,
+    NodePath,
+    OtherNode,
+)
+
+HALF_WORD_BYTES = 4
+
+TRANSPARENT_NODES = frozenset({"EMPTY", "EVENT_RECORD", "WAIT_EVENT"})
+"""Types of other nodes that hold no address of data. What the rest hold cannot be read."""
+
+
+class UseKind(StrEnum):
+    """What holds the address."""
+
+    PARAMETER = "parameter"
+    TENSOR_MAP = "tensor_map"
+    MEMCPY_SOURCE = "memcpy_source"
+    MEMCPY_DESTINATION = "memcpy_destination"
+    MEMSET = "memset"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PointerUse:
+    """A place in the graph that holds the address of input `input` plus `delta` bytes.
+
+    In a kernel node it is the word (the 128 bytes, for a tensor map) at `byte_offset` of parameter `parameter`; in
+    other nodes both are 0.
+    """
+
+    node: NodePath
+    parameter: int
+    byte_offset: int
+    input: int
+    delta: int
+    kind: UseKind = UseKind.PARAMETER
+
+
+class ReasonCode(StrEnum):
+    """Why an input is copied."""
+
+    EMPTY = "empty"
+    NOT_MOVED = "not_moved"
+    SAME_DISPLACEMENT = "same_displacement"
+    AMBIGUOUS = "ambiguous"
+    OUTSIDE = "outside"
+    UNEXPLAINED = "unexplained"
+    OPAQUE_NODE = "opaque_node"
+    GRAPHS_DIFFER = "graphs_differ"
+    NO_USE = "no_use"
+    NO_APPLIER = "no_applier"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why an input is copied: a code for programs, a sentence for people."""
+
+    code: ReasonCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputVerdict:
+    """What is known of one input. Its address can be replaced everywhere when there is no reason against it."""
+
+    input: int
+    uses: tuple[PointerUse, ...]
+    reasons: tuple[Reason, ...]
+
+    @property
+    def indirect(self) -> bool:
+        return not self.reasons
+
+
+@dataclass(frozen=True, slots=True)
+class UnexplainedWord:
+    """A word of a kernel parameter, or the address of a memcpy or memset node, that changed for no known reason."""
+
+    node: NodePath
+    parameter: int
+    byte_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """A verdict for every input, in order. A control capture is worth its time where `unexplained` is not empty."""
+
+    verdicts: tuple[InputVerdict, ...]
+    unexplained: tuple[UnexplainedWord, ...]
+
+    @property
+    def uses(self) -> tuple[PointerUse, ...]:
+        """All uses found, also those of inputs that are copied, ordered by node and place."""
+        return tuple(sorted(use for verdict in self.verdicts for use in verdict.uses))
+
+
+def find_pointer_uses(
+    first: Capture,
+    second: Capture,
+    *,
+    control: Capture | None = None,
+    replace_address: ReplaceAddress | None = None,
+) -> Analysis:
+    """Where the graph of `first` holds addresses of its inputs, and which inputs must be copied.
+
+    Args:
+        first, second: captures of the same work at different placeholder addresses; each placeholder by a distance of
+            its own, else the inputs concerned are copied.
+        control: a capture at the addresses of `first`, to tell padding from hidden addresses.
+        replace_address: how a tensor map's address is replaced (`tensor_map.driver_replace_address`); without it tensor
+            maps are words that changed for no known reason.
+
+    Raises:
+        ValueError: the captures are not of the same inputs, or `control` is not at the addresses of `first`.
+    """
+    moves = Moves(first, second)
+    if control is not None and any(Moves(first, control).displacement.values()):
+        raise ValueError("the control capture has its placeholders at other addresses than the first")
+    found = difference(first.graph, second.graph)
+    if found is None and control is not None:
+        found = difference(first.graph, control.graph)
+    if found is not None:
+        reason = Reason(ReasonCode.GRAPHS_DIFFER, f"the captures are not of the same work: {found}")
+        return Analysis(tuple(InputVerdict(index, (), (reason,)) for index in moves.inputs), ())
+    search = _Search(moves, replace_address)
+    controls = _nodes(control) if control is not None else None
+    for (path, one), (_, other) in zip(_nodes(first), _nodes(second), strict=True):
+        search.visit(path, one, other, next(controls)[1] if controls is not None else None)
+    return search.result()
+
+
+_Visited = KernelNode | MemcpyNode | MemsetNode | OtherNode
+
+
+def _nodes(capture: Capture) -> Iterator[tuple[NodePath, _Visited]]:
+    return capture.graph.walk()
+
+
+class _Search:
+    """One pass over a pair of captures that agree in shape."""
+
+    def __init__(self, moves: Moves, replace_address: ReplaceAddress | None) -> None:
+        self._moves = moves
+        self._replace_address = replace_address
+        self._uses: dict[int, list[PointerUse]] = defaultdict(list)
+        self._against: dict[int, list[Reason]] = defaultdict(list)
+        self._opaque: list[str] = []
+        self._unexplained: list[UnexplainedWord] = []
+
+    def visit(self, path: NodePath, first: _Visited, second: _Visited, control: _Visited | None) -> None:
+        match first, second, control:
+            case KernelNode(), KernelNode(), (KernelNode() | None):
+                for index, (one, other) in enumerate(zip(first.parameters, second.parameters, strict=True)):
+                    again = control.parameters[index].data if control is not None else None
+                    self._parameter(path, index, one.data, other.data, again)
+            case MemcpyNode(), MemcpyNode(), _:
+                self._memcpy_end(path, UseKind.MEMCPY_SOURCE, first.source, second.source)
+                self._memcpy_end(path, UseKind.MEMCPY_DESTINATION, first.destination, second.destination)
+            case MemsetNode(), MemsetNode(), _:
+                self._address(path, UseKind.MEMSET, first.address, second.address)
+            case OtherNode(), _, _ if first.type_name not in TRANSPARENT_NODES:
+                self._opaque.append(f"node {format_path(path)} is of type {first.type_name}")
+
+    def _memcpy_end(self, path: NodePath, kind: UseKind, first: MemcpyEnd, second: MemcpyEnd) -> None:
+        """No input lies in host memory, so an address there is none of an input."""
+        if first.memory != "host":
+            self._address(path, kind, first.address, second.address)
+
+    def _address(self, path: NodePath, kind: UseKind, first: int, second: int) -> None:
+        """The address of a memcpy or memset node."""
+        if first != second and not self._word(path, kind, 0, 0, first, second):
+            self._doubt(path, 0, 0, first, second)
+
+    def _parameter(self, path: NodePath, parameter: int, first: bytes, second: bytes, control: bytes | None) -> None:
+        if first == second:
+            return
+        explained = bytearray(len(first))
+        self._tensor_maps(path, parameter, first, second, explained)
+        for start in (0, HALF_WORD_BYTES):
+            for offset in range(start, len(first) - WORD_BYTES + 1, WORD_BYTES):
+                word = slice(offset, offset + WORD_BYTES)
+                if first[word] == second[word] or any(explained[word]):
+                    continue
+                values = (int.from_bytes(data[word], "little") for data in (first, second))
+                if self._word(path, UseKind.PARAMETER, parameter, offset, *values):
+                    explained[word] = b"\1" * WORD_BYTES
+        self._rest(path, parameter, first, second, control, explained)
+
+    def _tensor_maps(self, path: NodePath, parameter: int, first: bytes, second: bytes, explained: bytearray) -> None:
+        if self._replace_address is None or len(first) < TENSOR_MAP_BYTES:
+            return
+        for window in find_tensor_maps(first, second, self._moves, self._replace_address):
+            explained[window.offset : window.offset + TENSOR_MAP_BYTES] = b"\1" * TENSOR_MAP_BYTES
+            origin = window.origin
+            self._uses[origin.input].append(
+                PointerUse(path, parameter, window.offset, origin.input, origin.delta, UseKind.TENSOR_MAP)
+            )
+
+    def _word(self, path: NodePath, kind: UseKind, parameter: int, offset: int, first: int, second: int) -> bool:
+        """Record the word as an address of an input, if it is one; whether it is explained."""
+        origins = self._moves.origins(first, second)
+        owned = self._moves.is_owned(first, second)
+        for origin in origins:
+            self._uses[origin.input].append(PointerUse(path, parameter, offset, origin.input, origin.delta, kind))
+            if owned:
+                message = f"{_place(path, parameter, offset)} may be its address or one in the graph's own memory"
+                self._against[origin.input].append(Reason(ReasonCode.AMBIGUOUS, message))
+        return bool(origins) or owned
+
+    def _rest(
+        self, path: NodePath, parameter: int, first: bytes, second: bytes, control: bytes | None, explained: bytearray
+    ) -> None:
+        """Changed bytes that no address explains, by half words: padding can fill one half beside a value."""
+        doubtful = set()
+        for offset in range(0, len(first), HALF_WORD_BYTES):
+            half = slice(offset, offset + HALF_WORD_BYTES)
+            if first[half] == second[half] or any(explained[half]):
+                continue
+            if control is not None and control[half] != first[half]:
+                continue
+            doubtful.add(offset - offset % WORD_BYTES)
+        for offset in sorted(doubtful):
+            word = slice(offset, offset + WORD_BYTES)
+            values = (int.from_bytes(data[word], "little") for data in (first, second))
+            self._doubt(path, parameter, offset, *values)
+
+    def _doubt(self, path: NodePath, parameter: int, offset: int, first: int, second: int) -> None:
+        in_step = self._moves.in_step(first, second)
+        for origin in in_step:
+            message = (
+                f"{_place(path, parameter, offset)} moved with it but points {origin.delta} bytes from its start, "
+                f"outside its {self._moves.size_bytes(origin.input)} bytes"
+            )
+            self._against[origin.input].append(Reason(ReasonCode.OUTSIDE, message))
+        if not in_step:
+            self._unexplained.append(UnexplainedWord(path, parameter, offset))
+
+    def result(self) -> Analysis:
+        verdicts = []
+        for index in self._moves.inputs:
+            uses = tuple(sorted(self._uses[index]))
+            verdicts.append(InputVerdict(index, uses, tuple(self._reasons(index, bool(uses)))))
+        return Analysis(tuple(verdicts), tuple(self._unexplained))
+
+    def _reasons(self, index: int, used: bool) -> Iterator[Reason]:
+        if self._moves.size_bytes(index) == 0:
+            yield Reason(ReasonCode.EMPTY, "it holds no bytes, so there is nothing to gain")
+        if not self._moves.displacement[index]:
+            yield Reason(ReasonCode.NOT_MOVED, "its placeholder had the same address in both captures")
+        for other in self._moves.sharing_displacement(index):
+            yield Reason(
+                ReasonCode.SAME_DISPLACEMENT,
+                f"it moved by the same distance as input {other}, so addresses of the two, and differences of such "
+                "addresses, cannot be told apart",
+            )
+        yield from self._against[index]
+        if self._opaque:
+            yield Reason(ReasonCode.OPAQUE_NODE, f"{self._opaque[0]}, which may hold addresses that cannot be read")
+        if self._unexplained:
+            word = self._unexplained[0]
+            yield Reason(
+                ReasonCode.UNEXPLAINED,
+                f"{_place(word.node, word.parameter, word.byte_offset)} changed between the captures and no input "
+                f"explains it ({len(self._unexplained)} such words)",
+            )
+        if not used:
+            yield Reason(ReasonCode.NO_USE, "no use of its address was found: it is unused, or reached unseen")
+
+
+def _place(path: NodePath, parameter: int, offset: int) -> str:
+    return f"node {format_path(path)}, parameter {parameter}, byte {offset}"

@@ -1,0 +1,91 @@
+"""Finds tensor maps (TMA descriptors) in kernel parameters.
+
+A tensor map is 128 opaque bytes, aligned to 64, that hold an address in an encoding NVIDIA does not publish. But
+`cuTensorMapReplaceAddress` gives the proof: a window of 128 bytes is a tensor map over input i at some offset exactly
+when replacing its address by where that place lay in the second capture turns the first capture's bytes into the
+second's. (CUDA Driver API, "Tensor Map Object Management"; compute capability 9.0 and up.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from optimizations.indirection.moves import Moves, Origin
+from optimizations.replay.captured import WORD_BYTES
+from optimizations.replay.driver import DriverError, check
+
+TENSOR_MAP_BYTES = 128
+TENSOR_MAP_ALIGNMENT = 64
+
+ReplaceAddress = Callable[[bytes, int], bytes | None]
+"""The bytes of a tensor map with its address replaced; None where they are no tensor map or the address is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMapWindow:
+    """The 128 bytes from `offset` on in a parameter are a tensor map whose address is `origin`."""
+
+    offset: int
+    origin: Origin
+
+
+def find_tensor_maps(first: bytes, second: bytes, moves: Moves, replace: ReplaceAddress) -> tuple[TensorMapWindow, ...]:
+    """Proven tensor maps over moved inputs in one kernel parameter.
+
+    Args:
+        first, second: the parameter's bytes in the two captures, of the same length.
+        moves: where the inputs' placeholders lay in them.
+        replace: `cuTensorMapReplaceAddress`, or what stands for it.
+
+    Windows do not overlap. Where the bytes prove more than one origin, there is one entry for each of them.
+    """
+    found: list[TensorMapWindow] = []
+    offset = 0
+    while offset + TENSOR_MAP_BYTES <= len(first):
+        before, after = (data[offset : offset + TENSOR_MAP_BYTES] for data in (first, second))
+        proven = []
+        if before != after:
+            proven = [
+                origin
+                for origin in _candidates(before, after, moves)
+                if replace(before, moves.second_address(origin)) == after
+            ]
+        found += [TensorMapWindow(offset, origin) for origin in proven]
+        offset += TENSOR_MAP_BYTES if proven else TENSOR_MAP_ALIGNMENT
+    return tuple(found)
+
+
+def _candidates(before: bytes, after: bytes, moves: Moves) -> Iterator[Origin]:
+    """Origins worth a proof: the start of every moved input, and every place a plain word of the window names."""
+    seen: set[Origin] = set()
+    for start in range(0, TENSOR_MAP_BYTES, WORD_BYTES):
+        words = (int.from_bytes(data[start : start + WORD_BYTES], "little") for data in (before, after))
+        seen.update(moves.origins(*words))
+    seen.update(Origin(index, 0) for index in moves.inputs if moves.displacement[index])
+    yield from sorted(seen, key=lambda origin: (origin.input, origin.delta))
+
+
+def driver_replace_address(driver: Any) -> ReplaceAddress:
+    """`cuTensorMapReplaceAddress` of `cuda.bindings.driver` on a copy of the bytes.
+
+    The driver writes descriptors only at addresses aligned to 64 bytes, which an object of the bindings need not be.
+    It answers `CUDA_ERROR_INVALID_VALUE` for bytes or an address it does not accept; any other failure is raised as a
+    `DriverError`.
+    """
+
+    def replace(window: bytes, address: int) -> bytes | None:
+        buffer = ctypes.create_string_buffer(TENSOR_MAP_BYTES + TENSOR_MAP_ALIGNMENT)
+        aligned = -(-ctypes.addressof(buffer) // TENSOR_MAP_ALIGNMENT) * TENSOR_MAP_ALIGNMENT
+        ctypes.memmove(aligned, window, TENSOR_MAP_BYTES)
+        try:
+            check(driver.cuTensorMapReplaceAddress, driver.CUtensorMap(aligned), address)
+        except DriverError as error:
+            if error.code == int(driver.CUresult.CUDA_ERROR_INVALID_VALUE):
+                return None
+            raise
+        return ctypes.string_at(aligned, TENSOR_MAP_BYTES)
+
+    return replace

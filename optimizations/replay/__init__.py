@@ -1,0 +1,1 @@
+"""Captured graphs as records, and replay built on them."""

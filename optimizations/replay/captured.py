@@ -1,0 +1,249 @@
+"""A captured CUDA graph as plain records: what its nodes launch, and every byte they were given.
+
+All analysis works on these records, so that it runs, and is tested, without a GPU. `driver_read` fills them from a
+`CUgraph`. `RecordedCaptures` is their form on disk (JSON, bytes as hex): a capture made on one machine is test data on
+another.
+
+Records are immutable and validated when they are built or loaded: an edge that leads nowhere, a parameter whose bytes
+do not fit its size, or a field of another schema version is an error, never a surprise later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from optimizations.atomic_file import write_atomically
+
+SCHEMA_VERSION: Final = 1
+WORD_BYTES = 8
+"""Size of a device address, and so of the parameter words that may hold one."""
+
+Uint32 = Annotated[int, Field(ge=0, lt=2**32)]
+Uint64 = Annotated[int, Field(ge=0, lt=2**64)]
+Dim3 = tuple[Uint32, Uint32, Uint32]
+NodePath = tuple[int, ...]
+"""Index of a node in its graph; in a child graph, the indices of the child-graph nodes that lead to it come first."""
+
+
+class CaptureFileError(ValueError):
+    """A file of recorded captures cannot be used; the message says which one and why."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_bytes="hex", val_json_bytes="hex")
+
+
+class MemoryRange(_Record):
+    """Device memory from `address` on, `size_bytes` long."""
+
+    address: Uint64
+    size_bytes: Uint64
+
+    def __contains__(self, address: int) -> bool:
+        return self.address <= address < self.address + self.size_bytes
+
+
+class Placeholder(_Record):
+    """Where the data of recording input `input` lay during one capture: from its `data_ptr` to the end of its last
+    element. `input` is the index in the recording's list of inputs."""
+
+    input: Annotated[int, Field(ge=0)]
+    memory: MemoryRange
+
+
+class Parameter(_Record):
+    """One kernel parameter: where it lies in the device-side parameter buffer, and its bytes as captured."""
+
+    offset: Uint32
+    size: Uint32
+    data: bytes
+
+    @model_validator(mode="after")
+    def _data_has_size(self) -> Self:
+        if len(self.data) != self.size:
+            raise ValueError(
+                f"parameter at offset {self.offset} has {len(self.data)} bytes of data but size {self.size}"
+            )
+        return self
+
+
+class LaunchAttribute(_Record):
+    """A launch attribute whose value is not all zero, by the driver's name, with the bytes of the value.
+
+    Setting a node's parameters leaves its attributes alone; a node made anew must be given them again.
+    """
+
+    name: str
+    value: bytes
+
+
+class KernelNode(_Record):
+    """A kernel launch.
+
+    `function` is the driver's handle: it tells functions apart within one process and means nothing in another.
+    `by_library` says that it is a `CUkernel` (of a library loaded context-free) rather than a `CUfunction`. `name` is
+    the mangled name, None where the driver does not know it. `cluster` is None for a launch without clusters.
+    """
+
+    kind: Literal["kernel"] = "kernel"
+    name: str | None
+    function: Uint64
+    by_library: bool
+    grid: Dim3
+    block: Dim3
+    shared_bytes: Uint32
+    cluster: Dim3 | None
+    attributes: tuple[LaunchAttribute, ...]
+    parameters: tuple[Parameter, ...]
+
+
+class MemcpyEnd(_Record):
+    """One end of a copy. `address` is the base address, 0 where `memory` is an array; offsets and pitch as given to
+    the driver, in bytes (`x_bytes`, `pitch_bytes`), rows (`y`, `height`) and slices (`z`)."""
+
+    memory: Literal["host", "device", "array", "unified"]
+    address: Uint64
+    x_bytes: Uint64 = 0
+    y: Uint64 = 0
+    z: Uint64 = 0
+    level_of_detail: Uint64 = 0
+    pitch_bytes: Uint64 = 0
+    height: Uint64 = 0
+
+
+class MemcpyNode(_Record):
+    """A copy of `depth` slices of `height` rows of `width_bytes`."""
+
+    kind: Literal["memcpy"] = "memcpy"
+    source: MemcpyEnd
+    destination: MemcpyEnd
+    width_bytes: Uint64
+    height: Uint64
+    depth: Uint64
+
+
+class MemsetNode(_Record):
+    """A fill of `height` rows of `width` elements of `element_bytes` with `value`."""
+
+    kind: Literal["memset"] = "memset"
+    address: Uint64
+    pitch_bytes: Uint64
+    value: Uint32
+    element_bytes: Uint32
+    width: Uint64
+    height: Uint64
+
+
+class ChildGraphNode(_Record):
+    """A graph inside the graph."""
+
+    kind: Literal["child_graph"] = "child_graph"
+    graph: CapturedGraph
+
+
+class OtherNode(_Record):
+    """A node of any other type, by the driver's name without its prefix (`EMPTY`, `HOST`, `CONDITIONAL`, ...)."""
+
+    kind: Literal["other"] = "other"
+    type_name: str
+
+
+Node = Annotated[KernelNode | MemcpyNode | MemsetNode | ChildGraphNode | OtherNode, Field(discriminator="kind")]
+
+
+class Edge(_Record):
+    """`target` waits for `source` (indices in one graph). Ports and type are 0 except for programmatic launches."""
+
+    source: Annotated[int, Field(ge=0)]
+    target: Annotated[int, Field(ge=0)]
+    from_port: Annotated[int, Field(ge=0, lt=256)] = 0
+    to_port: Annotated[int, Field(ge=0, lt=256)] = 0
+    dependency_type: Annotated[int, Field(ge=0, lt=256)] = 0
+
+
+class CapturedGraph(_Record):
+    """Nodes in the driver's order, and the edges between them."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+
+    @model_validator(mode="after")
+    def _edges_lead_somewhere(self) -> Self:
+        for edge in self.edges:
+            if max(edge.source, edge.target) >= len(self.nodes):
+                raise ValueError(f"edge {edge.source} -> {edge.target} in a graph of {len(self.nodes)} nodes")
+        return self
+
+    def walk(self, path: NodePath = ()) -> Iterator[tuple[NodePath, KernelNode | MemcpyNode | MemsetNode | OtherNode]]:
+        """Every node but child graphs themselves, whose nodes are walked instead, each with its path."""
+        for index, node in enumerate(self.nodes):
+            if isinstance(node, ChildGraphNode):
+                yield from node.graph.walk((*path, index))
+            else:
+                yield (*path, index), node
+
+
+class Capture(_Record):
+    """One capture: the graph, where its inputs' placeholders lay, and what memory was the graph's own.
+
+    `owned` are the segments of the graph's memory pool at the time of the capture. Two captures put intermediates at
+    different addresses; a word that lies in owned memory in both is one of them, and no input.
+    """
+
+    graph: CapturedGraph
+    placeholders: tuple[Placeholder, ...]
+    owned: tuple[MemoryRange, ...] = ()
+
+    @model_validator(mode="after")
+    def _placeholders_differ(self) -> Self:
+        inputs = [placeholder.input for placeholder in self.placeholders]
+        if len(set(inputs)) != len(inputs):
+            raise ValueError(f"more than one placeholder for an input: {sorted(inputs)}")
+        return self
+
+
+class Provenance(_Record):
+    """What was captured, and on what."""
+
+    label: str
+    gpu: str
+    driver: str
+    torch: str
+
+
+class RecordedCaptures(_Record):
+    """The captures of one recording as one JSON file: two at different placeholder addresses and, where it was needed,
+    a `control` at the addresses of the first."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    provenance: Provenance
+    first: Capture
+    second: Capture
+    control: Capture | None = None
+
+    def save(self, path: Path) -> None:
+        """Write to `path`, atomically."""
+        write_atomically(path, self.model_dump_json(indent=1).encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `save` wrote.
+
+        Raises:
+            CaptureFileError: the file cannot be read, is no such JSON, or is of another schema version.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise CaptureFileError(f"cannot read recorded captures {path}: {error.strerror}") from error
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise CaptureFileError(
+                f"{path} holds no recorded captures of schema version {SCHEMA_VERSION}: {where}: {first['msg']} "
+                f"({error.error_count()} problems); record them again with this version"
+            ) from error

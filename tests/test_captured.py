@@ -1,0 +1,445 @@
+"""Captured graphs as records: what is read from the driver, and what a file of them may and may not hold."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as cuda
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from optimizations.replay.captured import (
+    Capture,
+    CapturedGraph,
+    CaptureFileError,
+    ChildGraphNode,
+    Edge,
+    KernelNode,
+    LaunchAttribute,
+    MemcpyEnd,
+    MemcpyNode,
+    MemoryRange,
+    MemsetNode,
+    OtherNode,
+    Parameter,
+    Placeholder,
+    Provenance,
+    RecordedCaptures,
+)
+from optimizations.replay.driver import DriverError, check
+from optimizations.replay.driver_read import node_handles, read_graph
+
+uint32 = st.integers(0, 2**32 - 1)
+uint64 = st.integers(0, 2**64 - 1)
+dim3 = st.tuples(uint32, uint32, uint32)
+parameters = st.builds(
+    lambda offset, data: Parameter(offset=offset, size=len(data), data=data), uint32, st.binary(max_size=40)
+)
+kernels = st.builds(
+    KernelNode,
+    name=st.none() | st.text(max_size=8),
+    function=uint64,
+    by_library=st.booleans(),
+    grid=dim3,
+    block=dim3,
+    shared_bytes=uint32,
+    cluster=st.none() | dim3,
+    attributes=st.lists(
+        st.builds(LaunchAttribute, name=st.text(max_size=5), value=st.binary(max_size=64)), max_size=2
+    ).map(tuple),
+    parameters=st.lists(parameters, max_size=3).map(tuple),
+)
+memcpy_ends = st.builds(
+    MemcpyEnd,
+    memory=st.sampled_from(["host", "device", "array", "unified"]),
+    address=uint64,
+    x_bytes=uint64,
+    pitch_bytes=uint64,
+)
+memcpys = st.builds(
+    MemcpyNode, source=memcpy_ends, destination=memcpy_ends, width_bytes=uint64, height=uint64, depth=uint64
+)
+memsets = st.builds(
+    MemsetNode, address=uint64, pitch_bytes=uint64, value=uint32, element_bytes=uint32, width=uint64, height=uint64
+)
+others = st.builds(OtherNode, type_name=st.text(max_size=8))
+
+
+def graphs(nodes: st.SearchStrategy[Any]) -> st.SearchStrategy[CapturedGraph]:
+    def with_edges(nodes: list[Any]) -> st.SearchStrategy[CapturedGraph]:
+        index = st.integers(0, max(len(nodes) - 1, 0))
+        edges = st.lists(st.builds(Edge, source=index, target=index), max_size=4 if nodes else 0)
+        return edges.map(lambda edges: CapturedGraph(nodes=tuple(nodes), edges=tuple(edges)))
+
+    return st.lists(nodes, max_size=4).flatmap(with_edges)
+
+
+leaves = kernels | memcpys | memsets | others
+ranges = st.builds(MemoryRange, address=uint64, size_bytes=uint64)
+captures = st.builds(
+    Capture,
+    graph=graphs(leaves | graphs(leaves).map(lambda graph: ChildGraphNode(graph=graph))),
+    placeholders=st.lists(ranges, max_size=3).map(
+        lambda memories: tuple(Placeholder(input=index, memory=memory) for index, memory in enumerate(memories))
+    ),
+    owned=st.lists(ranges, max_size=2).map(tuple),
+)
+PROVENANCE = Provenance(label="matmul", gpu="NVIDIA H100 NVL", driver="580.1", torch="2.11.0")
+
+
+@given(first=captures, second=captures, control=st.none() | captures)
+def test_saved_captures_load_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, first: Capture, second: Capture, control: Capture | None
+) -> None:
+    path = tmp_path_factory.mktemp("captures") / "recorded.json"
+    recorded = RecordedCaptures(provenance=PROVENANCE, first=first, second=second, control=control)
+    recorded.save(path)
+    assert RecordedCaptures.load(path) == recorded
+    assert list(path.parent.iterdir()) == [path], "no temporary file stays behind"
+
+
+def small_file(path: Path) -> dict[str, Any]:
+    """A valid file at `path`; returns its content for a test to spoil."""
+    kernel = KernelNode(
+        name="k",
+        function=1,
+        by_library=False,
+        grid=(1, 1, 1),
+        block=(128, 1, 1),
+        shared_bytes=0,
+        cluster=None,
+        attributes=(),
+        parameters=(Parameter(offset=0, size=8, data=bytes(8)),),
+    )
+    capture = Capture(
+        graph=CapturedGraph(nodes=(kernel,), edges=()),
+        placeholders=(Placeholder(input=0, memory=MemoryRange(address=256, size_bytes=8)),),
+    )
+    RecordedCaptures(provenance=PROVENANCE, first=capture, second=capture).save(path)
+    content = json.loads(path.read_text())
+    assert isinstance(content, dict)
+    return content
+
+
+def spoil_schema(content: dict[str, Any]) -> None:
+    content["schema_version"] = 99
+
+
+def spoil_field(content: dict[str, Any]) -> None:
+    content["first"]["graph"]["nodes"][0]["gridd"] = 1
+
+
+def spoil_type(content: dict[str, Any]) -> None:
+    content["first"]["graph"]["nodes"][0]["function"] = "1"
+
+
+def spoil_kind(content: dict[str, Any]) -> None:
+    content["first"]["graph"]["nodes"][0]["kind"] = "kernal"
+
+
+def spoil_hex(content: dict[str, Any]) -> None:
+    content["first"]["graph"]["nodes"][0]["parameters"][0]["data"] = "zz" * 8
+
+
+def spoil_size(content: dict[str, Any]) -> None:
+    content["first"]["graph"]["nodes"][0]["parameters"][0]["data"] = "00" * 7
+
+
+def spoil_edge(content: dict[str, Any]) -> None:
+    content["second"]["graph"]["edges"] = [{"source": 0, "target": 1}]
+
+
+def spoil_address(content: dict[str, Any]) -> None:
+    content["first"]["placeholders"][0]["memory"]["address"] = 2**64
+
+
+def spoil_placeholder(content: dict[str, Any]) -> None:
+    content["first"]["placeholders"] *= 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (spoil_schema, "schema_version"),
+        (spoil_field, "gridd"),
+        (spoil_type, "function"),
+        (spoil_kind, "kernal"),
+        (spoil_hex, "data"),
+        (spoil_size, "has 7 bytes of data but size 8"),
+        (spoil_edge, "edge 0 -> 1 in a graph of 1 nodes"),
+        (spoil_address, "address"),
+        (spoil_placeholder, "more than one placeholder"),
+    ],
+)
+def test_a_file_with_a_wrong_field_is_refused_by_name(tmp_path: Path, spoil: Any, said: str) -> None:
+    path = tmp_path / "recorded.json"
+    content = small_file(path)
+    spoil(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(CaptureFileError, match=said) as caught:
+        RecordedCaptures.load(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 200, -2])
+def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "recorded.json"
+    small_file(path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CaptureFileError, match=r"recorded\.json"):
+        RecordedCaptures.load(path)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(CaptureFileError, match=r"absent\.json: No such file"):
+        RecordedCaptures.load(tmp_path / "absent.json")
+
+
+def test_records_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        MemoryRange(address=1, size_bytes=2).address = 3  # type: ignore[misc]
+
+
+class FakeDriver:
+    """Answers like `cuda.bindings.driver`, with the bindings' own structures, for graphs made of plain dictionaries.
+
+    A node is `{"type": ..., "params": <structure>}`; handles are positions in `nodes`, from 100 on.
+    """
+
+    CUresult = cuda.CUresult
+    CUkernelNodeAttrID = cuda.CUkernelNodeAttrID
+
+    def __init__(self, nodes: list[dict[str, Any]], graphs: dict[int, tuple[list[int], list[tuple[int, int, int]]]]):
+        self.nodes = {100 + index: node for index, node in enumerate(nodes)}
+        self.graphs = graphs
+        self.functions: dict[int, dict[str, Any]] = {}
+        self.fails: dict[str, IntEnum] = {}
+
+    def _answer(self, call: str, *values: Any) -> tuple[Any, ...]:
+        if call in self.fails:
+            return (self.fails[call], *(None for _ in values))
+        return (cuda.CUresult.CUDA_SUCCESS, *values)
+
+    def cuGraphGetNodes(self, graph: int, count: int) -> tuple[Any, ...]:
+        handles = [cuda.CUgraphNode(node) for node in self.graphs[graph][0]]
+        return self._answer("cuGraphGetNodes", handles[:count], count or len(handles))
+
+    def cuGraphGetEdges(self, graph: int, count: int) -> tuple[Any, ...]:
+        edges = self.graphs[graph][1][:count]
+        data = []
+        for _, _, port in edges:
+            annotation = cuda.CUgraphEdgeData()
+            annotation.from_port = port
+            data.append(annotation)
+        sources = [cuda.CUgraphNode(source) for source, _, _ in edges]
+        targets = [cuda.CUgraphNode(target) for _, target, _ in edges]
+        return self._answer("cuGraphGetEdges", sources, targets, data, count or len(self.graphs[graph][1]))
+
+    def cuGraphNodeGetType(self, node: Any) -> tuple[Any, ...]:
+        return self._answer("cuGraphNodeGetType", self.nodes[int(node)]["type"])
+
+    def cuGraphKernelNodeGetParams(self, node: Any) -> tuple[Any, ...]:
+        return self._answer("cuGraphKernelNodeGetParams", self.nodes[int(node)]["params"])
+
+    def cuGraphMemcpyNodeGetParams(self, node: Any) -> tuple[Any, ...]:
+        return self._answer("cuGraphMemcpyNodeGetParams", self.nodes[int(node)]["params"])
+
+    def cuGraphMemsetNodeGetParams(self, node: Any) -> tuple[Any, ...]:
+        return self._answer("cuGraphMemsetNodeGetParams", self.nodes[int(node)]["params"])
+
+    def cuGraphChildGraphNodeGetGraph(self, node: Any) -> tuple[Any, ...]:
+        return self._answer("cuGraphChildGraphNodeGetGraph", self.nodes[int(node)]["graph"])
+
+    def cuGraphKernelNodeGetAttribute(self, node: Any, kind: IntEnum) -> tuple[Any, ...]:
+        if kind.name == "CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN":
+            return (cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None)
+        value = cuda.CUkernelNodeAttrValue()
+        set_value = self.nodes[int(node)].get("attributes", {}).get(kind.name)
+        if set_value:
+            set_value(value)
+        return self._answer("cuGraphKernelNodeGetAttribute", value)
+
+    def _info(self, call: str, function: Any, index: int) -> tuple[Any, ...]:
+        layout = self.functions[int(function)]["layout"]
+        if index >= len(layout):
+            return (cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None, None)
+        return self._answer(call, *layout[index])
+
+    def cuFuncGetParamInfo(self, function: Any, index: int) -> tuple[Any, ...]:
+        return self._info("cuFuncGetParamInfo", function, index)
+
+    def cuKernelGetParamInfo(self, function: Any, index: int) -> tuple[Any, ...]:
+        return self._info("cuKernelGetParamInfo", function, index)
+
+    def cuFuncGetName(self, function: Any) -> tuple[Any, ...]:
+        return self._answer("cuFuncGetName", self.functions[int(function)]["name"])
+
+    def cuKernelGetName(self, function: Any) -> tuple[Any, ...]:
+        return self._answer("cuKernelGetName", self.functions[int(function)]["name"])
+
+
+def kernel_params(function: int, *, by_library: bool = False, kernel_params: int = 0, extra: int = 0) -> Any:
+    launch = cuda.CUDA_KERNEL_NODE_PARAMS()
+    if by_library:
+        launch.kern = cuda.CUkernel(function)
+    else:
+        launch.func = cuda.CUfunction(function)
+    launch.gridDimX, launch.gridDimY, launch.gridDimZ = 4, 2, 1
+    launch.blockDimX, launch.blockDimY, launch.blockDimZ = 128, 1, 1
+    launch.sharedMemBytes = 4096
+    launch.kernelParams = kernel_params
+    launch.extra = extra
+    return launch
+
+
+def set_cluster(value: Any) -> None:
+    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = 2, 1, 1
+
+
+def set_priority(value: Any) -> None:
+    value.priority = -5
+
+
+KERNEL, MEMCPY, MEMSET, GRAPH, HOST = (
+    getattr(cuda.CUgraphNodeType, f"CU_GRAPH_NODE_TYPE_{name}")
+    for name in ("KERNEL", "MEMCPY", "MEMSET", "GRAPH", "HOST")
+)
+
+
+def test_kernel_nodes_are_read_with_launch_fields_and_parameter_bytes() -> None:
+    address, count = ctypes.c_uint64(0x7F0000001000), ctypes.c_uint32(77)
+    pointers = (ctypes.c_void_p * 2)(ctypes.addressof(address), ctypes.addressof(count))
+    launch = kernel_params(7, kernel_params=ctypes.addressof(pointers))
+    attributes = {"CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION": set_cluster, "CU_LAUNCH_ATTRIBUTE_PRIORITY": set_priority}
+    driver = FakeDriver([{"type": KERNEL, "params": launch, "attributes": attributes}], {1: ([100], [])})
+    driver.functions[7] = {"name": b"gemm", "layout": [(0, 8), (8, 4)]}
+
+    (node,) = read_graph(driver, 1).nodes
+
+    assert isinstance(node, KernelNode)
+    assert (node.name, node.function, node.by_library) == ("gemm", 7, False)
+    assert (node.grid, node.block, node.shared_bytes, node.cluster) == ((4, 2, 1), (128, 1, 1), 4096, (2, 1, 1))
+    assert [(p.offset, p.size) for p in node.parameters] == [(0, 8), (8, 4)]
+    assert int.from_bytes(node.parameters[0].data, "little") == 0x7F0000001000
+    assert int.from_bytes(node.parameters[1].data, "little") == 77
+    assert {attribute.name for attribute in node.attributes} == set(attributes)
+
+    address.value = 0
+    assert any(node.parameters[0].data), "the record holds a copy, not the node's memory"
+
+
+def test_kernels_of_libraries_and_packed_parameter_buffers_are_read() -> None:
+    buffer = ctypes.create_string_buffer(b"\1\0\0\0....\2\0\0\0\0\0\0\0", 16)
+    size = ctypes.c_size_t(16)
+    extra = (ctypes.c_void_p * 5)(2, ctypes.addressof(size), 1, ctypes.addressof(buffer), None)
+    launch = kernel_params(9, by_library=True, extra=ctypes.addressof(extra))
+    driver = FakeDriver([{"type": KERNEL, "params": launch}], {1: ([100], [])})
+    driver.functions[9] = {"name": b"fft", "layout": [(0, 4), (8, 8)]}
+
+    (node,) = read_graph(driver, 1).nodes
+
+    assert isinstance(node, KernelNode)
+    assert (node.name, node.function, node.by_library, node.cluster) == ("fft", 9, True, None)
+    assert [int.from_bytes(p.data, "little") for p in node.parameters] == [1, 2]
+
+
+def test_a_kernel_that_hides_its_parameters_is_an_error() -> None:
+    driver = FakeDriver([{"type": KERNEL, "params": kernel_params(7)}], {1: ([100], [])})
+    driver.functions[7] = {"name": b"k", "layout": [(0, 8)]}
+    with pytest.raises(ValueError, match="1 parameters has neither kernelParams nor extra"):
+        read_graph(driver, 1)
+    extra = (ctypes.c_void_p * 1)(None)
+    driver.nodes[100]["params"] = kernel_params(7, extra=ctypes.addressof(extra))
+    with pytest.raises(ValueError, match="CU_LAUNCH_PARAM_BUFFER_POINTER"):
+        read_graph(driver, 1)
+
+
+def test_copies_fills_child_graphs_and_other_nodes_are_read() -> None:
+    copy = cuda.CUDA_MEMCPY3D()
+    copy.srcMemoryType, copy.dstMemoryType = cuda.CUmemorytype(1), cuda.CUmemorytype(2)
+    copy.srcHost, copy.dstDevice, copy.dstXInBytes, copy.dstPitch = 0x5000, cuda.CUdeviceptr(0x7F0000000000), 16, 512
+    copy.WidthInBytes, copy.Height, copy.Depth = 64, 3, 1
+    fill = cuda.CUDA_MEMSET_NODE_PARAMS()
+    fill.dst, fill.value, fill.elementSize, fill.width, fill.height = cuda.CUdeviceptr(0x7F0000000400), 1, 4, 8, 1
+    nodes = [
+        {"type": MEMCPY, "params": copy},
+        {"type": GRAPH, "graph": 2},
+        {"type": HOST},
+        {"type": MEMSET, "params": fill},
+    ]
+    driver = FakeDriver(nodes, {1: ([100, 101, 102], [(100, 101, 0), (101, 102, 1)]), 2: ([103], [])})
+
+    graph = read_graph(driver, 1)
+
+    assert graph == CapturedGraph(
+        nodes=(
+            MemcpyNode(
+                source=MemcpyEnd(memory="host", address=0x5000),
+                destination=MemcpyEnd(memory="device", address=0x7F0000000000, x_bytes=16, pitch_bytes=512),
+                width_bytes=64,
+                height=3,
+                depth=1,
+            ),
+            ChildGraphNode(
+                graph=CapturedGraph(
+                    nodes=(
+                        MemsetNode(address=0x7F0000000400, pitch_bytes=0, value=1, element_bytes=4, width=8, height=1),
+                    ),
+                    edges=(),
+                )
+            ),
+            OtherNode(type_name="HOST"),
+        ),
+        edges=(Edge(source=0, target=1), Edge(source=1, target=2, from_port=1)),
+    )
+    assert [int(handle) for handle in node_handles(driver, 1)] == [100, 101, 102]
+    assert [path for path, _ in graph.walk()] == [(0,), (1, 0), (2,)]
+
+
+def test_an_empty_graph_is_read() -> None:
+    assert read_graph(FakeDriver([], {1: ([], [])}), 1) == CapturedGraph(nodes=(), edges=())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuGraphGetNodes",
+        "cuGraphGetEdges",
+        "cuGraphNodeGetType",
+        "cuGraphKernelNodeGetParams",
+        "cuFuncGetParamInfo",
+        "cuGraphKernelNodeGetAttribute",
+    ],
+)
+def test_every_failing_call_is_named(call: str) -> None:
+    word = ctypes.c_uint64(0)
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(word))
+    launch = kernel_params(7, kernel_params=ctypes.addressof(pointers))
+    driver = FakeDriver([{"type": KERNEL, "params": launch}], {1: ([100], [(100, 100, 0)])})
+    driver.functions[7] = {"name": b"k", "layout": [(0, 8)]}
+    read_graph(driver, 1)
+    driver.fails[call] = cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED
+    with pytest.raises(DriverError, match=rf"{call} failed: CUDA_ERROR_NOT_SUPPORTED \(801\)"):
+        read_graph(driver, 1)
+
+
+def test_a_function_without_a_name_is_read_all_the_same() -> None:
+    driver = FakeDriver([{"type": KERNEL, "params": kernel_params(7)}], {1: ([100], [])})
+    driver.functions[7] = {"name": b"k", "layout": []}
+    driver.fails["cuFuncGetName"] = cuda.CUresult.CUDA_ERROR_NOT_FOUND
+    (node,) = read_graph(driver, 1).nodes
+    assert isinstance(node, KernelNode)
+    assert node.name is None
+
+
+def test_check_returns_what_the_call_returns() -> None:
+    success = cuda.CUresult.CUDA_SUCCESS
+    assert check(lambda: (success,)) is None
+    assert check(lambda value: (success, value), 3) == 3
+    assert check(lambda: (success, 1, 2)) == (1, 2)

@@ -1,0 +1,122 @@
+"""Tensor maps are recognised by proof: replacing the address must give the other capture's bytes, all 128 of them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+from cuda.bindings import driver as cuda
+from fake_tensor_map import make_tensor_map, replace_address
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizations.indirection.moves import Moves, Origin
+from optimizations.indirection.tensor_map import TensorMapWindow, driver_replace_address, find_tensor_maps
+from optimizations.replay.captured import Capture, CapturedGraph, MemoryRange, Placeholder
+from optimizations.replay.driver import DriverError
+
+FIRST = (0x7F12_3400_0000, 0x7F12_3500_0000)
+SECOND = (0x7F15_0000_1000, 0x7F19_0000_0000)
+SIZE_BYTES = 4096
+
+
+def capture(addresses: tuple[int, ...]) -> Capture:
+    placeholders = tuple(
+        Placeholder(input=index, memory=MemoryRange(address=address, size_bytes=SIZE_BYTES))
+        for index, address in enumerate(addresses)
+    )
+    return Capture(graph=CapturedGraph(nodes=(), edges=()), placeholders=placeholders)
+
+
+MOVES = Moves(capture(FIRST), capture(SECOND))
+
+
+@given(
+    inputs=st.lists(st.none() | st.integers(0, 1), max_size=4),
+    lead=st.integers(0, 3),
+    tail=st.binary(max_size=70),
+)
+def test_maps_at_aligned_offsets_are_found_and_nothing_else(inputs: list[int | None], lead: int, tail: bytes) -> None:
+    expected, first, second = [], bytearray(64 * lead), bytearray(64 * lead)
+    for index in inputs:
+        if index is None:
+            first += b"\1" * 64
+            second += b"\2" * 64
+        else:
+            expected.append(TensorMapWindow(len(first), Origin(index, 0)))
+            first += make_tensor_map(FIRST[index])
+            second += make_tensor_map(SECOND[index])
+    found = find_tensor_maps(bytes(first) + tail, bytes(second) + tail, MOVES, replace_address)
+    assert found == tuple(expected)
+
+
+def test_a_map_that_also_changed_in_another_way_is_no_proof() -> None:
+    first, second = make_tensor_map(FIRST[0], shape=7), make_tensor_map(SECOND[0], shape=8)
+    assert find_tensor_maps(first, second, MOVES, replace_address) == ()
+
+
+def test_a_map_that_did_not_change_is_none_over_a_moved_input() -> None:
+    same = make_tensor_map(FIRST[0])
+    assert find_tensor_maps(same, same, MOVES, replace_address) == ()
+
+
+def test_a_map_between_aligned_offsets_is_not_looked_for() -> None:
+    first, second = (bytes(32) + make_tensor_map(address) + bytes(32) for address in (FIRST[0], SECOND[0]))
+    assert find_tensor_maps(first, second, MOVES, replace_address) == ()
+
+
+def test_a_map_into_the_middle_of_an_input_is_found_where_a_word_names_the_place() -> None:
+    def plain(window: bytes, address: int) -> bytes | None:
+        return window[:16] + address.to_bytes(8, "little") + window[24:] if window[:4] == b"TMAP" else None
+
+    first, second = (
+        b"TMAP" + bytes(12) + (address + 512).to_bytes(8, "little") + bytes(104) for address in (FIRST[1], SECOND[1])
+    )
+    assert find_tensor_maps(first, second, MOVES, plain) == (TensorMapWindow(0, Origin(1, 512)),)
+
+
+def test_bytes_that_prove_two_inputs_are_reported_for_both() -> None:
+    together = Moves(capture(FIRST), capture(tuple(address + 4096 for address in FIRST)))
+
+    def careless(window: bytes, address: int) -> bytes | None:
+        return b"\2" * 128
+
+    found = find_tensor_maps(b"\1" * 128, b"\2" * 128, together, careless)
+    assert found == (TensorMapWindow(0, Origin(0, 0)), TensorMapWindow(0, Origin(1, 0)))
+
+
+class FakeDriver:
+    """Answers `cuTensorMapReplaceAddress` on the bindings' own structure; `result` overrides its return code."""
+
+    CUresult = cuda.CUresult
+    CUtensorMap = cuda.CUtensorMap
+
+    def __init__(self, result: Any = cuda.CUresult.CUDA_SUCCESS) -> None:
+        self.result = result
+
+    def cuTensorMapReplaceAddress(self, tensor_map: Any, address: int) -> tuple[Any]:
+        location = int(tensor_map.getPtr())
+        assert location % 64 == 0, "the driver refuses descriptors that are not aligned to 64 bytes"
+        if self.result != cuda.CUresult.CUDA_SUCCESS:
+            return (self.result,)
+        replaced = replace_address(ctypes.string_at(location, 128), address)
+        if replaced is None:
+            return (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
+        ctypes.memmove(location, replaced, 128)
+        return (cuda.CUresult.CUDA_SUCCESS,)
+
+
+def test_the_driver_replaces_addresses_in_a_copy() -> None:
+    replace = driver_replace_address(FakeDriver())
+    original = make_tensor_map(FIRST[0])
+    assert replace(original, SECOND[0]) == make_tensor_map(SECOND[0])
+    assert original == make_tensor_map(FIRST[0])
+
+
+def test_what_the_driver_does_not_accept_is_no_map_and_other_failures_are_raised() -> None:
+    replace = driver_replace_address(FakeDriver())
+    assert replace(bytes(128), SECOND[0]) is None
+    assert replace(make_tensor_map(FIRST[0]), SECOND[0] + 1) is None
+    with pytest.raises(DriverError, match="cuTensorMapReplaceAddress failed: CUDA_ERROR_NOT_INITIALIZED"):
+        driver_replace_address(FakeDriver(cuda.CUresult.CUDA_ERROR_NOT_INITIALIZED))(bytes(128), 0)
