@@ -41,7 +41,7 @@ def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, Jso
         schema_version=SCHEMA_VERSION,
         run_id=run_id,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command_line=[_without_folder(argument) for argument in command_line],
+        command_line=[without_folder(argument) for argument in command_line],
         git_commit=commit,
         git_dirty=dirty,
         python=platform.python_version(),
@@ -87,7 +87,7 @@ def without_paths(text: str) -> str:
     return text
 
 
-def _without_folder(argument: str) -> str:
+def without_folder(argument: str) -> str:
     """A command-line argument with an absolute path in it reduced to the last part of that path."""
     option, equals, value = argument.rpartition("=")
     return f"{option}{equals}{Path(value).name}" if value.startswith(("/", "~")) else argument
@@ -147,7 +147,7 @@ def _read(path: Path) -> str | None:
 
 
 def _git_state(repository: Path) -> tuple[str | None, bool | None]:
-    """(commit, whether code differs from it); Nones where the folder is no git checkout of its own or git is missing."""
+    """(commit, whether code differs from it); Nones where the folder is no git checkout of its own."""
     commit = _git(repository, "rev-parse", "HEAD")
     if commit is None or _git(repository, "rev-parse", "--show-prefix") != "":
         return None, None

@@ -1,9 +1,9 @@
 """A run from its first workload to its last: who is alive with whom, what is written when, what is left for later.
 
-Note [Groups]: the modes of a workload are measured in alternating blocks, all alive together. If any of them runs out of
-memory, what the others measured beside it is worth nothing, and the workload starts again in pairs: each mode with
-its baseline. A pair that does not fit either is taken apart and its modes are measured one after another. Rows are
-therefore written when their group is through, for until then a row is not final.
+Note [Groups]: the modes of a workload are measured in alternating blocks, all alive together. If any of them runs out
+of memory, what the others measured beside it is worth nothing, and the workload starts again in pairs: each mode
+with its baseline. A pair that does not fit either is taken apart and its modes are measured one after another. Rows
+are therefore written when their workload is through, for until then a row is not final.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from suite.group import Bench, Session
 from suite.modes import Mode
 from suite.process import WORKER_COMMAND, kill_strays
 from suite.progress import Display
-from suite.schedule import Estimates, pairings
+from suite.schedule import pairings
 from suite.schema import Cell, Grouping, Status
 from suite.settings import RunSettings, format_duration
 from suite.store import RunWriter
@@ -51,7 +51,7 @@ class Outcome:
         return [cell for cell in self.cells if cell.status is not Status.PASS]
 
 
-def plan(
+def plan_jobs(
     workloads: Iterable[tuple[Workload, str]], modes: Sequence[Mode], size: str, done: Collection[Cell]
 ) -> list[Job]:
     """The workloads (each with its variant) that still miss a mode, in the order given."""
@@ -84,7 +84,7 @@ class Runner:
     clock: Callable[[], float] = time.monotonic
 
     def run(self, jobs: Sequence[Job]) -> Outcome:
-        """All jobs the budget allows. Whatever ends this early, rows of finished groups are on disk and no worker lives.
+        """All jobs the budget allows. Whatever ends this early, finished workloads are on disk and no worker lives.
 
         Raises:
             CannotWrite: the disk is full.
@@ -118,7 +118,7 @@ class Runner:
         self.display.workload_ends()
 
     def _measure(self, job: Job) -> list[Cell]:
-        """The rows of a job: together if nothing of the workload is measured yet and the GPU holds it, else in pairs."""
+        """The rows of a job: together if nothing of it is measured yet and the GPU holds it, else in pairs."""
         logs = self.writer.path / "logs"
         logs.mkdir(exist_ok=True)
         bench = Bench(self.settings, logs, self.warm_cache, self.timeout_s, self.worker_command, self.display)

@@ -62,6 +62,9 @@ class Shard:
     index: int
     count: int
 
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
     def of(self, items: Sequence[_T]) -> list[_T]:
         return list(items[self.index - 1 :: self.count])
 
@@ -87,7 +90,7 @@ class Estimates:
 
     earlier: Sequence[Sequence[Cell]]
 
-    def seconds(self, workload: str, task: str, *, size: str, device: str, modes: Collection[str]) -> float:
+    def seconds(self, workload: str, task: str, *, size: str, device: str, modes: Collection[object]) -> float:
         """Seconds this workload is expected to take in these modes, rather too many than too few."""
         for cells in self.earlier:
             rows = [

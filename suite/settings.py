@@ -1,7 +1,4 @@
-"""What a run is asked to do: the options that shape its numbers, and the presets `full` and `--quick`.
-
-A resumed run must have the same `RunSettings`; which workloads and modes are run may differ between its parts.
-"""
+"""What a run is asked to do: the options that shape its numbers, its workloads and modes, and the presets."""
 
 from __future__ import annotations
 
@@ -10,16 +7,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from suite.errors import WrongUse
 from suite.schema import Environment, Record
 
+MATMUL_PRECISION: Literal["high"] = "high"
+"""Of float32 matmuls, in PyTorch's terms: TF32 allowed, as the published runner has it for all workloads."""
+
 
 class RunSettings(Record):
-    """Options that shape the numbers; `environment.json` keeps them.
+    """Options that shape the numbers: all rows of a run have the same.
 
     `samples` per cell are spread over `blocks`; inputs rotate over `input_sets` sets at different addresses.
     `warm_up` counts iterations before the first sample, recording included. `check_inputs` input sets are compared
-    with eager before any timing. `variant` None means each workload's own default.
+    with eager before any timing. `warm_cache`: compiled kernels are kept from run to run, else every cell compiles
+    afresh. `variant` None means each workload's own default.
     """
 
     samples: int = 100
@@ -33,6 +36,7 @@ class RunSettings(Record):
     device: Literal["cuda", "cpu"] = "cuda"
     size: Literal["full", "tiny"] = "full"
     variant: str | None = None
+    matmul_precision: Literal["high"] = MATMUL_PRECISION
 
     def checked(self) -> RunSettings:
         """These settings, once they are known to make sense.
@@ -42,8 +46,7 @@ class RunSettings(Record):
         """
         for name, least in (("samples", 1), ("blocks", 1), ("input_sets", self.check_inputs), ("warm_up", 1)):
             if getattr(self, name) < least:
-                option = "--" + name.replace("_", "-")
-                raise WrongUse(f"{option} {getattr(self, name)} is too small: it must be at least {least}")
+                raise WrongUse(f"{_option(name)} {getattr(self, name)} is too small: it must be at least {least}")
         if self.blocks > self.samples:
             raise WrongUse(
                 f"--blocks {self.blocks} is more than --samples {self.samples}: each block needs at least one sample"
@@ -53,29 +56,62 @@ class RunSettings(Record):
         return self
 
 
+class RunPlan(RunSettings):
+    """The `settings` of `environment.json`: the settings, and the names of what is run with them (a shard's share)."""
+
+    workloads: list[str]
+    modes: list[str]
+    shard: str | None = None
+
+    @property
+    def settings(self) -> RunSettings:
+        return RunSettings(**{name: getattr(self, name) for name in RunSettings.model_fields})
+
+
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Defaults of `encore run`. `workloads` None means all that are registered."""
+    """Defaults of `encore run`. `workloads` empty means all that are registered."""
 
-    workloads: tuple[str, ...] | None
+    workloads: tuple[str, ...]
     settings: RunSettings
 
 
-FULL = Preset(workloads=None, settings=RunSettings())
-QUICK = Preset(workloads=("ALNET", "DCGAN", "EOS"), settings=RunSettings(samples=20, blocks=5))
-"""A smoke run: a vision model, a training workload and a graph of one kernel, few samples each."""
+FULL = Preset(workloads=(), settings=RunSettings())
+QUICK = Preset(workloads=("ALNET", "DCGAN", "EOS"), settings=RunSettings(samples=20))
+"""A smoke run: a vision model, a training workload and a graph of a single kernel, with few samples each."""
 
 
-def setting_differences(environment: Environment, given: Mapping[str, Any]) -> list[str]:
-    """Options given now that differ from those a run was made with, as "--samples: 100 there, 50 now"."""
+def recorded_plan(environment: Environment) -> RunPlan:
+    """The plan a run was made with.
+
+    Raises:
+        WrongUse: its `settings` are not those of this version.
+    """
+    try:
+        return RunPlan.model_validate(environment.settings)
+    except ValidationError as error:
+        fields = ", ".join(".".join(map(str, each["loc"])) for each in error.errors())
+        raise WrongUse(
+            f"run {environment.run_id}: its settings are not those of this version of Encore (see {fields}); "
+            "start a new run, or use the commit it names"
+        ) from error
+
+
+def setting_differences(there: RunPlan, here: Mapping[str, Any]) -> list[str]:
+    """Options given now that differ from those a run was made with, as "--samples: 100 there, 50 here"."""
     return [
-        f"--{name.replace('_', '-')}: {environment.settings.get(name)} there, {value} now"
-        for name, value in given.items()
-        if environment.settings.get(name) != value
+        f"{_option(name)}: {getattr(there, name)} there, {value} here"
+        for name, value in here.items()
+        if getattr(there, name) != value
     ]
 
 
+def _option(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
 _DURATION = re.compile(r"(?:(?P<h>\d+(?:\.\d+)?)h)?(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s?)?")
+_UNIT_S = {"h": 3600.0, "m": 60.0, "s": 1.0}
 
 
 def parse_duration(text: str, option: str) -> float:
@@ -85,15 +121,15 @@ def parse_duration(text: str, option: str) -> float:
         WrongUse: it is no duration, or not above zero.
     """
     match = _DURATION.fullmatch(text.strip())
-    parts = {unit: float(value) for unit, value in match.groupdict().items() if value} if match else {}
-    seconds = sum(value * {"h": 3600.0, "m": 60.0, "s": 1.0}[unit] for unit, value in parts.items())
+    parts = match.groupdict() if match else {}
+    seconds = sum(float(value) * _UNIT_S[unit] for unit, value in parts.items() if value)
     if seconds <= 0:
         raise WrongUse(f"{option} {text!r} is no duration above zero: write 90s, 9m or 1h30m")
     return seconds
 
 
 def format_duration(seconds: float) -> str:
-    """ "1h05m", "9m30s" or "42s"."""
+    """A duration in words: "1h05m", "9m30s" or "42s"."""
     whole = max(0, round(seconds))
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     if hours:

@@ -14,7 +14,7 @@ import errno
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
@@ -22,7 +22,7 @@ from typing import IO, TypeVar
 from pydantic import ValidationError
 
 from suite.errors import EncoreError, WrongUse
-from suite.schema import SCHEMA_VERSION, Cell, Environment, Record, Status
+from suite.schema import SCHEMA_VERSION, Cell, Environment, Record
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RUNS = REPOSITORY / "results" / "runs"
@@ -262,15 +262,14 @@ class RunWriter:
         finally:
             os.close(descriptor)
 
-    def set_failed_aside(self, cells: Iterable[Cell]) -> list[Cell]:
-        """Moves the lines of cells that did not pass to `retried.jsonl`, and returns the cells that stay."""
-        cells = list(cells)
-        failed = [cell for cell in cells if cell.status is not Status.PASS]
-        kept = [cell for cell in cells if cell.status is Status.PASS]
-        if failed:
+    def set_aside(self, cells: Sequence[Cell], again: Callable[[Cell], bool]) -> list[Cell]:
+        """Moves the lines of those cells of the run that are to run again to `retried.jsonl`; returns the others."""
+        moved = [cell for cell in cells if again(cell)]
+        kept = [cell for cell in cells if not again(cell)]
+        if moved:
             retried = self.path / RETRIED
             before = retried.read_text(encoding="utf-8") if retried.exists() else ""
-            write_atomically(retried, before + lines_of(failed))
+            write_atomically(retried, before + lines_of(moved))
             write_atomically(self.path / CELLS, lines_of(kept))
         return kept
 

@@ -1,0 +1,5 @@
+"""`python -m suite` is `encore`."""
+
+from suite.cli import main
+
+main()

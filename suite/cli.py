@@ -1,0 +1,268 @@
+"""The command line: `encore`, which is also `python -m suite`.
+
+Commands import what they need when they run: `encore --help` must not wait for torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EncoreError, WrongUse
+from suite.interrupt import Interrupted, interruptible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="CUDA graphs under PyTorch 2: run real workloads, measure them, draw what was measured.",
+    epilog="Start with: encore list",
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+class Device(StrEnum):
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+class Size(StrEnum):
+    full = "full"
+    tiny = "tiny"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command and exits: 0 fine, 1 a finding or a failed cell, 2 wrong use, 130 interrupted."""
+    try:
+        with interruptible():
+            app(arguments, prog_name="encore")
+    except EncoreError as error:
+        _say(f"encore: {error}")
+        sys.exit(error.exit_code)
+    except Interrupted as signal:
+        _say(f"encore: ended by {signal}")
+        sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:
+        _say(f"encore: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        sys.exit(EXIT_FINDING)
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        print(f"encore {version_of('encore')}")
+        raise typer.Exit
+
+
+@app.command("list", epilog="Example: encore list --json")
+def list_command(
+    workloads: Annotated[bool, typer.Option("--workloads", help="Only workloads.")] = False,
+    modes: Annotated[bool, typer.Option("--modes", help="Only modes.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List workloads and modes."""
+    from models import registry
+    from suite import listing
+    from suite.modes import MODES
+
+    both = workloads == modes
+    chosen = list(registry.workloads().values()) if workloads or both else []
+    chosen_modes = list(MODES.values()) if modes or both else []
+    if as_json:
+        _print_json(listing.as_json(chosen, chosen_modes))
+        return
+    for table in listing.tables(chosen, chosen_modes):
+        _console().print(table, "")
+
+
+@app.command(epilog="Example: encore run ALNET EOS --modes compile,graph --samples 50")
+def run(
+    context: typer.Context,
+    workloads: Annotated[
+        list[str] | None,
+        typer.Argument(help="Workloads (see `encore list`); all if none is named.", show_default=False),
+    ] = None,
+    modes: Annotated[
+        str | None, typer.Option(help="Modes, separated by commas; default: all the device can run.")
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Samples per cell.", min=1)] = 100,
+    blocks: Annotated[int, typer.Option(help="Alternating blocks the samples are spread over.", min=1)] = 5,
+    input_sets: Annotated[int, typer.Option(help="Sets of inputs to rotate over.", min=2)] = 4,
+    warm_up: Annotated[int, typer.Option(help="Iterations before the first sample.", min=1)] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 1337,
+    with_optimizer: Annotated[
+        bool, typer.Option("--with-optimizer", help="Training: measure the optimizer's step too.")
+    ] = False,
+    warm_cache: Annotated[
+        bool, typer.Option("--warm-cache", help="Keep compiled kernels from run to run; default: every cell compiles.")
+    ] = False,
+    device: Annotated[
+        Device, typer.Option(help="Where to run; on a CPU nothing about CUDA graphs is measured.")
+    ] = Device.cuda,
+    size: Annotated[Size, typer.Option(help="Published size, or one small enough for tests.")] = Size.full,
+    variant: Annotated[
+        str | None, typer.Option(help="Variant of the workloads that have it; default: each one's first.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run: few workloads, 20 samples each.")] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Run what is missing in RUN; `newest`: in the newest run that fits, if any."),
+    ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="With --resume: run failed cells again.")
+    ] = False,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Run part I of N of the workloads.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Start no workload that may not end within TIME, such as 9m.")
+    ] = None,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest time for one phase of a cell.")] = "10m",
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the run; default: a new one in results/runs.")
+    ] = None,
+    tag: Annotated[str | None, typer.Option(help="Word to add to the run's name.")] = None,
+    report: Annotated[bool, typer.Option("--report", help="Afterwards do `encore report` for this run.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure workloads in modes, one process per cell, and write rows to results/runs."""
+    from suite.launch import NEWEST, Request, launch
+    from suite.schedule import parse_shard
+    from suite.settings import FULL, QUICK, RunSettings, parse_duration
+
+    if retry_failed and resume is None:
+        raise WrongUse("--retry-failed needs --resume RUN: a new run has nothing to run again")
+    if resume not in (None, NEWEST) and out is not None:
+        raise WrongUse("--resume RUN goes on in that run's own folder; leave --out out")
+    request = Request(
+        preset=QUICK if quick else FULL,
+        given={name: context.params[name] for name in RunSettings.model_fields if _was_given(context, name)},
+        command_line=("encore", *sys.argv[1:]),
+        workloads=workloads or (),
+        modes=[name.strip() for name in modes.split(",") if name.strip()] if modes is not None else None,
+        shard=parse_shard(shard) if shard else None,
+        resume=resume,
+        retry_failed=retry_failed,
+        budget_s=parse_duration(budget, "--budget") if budget else None,
+        timeout_s=parse_duration(timeout, "--timeout"),
+        out=out,
+        tag=tag,
+    )
+    finished = launch(request, _console(stderr=True))
+    if as_json:
+        _print_json(finished.summary())
+    if report:
+        _report(finished.path, None, None, None, as_json=False)
+    raise typer.Exit(finished.exit_code)
+
+
+@app.command(epilog="Example: encore merge shard-1 shard-2 --out results/runs/whole")
+def merge(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Runs of one environment.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the joined run.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Join runs made in one environment, such as the shards of one."""
+    from suite.merge import merge_runs
+    from suite.store import describe
+
+    cells = merge_runs(runs, out, ("encore", *sys.argv[1:]))
+    if as_json:
+        _print_json({"run": describe(out), "cells": cells})
+    else:
+        print(f"{describe(out)}: {cells} cells of {len(runs)} runs")
+
+
+@app.command(epilog="Example: encore report 20260102-120000-h200")
+def report(
+    run: Annotated[str | None, typer.Argument(help="A run's name or folder; default: the newest.")] = None,
+    explanations: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="What `encore explain --out DIR` wrote.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to write; default: `report` in the run.")
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to write figures; default: figures/, or DIR/figures with --out."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Render tables, figures and report.html from results."""
+    from suite import store
+
+    found = store.find_run(run) if run else store.newest_run(store.RUNS, store.RECORDED)
+    _report(found, explanations, out, figures, as_json=as_json)
+
+
+@app.command(epilog="Example: encore env --json")
+def env(
+    require_gpu: Annotated[
+        bool, typer.Option("--require-gpu", help="Only check for a GPU that can be used; exit 2 without one.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a run records of this machine."""
+    from suite import environment, gpu, listing
+
+    if require_gpu:
+        print(gpu.require_gpu().info.name)
+        return
+    record = environment.collect("none", ("encore", *sys.argv[1:]), {})
+    if as_json:
+        _print_json(record.model_dump(mode="json"))
+    else:
+        _console().print(listing.environment_table(record))
+
+
+def _report(
+    run: Path | None, explanations: Path | None, out: Path | None, figures: Path | None, *, as_json: bool
+) -> None:
+    from suite import store
+    from suite.report.build import build_report
+
+    made = build_report(
+        run,
+        explanations,
+        out or (run or store.REPOSITORY / "results") / "report",
+        figures or (out / "figures" if out else store.REPOSITORY / "figures"),
+    )
+    if as_json:
+        _print_json(made.model_dump(mode="json"))
+        return
+    for warning in (made.warning,):
+        if warning:
+            _say(f"encore: {warning}")
+    print(f"{store.describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    """Whether an option was written on the command line, so that a resumed run's own settings are kept otherwise."""
+    source = context.get_parameter_source(name) if name in context.params else None
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,268 @@
+"""`encore run` from its options to its exit code: a new run, or one to go on with, checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+from rich.console import Console
+
+from suite import environment, store
+from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
+from suite.gpu import find_gpu, require_gpu
+from suite.interrupt import Interrupted
+from suite.modes import select_modes
+from suite.process import WORKER_COMMAND
+from suite.progress import display_for
+from suite.runner import Job, Outcome, Runner, plan_jobs
+from suite.schedule import Estimates, Shard
+from suite.schema import Cell, Environment, Status
+from suite.selection import select_modes_for, select_workloads
+from suite.settings import Preset, RunPlan, recorded_plan, setting_differences
+from suite.store import InvalidResults, RecordedRun, RunWriter, describe
+
+NEWEST = "newest"
+"""`--resume newest`: the newest run that was asked for the same in the same environment, else a new one."""
+
+MOST_DIFFERENCES = 8
+"""How many differences a message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for. `given` holds the settings that were written on the command line, by field name."""
+
+    preset: Preset
+    given: Mapping[str, Any]
+    command_line: Sequence[str]
+    workloads: Sequence[str] = ()
+    modes: Sequence[str] | None = None
+    shard: Shard | None = None
+    resume: str | None = None
+    retry_failed: bool = False
+    budget_s: float | None = None
+    timeout_s: float = 600.0
+    out: Path | None = None
+    tag: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run after this start of it: the rows of all its starts, and what the budget left for a later one."""
+
+    path: Path
+    cells: Sequence[Cell]
+    new_cells: int
+    not_started: Sequence[str]
+
+    @property
+    def failed(self) -> list[Cell]:
+        return [cell for cell in self.cells if cell.status is not Status.PASS]
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_FINDING if self.failed else EXIT_OK
+
+    def summary(self) -> dict[str, JsonValue]:
+        """For `--json`."""
+        return {
+            "run": describe(self.path),
+            "cells": len(self.cells),
+            "new_cells": self.new_cells,
+            "failed": [{"workload": c.workload, "mode": c.mode, "status": c.status.value} for c in self.failed],
+            "not_started": list(self.not_started),
+        }
+
+
+def launch(request: Request, console: Console, worker_command: Sequence[str] = WORKER_COMMAND) -> Finished:
+    """Makes or continues a run and measures what it misses. Progress and remarks go to the console.
+
+    Raises:
+        WrongUse: a name, an option or a combination is wrong, there is no GPU, or the run to resume does not fit.
+        CannotWrite: the disk is full.
+        Interrupted: Ctrl-C; the console has said how to go on.
+    """
+    with _opened(request, console) as (writer, done, plan):
+        jobs = plan_jobs(select_workloads(plan.workloads, plan.variant), select_modes(plan.modes), plan.size, done)
+        where = describe(writer.path)
+        if not jobs:
+            console.print(f"{where} has all of its {len(done)} cells already; nothing to run")
+            outcome = Outcome()
+        else:
+            console.print(f"{where}: {sum(len(job.missing) for job in jobs)} cells to measure, {len(done)} are there")
+            try:
+                outcome = _measure(request, console, writer, done, plan, jobs, worker_command)
+            except Interrupted:
+                console.print(f"interrupted; go on with: encore run --resume {where}")
+                raise
+    finished = Finished(writer.path, [*done, *outcome.cells], len(outcome.cells), outcome.not_started)
+    _say_result(console, finished)
+    return finished
+
+
+def _measure(
+    request: Request,
+    console: Console,
+    writer: RunWriter,
+    done: Sequence[Cell],
+    plan: RunPlan,
+    jobs: Sequence[Job],
+    worker_command: Sequence[str],
+) -> Outcome:
+    estimates = Estimates([done, *_earlier_rows(writer.path)])
+    estimates_s = {
+        job.workload.acronym: estimates.seconds(
+            job.workload.acronym, job.workload.task, size=plan.size, device=plan.device, modes=job.missing
+        )
+        for job in jobs
+    }
+    with display_for(console, estimates_s) as display:
+        runner = Runner(
+            writer=writer,
+            settings=plan.settings,
+            estimates_s=estimates_s,
+            display=display,
+            warm_cache=Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "encore" / "compiled",
+            timeout_s=request.timeout_s,
+            budget_s=request.budget_s,
+            worker_command=worker_command,
+        )
+        return runner.run(jobs)
+
+
+@contextmanager
+def _opened(request: Request, console: Console) -> Iterator[tuple[RunWriter, Sequence[Cell], RunPlan]]:
+    """The run to write, locked, with the rows it has and what it is to hold."""
+    if request.resume and request.resume != NEWEST:
+        resumed: Path | None = store.find_run(request.resume)
+        plan = None
+    else:
+        plan = _new_plan(request)
+        resumed = _newest_that_fits(request, plan, console) if request.resume else None
+    if resumed is None:
+        assert plan is not None
+        path = _new_folder(request, plan)
+        with RunWriter.create(path, _environment(path.resolve().name, request, plan)) as writer:
+            yield writer, (), plan
+        return
+    writer, recorded = RunWriter.reopen(resumed)
+    with writer:
+        plan = plan or _resumed_plan(request, recorded)
+        if recorded.cut_line is not None:
+            console.print(f"{describe(resumed)}: its last line was cut short and is moved aside; that cell runs again")
+        yield writer, writer.set_aside(recorded.cells, lambda cell: _runs_again(request, plan, cell)), plan
+
+
+def _runs_again(request: Request, plan: RunPlan, cell: Cell) -> bool:
+    chosen = cell.workload in plan.workloads and cell.mode in plan.modes
+    return request.retry_failed and chosen and cell.status is not Status.PASS
+
+
+def _new_plan(request: Request) -> RunPlan:
+    settings = request.preset.settings.model_copy(update=dict(request.given)).checked()
+    workloads = select_workloads(request.workloads or request.preset.workloads, settings.variant)
+    if request.shard:
+        workloads = request.shard.of(workloads)
+    plan = RunPlan(
+        **settings.model_dump(),
+        workloads=[workload.acronym for workload, _ in workloads],
+        modes=[mode.name for mode in select_modes_for(settings.device, request.modes)],
+        shard=str(request.shard) if request.shard else None,
+    )
+    _require_device(plan)
+    return plan
+
+
+def _resumed_plan(request: Request, recorded: RecordedRun) -> RunPlan:
+    """What a run to go on with is to hold: what it set out for, unless other workloads or modes are named now."""
+    plan = recorded_plan(recorded.environment)
+    _require_device(plan)
+    shard = {"shard": str(request.shard)} if request.shard else {}
+    here = _environment(recorded.environment.run_id, request, plan)
+    found = setting_differences(plan, {**request.given, **shard}) + environment.differences(recorded.environment, here)
+    if found:
+        raise WrongUse(
+            f"{describe(recorded.path)} was made with other settings or in another environment, and its rows would not "
+            f"compare: {_listed(found)}. Leave these options out or restore that environment, or start a new run."
+        )
+    workloads = [
+        workload.acronym for workload, _ in select_workloads(request.workloads or plan.workloads, plan.variant)
+    ]
+    modes = [mode.name for mode in select_modes_for(plan.device, request.modes or plan.modes)]
+    return plan.model_copy(update={"workloads": workloads, "modes": modes})
+
+
+def _newest_that_fits(request: Request, plan: RunPlan, console: Console) -> Path | None:
+    """The newest run with this very plan and environment, finished or not; says why the newest one is not taken."""
+    if request.out is not None:
+        candidates = [request.out] if (request.out / store.ENVIRONMENT).exists() else []
+    else:
+        candidates = store.list_runs(store.RUNS)[::-1]
+    here = _environment(NEWEST, request, plan)
+    for number, path in enumerate(candidates):
+        there = store.read_environment(path)
+        try:
+            found = setting_differences(recorded_plan(there), plan.model_dump())
+        except WrongUse as error:
+            found = [str(error)]
+        found += environment.differences(there, here)
+        if not found:
+            console.print(f"going on with {describe(path)}")
+            return path
+        if number == 0:
+            console.print(f"not going on with {describe(path)}: {_listed(found)}")
+    return None
+
+
+def _environment(run_id: str, request: Request, plan: RunPlan) -> Environment:
+    return environment.collect(run_id, request.command_line, plan.model_dump())
+
+
+def _require_device(plan: RunPlan) -> None:
+    if plan.device == "cuda":
+        require_gpu()
+
+
+def _new_folder(request: Request, plan: RunPlan) -> Path:
+    """`--out`, or a folder named by time, device and tag."""
+    if request.out is not None:
+        return request.out
+    if request.tag is not None and not re.fullmatch(r"[\w.-]+", request.tag):
+        raise WrongUse(f"--tag {request.tag!r}: only letters, digits, '.', '_' and '-' can be part of a folder's name")
+    device = find_gpu().info.name.removeprefix("NVIDIA ") if plan.device == "cuda" else "cpu"
+    parts = (f"{datetime.now(UTC):%Y%m%d-%H%M%S}", re.sub(r"\W+", "-", device).strip("-").lower(), request.tag)
+    return store.RUNS / "-".join(part for part in parts if part)
+
+
+def _earlier_rows(current: Path) -> Iterator[Sequence[Cell]]:
+    """Rows of other runs, for estimates: newest first, this checkout's own before recorded ones."""
+    for folder in (store.RUNS, store.RECORDED):
+        for path in store.list_runs(folder)[::-1]:
+            if path.resolve() != current.resolve():
+                with suppress(InvalidResults):
+                    yield store.read_run(path).cells
+
+
+def _listed(found: Sequence[str]) -> str:
+    more = f"; and {len(found) - MOST_DIFFERENCES} more" if len(found) > MOST_DIFFERENCES else ""
+    return "; ".join(found[:MOST_DIFFERENCES]) + more
+
+
+def _say_result(console: Console, finished: Finished) -> None:
+    where = describe(finished.path)
+    passed = len(finished.cells) - len(finished.failed)
+    console.print(f"{where}: {passed} of {len(finished.cells)} cells passed")
+    for cell in finished.failed:
+        console.print(f"  {cell.workload} {cell.mode}: {cell.status}, see {where}/logs", markup=False)
+    if finished.failed:
+        console.print(f"run the failed ones again with: encore run --resume {where} --retry-failed")
+    if finished.not_started:
+        names = ", ".join(finished.not_started)
+        console.print(f"not started for lack of time: {names}; go on with: encore run --resume {where}")

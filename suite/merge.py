@@ -1,0 +1,83 @@
+"""Joining runs of one environment, such as shards, into one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from suite import environment, store
+from suite.errors import WrongUse
+from suite.schema import Cell, Environment
+from suite.settings import RunPlan, RunSettings, recorded_plan, setting_differences
+from suite.store import RecordedRun, RunWriter, describe
+
+
+def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> int:
+    """Joins runs into a new one in the folder `out`; returns its number of cells.
+
+    A cell that several runs have must be the same row in each: two measurements of one cell are not joined.
+
+    Raises:
+        WrongUse: a run is unknown, the runs differ in settings or environment, two of them measured the same cell,
+            or `out` is not empty.
+        InvalidResults: a run's file has wrong fields.
+    """
+    if len(names) < 2:
+        raise WrongUse("encore merge needs at least two runs")
+    runs = [store.read_run(store.find_run(name)) for name in names]
+    for run in runs:
+        if run.cut_line is not None:
+            where = describe(run.path)
+            raise WrongUse(f"{where}: its last line was cut short; repair it by `encore run --resume {where}`")
+    _check_one_environment(runs)
+    cells = _joined(runs)
+    with RunWriter.create(out, _environment(runs, out.resolve().name, command_line)) as writer:
+        store.write_atomically(writer.path / store.CELLS, store.lines_of(cells))
+    return len(cells)
+
+
+def _check_one_environment(runs: Sequence[RecordedRun]) -> None:
+    first, *others = runs
+    plan = recorded_plan(first.environment)
+    for other in others:
+        found = setting_differences(plan, recorded_plan(other.environment).settings.model_dump())
+        found += environment.differences(first.environment, other.environment)
+        if found:
+            raise WrongUse(
+                f"{describe(first.path)} and {describe(other.path)} are not of one environment, and their rows do not "
+                f"compare (the first is 'there', the second 'here'): {'; '.join(found)}"
+            )
+
+
+def _joined(runs: Sequence[RecordedRun]) -> list[Cell]:
+    rows: dict[tuple[str, str, str, str], tuple[Cell, Path]] = {}
+    for run in runs:
+        for cell in run.cells:
+            known, path = rows.setdefault(cell.key, (cell, run.path))
+            if known.model_dump_json() != cell.model_dump_json():
+                raise WrongUse(
+                    f"{'/'.join(cell.key)} was measured in both {describe(path)} and {describe(run.path)}; a run holds "
+                    "each cell once. Merge runs made with --shard, or leave one of these out."
+                )
+    return [cell for cell, _ in rows.values()]
+
+
+def _environment(runs: Sequence[RecordedRun], run_id: str, command_line: Sequence[str]) -> Environment:
+    plans = [recorded_plan(run.environment) for run in runs]
+    plan = RunPlan(
+        **{name: getattr(plans[0], name) for name in RunSettings.model_fields},
+        workloads=_union(plan.workloads for plan in plans),
+        modes=_union(plan.modes for plan in plans),
+    )
+    return runs[0].environment.model_copy(
+        update={
+            "run_id": run_id,
+            "created_at": min(run.environment.created_at for run in runs),
+            "command_line": [environment.without_folder(argument) for argument in command_line],
+            "settings": plan.model_dump(),
+        }
+    )
+
+
+def _union(lists: Iterable[Sequence[str]]) -> list[str]:
+    return list(dict.fromkeys(name for names in lists for name in names))

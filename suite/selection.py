@@ -1,0 +1,50 @@
+"""From names on the command line to workloads, their variants and modes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from models import registry
+from models.registry import UnknownWorkload, Workload
+from suite.errors import WrongUse
+from suite.modes import MODES, Mode, select_modes
+
+
+def select_workloads(names: Sequence[str], variant: str | None) -> list[tuple[Workload, str]]:
+    """Workloads of these names with the variant each is built as; no names: all that are registered.
+
+    With a `variant`, workloads that do not have it are left out where all are meant, and an error where named.
+
+    Raises:
+        WrongUse: a name or a variant is unknown; the message names the nearest ones.
+    """
+    try:
+        wanted = [registry.find(name) for name in names] or list(registry.workloads().values())
+    except UnknownWorkload as error:
+        raise WrongUse(f"{error} (`encore list` shows all)") from error
+    unique = {workload.acronym: workload for workload in wanted}
+    if variant is None:
+        return [(workload, workload.variants[0]) for workload in unique.values()]
+    having = [workload for workload in unique.values() if variant in workload.variants]
+    lacking = [workload for workload in unique.values() if variant not in workload.variants]
+    if not having or (names and lacking):
+        known = "; ".join(f"{workload.acronym} has {', '.join(workload.variants)}" for workload in lacking[:5])
+        raise WrongUse(f"unknown variant {variant!r}: {known} (`encore list` shows all)")
+    return [(workload, variant) for workload in having]
+
+
+def select_modes_for(device: str, names: Sequence[str] | None) -> tuple[Mode, ...]:
+    """Modes of these names, or all that this device has a use for, in their order of declaration.
+
+    Raises:
+        WrongUse: a name is unknown, or a mode with CUDA graphs is asked for on a CPU.
+    """
+    if names is None:
+        return tuple(mode for mode in MODES.values() if device == "cuda" or not mode.uses_cuda_graphs)
+    modes = select_modes(names)
+    if not modes:
+        raise WrongUse(f"--modes names no mode; known: {', '.join(MODES)}")
+    graphs = [mode.name for mode in modes if mode.uses_cuda_graphs]
+    if device == "cpu" and graphs:
+        raise WrongUse(f"modes {', '.join(graphs)} use CUDA graphs and need --device cuda")
+    return modes
