@@ -169,7 +169,7 @@ def failed(run: Run) -> Table:
     )
     return make_table(
         "failed",
-        "Cells without a result",
+        "Failed, or not run",
         "Cells that did not pass, with their error, and cells the run has not come to (`encore run --resume`).",
         ["workload", "mode", "status", "error"],
         chain(rows, missing),
@@ -252,7 +252,7 @@ def _copies_of(cell: Cell, published: Published) -> Row:
     if measured:
         transfers = measured.host_to_device
         row |= measured.model_dump(exclude={"host_to_device"}) | {
-            "host_to_device_bytes": sum(transfer.copied_bytes * transfer.count for transfer in transfers),
+            "host_to_device_bytes": sum(transfer.copied_bytes for transfer in transfers),
             "host_to_device_copies": sum(transfer.count for transfer in transfers),
             "blocking_copies": sum(transfer.count for transfer in transfers if transfer.blocking),
         }

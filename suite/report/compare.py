@@ -86,27 +86,23 @@ def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: M
 def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
     """Geometric means over workloads per mode, baseline and metric, in the order of the comparisons.
 
-    Each is given over all workloads the pair of modes has; where other modes of the same baseline and metric lack some
-    of these, a second one over the workloads that all of them have, as only those can be set side by side.
+    Each is given over all workloads that both modes have. Where the modes of one baseline and metric differ in that,
+    each also has one over the workloads that all of these modes have, as only those can be set side by side; a mode
+    without a single result is left out of this.
     """
-    pairs = dict.fromkeys((item.cell.mode, item.baseline, item.metric) for item in comparisons)
-    ratios = {
-        pair: {
-            cell_label(item.cell): item.ratio
-            for item in comparisons
-            if (item.cell.mode, item.baseline, item.metric) == pair and item.ratio is not None
-        }
-        for pair in pairs
-    }
+    ratios: dict[tuple[str, Metric], dict[str, dict[str, stats.Ratio]]] = {}
+    for item in comparisons:
+        if item.ratio is not None:
+            modes = ratios.setdefault((item.baseline, item.metric), {})
+            modes.setdefault(item.cell.mode, {})[cell_label(item.cell)] = item.ratio
     means = []
-    for (mode, baseline, metric), own in ratios.items():
-        rivals = [set(other) for (_, *rest), other in ratios.items() if rest == [baseline, metric] and other]
-        common = set.intersection(*rivals) if rivals else set()
-        if own:
+    for (baseline, metric), modes in ratios.items():
+        common = set.intersection(*(set(own) for own in modes.values()))
+        partial = any(set(own) != common for own in modes.values())
+        for mode, own in modes.items():
             means.append(MeanSpeedup(mode, baseline, metric, False, stats.geometric_mean(list(own.values()))))
-        if common and common != set(own):
-            shared = [ratio for label, ratio in own.items() if label in common]
-            if shared:
+            if partial and common:
+                shared = [own[label] for label in sorted(common)]
                 means.append(MeanSpeedup(mode, baseline, metric, True, stats.geometric_mean(shared)))
     return tuple(means)
 

@@ -62,6 +62,7 @@ _PUBLISHED_MARK: dict[str, Any] = {
     "markerfacecolor": "white",
     "markeredgecolor": _INK,
     "markeredgewidth": 1.0,
+    "clip_on": False,
 }
 _LOWEST_BYTES = 1.0
 """Where the byte axis begins: a bar of 0 bytes has no height there and is marked "0"."""
@@ -193,7 +194,7 @@ def _drawn_values(chart: Chart) -> Iterator[float]:
 
 
 def _draw_text(figure: Figure, chart: Chart, provenance: Provenance) -> None:
-    """Title with warning and provenance, the legend below it, and the note at the foot."""
+    """Title with warning and provenance at the top, note and legend at the foot."""
     title = f"{chart.title}\n{provenance.caption}"
     figure.suptitle(title, fontsize=10, color=_INK)
     if provenance.warning:
@@ -201,11 +202,17 @@ def _draw_text(figure: Figure, chart: Chart, provenance: Provenance) -> None:
     handles: list[Any] = [Patch(color=colour(chart, series), label=series) for series in chart.series]
     if chart.parts is not None:
         handles += [
-            Patch(color="#808080", label=chart.parts[0]),
-            Patch(color="#808080", alpha=0.35, label=chart.parts[1]),
+            Patch(color=_INK, label=chart.parts[0]),
+            Patch(color=_INK, alpha=0.35, label=chart.parts[1]),
         ]
     if chart.published is not None and any(bar.published is not None for bar in chart.bars.values()):
         handles.append(Line2D([], [], label=chart.published, **_PUBLISHED_MARK))
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), frameon=False, fontsize=8.5)
-    if chart.note:
-        figure.supxlabel(chart.note, fontsize=8)
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=min(4, len(handles)),
+        frameon=False,
+        fontsize=8.5,
+        title=chart.note or None,
+        title_fontsize=8.5,
+    )

@@ -15,6 +15,7 @@ from suite.report.explain_tables import (
 )
 from suite.report.published import Published
 
+NAMES = ("explain_kernels", "explain_bytes")
 NOT_LOWERED = "not lowered"
 
 

@@ -15,6 +15,7 @@ from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
 from suite.schema import Cell, Status
 
+NAMES = ("speedup", "time_split", "coverage", "copies", "memory", "compile_time")
 GEOMEAN = "geomean"
 
 
@@ -62,7 +63,7 @@ def speedup(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpe
         bars,
         summary_groups=1,
         published=published.sources["grace"].setting,
-        note=f"Bars: 95 % intervals. Geomean over workloads: {', '.join(counts) or 'none'} of {len(run.labels)}.",
+        note=f"Whiskers: 95 % intervals. Geomean over workloads: {', '.join(counts) or 'none'} of {len(run.labels)}.",
     )
 
 

@@ -41,7 +41,7 @@ def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSp
         {
             "workload": "geomean, where every mode passed" if common else "geomean",
             **{
-                item.mode: f"{item.mean.value:.3f} [{item.mean.low:.3f}, {item.mean.high:.3f}] of {item.mean.count}"
+                item.mode: f"{item.mean.value:.2f} [{item.mean.low:.2f}, {item.mean.high:.2f}] of {item.mean.count}"
                 for item in means
                 if (item.baseline, item.metric, item.common) == (REFERENCE_MODE, Metric.LATENCY, common)
             },
@@ -79,8 +79,8 @@ def mean_speedups(means: Sequence[MeanSpeedup], run: Run) -> Table:
     return make_table(
         "geomeans",
         "Geometric means over workloads",
-        f"Of {len(run.labels)} workloads. workloads counts those in the mean. The interval is that of the measurement, "
-        "the workloads taken as given. Only means over the same workloads can be set side by side.",
+        f"The run has {len(run.labels)} workloads; the last column counts those in the mean. The interval is that of "
+        "the measurement, the workloads taken as given. Only means over the same workloads can be set side by side.",
         ["mode", "baseline", "metric", "over", "speedup", "low", "high", "workloads"],
         (
             {
@@ -102,7 +102,7 @@ def _overview_text(item: Comparison) -> str:
     if item.ratio is None or item.verdict is None:
         return item.missing or "no samples"
     aside = "" if item.alternating else ", not alternating"
-    return f"{item.ratio.value:.3f} [{item.ratio.low:.3f}, {item.ratio.high:.3f}] {item.verdict.value}{aside}"
+    return f"{item.ratio.value:.2f} [{item.ratio.low:.2f}, {item.ratio.high:.2f}] {item.verdict.value}{aside}"
 
 
 def _speedup_row(item: Comparison, published: Published) -> Row:

@@ -13,6 +13,8 @@ NOTHING = "\N{EN DASH}"
 
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
 _RATIO_NAMES = ("speedup", "low", "high", "ratio")
+_UNITS = {"us": "µs", "s": "s", "percent": "%", "mhz": "MHz", "w": "W", "c": "°C"}
+_PROPER_NAMES = {"grace": "GraCE", "pygraph": "PyGraph", "fx": "FX", "cpu": "CPU", "cuda": "CUDA", "sm": "SM"}
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?")
 
 
@@ -75,11 +77,8 @@ def sort_key(value: object) -> float | None:
 
 
 def format_heading(column: str) -> str:
-    """A column's name as a heading: "host_us" -> "host (us)"."""
-    stem, _, unit = column.rpartition("_")
-    if not stem:
-        return column
-    if unit in ("us", "s", "percent", "mhz", "w", "c"):
-        shown = {"percent": "%", "mhz": "MHz", "w": "W", "c": "°C", "us": "µs"}.get(unit, unit)
-        return f"{stem.replace('_', ' ')} ({shown})"
-    return column.replace("_", " ")
+    """A column's name as a heading, the unit in brackets: "host_us" -> "host (µs)", "cuda_graphs" -> "CUDA graphs"."""
+    *words, last = column.split("_")
+    unit = _UNITS.get(last) if words else None
+    shown = [_PROPER_NAMES.get(word, word) for word in (words if unit else [*words, last])]
+    return f"{' '.join(shown)} ({unit})" if unit else " ".join(shown)

@@ -1,0 +1,218 @@
+"""Build a report from results alone: `report.html`, tables as CSV and Markdown, figures as PNG and PDF."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markupsafe import Markup
+
+from suite.errors import WrongUse
+from suite.explain.records import Explanation
+from suite.report import cell_tables, compare, explain_charts, explain_tables, provenance, run_charts, speedup_tables
+from suite.report.chart import Chart
+from suite.report.draw import draw, to_pdf, to_png, to_svg
+from suite.report.load import Run, cell_label, load_explanations, load_run
+from suite.report.page import Log, Page, PageFigure, Section, render
+from suite.report.provenance import Provenance
+from suite.report.published import Published, load_published
+from suite.report.table import Table, make_table, to_csv, to_markdown
+from suite.schema import Cell, Record
+from suite.store import CannotWrite, write_atomically
+
+FIGURE_NAMES = (*run_charts.NAMES, *explain_charts.NAMES)
+"""Stems of all figures there can be: those of an earlier report that this one does not have are removed."""
+
+
+class Report(Record):
+    """What was written, and what a caller may want to say of it.
+
+    `warning` is set for a smoke run, `failed_cells` counts cells that did not pass, `missing_cells` those not yet run.
+    """
+
+    html: Path
+    tables: list[Path]
+    figures: list[Path]
+    run_id: str | None
+    explained: int
+    failed_cells: int
+    missing_cells: int
+    warning: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A section's content before anything is written."""
+
+    anchor: str
+    title: str
+    provenance: Provenance
+    charts: tuple[Chart, ...]
+    tables: tuple[Table, ...]
+
+
+def build_report(run: Path | None, explanations: Path | None, out: Path, figures_dir: Path | None = None) -> Report:
+    """Write the report of a run, of explanations, or of both, into the folder `out`.
+
+    Args:
+        run: folder of a run.
+        explanations: folder of `<name>.json` files that `encore explain --out` wrote.
+        out: gets `report.html` and `tables/`; made if it is not there.
+        figures_dir: gets the figures; by default `out/figures`. Figures of an earlier report are replaced, other
+            files in the folder stay.
+
+    Raises:
+        WrongUse: neither a run nor explanations are given.
+        InvalidResults: a file has wrong fields.
+        CannotWrite: the disk is full.
+    """
+    if run is None and explanations is None:
+        raise WrongUse("nothing to report: give a run, or a folder of explanations (`encore explain --all --out DIR`)")
+    published = load_published()
+    recorded = None if run is None else load_run(run)
+    explained = () if explanations is None else load_explanations(explanations)
+    parts = [
+        *(_run_parts(recorded, published) if recorded else ()),
+        *(_explain_parts(explained, published) if explained else ()),
+    ]
+    figures_dir = figures_dir or out / "figures"
+    try:
+        sections, figures = _write_figures(parts, figures_dir)
+        tables = _write_tables(parts, out / "tables")
+        html = out / "report.html"
+        write_atomically(html, render(_page(recorded, explained, sections, published)))
+    except CannotWrite as error:
+        message = f"cannot write the report: {error.__cause__}. The results it is made of are intact; make room."
+        raise CannotWrite(message) from error
+    return Report(
+        html=html,
+        tables=tables,
+        figures=figures,
+        run_id=recorded.environment.run_id if recorded else None,
+        explained=len(explained),
+        failed_cells=len(recorded.failed) if recorded else 0,
+        missing_cells=len(recorded.missing) if recorded else 0,
+        warning=provenance.of_run(recorded).warning if recorded else None,
+    )
+
+
+def _run_parts(run: Run, published: Published) -> tuple[_Part, ...]:
+    """The sections of a run: each figure with the tables that belong to it."""
+    origin = provenance.of_run(run)
+    comparisons = compare.compare(run)
+    means = compare.mean_speedups(comparisons)
+    charts = {chart.name: chart for chart in run_charts.all_charts(run, comparisons, means, published)}
+    tables = {
+        table.name: table
+        for table in (
+            *speedup_tables.all_tables(run, comparisons, means, published),
+            *cell_tables.all_tables(run, published),
+        )
+    }
+    outline = (
+        ("speedup", "Speed-up", ("speedup",), ("overview", "geomeans", "speedups")),
+        ("times", "Where the time goes", ("time_split",), ("times",)),
+        ("coverage", "Coverage", ("coverage",), ("coverage", "not_captured")),
+        ("copies", "Copies", ("copies",), ("copies",)),
+        ("memory", "Memory", ("memory",), ("memory",)),
+        ("compile", "Compile time", ("compile_time",), ("compile_times",)),
+        ("failed", "Cells without a result", (), ("failed",)),
+        ("trust", "Correctness and conditions", (), ("correctness", "conditions")),
+    )
+    return tuple(
+        _Part(
+            anchor,
+            title,
+            origin,
+            tuple(charts[name] for name in chart_names if name in charts),
+            tuple(tables[name] for name in table_names),
+        )
+        for anchor, title, chart_names, table_names in outline
+    )
+
+
+def _explain_parts(explanations: tuple[Explanation, ...], published: Published) -> tuple[_Part, ...]:
+    return (
+        _Part(
+            "explain",
+            "What stands in the way of CUDA graphs (analysis without a GPU)",
+            provenance.of_explanations(explanations),
+            explain_charts.all_charts(explanations, published),
+            explain_tables.all_tables(explanations, published),
+        ),
+    )
+
+
+def _write_figures(parts: Iterable[_Part], folder: Path) -> tuple[list[Section], list[Path]]:
+    """Every figure as PNG and PDF; returns the sections with their figures as SVG, and the paths."""
+    sections, written = [], []
+    for part in parts:
+        shown = []
+        for chart in part.charts:
+            figure = draw(chart, part.provenance)
+            for suffix, content in ((".png", to_png(figure)), (".pdf", to_pdf(figure))):
+                path = folder / f"{chart.name}{suffix}"
+                write_atomically(path, content)
+                written.append(path)
+            shown.append(PageFigure(chart.title, Markup(to_svg(figure, chart.name))))
+        sections.append(Section(part.anchor, part.title, part.provenance, tuple(shown), part.tables))
+    for name in FIGURE_NAMES:
+        for stale in (folder / f"{name}.png", folder / f"{name}.pdf"):
+            if stale not in written:
+                stale.unlink(missing_ok=True)
+    return sections, written
+
+
+def _write_tables(parts: Iterable[_Part], folder: Path) -> list[Path]:
+    written = []
+    for part in parts:
+        for table in part.tables:
+            for suffix, text in (
+                (".csv", to_csv(table, part.provenance)),
+                (".md", to_markdown(table, part.provenance)),
+            ):
+                path = folder / f"{table.name}{suffix}"
+                write_atomically(path, text)
+                written.append(path)
+    return written
+
+
+def _page(
+    run: Run | None, explanations: Sequence[Explanation], sections: Sequence[Section], published: Published
+) -> Page:
+    origins = dict.fromkeys(section.provenance for section in sections)
+    title = f"Encore: run {run.environment.run_id}" if run else "Encore: obstacles to CUDA graphs"
+    counts = []
+    if run:
+        counts.append(
+            f"{len(run.labels)} workloads in {len(run.modes)} modes: {len(run.cells) - len(run.failed)} cells passed, "
+            f"{len(run.failed)} failed, {len(run.missing)} not run"
+        )
+    if explanations:
+        counts.append(f"{len(explanations)} models analysed without a GPU")
+    return Page(
+        title=title,
+        subtitles=(*(origin.caption for origin in origins), *counts),
+        warnings=tuple(origin.warning for origin in origins if origin.warning),
+        sections=tuple(sections),
+        sources=tuple(published.sources.values()),
+        published=_published_table(published),
+        logs=tuple(_log(cell) for cell in run.failed) if run else (),
+        environment=run.environment if run else None,
+    )
+
+
+def _log(cell: Cell) -> Log:
+    title = f"{cell_label(cell)}, {cell.mode}: {cell.status.value}"
+    return Log(title, "\n\n".join(text for text in (cell.error, cell.log_tail) if text) or "No error was recorded.")
+
+
+def _published_table(published: Published) -> Table:
+    return make_table(
+        "published",
+        "Published values that belong to no workload of the suite",
+        "Quoted, not measured here.",
+        ["source", "quantity", "value"],
+        ({"source": source, "quantity": name, "value": value} for source, name, value in published.quantities()),
+    )
