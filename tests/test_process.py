@@ -1,0 +1,224 @@
+"""Worker processes: whatever one does becomes an answer, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from fixtures.fake_runs import fake_worker, living, recorded_pids
+
+from suite import process
+from suite.process import Answer, Worker, converse, end, kill_strays
+from suite.protocol import CellSpec, Collected, CollectMetrics, Command, Failed, Measure, Measured, Prepare, Prepared
+from suite.schema import Status
+
+MEASURE = Measure(index=1, turn=3, samples=4, throughput_iterations=2)
+
+
+def prepare(mode: str = "compile") -> Prepare:
+    return Prepare(
+        spec=CellSpec(
+            workload="FAKE",
+            variant="published",
+            size="tiny",
+            mode=mode,
+            device="cpu",
+            with_optimizer=False,
+            seed=1,
+            input_sets=4,
+            warm_up=1,
+            check_inputs=2,
+            cpu_threads=1,
+            cache_dir="unused",
+            warm_cache=False,
+        )
+    )
+
+
+@contextmanager
+def worker(folder: Path, *actions: str) -> Iterator[Worker]:
+    one = Worker(fake_worker({"*": ",".join(actions)}, folder), folder / "log")
+    try:
+        yield one
+    finally:
+        end([one], ask_first=False)
+
+
+def ask(one: Worker, command: Command, timeout_s: float = 20.0) -> Answer:
+    return converse({one: command}, timeout_s)[one]
+
+
+def failure(one: Worker, command: Command, timeout_s: float = 20.0) -> Failed:
+    answer = ask(one, command, timeout_s)
+    assert isinstance(answer, Failed), answer
+    return answer
+
+
+def test_a_good_worker_answers_each_command_and_announces_its_phases(tmp_path: Path) -> None:
+    phases: list[str] = []
+    with worker(tmp_path) as one:
+        answer = converse({one: prepare()}, 20.0, lambda _, phase: phases.append(phase))[one]
+        assert isinstance(answer, Prepared)
+        assert phases == ["build", "check", "compile", "warm-up"]
+        measured = ask(one, MEASURE)
+        assert isinstance(measured, Measured)
+        assert (measured.block.index, measured.block.turn, len(measured.block.host_us)) == (1, 3, 4)
+        assert isinstance(ask(one, CollectMetrics()), Collected)
+
+
+def test_workers_answer_side_by_side(tmp_path: Path) -> None:
+    with worker(tmp_path, "slow:1.0") as first, worker(tmp_path, "slow:1.0") as second:
+        for one in (first, second):  # the interpreter's start is not what is timed
+            assert isinstance(ask(one, prepare()), Prepared)
+        started = time.monotonic()
+        answers = converse({first: prepare(), second: prepare()}, 20.0)
+        assert time.monotonic() - started < 1.8
+    assert all(isinstance(answer, Prepared) for answer in answers.values())
+
+
+@pytest.mark.parametrize(
+    ("action", "status", "words"),
+    [
+        ("exit:3", Status.CRASH, "exit code 3"),
+        ("exit:0", Status.CRASH, "exit code 0"),
+        ("kill:SIGSEGV", Status.CRASH, "SIGSEGV"),
+        ("kill:SIGKILL", Status.CRASH, "lack of memory"),
+        ("garbage", Status.BAD_OUTPUT, "Traceback"),
+        ("binary", Status.BAD_OUTPUT, "no message"),
+        ("partial", Status.CRASH, "exit code 0"),
+        ("huge", Status.BAD_OUTPUT, "bytes at once"),
+        ("wrong", Status.BAD_OUTPUT, "answered 'prepare' with 'metrics'"),
+        ("fail:oom", Status.OOM, "told to fail"),
+        ("fail:pass", Status.BAD_OUTPUT, "answered 'prepare' with 'failed'"),
+    ],
+)
+def test_misbehaviour_becomes_a_status(tmp_path: Path, action: str, status: Status, words: str) -> None:
+    with worker(tmp_path, action) as one:
+        answer = failure(one, prepare())
+    assert answer.status is status
+    assert words in answer.error
+
+
+@pytest.mark.parametrize(("phase", "command"), [("measure", MEASURE), ("metrics", CollectMetrics())])
+def test_a_crash_after_preparing_names_its_phase(tmp_path: Path, phase: str, command: Command) -> None:
+    with worker(tmp_path, f"exit:3@{phase}") as one:
+        assert isinstance(ask(one, prepare()), Prepared)
+        answer = failure(one, command)
+    assert answer.status is Status.CRASH
+    assert phase in answer.error
+
+
+def test_a_block_that_was_not_asked_for_is_bad_output(tmp_path: Path) -> None:
+    with worker(tmp_path, "short@measure") as one:
+        ask(one, prepare())
+        assert failure(one, MEASURE).status is Status.BAD_OUTPUT
+
+
+def test_a_closed_pipe_is_bad_output_although_the_process_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "EXIT_GRACE_S", 0.3)
+    with worker(tmp_path, "close") as one:
+        answer = failure(one, prepare(), timeout_s=60.0)
+    assert answer.status is Status.BAD_OUTPUT
+    assert "closed its reply pipe" in answer.error
+
+
+@pytest.mark.parametrize("action", ["hang", "phases"])
+def test_a_worker_that_does_not_get_on_times_out(tmp_path: Path, action: str) -> None:
+    with worker(tmp_path, action) as one:
+        answer = failure(one, prepare(), timeout_s=2.0)
+    assert answer.status is Status.TIMEOUT
+    assert "2 s" in answer.error
+
+
+def test_each_phase_has_its_own_time(tmp_path: Path) -> None:
+    with worker(tmp_path, "slow:1.5", "slow:1.5@measure") as one:
+        started = time.monotonic()
+        assert isinstance(ask(one, prepare(), timeout_s=4.0), Prepared)
+        assert isinstance(ask(one, MEASURE, timeout_s=4.0), Measured)
+        assert time.monotonic() - started > 3.0
+
+
+def test_one_failure_does_not_end_its_neighbours(tmp_path: Path) -> None:
+    with worker(tmp_path, "exit:1") as bad, worker(tmp_path, "slow:0.5") as good:
+        answers = converse({bad: prepare(), good: prepare()}, 20.0)
+    assert isinstance(answers[bad], Failed)
+    assert isinstance(answers[good], Prepared)
+
+
+def test_a_command_to_a_worker_that_is_gone_is_answered_by_its_end(tmp_path: Path) -> None:
+    with worker(tmp_path, "exit:7@measure") as one:
+        ask(one, prepare())
+        failure(one, MEASURE)
+        assert failure(one, CollectMetrics()).status is Status.CRASH
+
+
+def test_the_log_has_what_this_worker_printed_and_no_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("of an earlier worker\n")
+    with worker(tmp_path, "exit:1") as one:
+        failure(one, prepare())
+        tail = one.log_tail()
+    assert "fake worker of FAKE compile" in tail
+    assert "about to exit" in tail
+    assert "earlier" not in tail
+
+
+def test_a_deaf_worker_and_its_children_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "TERM_GRACE_S", 0.3)
+    with worker(tmp_path, "deaf", "child", "stray", "hang") as one:
+        failure(one, prepare(), timeout_s=2.0)
+        pids = [one.pid, *recorded_pids(tmp_path)]
+        assert len(pids) == 3
+    assert living(pids) == []
+
+
+def test_children_of_a_worker_that_crashed_are_killed(tmp_path: Path) -> None:
+    with worker(tmp_path, "child", "stray", "exit:1") as one:
+        failure(one, prepare())
+        pids = recorded_pids(tmp_path)
+        assert living(pids, within_s=0.0) == pids, "they must outlive the crash, or nothing is tested"
+    assert living(pids) == []
+
+
+def test_children_left_by_a_worker_that_stops_as_asked_are_killed(tmp_path: Path) -> None:
+    one = Worker(fake_worker({"*": "child,stray"}, tmp_path), tmp_path / "log")
+    ask(one, prepare())
+    end([one], ask_first=True)
+    pids = recorded_pids(tmp_path)
+    assert len(pids) == 2
+    assert living(pids) == []
+
+
+def test_a_worker_that_ignores_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "STOP_GRACE_S", 0.5)
+    one = Worker(fake_worker({"*": "hang@stop"}), tmp_path / "log")
+    ask(one, prepare())
+    end([one], ask_first=True)
+    assert living([one.pid]) == []
+
+
+def test_kill_strays_leaves_processes_without_the_mark_alone(tmp_path: Path) -> None:
+    with worker(tmp_path, "stray") as one:
+        ask(one, prepare())
+        (stray,) = recorded_pids(tmp_path)
+        kill_strays({"another worker's mark"})
+        assert living([stray], within_s=0.2) == [stray]
+        kill_strays({one.mark})
+        assert living([stray]) == []
+
+
+def test_a_worker_leaves_no_open_descriptor(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with worker(tmp_path) as one:
+        ask(one, prepare())
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_the_real_command_does_not_take_modules_from_the_working_directory() -> None:
+    assert process.WORKER_COMMAND[:2] == (sys.executable, "-P")
