@@ -1,0 +1,331 @@
+"""Patch plans: what they say replay does is exactly what the pointers need, whichever appliers are to be had."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import pytest
+from fake_tensor_map import make_tensor_map, replace_address
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic_captures import Case, cases, kernel, word
+
+from optimizations.indirection.plan import (
+    AUTO_HOST_NODES,
+    Applier,
+    Available,
+    Choice,
+    HostNode,
+    Plan,
+    make_plan,
+)
+from optimizations.indirection.pointers import (
+    Analysis,
+    InputVerdict,
+    PointerUse,
+    Reason,
+    ReasonCode,
+    UseKind,
+    find_pointer_uses,
+)
+from optimizations.replay.captured import (
+    Capture,
+    CapturedGraph,
+    ChildGraphNode,
+    KernelNode,
+    MemcpyEnd,
+    MemcpyNode,
+    MemoryRange,
+    MemsetNode,
+    Node,
+    NodePath,
+    Placeholder,
+)
+
+EVERYTHING = Available(off={}, ptx={})
+
+
+def buffer(node: KernelNode) -> bytearray:
+    """The node's parameters as they lie in its parameter buffer."""
+    content = bytearray(max((parameter.offset + parameter.size for parameter in node.parameters), default=0))
+    for parameter in node.parameters:
+        content[parameter.offset : parameter.offset + parameter.size] = parameter.data
+    return content
+
+
+def write(node: Node, uses: Sequence[PointerUse], address: Mapping[int, int]) -> Node:
+    """The node with these uses replaced by the addresses of their inputs."""
+    if isinstance(node, KernelNode):
+        content = buffer(node)
+        for use in uses:
+            start = node.parameters[use.parameter].offset + use.byte_offset
+            target = address[use.input] + use.delta
+            if use.kind is UseKind.TENSOR_MAP:
+                replaced = replace_address(bytes(content[start : start + 128]), target)
+                assert replaced is not None
+                content[start : start + 128] = replaced
+            else:
+                content[start : start + 8] = word(target)
+        return from_buffer(node, content)
+    for use in uses:
+        target = address[use.input] + use.delta
+        if isinstance(node, MemcpyNode):
+            end = "source" if use.kind is UseKind.MEMCPY_SOURCE else "destination"
+            node = node.model_copy(update={end: getattr(node, end).model_copy(update={"address": target})})
+        else:
+            assert isinstance(node, MemsetNode)
+            node = node.model_copy(update={"address": target})
+    return node
+
+
+def from_buffer(node: KernelNode, content: bytearray) -> KernelNode:
+    parameters = tuple(
+        one.model_copy(update={"data": bytes(content[one.offset : one.offset + one.size])}) for one in node.parameters
+    )
+    return node.model_copy(update={"parameters": parameters})
+
+
+def replay(graph: CapturedGraph, plan: Plan, address: Mapping[int, int]) -> dict[NodePath, Node]:
+    """What every node launches after a replay with indirect inputs at these addresses, played by the plan alone."""
+    nodes: dict[NodePath, Node] = dict(graph.walk())
+    table = bytearray(plan.table_bytes)
+    dirty: list[HostNode] = []
+    for one in plan.inputs:
+        if one.indirect:
+            dirty += [node for node in one.host_nodes if node not in dirty]
+            for slot in one.slots:
+                content: bytes | None = word(address[slot.input] + slot.delta)
+                if slot.tensor_map is not None:
+                    content = replace_address(slot.tensor_map, address[slot.input] + slot.delta)
+                assert content is not None
+                table[slot.offset_bytes : slot.offset_bytes + slot.size_bytes] = content
+    for host_node in dirty:
+        nodes[host_node.node] = write(nodes[host_node.node], host_node.uses, address)
+    for prelude_node in plan.prelude_nodes:
+        node = nodes[prelude_node.node]
+        assert isinstance(node, KernelNode)
+        content_ = buffer(node)
+        for update in prelude_node.updates:
+            start, size = update.slot.offset_bytes, update.slot.size_bytes
+            content_[update.buffer_offset : update.buffer_offset + size] = table[start : start + size]
+        nodes[prelude_node.node] = from_buffer(node, content_)
+    for ptx_node in plan.ptx_nodes:
+        node = nodes[ptx_node.node]
+        assert isinstance(node, KernelNode)
+        content_ = buffer(node)
+        for index, slot in ptx_node.parameters:
+            start = node.parameters[index].offset
+            content_[start : start + 8] = table[slot.offset_bytes : slot.offset_bytes + 8]
+        nodes[ptx_node.node] = from_buffer(node, content_)
+    return nodes
+
+
+def refusals(graph: CapturedGraph) -> st.SearchStrategy[dict[NodePath, tuple[str | None, ...]]]:
+    """PTX at hand for some kernels, with some of their parameters refused."""
+    kernels = [(path, node) for path, node in graph.walk() if isinstance(node, KernelNode)]
+    one = st.sampled_from([None, None, None, "a byte array"])
+    at_hand = {
+        path: st.tuples(*(one if parameter.size == 8 else st.just("a byte array") for parameter in node.parameters))
+        for path, node in kernels
+    }
+    return st.fixed_dictionaries({}, optional=at_hand)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data(), case=cases(), choice=st.sampled_from(Choice))
+def test_replay_by_the_plan_gives_every_node_the_new_addresses(data: st.DataObject, case: Case, choice: Choice) -> None:
+    off = {applier: f"no {applier}" for applier in data.draw(st.sets(st.sampled_from(Applier)))}
+    available = Available(off, data.draw(refusals(case.first.graph)))
+    analysis = find_pointer_uses(case.first, case.second, control=case.control)
+
+    plan = make_plan(case.first.graph, analysis, choice, available)
+
+    indirect = {one.input for one in plan.inputs if one.indirect}
+    address = {index: 0x7A00_0000_0000 + (index << 20) for index in range(len(case.layout.sizes))}
+    expected: dict[NodePath, Node] = {}
+    for path, node in case.first.graph.walk():
+        uses = [use for use in analysis.uses if use.node == path and use.input in indirect]
+        expected[path] = write(node, uses, address)
+    assert replay(case.first.graph, plan, address) == expected
+
+    updated = [node.node for nodes in (plan.host_nodes, plan.prelude_nodes, plan.ptx_nodes) for node in nodes]
+    assert len(set(updated)) == len(updated), "no node has two appliers"
+    assert all(len(path) == 1 for path in updated), "no applier reaches into child graphs"
+    for applier, nodes in (
+        (Applier.HOST, plan.host_nodes),
+        (Applier.PRELUDE, plan.prelude_nodes),
+        (Applier.PTX, plan.ptx_nodes),
+    ):
+        assert not (applier in off and nodes)
+    spans = [(slot.offset_bytes, slot.offset_bytes + slot.size_bytes) for slot in plan.slots]
+    assert [start for start, _ in spans] == [0, *(end for _, end in spans)][: len(spans)]
+    assert plan.table_bytes == sum(end - start for start, end in spans)
+    if choice is Choice.OFF:
+        assert not indirect
+    for verdict, one in zip(analysis.verdicts, plan.inputs, strict=True):
+        assert one.input == verdict.input
+        assert set(verdict.reasons) <= set(one.reasons)
+    json.dumps(plan.summary())
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases(), choice=st.sampled_from([choice for choice in Choice if choice is not Choice.OFF]))
+def test_with_the_host_applier_no_input_is_copied_for_want_of_an_applier(case: Case, choice: Choice) -> None:
+    analysis = find_pointer_uses(case.first, case.second, control=case.control)
+    plan = make_plan(case.first.graph, analysis, choice, EVERYTHING)
+    for verdict, one in zip(analysis.verdicts, plan.inputs, strict=True):
+        in_child_graph = any(len(use.node) > 1 for use in verdict.uses)
+        assert one.indirect == (verdict.indirect and not in_child_graph)
+
+
+def analysed(nodes: Sequence[Node], uses: Sequence[PointerUse]) -> tuple[CapturedGraph, Analysis]:
+    """A graph of these nodes, and an analysis that found these uses of inputs 0 .. n-1."""
+    count = 1 + max(use.input for use in uses)
+    verdicts = tuple(
+        InputVerdict(index, tuple(use for use in uses if use.input == index), ()) for index in range(count)
+    )
+    return CapturedGraph(nodes=tuple(nodes), edges=()), Analysis(verdicts, ())
+
+
+def pointer_kernels(count: int) -> tuple[CapturedGraph, Analysis]:
+    """`count` kernels that all take input 0 as their only parameter."""
+    return analysed([kernel([word(1)])] * count, [PointerUse((index,), 0, 0, 0, 0) for index in range(count)])
+
+
+def with_ptx(*nodes: int) -> Available:
+    return Available(off={}, ptx={(node,): (None,) for node in nodes})
+
+
+def counts(plan: Plan) -> tuple[int, int, int]:
+    """Nodes updated by (host, prelude, ptx)."""
+    return len(plan.host_nodes), len(plan.prelude_nodes), len(plan.ptx_nodes)
+
+
+def test_auto_takes_the_host_for_few_nodes_and_the_table_for_many() -> None:
+    few, many = AUTO_HOST_NODES, AUTO_HOST_NODES + 1
+    assert counts(make_plan(*pointer_kernels(few), Choice.AUTO, with_ptx(*range(few)))) == (few, 0, 0)
+    assert counts(make_plan(*pointer_kernels(many), Choice.AUTO, with_ptx(*range(many)))) == (0, 0, many)
+    assert counts(make_plan(*pointer_kernels(many), Choice.AUTO, EVERYTHING)) == (0, many, 0)
+    mixed = make_plan(*pointer_kernels(many), Choice.AUTO, with_ptx(*range(many - 2)))
+    assert counts(mixed) == (2, 0, many - 2), "few nodes left over by ptx are updated from the host"
+    large = make_plan(*pointer_kernels(2 * many), Choice.AUTO, with_ptx(*range(many)))
+    assert counts(large) == (0, many, many), "graphs mix ptx and prelude"
+
+
+def test_each_choice_is_tried_first_and_others_stand_in_with_the_reason() -> None:
+    graph, analysis = pointer_kernels(3)
+    assert counts(make_plan(graph, analysis, Choice.HOST, with_ptx(0, 1, 2))) == (3, 0, 0)
+    assert counts(make_plan(graph, analysis, Choice.PRELUDE, with_ptx(0, 1, 2))) == (0, 3, 0)
+    mixed = make_plan(graph, analysis, Choice.PTX, with_ptx(0))
+    assert counts(mixed) == (0, 2, 1)
+    assert mixed.fallbacks == (
+        ((1,), "ptx: no PTX of this kernel is at hand"),
+        ((2,), "ptx: no PTX of this kernel is at hand"),
+    )
+    old_driver = Available(off={Applier.PRELUDE: "the driver is older than 12.4"}, ptx={})
+    assert make_plan(graph, analysis, Choice.PRELUDE, old_driver).fallbacks[0] == (
+        (0,),
+        "prelude: the driver is older than 12.4",
+    )
+    assert counts(make_plan(graph, analysis, Choice.PRELUDE, old_driver)) == (3, 0, 0)
+
+
+def test_off_copies_everything() -> None:
+    plan = make_plan(*pointer_kernels(3), Choice.OFF, EVERYTHING)
+    assert counts(plan) == (0, 0, 0)
+    assert [reason.code for reason in plan.inputs[0].reasons] == [ReasonCode.OFF]
+
+
+def test_an_input_without_an_applier_is_copied_and_frees_the_node_for_the_others() -> None:
+    """Input 1 is used by a kernel in a child graph, so node 0 is left to input 0 and may use ptx."""
+    node = kernel([word(1), word(2)])
+    graph, analysis = analysed(
+        [node, ChildGraphNode(graph=CapturedGraph(nodes=(kernel([word(2)]),), edges=()))],
+        [PointerUse((0,), 0, 0, 0, 0), PointerUse((0,), 1, 0, 1, 0), PointerUse((1, 0), 0, 0, 1, 0)],
+    )
+    plan = make_plan(graph, analysis, Choice.PTX, Available({}, {(0,): (None, "a byte array")}))
+    assert [one.indirect for one in plan.inputs] == [True, False]
+    assert plan.inputs[1].reasons[0].code is ReasonCode.NO_APPLIER
+    assert "child graph" in plan.inputs[1].reasons[0].message
+    assert counts(plan) == (0, 0, 1)
+    assert [index for index, _ in plan.ptx_nodes[0].parameters] == [0]
+
+
+def test_a_node_that_needs_two_appliers_loses_an_input() -> None:
+    """Without the host applier: the tensor map needs prelude, which is off; the pointer beside it has ptx."""
+    node = kernel([word(1), make_tensor_map(2)])
+    uses = [PointerUse((0,), 0, 0, 0, 0), PointerUse((0,), 1, 0, 1, 0, UseKind.TENSOR_MAP)]
+    off = {Applier.HOST: "no host", Applier.PRELUDE: "no prelude"}
+    plan = make_plan(*analysed([node], uses), Choice.PTX, Available(off, {(0,): (None, None)}))
+    assert [one.indirect for one in plan.inputs] == [True, False]
+    assert plan.inputs[1].reasons[0].message.startswith("node 0: ptx: only pointer parameters")
+    assert counts(plan) == (0, 0, 1)
+
+
+def test_copies_and_fills_are_updated_from_the_host_whatever_the_choice() -> None:
+    end = MemcpyEnd(memory="device", address=1)
+    nodes = [
+        MemcpyNode(source=end, destination=end, width_bytes=4, height=1, depth=1),
+        MemsetNode(address=1, pitch_bytes=0, value=0, element_bytes=1, width=1, height=1),
+        kernel([word(1)]),
+    ]
+    uses = [
+        PointerUse((0,), 0, 0, 0, 0, UseKind.MEMCPY_SOURCE),
+        PointerUse((1,), 0, 0, 0, 0, UseKind.MEMSET),
+        PointerUse((2,), 0, 0, 0, 0),
+    ]
+    for choice, expected in ((Choice.PRELUDE, (2, 1, 0)), (Choice.PTX, (2, 0, 1))):
+        assert counts(make_plan(*analysed(nodes, uses), choice, with_ptx(2))) == expected
+
+
+def test_tensor_maps_go_through_the_table_whole() -> None:
+    first, other = make_tensor_map(512), make_tensor_map(512, shape=9)
+    nodes = [kernel([word(5), first]), kernel([first]), kernel([bytes(64) + other])]
+    uses = [
+        PointerUse((0,), 1, 0, 0, 0, UseKind.TENSOR_MAP),
+        PointerUse((1,), 0, 0, 0, 0, UseKind.TENSOR_MAP),
+        PointerUse((2,), 0, 64, 0, 0, UseKind.TENSOR_MAP),
+    ]
+    plan = make_plan(*analysed(nodes, uses), Choice.PRELUDE, EVERYTHING)
+    assert [slot.tensor_map for slot in plan.slots] == [first, other], "equal maps share a slot"
+    assert plan.table_bytes == 256
+    assert [node.updates[0].buffer_offset for node in plan.prelude_nodes] == [8, 0, 64]
+    assert plan.inputs[0].alignment_bytes == 32
+
+
+def test_pointers_at_the_same_place_share_a_slot() -> None:
+    uses = [PointerUse((0,), 0, 0, 0, 0), PointerUse((1,), 0, 0, 0, 0), PointerUse((2,), 0, 0, 0, 64)]
+    plan = make_plan(*analysed([kernel([word(1)])] * 3, uses), Choice.PTX, with_ptx(0, 1, 2))
+    assert [(slot.offset_bytes, slot.delta) for slot in plan.slots] == [(0, 0), (8, 64)]
+    assert plan.inputs[0].alignment_bytes == 16
+
+
+@pytest.mark.parametrize(
+    ("use", "refusals", "said"),
+    [
+        (PointerUse((0,), 0, 8, 0, 0), (None,), "8 bytes into parameter 0"),
+        (PointerUse((0,), 0, 0, 0, 0), ("it is a byte array",), "it is a byte array"),
+        (PointerUse((0,), 0, 0, 0, 0), (), "has 0 parameters only"),
+    ],
+)
+def test_ptx_is_refused_with_a_reason(use: PointerUse, refusals: tuple[str | None, ...], said: str) -> None:
+    graph, analysis = analysed([kernel([bytes(16)])], [use])
+    plan = make_plan(graph, analysis, Choice.PTX, Available({}, {(0,): refusals}))
+    assert counts(plan) == (0, 1, 0)
+    assert said in plan.fallbacks[0][1]
+
+
+def test_a_copied_input_keeps_the_reason_that_was_found() -> None:
+    memory = MemoryRange(address=4096, size_bytes=64)
+    still = Capture(
+        graph=CapturedGraph(nodes=(), edges=()), placeholders=(Placeholder(input=3, memory=memory),), owned=()
+    )
+    plan = make_plan(still.graph, find_pointer_uses(still, still), Choice.AUTO, EVERYTHING)
+    assert [reason.code for reason in plan.inputs[0].reasons] == [ReasonCode.NOT_MOVED, ReasonCode.NO_USE]
+    summary = plan.summary()
+    assert summary["inputs"][0]["input"] == 3
+    assert summary["inputs"][0]["reasons"][0] == {
+        "code": "not_moved",
+        "message": Reason(ReasonCode.NOT_MOVED, "its placeholder had the same address in both captures").message,
+    }
