@@ -1,0 +1,30 @@
+"""Why a cell could not be measured, where it is not the program's own exception. Imports no torch."""
+
+from __future__ import annotations
+
+from suite.schema import Correctness, Status
+
+
+class CellError(Exception):
+    """The cell cannot be measured; `status` is how it ends."""
+
+    status = Status.RUN_ERROR
+
+
+class Unsupported(CellError):
+    """This machine cannot run the cell."""
+
+    status = Status.UNSUPPORTED
+
+
+class Inaccurate(CellError):
+    """The mode computes something else than eager."""
+
+    status = Status.FAIL_ACCURACY
+
+    def __init__(self, correctness: Correctness) -> None:
+        self.correctness = correctness
+        super().__init__(
+            f"{correctness.worst} differs from eager by a relative error of {correctness.max_relative_error:.3g}, "
+            f"allowed is {correctness.tolerance:.3g} for {correctness.compute_dtype}"
+        )

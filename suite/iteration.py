@@ -1,0 +1,104 @@
+"""One iteration of a workload in a mode, as its users would write it.
+
+The compiled object is the module itself. The loss is computed outside of it, so that autograd hands the compiled
+backward a tangent for every output that takes part in differentiation, zeros included: these are bytes that stock
+CUDA graphs copy, and they belong to what is measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+
+from models.instance import Instance
+from models.registry import Inputs, Workload
+from suite.modes import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an iteration returns. In training, gradients are left in `.grad` of the parameters."""
+
+    output: Any
+    loss: torch.Tensor | None
+
+
+Iterate = Callable[[Inputs], Outcome]
+
+
+def callable_for(mode: Mode, module: torch.nn.Module) -> Callable[..., Any]:
+    """The module as this mode calls it: compiled with the mode's backend and options, or as it is."""
+    if mode.backend is None:
+        return module
+    compiled: Callable[..., Any] = torch.compile(module, backend=mode.backend, options=dict(mode.options))
+    return compiled
+
+
+def iteration(
+    instance: Instance,
+    call: Callable[..., Any],
+    *,
+    uses_cuda_graphs: bool,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Iterate:
+    """The function that runs `instance` once through `call` (its module, or the module compiled).
+
+    Inference: forward under `no_grad`. Training: gradients set to None, forward and loss, backward, and a step of
+    `optimizer` if there is one. Autocast surrounds forward and loss where the dtype policy is amp. Modes with CUDA
+    graphs mark the beginning of each step, as PyTorch asks its users to.
+    """
+    parameters = list(instance.module.parameters())
+
+    def infer(inputs: Inputs) -> Outcome:
+        if uses_cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        with torch.no_grad(), instance.autocast():
+            return Outcome(call(*inputs.args, **inputs.kwargs), None)
+
+    def train(inputs: Inputs) -> Outcome:
+        for parameter in parameters:
+            parameter.grad = None
+        if uses_cuda_graphs:
+            torch.compiler.cudagraph_mark_step_begin()
+        with instance.autocast():
+            output = call(*inputs.args, **inputs.kwargs)
+            loss = instance.loss(output)
+        loss.backward()
+        if optimizer is not None:
+            optimizer.step()
+        return Outcome(output, loss)
+
+    return train if instance.workload.task == "training" else infer
+
+
+def set_numerics(workload: Workload) -> None:
+    """The published runner's settings, for all modes alike: TF32 in float32 matmuls, and cuDNN's benchmark."""
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.benchmark = workload.cudnn_benchmark
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """No TF32, in matmuls or convolutions: for runs that serve as a reference."""
+    matmul = torch.get_float32_matmul_precision()
+    convolution = torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = convolution
+
+
+def seed_all(seed: int) -> None:
+    """Reset the random numbers a workload may draw: PyTorch's on all devices, numpy's and Python's."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)

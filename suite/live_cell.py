@@ -1,0 +1,285 @@
+"""One cell alive in this process: built, checked, compiled and warmed up, then measured block by block.
+
+The order of `prepare`, and why:
+
+1. Build the module and all input sets, the latter at different addresses.
+2. Run eager for reference; its results wait in host memory.
+3. Stochastic workloads: compile once for trial with Inductor's `fallback_random`, which draws the numbers eager draws,
+   and compare that. The real compilation has another random stream, so its values cannot be compared.
+4. The real compilation, with cold caches: first call, then warm-up until every CUDA graph is recorded and replayed.
+5. Compare replays with eager (a first call replays nothing), and take digests of two calls on each input.
+6. Forget the references, so that they take no memory while the mode is timed.
+
+This module imports torch; the worker imports it once the environment variables of the cell are set.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+
+from models.instance import Instance, instantiate
+from models.registry import find
+from optimizations import torch_internals
+from suite.cell_errors import Inaccurate, Unsupported
+from suite.iteration import Iterate, callable_for, iteration, seed_all, set_numerics
+from suite.measure import copies
+from suite.measure.captured import CaptureLog
+from suite.measure.compile_times import restart_timers, start_toolchain, timer_seconds
+from suite.measure.correctness import TOLERANCE, Verdict, combine, compare_with_eager, compute_dtype
+from suite.measure.gpu_state import gpu_reader
+from suite.measure.graphs import GraphLog, recorded_graphs
+from suite.measure.memory import Peak, peak, reserved_bytes, restart_peak
+from suite.measure.profiling import profile_iterations
+from suite.measure.results import Results, State, run_checked
+from suite.measure.timing import measure_block, require_distinct_addresses, timer_for
+from suite.modes import select_modes
+from suite.protocol import CellSpec, Measure, Prepared
+from suite.schema import Block, CompileTimes, Copies, Correctness, Memory, Metrics
+
+CALLS_TO_REPLAY = 3
+"""CUDAGraph Trees warm a function up in the first call, record it in the second, and replay it from the third on."""
+
+LEAST_CAPABILITY = (7, 0)
+"""The oldest compute capability that Triton, and so Inductor, generates code for."""
+
+
+class LiveCell:
+    """A prepared cell. `announce` is told each phase as it begins."""
+
+    def __init__(self, spec: CellSpec, announce: Callable[[str], None]) -> None:
+        self._spec = spec
+        self._announce = announce
+        (self._mode,) = select_modes([spec.mode])
+        self._captures = CaptureLog()
+        self._graphs = GraphLog(wants_cuda_graphs=self._mode.uses_cuda_graphs)
+        self._compile_peak: Peak | None = None
+
+    def prepare(self) -> Prepared:
+        """Bring the cell to the point where blocks can be measured.
+
+        Raises:
+            Unsupported: there is no GPU for a GPU cell, or it is too old.
+            Inaccurate: the results differ from eager's by more than their precision explains.
+        """
+        self._announce("build")
+        self._build()
+        self._announce("check")
+        eager = self._results(self._iteration(self._instance.module))
+        if self._mode.backend is not None:
+            start_toolchain(self._instance.device)
+        trial = self._trial(eager)
+        compile_times = self._compile_and_warm_up()
+        self._announce("check")
+        correctness = self._check(eager, trial)
+        del eager
+        self._take_optimizer_in()
+        restart_peak(self._instance.device)
+        return Prepared(
+            parameters=self._instance.parameters,
+            input_bytes=self._instance.input_bytes(self._input_sets[0]),
+            correctness=correctness,
+            compile=compile_times,
+            reserved_bytes=reserved_bytes(self._instance.device),
+        )
+
+    def measure(self, command: Measure) -> Block:
+        """One block of samples."""
+        return measure_block(
+            self._iterate,
+            self._input_sets,
+            self._timer,
+            index=command.index,
+            turn=command.turn,
+            samples=command.samples,
+            throughput_iterations=command.throughput_iterations,
+            read_gpu=self._read_gpu,
+        )
+
+    def metrics(self) -> Metrics:
+        """Everything that is measured once. The profiler comes last, because it slows down what follows."""
+        device, on_gpu = self._instance.device, self._instance.device.type == "cuda"
+        memory = self._replay_memory()
+        counted = self._placeholder_copies() if on_gpu and self._mode.uses_cuda_graphs else None
+        profile = profile_iterations(self._iterate_set) if on_gpu else None
+        graphs = recorded_graphs(device) if self._mode.uses_cuda_graphs else []
+        coverage = profile.coverage if profile else None
+        if coverage and self._mode.uses_cuda_graphs:
+            coverage = coverage.model_copy(update={"captured_kernel_nodes": self._captures.kernels(graphs)})
+        return Metrics(
+            coverage=coverage,
+            graphs=self._graphs.counts(len(graphs)) if self._mode.backend is not None else None,
+            copies=Copies(
+                placeholder_bytes=counted.copied_bytes if counted else None,
+                placeholder_tensors=counted.tensors if counted else None,
+                pointer_bytes=None,
+                device_to_device_bytes=profile.device_to_device_bytes,
+                host_to_device=profile.host_to_device,
+            )
+            if profile
+            else None,
+            memory=memory,
+            kernel_time_us=profile.kernel_time_us if profile else None,
+        )
+
+    def _build(self) -> None:
+        spec = self._spec
+        workload = find(spec.workload)
+        _require_device(spec.device)
+        set_numerics(workload)
+        self._instance: Instance = instantiate(
+            workload, variant=spec.variant, size=spec.size, device=spec.device, seed=spec.seed
+        )
+        self._input_sets = [self._instance.inputs(index) for index in range(spec.input_sets)]
+        require_distinct_addresses(self._input_sets)
+        self._checked = self._input_sets[: spec.check_inputs]
+        self._states = [State(self._instance.module, inputs) for inputs in self._checked]
+        self._timer = timer_for(self._instance.device)
+        self._read_gpu = gpu_reader(_gpu_uuid(self._instance.device))
+
+    def _iteration(self, call: Callable[..., object]) -> Iterate:
+        return iteration(self._instance, call, uses_cuda_graphs=self._mode.uses_cuda_graphs)
+
+    def _results(self, iterate: Iterate) -> list[Results]:
+        """Results on each checked input."""
+        return [
+            run_checked(self._instance, iterate, inputs, state, self._spec.seed)
+            for inputs, state in zip(self._checked, self._states, strict=True)
+        ]
+
+    def _verdict(self, compiled: list[Results], eager: list[Results]) -> Verdict:
+        return combine(
+            [
+                compare_with_eager(results, expected, self._instance, inputs, state, self._spec.seed)
+                for results, expected, inputs, state in zip(compiled, eager, self._checked, self._states, strict=True)
+            ]
+        )
+
+    def _trial(self, eager: list[Results]) -> Verdict | None:
+        """Verdict on a stochastic workload, compiled with eager's random numbers; None where the real one can tell."""
+        if self._mode.backend is None or not self._instance.workload.stochastic:
+            return None
+        cache_dir = self._spec.cache_dir
+        with torch_internals.fresh_cache(dir=cache_dir), torch_internals.inductor_config.patch(fallback_random=True):
+            iterate = self._iteration(callable_for(self._mode, self._instance.module))
+            for _ in range(CALLS_TO_REPLAY):
+                compiled = self._results(iterate)
+        torch.compiler.reset()
+        verdict = self._verdict(compiled, eager)
+        if not verdict.passed:
+            raise Inaccurate(self._correctness(verdict, [], deterministic=False))
+        return verdict
+
+    def _compile_and_warm_up(self) -> CompileTimes:
+        spec, device = self._spec, self._instance.device
+        self._announce("compile")
+        self._call = callable_for(self._mode, self._instance.module)
+        self._iterate = self._iteration(self._call)
+        seed_all(spec.seed)
+        restart_timers()
+        restart_peak(device)
+        with ExitStack() as stack:
+            stack.enter_context(self._graphs.recording())
+            if device.type == "cuda" and self._mode.uses_cuda_graphs:
+                stack.enter_context(self._captures.recording())
+            begin = time.perf_counter()
+            self._iterate_set(0)
+            self._timer.synchronize()
+            first_call_s = time.perf_counter() - begin
+            self._announce("warm-up")
+            for position in range(1, max(spec.warm_up, CALLS_TO_REPLAY - 1 + spec.input_sets)):
+                self._iterate_set(position)
+            self._timer.synchronize()
+            warm_up_s = time.perf_counter() - begin
+        for error in self._captures.errors:
+            print(f"captured nodes not counted: {error}")
+        self._compile_peak = peak(device)
+        return CompileTimes(
+            first_call_s=first_call_s, warm_up_s=warm_up_s, warm_cache=spec.warm_cache, parts=timer_seconds()
+        )
+
+    def _iterate_set(self, position: int) -> None:
+        self._iterate(self._input_sets[position % len(self._input_sets)])
+
+    def _check(self, eager: list[Results], trial: Verdict | None) -> Correctness:
+        compiled = self._results(self._iterate)
+        digests = [results.digest() for results in compiled]
+        verdict = self._verdict(compiled, eager) if trial is None else trial
+        deterministic = digests == [results.digest() for results in self._results(self._iterate)]
+        correctness = self._correctness(verdict, digests, deterministic=deterministic)
+        if not correctness.passed:
+            raise Inaccurate(correctness)
+        return correctness
+
+    def _correctness(self, verdict: Verdict, digests: list[str], *, deterministic: bool) -> Correctness:
+        dtype = compute_dtype(self._instance, self._checked[0])
+        return Correctness(
+            passed=verdict.passed,
+            input_count=len(self._checked),
+            compared_tensors=verdict.compared_tensors,
+            compute_dtype=dtype,
+            tolerance=TOLERANCE[dtype],
+            max_relative_error=verdict.max_relative_error,
+            worst=verdict.worst,
+            reference_error=verdict.reference_error,
+            fallback_random=self._mode.backend is not None and self._instance.workload.stochastic,
+            deterministic=deterministic,
+            digests=digests,
+            bitwise_with=None,  # the runner has the other modes' digests, and compares them
+            bitwise=None,
+        )
+
+    def _take_optimizer_in(self) -> None:
+        """From here on each iteration steps the optimizer, if asked for; checks ran without, on unchanged weights."""
+        if not self._spec.with_optimizer or self._instance.workload.task != "training":
+            return
+        self._iterate = iteration(
+            self._instance,
+            self._call,
+            uses_cuda_graphs=self._mode.uses_cuda_graphs,
+            optimizer=self._instance.optimizer(),
+        )
+        for position in range(len(self._input_sets)):
+            self._iterate_set(position)
+
+    def _replay_memory(self) -> Memory | None:
+        device = self._instance.device
+        restart_peak(device)
+        for position in range(len(self._input_sets)):
+            self._iterate_set(position)
+        self._timer.synchronize()
+        replay_peak = peak(device)
+        if replay_peak is None or self._compile_peak is None:
+            return None
+        return Memory(
+            compile_peak_allocated_bytes=self._compile_peak.allocated_bytes,
+            compile_peak_reserved_bytes=self._compile_peak.reserved_bytes,
+            replay_peak_allocated_bytes=replay_peak.allocated_bytes,
+            replay_peak_reserved_bytes=replay_peak.reserved_bytes,
+        )
+
+    def _placeholder_copies(self) -> copies.CopyCount:
+        with copies.counting() as count:
+            self._iterate_set(0)
+        return count
+
+
+def _require_device(device: str) -> None:
+    if device != "cuda":
+        return
+    if not torch.cuda.is_available():
+        raise Unsupported("PyTorch finds no NVIDIA GPU here; `--device cpu --size tiny` runs the small sizes without")
+    capability = torch.cuda.get_device_capability()
+    if capability < LEAST_CAPABILITY:
+        raise Unsupported(
+            f"{torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}; "
+            f"torch.compile needs {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or newer"
+        )
+
+
+def _gpu_uuid(device: torch.device) -> str | None:
+    """NVML's name of the GPU that torch uses; None on a CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None

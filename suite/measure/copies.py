@@ -1,0 +1,67 @@
+"""Data bytes copied into the placeholders of CUDA graphs, counted at the place where they are copied.
+
+Stock CUDAGraph Trees copy every input that is neither static nor an output of another graph before each replay, in
+`CUDAGraphNode._copy_inputs_and_remove_from_src`. For the length of one `counting` block that method is wrapped; timed
+iterations never run wrapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from optimizations import torch_internals
+
+
+class RecordedGraph(Protocol):
+    """What is read of a recording: which of its inputs are copied, and over which dimensions they are expanded."""
+
+    non_static_input_idx: Sequence[int]
+    expanded_dims: Sequence[Sequence[int]]
+
+
+@dataclass(slots=True)
+class CopyCount:
+    """Bytes and tensors copied so far."""
+
+    copied_bytes: int = 0
+    tensors: int = 0
+
+
+def copied_bytes(tensor: torch.Tensor, expanded_dims: Sequence[int]) -> int:
+    """Bytes that a copy of `tensor` moves: one element along each dimension that is expanded (stride 0)."""
+    elements = 1
+    for dimension, size in enumerate(tensor.shape):
+        elements *= min(size, 1) if dimension in expanded_dims else size
+    return elements * tensor.element_size()
+
+
+def add_copies(count: CopyCount, graph: RecordedGraph, sources: Sequence[Any]) -> None:
+    """Add what one call of the copying method is about to move from `sources`, the inputs of one replay."""
+    for index in graph.non_static_input_idx:
+        source = sources[index]
+        if isinstance(source, torch.Tensor):
+            count.copied_bytes += copied_bytes(source, graph.expanded_dims[index])
+            count.tensors += 1
+
+
+@contextlib.contextmanager
+def counting(node_class: type | None = None) -> Iterator[CopyCount]:
+    """Count the copies into placeholders of all replays inside the block. `node_class`: for tests, the stock class."""
+    target: Any = node_class or torch_internals.cudagraph_trees.CUDAGraphNode
+    stock = target._copy_inputs_and_remove_from_src
+    count = CopyCount()
+
+    def counted(self: RecordedGraph, destinations: list[Any], sources: list[Any]) -> None:
+        add_copies(count, self, sources)
+        stock(self, destinations, sources)
+
+    target._copy_inputs_and_remove_from_src = counted
+    try:
+        yield count
+    finally:
+        target._copy_inputs_and_remove_from_src = stock

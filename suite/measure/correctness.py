@@ -1,0 +1,169 @@
+"""Is what a mode computes what eager computes? Decided before anything is timed, on real replays.
+
+Eager and the compiled function start from the same seed, buffers and inputs, and their outputs, loss, gradients and
+changed state are compared by relative L2 error. Two correct programs of one precision differ by their rounding, and how
+much that is depends on the model. So the tolerance decides where it can, and where it is exceeded a run in
+higher precision does: the compiled function may be at most `REFERENCE_FACTOR` times as far from it as eager is.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from models.instance import Instance, tensors_of
+from models.registry import Inputs
+from optimizations import torch_internals
+from suite.iteration import full_precision, iteration
+from suite.measure.compare import errors
+from suite.measure.results import Results, State, run_checked
+
+UNIT_ROUNDOFF: dict[str, float] = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "tf32": 2.0**-11,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
+"""Largest relative error of rounding once. tf32, which float32 matmuls use on a GPU, has the fraction of float16."""
+
+TOLERANCE: dict[str, float] = {
+    "float64": 1e-9,
+    "float32": 1e-4,
+    "tf32": 2e-2,
+    "float16": 2e-2,
+    "bfloat16": 8e-2,
+}
+"""Relative L2 errors that need no explanation: for the short types some 20 to 40 roundings that all go one way, for the
+long ones far more, because long sums and other algorithms (Winograd, another order of reduction) dominate there."""
+
+REFERENCE_FACTOR = 2.0
+"""How much farther than eager the compiled function may be from the run in higher precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Outcome of comparing one or several inputs; the names are those of `suite.schema.Correctness`."""
+
+    passed: bool
+    compared_tensors: int
+    max_relative_error: float
+    worst: str
+    reference_error: float | None
+
+
+def compute_dtype(instance: Instance, inputs: Inputs) -> str:
+    """The shortest floating type that the workload's arithmetic uses, as a key of `TOLERANCE`."""
+    tensors = [*instance.module.parameters(), *tensors_of((inputs.args, inputs.kwargs))]
+    floating = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    if floating == {torch.float64}:
+        return "float64"  # autocast leaves it alone too
+    on_gpu = instance.device.type == "cuda"
+    match instance.workload.dtype_policy:
+        case "bf16":
+            return "bfloat16"
+        case "fp16":
+            return "float16"
+        case "fp32":
+            return "tf32" if on_gpu else "float32"
+        case "amp":
+            return "float16" if on_gpu else "bfloat16"
+
+
+def judge(
+    compiled: Mapping[str, float],
+    tolerance: float,
+    roundoff: float,
+    reference: Callable[[], tuple[Mapping[str, float], Mapping[str, float]] | None],
+) -> Verdict:
+    """Verdict on the errors of one input.
+
+    Args:
+        compiled: errors of the compiled function against eager, by tensor.
+        tolerance: what is accepted at once.
+        roundoff: unit roundoff of the compute dtype; errors against the reference below it are always accepted.
+        reference: called only if something exceeds `tolerance`. Gives the errors of the compiled function and of
+            eager, both against a run in higher precision; None if there is no such run.
+    """
+    if not compiled:
+        return Verdict(True, 0, 0.0, "", None)
+    worst = max(compiled, key=lambda name: compiled[name])
+    suspects = [name for name, error in compiled.items() if not error <= tolerance]
+    precise = reference() if suspects else None
+    if precise is None:
+        return Verdict(not suspects, len(compiled), compiled[worst], worst, None)
+    compiled_errors, eager_errors = precise
+    # An infinite error of eager must not excuse an infinite one of the compiled function.
+    refuted = [
+        name
+        for name in suspects
+        if not math.isfinite(compiled_errors[name])
+        or compiled_errors[name] > REFERENCE_FACTOR * eager_errors[name] + roundoff
+    ]
+    shown = max(refuted, key=lambda name: compiled[name]) if refuted else worst
+    return Verdict(not refuted, len(compiled), compiled[shown], shown, eager_errors[shown])
+
+
+def combine(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict over several inputs: passed if all are. The numbers are those of the worst, failed ones first."""
+    shown = max(verdicts, key=lambda verdict: (not verdict.passed, verdict.max_relative_error))
+    return replace(shown, passed=all(verdict.passed for verdict in verdicts))
+
+
+def compare_with_eager(
+    compiled: Results, eager: Results, instance: Instance, inputs: Inputs, state: State, seed: int
+) -> Verdict:
+    """Verdict on one input set.
+
+    A stochastic workload has no run in higher precision: its random numbers depend on the dtype they are drawn for.
+    """
+    dtype = compute_dtype(instance, inputs)
+    tolerance, device = TOLERANCE[dtype], instance.device
+
+    def against_higher_precision() -> tuple[dict[str, float], dict[str, float]] | None:
+        precise = None if instance.workload.stochastic else higher_precision(instance, inputs, state, seed, dtype)
+        if precise is None:
+            return None
+        first, second = (
+            errors(results.tensors, precise.tensors, device=device, tolerance=tolerance, state=state, same_dtypes=False)
+            for results in (compiled, eager)
+        )
+        return first, second
+
+    found = errors(compiled.tensors, eager.tensors, device=device, tolerance=tolerance, state=state)
+    return judge(found, tolerance, UNIT_ROUNDOFF[dtype], against_higher_precision)
+
+
+def higher_precision(instance: Instance, inputs: Inputs, state: State, seed: int, dtype: str) -> Results | None:
+    """Results of a copy of the module, uncompiled, in float32 (of float32: in float64), without TF32 and autocast.
+
+    None for float64, and where the copy cannot run (a program may fix a dtype in its code); the log says why.
+    """
+    if dtype == "float64":
+        return None
+    wider = torch.float64 if dtype in ("float32", "tf32") else torch.float32
+
+    def widen(tensor: torch.Tensor) -> torch.Tensor:
+        narrow = tensor.is_floating_point() and tensor.element_size() < wider.itemsize
+        return tensor.to(wider) if narrow else tensor.clone()
+
+    try:
+        state.restore()
+        args, kwargs = torch_internals.pytree.tree_map_only(torch.Tensor, widen, (inputs.args, dict(inputs.kwargs)))
+        precise = replace(
+            instance,
+            module=copy.deepcopy(instance.module).to(wider),
+            workload=replace(instance.workload, dtype_policy="fp32"),  # no autocast
+        )
+        wide_inputs = Inputs(args, kwargs)
+        with full_precision():
+            run = iteration(precise, precise.module, uses_cuda_graphs=False)
+            return run_checked(precise, run, wide_inputs, State(precise.module, wide_inputs), seed)
+    except Exception:  # whatever a program does in a dtype it was not written for: then the tolerance decides alone
+        traceback.print_exc()
+        return None

@@ -1,0 +1,37 @@
+"""Peak memory of PyTorch's CUDA allocator over a stretch of work."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Largest number of bytes since `restart_peak`: handed out to tensors, and held from the driver."""
+
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+def restart_peak(device: torch.device) -> None:
+    """Give unused memory back to the driver and count peaks anew. Nothing to do on a CPU."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak(device: torch.device) -> Peak | None:
+    """Peaks since `restart_peak`; None on a CPU, whose memory PyTorch does not count."""
+    if device.type != "cuda":
+        return None
+    return Peak(torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+
+
+def reserved_bytes(device: torch.device) -> int | None:
+    """Bytes the process holds from the driver now; None on a CPU."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else None

@@ -1,0 +1,48 @@
+"""Runs torch.profiler over a few steady iterations and hands the trace to the analysis.
+
+`PROFILED_ITERATIONS` iterations are taken, so that a stray event shows as a count that does not divide. Where they do
+not all run the same (data-dependent programs), one iteration alone is profiled instead, and the result says so by
+`profiled_iterations` = 1.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from suite.measure.coverage import IterationProfile, UnevenIterations, analyse
+
+PROFILED_ITERATIONS = 3
+
+
+def profile_iterations(iterate: Callable[[int], object]) -> IterationProfile:
+    """Profile `iterate(0)`, `iterate(1)`, ... on the current CUDA device, after a first session that is thrown away.
+
+    Starting the profiler for the first time loads CUPTI, and slows down all later launches of this process; so this
+    comes after everything that is timed.
+    """
+    _trace(iterate, 1)
+    try:
+        return analyse(_trace(iterate, PROFILED_ITERATIONS), PROFILED_ITERATIONS)
+    except UnevenIterations as error:
+        print(f"profiling one iteration alone: {error}")
+        return analyse(_trace(iterate, 1), 1)
+
+
+def _trace(iterate: Callable[[int], object], iterations: int) -> dict[str, Any]:
+    """The Chrome trace of that many iterations, each awaited before the next begins."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for index in range(iterations):
+            iterate(index)
+            torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(file))
+        trace: dict[str, Any] = json.loads(file.read_bytes())
+    return trace

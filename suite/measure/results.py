@@ -1,0 +1,125 @@
+"""Everything one iteration computed, by name, in host memory: outputs, loss, gradients, and the state it changed.
+
+Results are copied to the host because the memory of a CUDA graph's outputs is used again by the next call, and
+because references must not take part in the peak memory of compiling.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from models.instance import Instance
+from models.registry import Inputs
+from optimizations import torch_internals
+from suite.iteration import Iterate, seed_all
+
+GRADIENT = "gradient "
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Tensors on the CPU by name: "output['logits']", "loss", "gradient fc.weight", "buffer bn.running_mean",
+    "input [0]". Buffers and inputs are there only if the iteration changed them."""
+
+    tensors: Mapping[str, torch.Tensor]
+
+    def digest(self) -> str:
+        """SHA-256 over names, dtypes, shapes and bytes."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.tensors.items()):
+            digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+            digest.update(_bytes_of(tensor).numpy().data)
+        return digest.hexdigest()
+
+
+class State:
+    """Tensors outside of the outputs that an iteration may change: the module's buffers and the inputs.
+
+    Their values at the time of construction are kept in host memory, so that every checked iteration starts from them.
+    """
+
+    def __init__(self, module: torch.nn.Module, inputs: Inputs) -> None:
+        live = {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
+        live |= {f"input {name}": tensor for name, tensor in named_tensors([*inputs.args, dict(inputs.kwargs)])}
+        self._live = live
+        self._saved = {name: _to_host(tensor) for name, tensor in live.items()}
+
+    def changed(self) -> dict[str, torch.Tensor]:
+        """Copies of the tensors whose bits are no longer the saved ones."""
+        return {name: _to_host(tensor) for name, tensor in self._live.items() if self._differs(name)}
+
+    def restore(self) -> None:
+        """Give the changed tensors their saved values back, at their addresses."""
+        with torch.no_grad():
+            for name, tensor in self._live.items():
+                if self._differs(name):
+                    tensor.copy_(self._saved[name])
+
+    def saved(self, name: str) -> torch.Tensor | None:
+        """The value from the start of a buffer or input, on the CPU; None if `name` is neither."""
+        return self._saved.get(name)
+
+    def _differs(self, name: str) -> bool:
+        live = self._live[name].detach()
+        return not torch.equal(_bytes_of(live), _bytes_of(self._saved[name]).to(live.device))
+
+
+def run_checked(instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int) -> Results:
+    """Results of one iteration from the saved state and `seed`; state and gradients are cleared up afterwards."""
+    state.restore()
+    _drop_gradients(instance.module)
+    seed_all(seed)
+    outcome = iterate(inputs)
+    tensors = {f"output{name}": _to_host(tensor) for name, tensor in named_tensors(outcome.output)}
+    if outcome.loss is not None:
+        tensors["loss"] = _to_host(outcome.loss)
+    for name, parameter in instance.module.named_parameters():
+        if parameter.grad is not None:
+            tensors[GRADIENT + name] = _to_host(parameter.grad)
+    tensors |= state.changed()
+    _drop_gradients(instance.module)
+    state.restore()
+    return Results(tensors)
+
+
+def named_tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors and numbers in `value` with the path to each, as "['logits']" or "[0].layers[2].keys".
+
+    Containers are what PyTorch's pytree knows (also the output classes of transformers); other objects, such as key
+    and value caches, are looked into by their attributes. A number comes as a 0-dim tensor.
+    """
+    yield from _walk(value, "", set())
+
+
+def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    pytree = torch_internals.pytree
+    for keys, leaf in pytree.tree_flatten_with_path(value)[0]:
+        name = path + pytree.keystr(keys)
+        if isinstance(leaf, torch.Tensor):
+            yield name, leaf
+        elif isinstance(leaf, (bool, int, float, complex)):
+            yield name, torch.tensor(leaf)
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, type) and id(leaf) not in seen:
+            seen.add(id(leaf))
+            for attribute, member in vars(leaf).items():
+                yield from _walk(member, f"{name}.{attribute}", seen)
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that shares no memory with `tensor`, contiguous, on the CPU."""
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes as a 1-dim uint8 tensor on its device."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _drop_gradients(module: torch.nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.grad = None

@@ -1,0 +1,158 @@
+"""Blocks of samples: host time to completion and device time of single iterations, and back-to-back throughput.
+
+Every sample is kept. Inputs rotate over sets at different addresses, because an iteration on inputs that never move
+would hide what it costs to get moving inputs into a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from models.instance import tensors_of
+from models.registry import Inputs
+from suite.iteration import Iterate
+from suite.schema import Block, GpuState
+
+LEAD_IN_ITERATIONS = 2
+"""Iterations at the start of each block that are not timed: another mode has used the caches meanwhile."""
+
+
+class DeviceTimer(Protocol):
+    """How the end of device work is awaited, and its time taken."""
+
+    def synchronize(self) -> None: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def elapsed_us(self) -> float | None:
+        """Microseconds of device time from `start` to `stop`, after `synchronize`; None where there is no device."""
+        ...
+
+
+class HostTimer:
+    """For workloads on the CPU, where a call returns when it is done and host time is all there is."""
+
+    def synchronize(self) -> None:
+        return
+
+    def start(self) -> None:
+        return
+
+    def stop(self) -> None:
+        return
+
+    def elapsed_us(self) -> float | None:
+        return None
+
+
+class CudaTimer:
+    """Two CUDA events on the current stream. The span between them includes time in which the device waits for work."""
+
+    def __init__(self) -> None:
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._stop = torch.cuda.Event(enable_timing=True)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def start(self) -> None:
+        self._start.record()
+
+    def stop(self) -> None:
+        self._stop.record()
+
+    def elapsed_us(self) -> float | None:
+        return self._start.elapsed_time(self._stop) * 1000.0
+
+
+def timer_for(device: torch.device) -> DeviceTimer:
+    return CudaTimer() if device.type == "cuda" else HostTimer()
+
+
+class InputsShareMemory(ValueError):
+    """Two input sets that should rotate have a tensor at the same address."""
+
+
+def require_distinct_addresses(input_sets: Sequence[Inputs]) -> None:
+    """Check that no tensor of one set has the address of its counterpart in another.
+
+    Raises:
+        InputsShareMemory: two sets share a tensor's memory, so rotating them would not move that input.
+    """
+    addresses = [[tensor.data_ptr() for tensor in _sized_tensors(inputs)] for inputs in input_sets]
+    for position, column in enumerate(zip(*addresses, strict=True)):
+        if len(set(column)) != len(column):
+            raise InputsShareMemory(
+                f"input tensor {position} has the same address in several of the {len(column)} input sets; "
+                "each call of a workload's input function must make new tensors"
+            )
+
+
+def _sized_tensors(inputs: Inputs) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_of((inputs.args, inputs.kwargs)) if tensor.numel()]
+
+
+def measure_block(
+    iterate: Iterate,
+    input_sets: Sequence[Inputs],
+    timer: DeviceTimer,
+    *,
+    index: int,
+    turn: int,
+    samples: int,
+    throughput_iterations: int,
+    read_gpu: Callable[[], GpuState | None],
+) -> Block:
+    """Time `samples` iterations one by one, then `throughput_iterations` back to back (none if 0).
+
+    Sample i of block `index` runs on input set (index * samples + i) modulo the number of sets. Host time runs from
+    before the call until the device has finished, and contains the recording of one event (about 1 us). The GPU's
+    state is read outside of all timed parts.
+    """
+
+    def rotation(position: int) -> int:
+        return (index * samples + position) % len(input_sets)
+
+    gpu_before = read_gpu()
+    gc.collect()
+    for position in range(-LEAD_IN_ITERATIONS, 0):
+        iterate(input_sets[rotation(position)])
+
+    host_us: list[float] = []
+    device_us: list[float] = []
+    for position in range(samples):
+        inputs = input_sets[rotation(position)]
+        timer.synchronize()
+        timer.start()
+        begin_ns = time.perf_counter_ns()
+        iterate(inputs)
+        timer.stop()
+        timer.synchronize()
+        host_us.append((time.perf_counter_ns() - begin_ns) / 1000.0)
+        if (elapsed_us := timer.elapsed_us()) is not None:
+            device_us.append(elapsed_us)
+
+    begin_ns = time.perf_counter_ns()
+    for position in range(throughput_iterations):
+        iterate(input_sets[rotation(position)])
+    timer.synchronize()
+    throughput_us = (time.perf_counter_ns() - begin_ns) / 1000.0
+
+    return Block(
+        index=index,
+        turn=turn,
+        host_us=host_us,
+        device_us=device_us or None,
+        input_sets=[rotation(position) for position in range(samples)],
+        throughput_us=throughput_us / throughput_iterations if throughput_iterations else None,
+        throughput_iterations=throughput_iterations,
+        gpu_before=gpu_before,
+        gpu_after=read_gpu(),
+    )

@@ -1,0 +1,209 @@
+"""The process that holds one cell: reads commands from one pipe, answers on another (`suite.protocol`).
+
+Nothing here imports torch before the first command, because that command says which environment torch starts in. What
+libraries print goes to stdout and stderr, which are the log; messages have a pipe of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from suite.cell_errors import CellError, Inaccurate
+from suite.protocol import (
+    COMMANDS,
+    CellSpec,
+    Collected,
+    CollectMetrics,
+    Failed,
+    Measure,
+    Measured,
+    Phase,
+    Prepare,
+    Stop,
+    encode,
+)
+from suite.schema import Record, Status
+
+if TYPE_CHECKING:
+    from suite.live_cell import LiveCell
+
+ORPHAN_GRACE_S = 5.0
+"""Time for the current command to end by itself once the runner is gone; then the whole process group is killed."""
+
+_STATUS_OF_PHASE = {
+    "build": Status.MODEL_FAIL_TO_LOAD,
+    "check": Status.RUN_ERROR,
+    "compile": Status.COMPILE_ERROR,
+    "warm-up": Status.RUN_ERROR,
+    "measure": Status.RUN_ERROR,
+    "metrics": Status.RUN_ERROR,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve one runner until it says stop, goes away, or the cell fails. Returns the exit code: 1 if it failed."""
+    parser = argparse.ArgumentParser(prog="python -m suite.worker", description=__doc__)
+    parser.add_argument("--read", type=int, required=True, metavar="FD", help="pipe that commands come from")
+    parser.add_argument("--write", type=int, required=True, metavar="FD", help="pipe that answers go to")
+    options = parser.parse_args(arguments)
+    for descriptor in (options.read, options.write):
+        os.set_inheritable(descriptor, False)  # a compile worker that lives on must not keep the pipes open
+    with os.fdopen(options.read, "rb") as commands, os.fdopen(options.write, "wb", buffering=0) as replies:
+        stopping = threading.Event()
+        threading.Thread(target=_follow_runner, args=(commands.fileno(), stopping), daemon=True).start()
+        try:
+            return Server(commands, replies).serve()
+        finally:
+            stopping.set()
+
+
+class Server:
+    """Carries out the commands of one runner, one after another."""
+
+    def __init__(self, commands: IO[bytes], replies: IO[bytes]) -> None:
+        self._commands = commands
+        self._replies = replies
+        self._phase = "build"
+        self._cell: LiveCell | None = None
+
+    def serve(self) -> int:
+        try:
+            for answer in self._answers():
+                self._send(answer)
+        except BrokenPipeError:
+            return 1
+        except Exception as error:  # whatever ends a cell becomes a status; the traceback is in the log
+            traceback.print_exc()
+            sys.stderr.flush()
+            self._send(failure(error, self._phase))
+            return 1
+        return 0
+
+    def _answers(self) -> Iterator[Record]:
+        for line in self._commands:
+            match COMMANDS.validate_json(line):
+                case Prepare(spec=spec):
+                    enter_environment(spec)
+                    from suite.live_cell import LiveCell
+
+                    self._cell = LiveCell(spec, self._announce)
+                    yield self._cell.prepare()
+                case Measure() as command:
+                    self._phase = "measure"
+                    yield Measured(block=self._prepared.measure(command))
+                case CollectMetrics():
+                    self._phase = "metrics"
+                    yield Collected(metrics=self._prepared.metrics())
+                case Stop():
+                    return
+
+    @property
+    def _prepared(self) -> LiveCell:
+        if self._cell is None:
+            raise ValueError("the first command must be `prepare`")
+        return self._cell
+
+    def _announce(self, phase: str) -> None:
+        self._phase = phase
+        self._send(Phase(name=phase))
+
+    def _send(self, message: Record) -> None:
+        rest = memoryview(encode(message))
+        while rest:  # the pipe is unbuffered, so that a write may be a part only
+            rest = rest[self._replies.write(rest) :]
+
+
+def enter_environment(spec: CellSpec) -> None:
+    """Set what torch and its compilers read when they start: cache folders and the share of the cores.
+
+    Raises:
+        RuntimeError: torch is imported already, and may have read the old values.
+    """
+    if "torch" in sys.modules:
+        raise RuntimeError("torch was imported before the cell's environment was set")
+    cache = Path(spec.cache_dir)
+    cache.mkdir(parents=True, exist_ok=True)
+    os.environ |= {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(spec.cpu_threads),
+        "OMP_NUM_THREADS": str(spec.cpu_threads),
+    }
+
+
+def failure(error: Exception, phase: str) -> Failed:
+    """What the runner is told of an exception: a status, and one line that names phase and cause."""
+    return Failed(
+        status=status_of(error, phase),
+        error=f"{phase}: {type(error).__name__}: {_summary(error)}",
+        correctness=error.correctness if isinstance(error, Inaccurate) else None,
+    )
+
+
+def status_of(error: BaseException, phase: str) -> Status:
+    """The status an exception ends a cell with. Lack of memory comes first, however deep it is wrapped."""
+    if any(_is_out_of_memory(cause) for cause in _causes(error)):
+        return Status.OOM
+    if isinstance(error, CellError):
+        return error.status
+    if "torch" in sys.modules:
+        from optimizations import torch_internals
+
+        if isinstance(error, torch_internals.TorchDynamoException):
+            return Status.COMPILE_ERROR
+    return _STATUS_OF_PHASE[phase]
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Torch's own class, the host's, and the driver's or a library's refusal, which is told by its text alone."""
+    text = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "CUDA out of memory" in text
+        or "CUDA error: out of memory" in text
+        or "CUBLAS_STATUS_ALLOC_FAILED" in text
+    )
+
+
+def _summary(error: Exception) -> str:
+    """The message's first line, and the second if the first ends with a colon, as those of failed backends do."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return "(no message)"
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
+def _follow_runner(descriptor: int, stopping: threading.Event) -> None:
+    """Wait until no one can write commands any more, then end this process and all it started.
+
+    A thread is needed because compiling takes minutes in which no command is read. If `stop` had been sent, or the
+    pipe is read to its end in time, the process leaves by itself.
+    """
+    watcher = select.poll()
+    watcher.register(descriptor, 0)  # POLLHUP is always reported
+    watcher.poll()
+    if not stopping.wait(ORPHAN_GRACE_S):
+        print("the runner is gone", file=sys.stderr, flush=True)
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
