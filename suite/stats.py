@@ -23,9 +23,10 @@ taken for two modes. A difference below the floor is not called one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -210,18 +211,14 @@ def _estimate(log_ratio: float, replicates: NDArray[np.float64], blocks: int) ->
 
 def _swap_spread(medians: NDArray[np.float64]) -> float:
     """95th percentile of |ratio - 1| over swaps within the pairs (0, 1), (2, 3), ... of one mode's log medians."""
-    even = medians[: len(medians) - 1 : 2]
-    odd = medians[1::2]
-    differences = np.array([second - first for first, second in zip(even, odd, strict=True)])
-    means = [abs(float(np.mean(differences * signs))) for signs in _swaps(len(differences))]
+    pairs = len(medians) // 2
+    differences = medians[1 : 2 * pairs : 2] - medians[0 : 2 * pairs : 2]
+    means = np.abs(_swaps(pairs) @ differences) / pairs
     return math.expm1(float(np.quantile(means, CONFIDENCE)))
 
 
-def _swaps(pairs: int) -> Iterator[NDArray[np.int64]]:
-    """Signs +1/-1 per pair: every combination where there are at most `MAXIMUM_SWAPS`, else a fixed random choice."""
+def _swaps(pairs: int) -> NDArray[np.int64]:
+    """Rows of signs +1/-1 per pair: every combination where there are at most `MAXIMUM_SWAPS`, else a fixed choice."""
     if 2**pairs <= MAXIMUM_SWAPS:
-        for bits in range(2**pairs):
-            yield np.array([1 - 2 * (bits >> pair & 1) for pair in range(pairs)])
-    else:
-        generator = np.random.default_rng(pairs)
-        yield from generator.choice([-1, 1], size=(MAXIMUM_SWAPS, pairs))
+        return np.array(list(product((1, -1), repeat=pairs)), dtype=np.int64)
+    return np.random.default_rng(pairs).choice([1, -1], size=(MAXIMUM_SWAPS, pairs))

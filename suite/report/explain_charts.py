@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from suite.explain.records import Explanation
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.explain_tables import (
-    STOCK_MODE,
     explanation_label,
+    host_to_device,
     lowerings_of,
     published_coverage,
     settings,
+    total_bytes,
 )
 from suite.report.published import Published
 
@@ -30,11 +31,11 @@ def kernels_in_graphs(explanations: Sequence[Explanation], published: Published)
     names = settings(explanations)
     bars: dict[tuple[str, str], Bar] = {}
     for explanation in explanations:
-        for position, setting in enumerate(names):
+        for setting in names:
             parts = lowerings_of(explanation, setting)
             inside = sum(one.kernels_in_graphs for one in parts)
             kernels = inside + sum(one.kernels_outside for one in parts)
-            paper = published_coverage(explanation, published, "grace", STOCK_MODE) if position == 0 else None
+            paper = published_coverage(explanation, published, "grace", setting)
             bar = Bar(100 * inside / kernels, total=100.0, published=paper) if kernels else Bar(None, published=paper)
             if not parts:
                 bar = Bar(failure="failed" if explanation.error else NOT_LOWERED, published=paper)
@@ -48,7 +49,7 @@ def kernels_in_graphs(explanations: Sequence[Explanation], published: Published)
         names,
         bars,
         parts=("in graphs", "outside"),
-        published=f"stock coverage of {published.sources['grace'].setting}",
+        published=f"measured coverage, {published.sources['grace'].setting}",
     )
 
 
@@ -61,10 +62,9 @@ def copied_bytes(explanations: Sequence[Explanation]) -> Chart:
         if explanation.error and not explanation.graphs:
             bars[label, inputs] = bars[label, transfers] = Bar(failure="failed")
             continue
-        sizes = [copy.copied_bytes for graph in explanation.graphs for copy in graph.copies]
-        known = [size for size in sizes if size is not None]
+        transferred = total_bytes(host_to_device(explanation))
         bars[label, inputs] = Bar(float(sum(graph.non_static_input_bytes for graph in explanation.graphs)))
-        bars[label, transfers] = Bar(float(sum(known))) if len(known) == len(sizes) else Bar(failure="size unknown")
+        bars[label, transfers] = Bar(failure="size unknown") if transferred is None else Bar(float(transferred))
     return Chart(
         "explain_bytes",
         "Bytes that one call copies under stock CUDA graphs, from the FX graphs",

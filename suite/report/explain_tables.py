@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from suite.explain.records import Explanation, Lowering
+from suite.explain.records import Copy, Explanation, Lowering
+from suite.modes import GRAPH_MODE
 from suite.report.load import row_label
 from suite.report.published import PUBLISHED_VARIANT, Published
 from suite.report.table import Table, make_table
 from suite.report.units import NOTHING
 
 Row = dict[str, object]
-
-STOCK_MODE = "graph"
-PLACED_MODE = "placement"
 
 
 def all_tables(explanations: Sequence[Explanation], published: Published) -> tuple[Table, ...]:
@@ -34,7 +32,7 @@ def explanation_label(explanation: Explanation) -> str:
 
 
 def settings(explanations: Sequence[Explanation]) -> tuple[str, ...]:
-    """Settings that models were lowered under, in the order of their first appearance."""
+    """Settings that models were lowered under (the modes that use them), in the order of their first appearance."""
     return tuple(
         dict.fromkeys(one.setting for item in explanations for graph in item.graphs for one in graph.lowerings)
     )
@@ -53,16 +51,34 @@ def published_coverage(explanation: Explanation, published: Published, source: s
     return published.coverage(source, explanation.target, mode)
 
 
+def host_to_device(explanation: Explanation) -> list[Copy]:
+    """Copies from host to device in one call. Scalars are not among them: they are passed by value."""
+    return [copy for graph in explanation.graphs for copy in graph.copies if copy.kind != "scalar"]
+
+
+def total_bytes(copies: Sequence[Copy]) -> int | None:
+    """Bytes of all these copies; None if the size of one is not known."""
+    sizes = [copy.copied_bytes for copy in copies if copy.copied_bytes is not None]
+    return sum(sizes) if len(sizes) == len(copies) else None
+
+
 def obstacles(explanations: Sequence[Explanation], published: Published) -> Table:
     """One row per model: CPU nodes, copies, breaks, what stock would capture, bytes it would copy."""
     columns = ["workload", "task", "batch", "fx_graphs", "graph_breaks", "operations", "cpu_nodes", "cpu_constants"]
-    columns += ["cpu_attributes", "cpu_arguments", "cpu_outputs", "host_to_device_copies", "blocking_copies"]
-    columns += ["host_to_device_bytes", "non_static_input_bytes", "stock_captures", "grace_stock_percent"]
+    columns += ["cpu_attributes", "cpu_arguments", "cpu_outputs", "cpu_scalars", "host_to_device_copies"]
+    columns += [
+        "blocking_copies",
+        "host_to_device_bytes",
+        "non_static_input_bytes",
+        "stock_captures",
+        "grace_stock_percent",
+    ]
     columns += ["grace_placement_percent", "error"]
     return make_table(
         "explain_obstacles",
         "What stands in the way of CUDA graphs",
-        "Per call. CPU nodes: values in the FX graphs that live on the CPU. non-static inputs: data that stock CUDA "
+        "Per call. CPU nodes: values in the FX graphs that live on the CPU; CPU scalars: those of rank 0 that GPU "
+        "operations take by value. non-static inputs: data that stock CUDA "
         "graphs copy before each replay. stock captures: FX graphs whose kernels stock would capture in full. grace: "
         "published coverage, stock PyTorch 2.4 and after placement. " + published.caption("grace"),
         columns,
@@ -73,7 +89,7 @@ def obstacles(explanations: Sequence[Explanation], published: Published) -> Tabl
 def lowerings(explanations: Sequence[Explanation]) -> Table:
     """Inductor's outcome per model and setting, summed over its FX graphs."""
     columns = ["workload", "setting", "target", "partitions", "kernels_in_graphs", "kernels_outside"]
-    columns += ["in_graphs_percent", "cpu_kernels", "host_to_device_copies"]
+    columns += ["in_graphs_percent", "cpu_kernels", "host_to_device_copies", "blocking_copies"]
     return make_table(
         "explain_lowerings",
         "What Inductor makes of it",
@@ -126,16 +142,15 @@ def _obstacle_row(explanation: Explanation, published: Published) -> Row:
         "workload": explanation_label(explanation),
         "task": explanation.task,
         "batch": explanation.batch,
-        "grace_stock_percent": published_coverage(explanation, published, "grace", STOCK_MODE),
-        "grace_placement_percent": published_coverage(explanation, published, "grace", PLACED_MODE),
+        "grace_stock_percent": published_coverage(explanation, published, "grace", GRAPH_MODE),
+        "grace_placement_percent": published_coverage(explanation, published, "grace", "placement"),
         "error": explanation.error,
     }
     graphs = explanation.graphs
     if explanation.error and not graphs:
         return row
     kinds = Counter(node.kind for graph in graphs for node in graph.cpu_nodes)
-    transfers = [copy for graph in graphs for copy in graph.copies]
-    known_bytes = [copy.copied_bytes for copy in transfers if copy.copied_bytes is not None]
+    transfers = host_to_device(explanation)
     return row | {
         "fx_graphs": len(graphs),
         "graph_breaks": len(explanation.breaks),
@@ -147,7 +162,8 @@ def _obstacle_row(explanation: Explanation, published: Published) -> Row:
         "cpu_outputs": kinds["output"],
         "host_to_device_copies": len(transfers),
         "blocking_copies": sum(copy.blocking for copy in transfers),
-        "host_to_device_bytes": sum(known_bytes) if len(known_bytes) == len(transfers) else None,
+        "cpu_scalars": sum(copy.kind == "scalar" for graph in graphs for copy in graph.copies),
+        "host_to_device_bytes": total_bytes(transfers),
         "non_static_input_bytes": sum(graph.non_static_input_bytes for graph in graphs),
         "stock_captures": _captures_text([graph.stock_captures for graph in graphs]),
     }
@@ -198,6 +214,7 @@ def _lowering_rows(explanation: Explanation, names: Sequence[str]) -> Iterator[R
             "in_graphs_percent": 100 * inside / (inside + outside) if inside + outside else None,
             "cpu_kernels": sum(one.cpu_kernels for one in parts),
             "host_to_device_copies": sum(one.host_to_device_copies for one in parts),
+            "blocking_copies": sum(one.blocking_copies for one in parts),
         }
 
 
