@@ -1,0 +1,187 @@
+"""What keeps published programs from being captured is really there, and really gone in the current variants.
+
+Devices are seen with fake CUDA tensors: a program made for a GPU that touches a CPU tensor says so in the devices of
+its operations. Dynamo's graphs are seen with a backend that only looks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from models.instance import Instance, instantiate
+from models.nests import tensors_of
+from models.registry import find
+from optimizations import torch_internals
+
+
+class CpuOperations(TorchFunctionMode):
+    """Names of the functions called under it that take or return a CPU tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = tensors_of((list(args), kwargs or {}, result))
+        # Asking a tensor for its device or type is no operation.
+        if func.__name__ != "__get__" and any(tensor.device.type == "cpu" for tensor in tensors):
+            self.names.append(func.__name__)
+        return result
+
+
+class LookingBackend:
+    """A `torch.compile` backend that notes each FX graph's inputs and runs it as it is."""
+
+    def __init__(self) -> None:
+        self.inputs: list[list[Any]] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        self.inputs.append(list(example_inputs))
+        return graph
+
+    def float64_scalars(self) -> list[int]:
+        """For each graph that has any: how many of its inputs are CPU float64 tensors of rank 0."""
+        counts = [
+            sum(value.dtype == torch.float64 and value.dim() == 0 and value.device.type == "cpu" for value in inputs)
+            for inputs in ([value for value in graph if isinstance(value, torch.Tensor)] for graph in self.inputs)
+        ]
+        return [count for count in counts if count]
+
+
+def cpu_operations(acronym: str, variant: str) -> list[str]:
+    """Functions that touch a CPU tensor in one forward of the tiny size on a fake GPU."""
+    with torch_internals.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        instance = instantiate(find(acronym), variant=variant, size="tiny", device="cuda", seed=0)
+        made = instance.inputs(0)
+        with CpuOperations() as seen:
+            instance.module(*made.args, **made.kwargs)
+    return seen.names
+
+
+def tiny(acronym: str, variant: str) -> Instance:
+    return instantiate(find(acronym), variant=variant, size="tiny", device="cpu", seed=0)
+
+
+def dynamo_graphs(instance: Instance) -> LookingBackend:
+    torch.compiler.reset()
+    backend = LookingBackend()
+    made = instance.inputs(0)
+    with torch.no_grad():
+        torch.compile(instance.module, backend=backend)(*made.args, **made.kwargs)
+    return backend
+
+
+@pytest.mark.parametrize("acronym", ["XLNET-I", "XLNET-T"])
+def test_published_xlnet_builds_its_table_on_the_cpu_and_transfers_it(acronym: str) -> None:
+    names = cpu_operations(acronym, "published")
+    assert {"arange", "pow", "einsum", "sin", "cos", "cat"} <= set(names)
+    assert names[-1] == "to"
+
+
+@pytest.mark.parametrize("acronym", ["XLNET-I", "XLNET-T", "MMC", "ST"])
+def test_current_programs_touch_no_cpu_tensor(acronym: str) -> None:
+    assert cpu_operations(acronym, "current") == []
+
+
+@pytest.mark.parametrize("acronym", ["ALNET", "DCGAN", "DNET", "DR-I", "DR-T", "EOS", "LCNET", "MBERT"])
+def test_programs_without_an_obstacle_touch_no_cpu_tensor(acronym: str) -> None:
+    assert cpu_operations(acronym, "published") == []
+
+
+def test_published_and_current_xlnet_have_the_same_table() -> None:
+    published, current = (
+        tiny("XLNET-I", variant).module.transformer.relative_positional_encoding(6, 6, 3, torch.device("cpu"))
+        for variant in ("published", "current")
+    )
+    assert published.shape == (12, 3, 32)
+    torch.testing.assert_close(published, current, rtol=0, atol=1e-6)
+
+
+def test_published_xlnet_refuses_configurations_it_does_not_reproduce() -> None:
+    model = tiny("XLNET-I", "published").module.transformer
+    model.clamp_len = 4
+    with pytest.raises(NotImplementedError, match="default configuration"):
+        model.relative_positional_encoding(6, 6, 3, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("acronym", ["XLNET-I", "MMC", "ST"])
+def test_published_and_current_programs_compute_the_same(acronym: str) -> None:
+    outputs = []
+    for variant in ("published", "current"):
+        instance = tiny(acronym, variant)
+        made = instance.inputs(3)
+        with torch.no_grad():
+            outputs.append(list(tensors_of(instance.module(*made.args, **made.kwargs))))
+    assert len(outputs[0]) > 1
+    for published, current in zip(*outputs, strict=True):
+        assert torch.equal(published, current)
+
+
+def test_published_clip_moves_its_mask_and_makes_its_index_in_every_call() -> None:
+    assert sorted(cpu_operations("MMC", "published")) == ["__getitem__", "arange", "to"]
+
+
+def test_clip_adds_its_mask_as_data() -> None:
+    module, made = tiny("MMC", "published").module, tiny("MMC", "published").inputs(0)
+    tower = module.text_tower
+    with torch.no_grad():
+        causal = tower(made.args[1])
+        context = tower.causal_mask.shape[0]
+        tower.causal_mask = torch.zeros(context, context)
+        open_to_all = tower(made.args[1])
+        tower.causal_mask = torch.full((context, context), -1e4).fill_diagonal_(0.0)
+        closed = tower(made.args[1])
+    assert not torch.equal(causal, open_to_all)
+    assert not torch.equal(causal, closed)
+    assert not torch.equal(open_to_all, closed)
+
+
+def test_clip_reads_a_text_at_its_end_token_and_not_beyond() -> None:
+    module, made = tiny("MMC", "published").module, tiny("MMC", "published").inputs(0)
+    text = made.args[1]
+    behind, before = text.clone(), text.clone()
+    behind[:, 3:] = 5
+    before[:, 1] = text[:, 1] % 90 + 1
+    with torch.no_grad():
+        assert torch.equal(module.text_tower(text), module.text_tower(behind))
+        assert not torch.equal(module.text_tower(text), module.text_tower(before))
+
+
+def test_published_speech_transformer_brings_a_cpu_scalar_into_each_attention() -> None:
+    layers = len(tiny("ST", "published").module.encoder.layers)
+    assert dynamo_graphs(tiny("ST", "published")).float64_scalars() == [layers, 2 * layers]
+
+
+def test_published_speech_transformer_lets_the_host_read_lengths() -> None:
+    assert len(dynamo_graphs(tiny("ST", "published")).inputs) > 1
+    with torch_internals.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        instance = instantiate(find("ST"), size="tiny", device="cuda", seed=0)
+        with pytest.raises(Exception, match="_local_scalar_dense"):
+            instance.module(*instance.inputs(0).args)
+
+
+def test_current_speech_transformer_is_one_graph_without_scalars() -> None:
+    graphs = dynamo_graphs(tiny("ST", "current"))
+    assert (len(graphs.inputs), graphs.float64_scalars()) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("acronym", "variant"),
+    [
+        *((acronym, "published") for acronym in ("ALNET", "DGPT2", "DNET", "DR-I", "EOS", "LCNET", "MBERT", "MMC")),
+        *(("XLNET-I", variant) for variant in ("published", "current")),
+    ],
+)
+def test_programs_without_a_host_read_are_one_graph(acronym: str, variant: str) -> None:
+    assert len(dynamo_graphs(tiny(acronym, variant)).inputs) == 1
+
+
+def test_distilgpt2_would_break_without_its_loss_named_on_the_instance() -> None:
+    unnamed = tiny("DGPT2", "published")
+    unnamed.module.loss_type = None
+    assert len(dynamo_graphs(unnamed).inputs) > 1

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from models.losses import mean_loss, own_loss
+
+ONES, FIVES = torch.ones(3), torch.full((2, 2), 5.0)
+
+
+@pytest.mark.parametrize(
+    ("output", "mean"),
+    [
+        (FIVES, 5.0),
+        ((ONES, FIVES), 3.0),
+        ([ONES, FIVES, FIVES, FIVES], 4.0),
+        ({"a": ONES, "b": FIVES}, 3.0),
+        ({"a": ONES, "b": (FIVES, torch.full((7,), 9.0))}, 4.0),
+    ],
+)
+def test_mean_loss_gives_every_member_the_same_weight(output: Any, mean: float) -> None:
+    assert mean_loss(output).item() == pytest.approx(mean)
+
+
+@pytest.mark.parametrize("output", [None, (), {}, (ONES, "text")])
+def test_mean_loss_refuses_what_has_no_mean(output: Any) -> None:
+    with pytest.raises(TypeError, match="no mean of"):
+        mean_loss(output)
+
+
+def test_mean_loss_can_be_differentiated() -> None:
+    leaf = torch.ones(4, requires_grad=True)
+    mean_loss({"a": leaf * 2, "b": ONES}).backward()
+    assert torch.equal(leaf.grad, torch.full((4,), 0.25))
+
+
+def test_own_loss_is_the_first_element() -> None:
+    loss = torch.tensor(2.0)
+    assert own_loss((loss, FIVES)) is loss
+
+
+def test_own_loss_asks_for_labels_where_there_is_no_loss() -> None:
+    with pytest.raises(TypeError, match="pass labels"):
+        own_loss((FIVES,))

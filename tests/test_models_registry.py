@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from models import registry
+
+# acronym: suite, task, batch, dtype policy, optimizer, dropout or noise in an iteration, variants
+PUBLISHED: dict[str, tuple[Any, ...]] = {
+    "ALNET": ("torchvision", "inference", 2, "bf16", None, False, ("published",)),
+    "DCGAN": ("torchbench", "training", 32, "amp", "sgd", False, ("published",)),
+    "DGPT2": ("huggingface", "training", 16, "amp", "adam", True, ("published",)),
+    "DNET": ("torchvision", "inference", 64, "bf16", None, False, ("published",)),
+    "DR-I": ("torchbench", "inference", 8192, "bf16", None, False, ("published",)),
+    "DR-T": ("torchbench", "training", 256, "amp", "adam", True, ("published",)),
+    "EOS": ("torchbench", "inference", 1048576, "bf16", None, False, ("published",)),
+    "LCNET": ("timm", "inference", 256, "bf16", None, False, ("published",)),
+    "MBERT": ("huggingface", "inference", 128, "bf16", None, False, ("published",)),
+    "MMC": ("torchbench", "inference", 1, "bf16", None, False, ("published", "current")),
+    "ST": ("torchbench", "inference", 1, "bf16", None, False, ("published", "current")),
+    "XLNET-I": ("huggingface", "inference", 1, "bf16", None, False, ("published", "current")),
+    "XLNET-T": ("huggingface", "training", 8, "amp", "adam", True, ("published", "current")),
+}
+
+
+@pytest.mark.parametrize("acronym", PUBLISHED)
+def test_a_row_says_what_was_published(acronym: str) -> None:
+    row = registry.find(acronym)
+    described = (row.suite, row.task, row.batch, row.dtype_policy, row.optimizer, row.stochastic, row.variants)
+    assert described == PUBLISHED[acronym]
+
+
+def test_all_published_rows_are_registered_in_alphabetical_order() -> None:
+    assert [name for name in registry.workloads() if name in PUBLISHED] == sorted(PUBLISHED)
+
+
+def test_listing_workloads_imports_neither_torch_nor_a_model_library() -> None:
+    program = (
+        "import sys; from models.registry import workloads; assert 'MMC' in workloads(); "
+        "print(*(name for name in ('torch', 'torchvision', 'timm', 'transformers') if name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_names_are_found_in_any_case() -> None:
+    assert registry.find("xlnet-i") is registry.find("XLNET-I")
+
+
+@pytest.mark.parametrize(("wrong", "near"), [("XLNETI", "XLNET-I"), ("dnett", "DNET"), ("DRT", "DR-T")])
+def test_an_unknown_name_is_answered_with_near_ones(wrong: str, near: str) -> None:
+    with pytest.raises(registry.UnknownWorkload, match=rf"unknown workload '{wrong}'; did you mean .*{near}"):
+        registry.find(wrong)
+
+
+def test_a_name_like_no_other_is_answered_with_all() -> None:
+    with pytest.raises(registry.UnknownWorkload, match=r"known: ALNET, .*XLNET-T"):
+        registry.find("?")
+
+
+def test_an_acronym_cannot_be_registered_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTRY", {})
+    fields: dict[str, Any] = {
+        "acronym": "TWICE",
+        "name": "twice",
+        "suite": "torchbench",
+        "task": "inference",
+        "batch": 1,
+        "dtype_policy": "fp32",
+    }
+
+    def build(variant: str, size: registry.Size) -> Any:
+        raise NotImplementedError
+
+    def inputs(variant: str, size: registry.Size, generator: Any) -> registry.Inputs:
+        raise NotImplementedError
+
+    registry.register(inputs=inputs, **fields)(build)
+    with pytest.raises(ValueError, match="'TWICE' is registered twice"):
+        registry.register(inputs=inputs, **fields)(build)
+    assert registry.register(inputs=inputs, **{**fields, "acronym": "OTHER"})(build) is build
+    assert set(registry._REGISTRY) == {"TWICE", "OTHER"}
