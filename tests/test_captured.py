@@ -32,7 +32,7 @@ from optimizations.replay.captured import (
     Provenance,
     RecordedCaptures,
 )
-from optimizations.replay.driver import DriverError, check
+from optimizations.replay.driver import CudaCallFailed, check
 from optimizations.replay.driver_read import node_handles, read_graph
 
 uint32 = st.integers(0, 2**32 - 1)
@@ -425,7 +425,7 @@ def test_every_failing_call_is_named(call: str) -> None:
     driver.functions[7] = {"name": b"k", "layout": [(0, 8)]}
     read_graph(driver, 1)
     driver.fails[call] = cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED
-    with pytest.raises(DriverError, match=rf"{call} failed: CUDA_ERROR_NOT_SUPPORTED \(801\)"):
+    with pytest.raises(CudaCallFailed, match=rf"{call} failed: CUDA_ERROR_NOT_SUPPORTED \(801\)"):
         read_graph(driver, 1)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from optimizations.indirection.moves import Moves, Origin
 from optimizations.indirection.tensor_map import TensorMapWindow, driver_replace_address, find_tensor_maps
 from optimizations.replay.captured import Capture, CapturedGraph, MemoryRange, Placeholder
-from optimizations.replay.driver import DriverError
+from optimizations.replay.driver import CudaCallFailed
 
 FIRST = (0x7F12_3400_0000, 0x7F12_3500_0000)
 SECOND = (0x7F15_0000_1000, 0x7F19_0000_0000)
@@ -118,5 +118,5 @@ def test_what_the_driver_does_not_accept_is_no_map_and_other_failures_are_raised
     replace = driver_replace_address(FakeDriver())
     assert replace(bytes(128), SECOND[0]) is None
     assert replace(make_tensor_map(FIRST[0]), SECOND[0] + 1) is None
-    with pytest.raises(DriverError, match="cuTensorMapReplaceAddress failed: CUDA_ERROR_NOT_INITIALIZED"):
+    with pytest.raises(CudaCallFailed, match="cuTensorMapReplaceAddress failed: CUDA_ERROR_NOT_INITIALIZED"):
         driver_replace_address(FakeDriver(cuda.CUresult.CUDA_ERROR_NOT_INITIALIZED))(bytes(128), 0)

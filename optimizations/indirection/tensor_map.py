@@ -15,7 +15,7 @@ from typing import Any
 
 from optimizations.indirection.moves import Moves, Origin
 from optimizations.replay.captured import WORD_BYTES
-from optimizations.replay.driver import DriverError, check
+from optimizations.replay.driver import CudaCallFailed, check
 
 TENSOR_MAP_BYTES = 128
 TENSOR_MAP_ALIGNMENT = 64
@@ -73,7 +73,7 @@ def driver_replace_address(driver: Any) -> ReplaceAddress:
 
     The driver writes descriptors only at addresses aligned to 64 bytes, which an object of the bindings need not be.
     It answers `CUDA_ERROR_INVALID_VALUE` for bytes or an address it does not accept; any other failure is raised as a
-    `DriverError`.
+    `CudaCallFailed`.
     """
 
     def replace(window: bytes, address: int) -> bytes | None:
@@ -82,7 +82,7 @@ def driver_replace_address(driver: Any) -> ReplaceAddress:
         ctypes.memmove(aligned, window, TENSOR_MAP_BYTES)
         try:
             check(driver.cuTensorMapReplaceAddress, driver.CUtensorMap(aligned), address)
-        except DriverError as error:
+        except CudaCallFailed as error:
             if error.code == int(driver.CUresult.CUDA_ERROR_INVALID_VALUE):
                 return None
             raise

@@ -23,7 +23,7 @@ from optimizations.replay.captured import (
     OtherNode,
     Parameter,
 )
-from optimizations.replay.driver import DriverError, check
+from optimizations.replay.driver import CudaCallFailed, check
 
 ATTRIBUTE_VALUE_BYTES = 64
 """Size of `CUlaunchAttributeValue` (cuda.h)."""
@@ -42,7 +42,7 @@ def read_graph(driver: Any, graph: Any) -> CapturedGraph:
         graph: a `CUgraph` that is no longer being captured.
 
     Raises:
-        DriverError: a call failed, for example because the driver is older than 12.4 and cannot tell how a kernel's
+        CudaCallFailed: a call failed, for example because the driver is older than 12.4 and cannot tell how a kernel's
             parameters are laid out.
     """
     _, count = check(driver.cuGraphGetNodes, graph, 0)
@@ -114,7 +114,7 @@ def _read_kernel(driver: Any, handle: Any) -> KernelNode:
 def _function_name(get_name: Any, function: Any) -> str | None:
     try:
         return check(get_name, function).decode(errors="replace")
-    except DriverError:
+    except CudaCallFailed:
         return None
 
 
@@ -124,7 +124,7 @@ def _parameter_layout(driver: Any, get_info: Any, function: Any) -> list[tuple[i
     while True:
         try:
             offset, size = check(get_info, function, len(layout))
-        except DriverError as error:
+        except CudaCallFailed as error:
             if error.code == int(driver.CUresult.CUDA_ERROR_INVALID_VALUE):
                 return layout
             raise
@@ -168,7 +168,7 @@ def _read_attributes(driver: Any, handle: Any) -> tuple[LaunchAttribute, ...]:
             continue
         try:
             value = check(driver.cuGraphKernelNodeGetAttribute, handle, kind)
-        except DriverError as error:
+        except CudaCallFailed as error:
             if error.code == int(driver.CUresult.CUDA_ERROR_INVALID_VALUE):
                 continue
             raise

@@ -1,0 +1,144 @@
+"""The prelude compiles and links for every target without a GPU, and its tables have the layout its source declares."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from pathlib import Path
+from typing import Any
+
+import cuda.pathfinder
+import pytest
+from cuda.bindings import nvjitlink, nvrtc
+from hypothesis import given
+from hypothesis import strategies as st
+from nvidia_tools import disassemble, entry_points
+
+from optimizations.indirection import prelude
+from optimizations.indirection.cubin_cache import CubinCache
+from optimizations.indirection.plan import ParameterUpdate, Slot
+from optimizations.indirection.prelude import (
+    KERNEL_NAME,
+    PreludeUnavailable,
+    build_prelude,
+    pack_tables,
+    unavailable_reason,
+)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_the_prelude_compiles_and_links(tmp_path: Path, target: str) -> None:
+    cubin = build_prelude(target, CubinCache(tmp_path))
+    assert entry_points(cubin) == {KERNEL_NAME}
+    sass = disassemble(cubin)
+    assert sass.startswith(f"\t.target\t{target}\n")
+    assert "cudaGraphKernelNodeSetParam" in sass, "the device runtime is linked in"
+    assert unavailable_reason(13000, target) is None
+
+
+def test_the_prelude_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = CubinCache(tmp_path)
+    first = build_prelude("sm_90", cache)
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("compiled again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nvrtc, "nvrtcCreateProgram", never)
+        assert build_prelude("sm_90", cache) == first
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert entry_points(build_prelude("sm_90", cache)) == {KERNEL_NAME}
+    assert build_prelude("sm_80", cache) != first
+
+
+C_TYPES = {"cudaGraphDeviceNode_t": ctypes.c_uint64, "unsigned": ctypes.c_uint32}
+
+
+def declared(name: str) -> type[ctypes.Structure]:
+    """The structure of this name as the kernel's source declares it, by the C rules of ctypes."""
+    body = re.search(rf"struct {name} {{(.*?)}};", prelude.SOURCE, re.DOTALL)
+    assert body is not None
+    fields = [(field, C_TYPES[kind]) for kind, field in re.findall(r"(\w+) (\w+);", body.group(1))]
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
+
+
+offsets = st.integers(0, 2**32 - 1)
+updates = st.builds(
+    ParameterUpdate,
+    buffer_offset=offsets,
+    slot=st.builds(
+        Slot, offset_bytes=offsets, input=st.just(0), delta=st.just(0), tensor_map=st.none() | st.just(bytes(128))
+    ),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.lists(updates, max_size=4)), max_size=300))
+def test_tables_hold_what_the_kernel_reads(nodes: list[tuple[int, list[ParameterUpdate]]]) -> None:
+    tables = pack_tables(nodes)
+    node_type, update_type = declared("Node"), declared("Update")
+    read_nodes = (node_type * len(nodes)).from_buffer_copy(tables.nodes)
+    count = sum(len(updates) for _, updates in nodes)
+    read_updates: Any = (update_type * count).from_buffer_copy(tables.updates)
+    found = []
+    for node in read_nodes:
+        own = read_updates[node.first_update : node.first_update + node.update_count]
+        found.append((node.handle, [(u.buffer_offset, u.slot_offset, u.size_bytes) for u in own]))
+    assert found == [
+        (handle, [(u.buffer_offset, u.slot.offset_bytes, 8 if u.slot.tensor_map is None else 128) for u in updates])
+        for handle, updates in nodes
+    ]
+    assert tables.node_count == len(nodes)
+    assert (tables.blocks - 1) * prelude.THREADS_PER_BLOCK < max(len(nodes), 1) or not nodes
+    assert tables.blocks * prelude.THREADS_PER_BLOCK >= len(nodes)
+
+
+def test_old_drivers_and_unknown_targets_are_named() -> None:
+    assert unavailable_reason(12040, "sm_90") is None
+    assert unavailable_reason(12030, "sm_90") == (
+        "device-updatable kernel nodes need a driver for CUDA 12.4 or newer, and this one is for 12.3"
+    )
+    assert re.fullmatch(r"NVRTC [\d.]+ compiles for .*sm_90.*, not for sm_1", str(unavailable_reason(13000, "sm_1")))
+
+
+def test_an_unknown_target_fails_with_what_the_compiler_said(tmp_path: Path) -> None:
+    with pytest.raises(PreludeUnavailable, match=r"NVRTC for sm_1: nvrtcCompileProgram failed.*invalid value"):
+        build_prelude("sm_1", CubinCache(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_device_runtime_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise cuda.pathfinder.StaticLibNotFoundError(f"no {name} anywhere")
+
+    monkeypatch.setattr(cuda.pathfinder, "find_static_lib", missing)
+    assert "no cudadevrt anywhere" in str(unavailable_reason(13000, "sm_90"))
+    with pytest.raises(PreludeUnavailable, match=r"libcudadevrt\.a, which come with torch's CUDA wheels"):
+        build_prelude("sm_90", CubinCache(tmp_path))
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Any:
+        raise cuda.pathfinder.DynamicLibNotFoundError("no nvrtc here")
+
+    monkeypatch.setattr(nvrtc, "nvrtcVersion", missing)
+    assert "no nvrtc here" in str(unavailable_reason(13000, "sm_90"))
+
+
+def test_a_damaged_device_runtime_fails_with_what_the_linker_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    junk = tmp_path / "libcudadevrt.a"
+    junk.write_bytes(b"no archive")
+    monkeypatch.setattr(cuda.pathfinder, "find_static_lib", lambda name: str(junk))
+    with pytest.raises(PreludeUnavailable, match="nvJitLink for sm_90: ERROR"):
+        build_prelude("sm_90", CubinCache(tmp_path / "cache"))
+
+
+def test_a_linker_that_does_not_know_the_target_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(count: int, options: list[str]) -> int:
+        raise nvjitlink.nvJitLinkError(16)
+
+    monkeypatch.setattr(nvjitlink, "create", refuse)
+    with pytest.raises(PreludeUnavailable, match="nvJitLink for sm_90: ERROR_UNRECOGNIZED_ARCH"):
+        build_prelude("sm_90", CubinCache(tmp_path))
