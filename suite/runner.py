@@ -55,14 +55,12 @@ def plan_jobs(
     workloads: Iterable[tuple[Workload, str]], modes: Sequence[Mode], size: str, done: Collection[Cell]
 ) -> list[Job]:
     """The workloads (each with its variant) that still miss a mode, in the order given."""
-    rows = {cell.key: cell for cell in done}
     jobs = []
     for workload, variant in workloads:
-        keys = {mode: (workload.acronym, variant, size, mode.name) for mode in modes}
-        missing = tuple(mode for mode in modes if keys[mode] not in rows)
+        rows = tuple(c for c in done if (c.workload, c.variant, c.size) == (workload.acronym, variant, size))
+        missing = tuple(mode for mode in modes if mode.name not in {row.mode for row in rows})
         if missing:
-            have = tuple(rows[key] for key in keys.values() if key in rows)
-            jobs.append(Job(workload, variant, tuple(modes), missing, have))
+            jobs.append(Job(workload, variant, tuple(modes), missing, rows))
     return jobs
 
 

@@ -1,0 +1,362 @@
+"""Whole runs with fake workers through the real runner: who is measured with whom, and what each failure leaves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.fake_runs import SETTINGS, events, fake_worker, fake_workers_alive, fake_workload, living, recorded_pids
+from fixtures.synthetic_results import environment
+from rich.console import Console
+
+from models.registry import Workload
+from suite import store
+from suite.group import bitwise_failure, compare_bitwise
+from suite.interrupt import Interrupted, interruptible
+from suite.modes import MODES, Mode
+from suite.progress import LineDisplay
+from suite.runner import Outcome, Runner, plan_jobs
+from suite.schema import Cell, Correctness, Grouping, Status
+from suite.settings import RunSettings
+from suite.store import CannotWrite, RunWriter, read_run
+
+ALL_MODES = tuple(MODES[name] for name in ("eager", "compile", "graph", "graph-unpartitioned"))
+
+
+class Bench:
+    """A run in a temporary folder with fake workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "run"
+        self.lines: list[str] = []
+
+    def run(
+        self,
+        behave: Mapping[str, str] | None = None,
+        workloads: Sequence[Workload] = (fake_workload(),),
+        modes: Sequence[Mode] = ALL_MODES,
+        done: Collection[Cell] = (),
+        fits: int | None = None,
+        settings: RunSettings = SETTINGS,
+        **options: Any,
+    ) -> Outcome:
+        if self.path.exists():
+            writer, _ = RunWriter.reopen(self.path)
+        else:
+            writer = RunWriter.create(self.path, environment())
+        console = Console(file=(self.folder / "display").open("a"), width=200)
+        jobs = plan_jobs([(workload, "published") for workload in workloads], modes, settings.size, done)
+        estimates_s = {workload.acronym: 10.0 for workload in workloads}
+        with writer, LineDisplay(console, estimates_s) as display:
+            runner = Runner(
+                writer=writer,
+                settings=settings,
+                estimates_s=options.pop("estimates_s", estimates_s),
+                display=display,
+                warm_cache=self.folder / "warm",
+                timeout_s=options.pop("timeout_s", 30.0),
+                worker_command=fake_worker(behave, self.folder, fits),
+                **options,
+            )
+            return runner.run(jobs)
+
+    def cells(self) -> dict[str, Cell]:
+        """Rows on disk by mode (one workload) or workload/mode."""
+        cells = read_run(self.path).cells
+        several = len({cell.workload for cell in cells}) > 1
+        return {f"{cell.workload}/{cell.mode}" if several else cell.mode: cell for cell in cells}
+
+    def measured(self) -> list[tuple[str, int, int]]:
+        """(mode, block, turn) in the order the workers were asked."""
+        return [(w[0], int(w[1]), int(w[2])) for w in events(self.folder) if w[0] not in ("stray", "child")]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_good_run_has_a_row_per_mode_with_all_samples(bench: Bench) -> None:
+    outcome = bench.run()
+    cells = bench.cells()
+    assert list(cells) == [mode.name for mode in ALL_MODES]
+    assert [cell.mode for cell in outcome.cells] == list(cells)
+    for cell in cells.values():
+        assert cell.status is Status.PASS
+        assert [len(block.host_us) for block in cell.blocks] == [2] * 5
+        assert cell.grouping is Grouping.TOGETHER
+        assert cell.group == list(cells)
+        assert cell.metrics is not None
+        assert cell.log_tail is None
+        assert 0 < cell.wall_s < 60
+    assert outcome.failed == []
+    assert "fake worker of FAKE graph" in (bench.path / "logs" / "FAKE.graph.log").read_text()
+    assert fake_workers_alive() == []
+
+
+def test_blocks_alternate_and_turns_count_up(bench: Bench) -> None:
+    bench.run(modes=ALL_MODES[:3])
+    names = [mode.name for mode in ALL_MODES[:3]]
+    assert bench.measured() == [(names[turn % 3], turn // 3, turn) for turn in range(15)]
+
+
+def test_samples_that_do_not_divide_by_blocks_are_all_taken(bench: Bench) -> None:
+    bench.run(modes=ALL_MODES[:1], settings=SETTINGS.model_copy(update={"samples": 7, "blocks": 3}))
+    assert [len(block.host_us) for block in bench.cells()["eager"].blocks] == [3, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("action", "status"),
+    [
+        ("exit:1", Status.CRASH),
+        ("kill:SIGKILL", Status.CRASH),
+        ("garbage", Status.BAD_OUTPUT),
+        ("partial", Status.CRASH),
+        ("hang", Status.TIMEOUT),
+        ("fail:compile_error", Status.COMPILE_ERROR),
+        ("exit:1@measure", Status.CRASH),
+        ("hang@measure", Status.TIMEOUT),
+        ("exit:1@metrics", Status.CRASH),
+        ("fail:run_error@metrics", Status.RUN_ERROR),
+    ],
+)
+def test_a_failing_mode_becomes_a_row_and_the_others_go_on(bench: Bench, action: str, status: Status) -> None:
+    outcome = bench.run({"graph": action}, modes=ALL_MODES[:3], timeout_s=4.0)
+    cells = bench.cells()
+    assert {mode: cell.status for mode, cell in cells.items()} == {
+        "eager": Status.PASS,
+        "compile": Status.PASS,
+        "graph": status,
+    }
+    assert cells["graph"].error
+    assert "fake worker of FAKE graph" in (cells["graph"].log_tail or "")
+    assert [len(block.host_us) for block in cells["eager"].blocks] == [2] * 5
+    assert [cell.mode for cell in outcome.failed] == ["graph"]
+    assert fake_workers_alive() == []
+
+
+def test_a_failure_ends_neither_the_next_workload_nor_its_children(bench: Bench) -> None:
+    workloads = [fake_workload("ONE"), fake_workload("TWO")]
+    bench.run({"ONE/graph": "child,stray,exit:1"}, workloads, modes=ALL_MODES[1:3])
+    cells = bench.cells()
+    assert [key for key, cell in cells.items() if cell.status is Status.PASS] == [
+        "ONE/compile",
+        "TWO/compile",
+        "TWO/graph",
+    ]
+    assert living(recorded_pids(bench.folder)) == []
+
+
+def test_errors_and_logs_hold_no_path_of_this_machine(bench: Bench) -> None:
+    bench.run({"graph": "fail:run_error"}, modes=(MODES["graph"],))
+    cell = bench.cells()["graph"]
+    assert cell.error == f"told to fail in {cell.error.split()[-1]}"
+    assert str(store.REPOSITORY) not in cell.model_dump_json()
+
+
+def test_a_mode_whose_bits_differ_fails_before_it_is_timed(bench: Bench) -> None:
+    strict = Mode("strict", "must equal graph", baselines=("compile",), uses_cuda_graphs=True, bitwise_with="graph")
+    bench.run({"strict": "other_digest"}, modes=(MODES["compile"], MODES["graph"], strict))
+    cell = bench.cells()["strict"]
+    assert cell.status is Status.FAIL_ACCURACY
+    assert cell.correctness is not None
+    assert (cell.correctness.bitwise_with, cell.correctness.bitwise) == ("graph", False)
+    assert cell.blocks == []
+    assert bench.cells()["graph"].status is Status.PASS
+
+
+def correctness(digests: Sequence[str], deterministic: bool = True) -> Correctness:
+    from fixtures.fake_worker import prepared
+
+    from suite.protocol import CellSpec
+
+    spec = CellSpec.model_construct(check_inputs=2, warm_cache=False)
+    return prepared(spec, "same").correctness.model_copy(
+        update={"digests": list(digests), "deterministic": deterministic}
+    )
+
+
+def test_bits_are_compared_for_information_where_the_mode_does_not_promise_them() -> None:
+    mode = MODES["graph-unpartitioned"]
+    compared = compare_bitwise(mode, correctness(["a", "b"]), {"graph": correctness(["a", "c"])})
+    assert (compared.bitwise_with, compared.bitwise) == ("graph", False)
+    assert bitwise_failure(mode, compared) is None
+
+
+@pytest.mark.parametrize("known", [{}, {"graph": correctness(["a", "c"], deterministic=False)}])
+def test_no_verdict_on_bits_without_a_deterministic_reference(known: Mapping[str, Correctness]) -> None:
+    strict = Mode("strict", "must equal graph", baselines=("compile",), bitwise_with="graph")
+    compared = compare_bitwise(strict, correctness(["a", "b"]), known)
+    assert (compared.bitwise_with, compared.bitwise) == ("graph", None)
+    assert bitwise_failure(strict, compared) is None
+
+
+def test_modes_without_graphs_are_not_compared_bit_for_bit() -> None:
+    compared = compare_bitwise(MODES["eager"], correctness(["a", "b"]), {"graph": correctness(["a", "c"])})
+    assert (compared.bitwise_with, compared.bitwise) == (None, None)
+
+
+def test_modes_that_do_not_fit_together_are_measured_in_pairs_with_their_baseline(bench: Bench) -> None:
+    bench.run(fits=2)
+    cells = bench.cells()
+    assert [cell.status for cell in cells.values()] == [Status.PASS] * 4
+    assert [cell.grouping for cell in cells.values()] == [Grouping.PAIRS] * 4
+    for mode in ("eager", "graph", "graph-unpartitioned"):
+        assert cells[mode].group == ["compile", mode]
+        assert cells[mode].paired_baseline == "compile"
+        assert [len(block.host_us) for block in cells[mode].paired_blocks] == [2] * 5
+        turns = sorted(b.turn for b in (*cells[mode].blocks, *cells[mode].paired_blocks))
+        assert turns == list(range(10)), "a pair alternates"
+    assert cells["compile"].paired_baseline is None
+    assert cells["compile"].group == ["compile", "eager"]
+    assert len(cells["compile"].blocks) == 5
+    assert cells["compile"].metrics is not None
+
+
+def test_pairs_that_do_not_fit_are_measured_one_after_another(bench: Bench) -> None:
+    bench.run(fits=1)
+    cells = bench.cells()
+    assert [cell.status for cell in cells.values()] == [Status.PASS] * 4
+    assert [cell.grouping for cell in cells.values()] == [Grouping.SEQUENTIAL] * 4
+    assert all(cell.group == [mode] and not cell.paired_blocks for mode, cell in cells.items())
+
+
+def test_a_mode_that_never_fits_is_out_of_memory_and_the_others_keep_their_pairs(bench: Bench) -> None:
+    bench.run({"graph": "fail:oom"})
+    cells = bench.cells()
+    assert cells["graph"].status is Status.OOM
+    assert cells["graph"].grouping is Grouping.SEQUENTIAL
+    assert {mode: cell.grouping for mode, cell in cells.items() if mode != "graph"} == {
+        "eager": Grouping.PAIRS,
+        "compile": Grouping.PAIRS,
+        "graph-unpartitioned": Grouping.PAIRS,
+    }
+
+
+@pytest.mark.parametrize("phase", ["measure", "metrics"])
+def test_running_out_of_memory_late_leads_to_pairs_too(bench: Bench, phase: str) -> None:
+    bench.run({"graph": f"fail:oom@{phase}"}, modes=ALL_MODES[:3])
+    cells = bench.cells()
+    assert list(cells) == ["eager", "compile", "graph"]
+    assert cells["eager"].grouping is Grouping.PAIRS
+    assert (cells["graph"].status, cells["graph"].grouping) == (Status.OOM, Grouping.SEQUENTIAL)
+
+
+def test_a_baseline_that_fails_in_its_pairs_leaves_the_others_to_be_measured_alone(bench: Bench) -> None:
+    bench.run({"compile": "fail:oom"}, modes=ALL_MODES[:3])
+    cells = bench.cells()
+    assert cells["compile"].status is Status.OOM
+    assert {cells[mode].grouping for mode in ("eager", "graph")} == {Grouping.SEQUENTIAL}
+    assert {cells[mode].status for mode in ("eager", "graph")} == {Status.PASS}
+
+
+def test_a_crash_beside_the_baseline_is_a_row_of_its_own(bench: Bench) -> None:
+    bench.run({"graph": "exit:5", "eager": "fail:oom"}, modes=ALL_MODES[:3])
+    cells = bench.cells()
+    assert cells["graph"].status is Status.CRASH
+    assert (cells["graph"].grouping, cells["graph"].paired_baseline) == (Grouping.PAIRS, "compile")
+    assert cells["compile"].status is Status.PASS
+
+
+def test_a_missing_mode_is_measured_beside_its_baseline_which_gets_no_second_row(bench: Bench) -> None:
+    first = bench.run(modes=ALL_MODES[:2])
+    bench.run(done=first.cells, modes=ALL_MODES[:3])
+    cells = bench.cells()
+    assert list(cells) == ["eager", "compile", "graph"]
+    assert cells["compile"].grouping is Grouping.TOGETHER
+    assert (cells["graph"].grouping, cells["graph"].paired_baseline) == (Grouping.PAIRS, "compile")
+
+
+def test_a_retried_mode_is_compared_with_the_bits_of_earlier_rows(bench: Bench) -> None:
+    strict = Mode("strict", "must equal graph", baselines=("compile",), uses_cuda_graphs=True, bitwise_with="graph")
+    first = bench.run(modes=ALL_MODES[1:3])
+    bench.run({"strict": "other_digest"}, done=first.cells, modes=(*ALL_MODES[1:3], strict))
+    assert bench.cells()["strict"].status is Status.FAIL_ACCURACY
+
+
+def test_nothing_is_left_to_do_in_a_complete_run(bench: Bench) -> None:
+    first = bench.run()
+    assert plan_jobs([(fake_workload(), "published")], ALL_MODES, SETTINGS.size, first.cells) == []
+    assert len(plan_jobs([(fake_workload(), "current")], ALL_MODES, SETTINGS.size, first.cells)) == 1
+
+
+def test_a_budget_starts_what_fits_and_names_the_rest(bench: Bench) -> None:
+    workloads = [fake_workload(name) for name in ("ONE", "TWO", "THREE")]
+    now = iter([0.0, 0.0, 50.0, 60.0])  # the start, then the time each workload would begin at
+    outcome = bench.run(
+        workloads=workloads,
+        modes=ALL_MODES[:1],
+        budget_s=100.0,
+        estimates_s={"ONE": 50.0, "TWO": 60.0, "THREE": 30.0},
+        clock=lambda: next(now),
+    )
+    assert [cell.workload for cell in outcome.cells] == ["ONE", "THREE"]
+    assert outcome.not_started == ["TWO"]
+    assert outcome.failed == []
+    assert "TWO: not started" in (bench.folder / "display").read_text()
+
+
+def test_a_full_disk_ends_the_run_with_whole_lines_and_no_process(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workloads = [fake_workload(name) for name in ("ONE", "TWO", "THREE")]
+    real_write = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        if b'"workload":"TWO"' in data and data.startswith(b'{"schema_version"'):
+            real_write(descriptor, data[:100])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real_write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(CannotWrite, match="No space left"):
+        bench.run(workloads=workloads, modes=ALL_MODES[:1])
+    monkeypatch.undo()
+    assert [cell.workload for cell in read_run(bench.path).cells] == ["ONE"]
+    assert read_run(bench.path).cut_line is None
+    assert fake_workers_alive() == []
+
+
+@pytest.mark.parametrize("phase", ["prepare", "measure", "metrics"])
+def test_an_interrupt_leaves_no_process_and_whole_workloads(bench: Bench, phase: str) -> None:
+    workloads = [fake_workload("ONE"), fake_workload("TWO")]
+    log = bench.path / "logs" / "TWO.graph.log"
+
+    def interrupt_once_it_hangs() -> None:
+        while not (log.exists() and "about to hang" in log.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_once_it_hangs, daemon=True)
+    with pytest.raises(Interrupted, match="SIGINT"), interruptible():
+        thread.start()
+        bench.run({"TWO/graph": f"child,stray,hang@{phase}"}, workloads, modes=ALL_MODES[1:3])
+    assert fake_workers_alive() == []
+    assert len(recorded_pids(bench.folder)) == 2
+    assert living(recorded_pids(bench.folder)) == []
+    done = read_run(bench.path).cells
+    assert {cell.workload for cell in done} == {"ONE"}
+    bench.run(workloads=workloads, modes=ALL_MODES[1:3], done=done)
+    assert len(bench.cells()) == 4
+
+
+def test_cold_caches_are_removed_and_warm_ones_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = bench.folder / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    bench.run(modes=ALL_MODES[:1])
+    assert list(temporary.iterdir()) == []
+    bench.run(
+        modes=ALL_MODES[:1],
+        settings=SETTINGS.model_copy(update={"warm_cache": True}),
+        workloads=[fake_workload("WARM")],
+    )
+    assert (bench.folder / "warm").is_dir()

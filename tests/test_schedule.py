@@ -1,0 +1,175 @@
+"""Shards, pairs, blocks, durations, settings and estimates: plain values in, plain values out."""
+
+from __future__ import annotations
+
+import pytest
+from fixtures.synthetic_results import cell, failed_cell
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models import registry
+from suite.errors import WrongUse
+from suite.modes import MODES, Mode
+from suite.schedule import (
+    DEFAULT_ESTIMATE_S,
+    ESTIMATE_MARGIN,
+    Estimates,
+    Shard,
+    pairings,
+    parse_shard,
+    split_samples,
+)
+from suite.schema import Grouping, Status
+from suite.selection import select_modes_for, select_workloads
+from suite.settings import QUICK, RunSettings, format_duration, parse_duration
+
+
+@given(samples=st.integers(1, 10_000), data=st.data())
+def test_blocks_share_all_samples_and_none_is_empty(samples: int, data: st.DataObject) -> None:
+    blocks = data.draw(st.integers(1, samples))
+    sizes = split_samples(samples, blocks)
+    assert (len(sizes), sum(sizes)) == (blocks, samples)
+    assert min(sizes) >= 1
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(items=st.lists(st.integers(), unique=True), count=st.integers(1, 8))
+def test_shards_are_disjoint_cover_all_and_are_balanced(items: list[int], count: int) -> None:
+    shards = [Shard(index, count).of(items) for index in range(1, count + 1)]
+    assert sorted(item for shard in shards for item in shard) == sorted(items)
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+
+
+def test_a_shard_reads_as_it_is_written() -> None:
+    assert parse_shard("2/3") == Shard(2, 3)
+    assert str(parse_shard("2/3")) == "2/3"
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1/0", "1", "a/b", "1/3/5", "-1/3", ""])
+def test_what_is_no_shard_is_refused(text: str) -> None:
+    with pytest.raises(WrongUse, match="--shard"):
+        parse_shard(text)
+
+
+def names(pairs: list[tuple[Mode | None, list[Mode]]]) -> list[tuple[str | None, list[str]]]:
+    return [(baseline.name if baseline else None, [mode.name for mode in modes]) for baseline, modes in pairs]
+
+
+def modes(*wanted: str) -> list[Mode]:
+    return [MODES[name] for name in wanted]
+
+
+def test_each_mode_is_paired_with_its_first_baseline_in_the_run() -> None:
+    everything = modes("eager", "compile", "graph", "graph-unpartitioned")
+    assert names(pairings(everything, everything)) == [("compile", ["eager", "graph", "graph-unpartitioned"])]
+    without = modes("eager", "graph", "graph-unpartitioned")
+    assert names(pairings(without, without)) == [("graph", ["graph-unpartitioned"]), (None, ["eager"])]
+
+
+def test_a_baseline_with_a_row_is_still_the_partner_of_what_is_missing() -> None:
+    assert names(pairings(modes("graph"), modes("compile", "graph"))) == [("compile", ["graph"])]
+    assert names(pairings(modes("compile"), modes("compile", "graph"))) == [(None, ["compile"])]
+
+
+def test_estimates_come_from_the_first_run_that_has_the_workload() -> None:
+    row = {"device": "cuda", "size": "full", "wall_s": 100.0}
+    earlier = [
+        [cell("ST", **row)],
+        [cell("EOS", "compile", **row), cell("EOS", "graph", **(row | {"wall_s": 150.0}))],
+        [cell("EOS", **(row | {"wall_s": 999.0}))],
+    ]
+    estimates = Estimates(earlier)
+
+    def seconds(name: str, **options: object) -> float:
+        fields = {"size": "full", "device": "cuda", "modes": ["compile", "graph"]} | options
+        return estimates.seconds(name, "inference", **fields)  # type: ignore[arg-type]
+
+    assert seconds("EOS") == pytest.approx(ESTIMATE_MARGIN * 150)
+    assert seconds("EOS", modes=["a", "b", "c", "d"]) == pytest.approx(ESTIMATE_MARGIN * 300), "more modes, more time"
+    assert seconds("EOS", modes=["a"]) == pytest.approx(ESTIMATE_MARGIN * 150), "never less than it took"
+    assert seconds("EOS", size="tiny") == DEFAULT_ESTIMATE_S["tiny", "inference"]
+    assert seconds("EOS", device="cpu") == DEFAULT_ESTIMATE_S["full", "inference"]
+    assert seconds("MMC") == DEFAULT_ESTIMATE_S["full", "inference"]
+
+
+def test_cells_measured_one_after_another_add_up_and_failed_ones_tell_nothing() -> None:
+    rows = [
+        cell("EOS", "eager", wall_s=40.0, grouping=Grouping.PAIRS),
+        cell("EOS", "compile", wall_s=60.0, grouping=Grouping.SEQUENTIAL),
+        failed_cell("EOS", "graph", Status.CRASH, wall_s=1.0),
+        failed_cell("ST", "graph", Status.CRASH, wall_s=1.0),
+    ]
+    options = {"size": "full", "device": "cuda", "modes": ["eager", "compile"]}
+    assert Estimates([rows]).seconds("EOS", "inference", **options) == pytest.approx(ESTIMATE_MARGIN * 100)  # type: ignore[arg-type]
+    assert Estimates([rows]).seconds("ST", "training", **options) == DEFAULT_ESTIMATE_S["full", "training"]  # type: ignore[arg-type]
+
+
+def test_every_workload_has_a_default_estimate() -> None:
+    for workload in registry.workloads().values():
+        for size in ("full", "tiny"):
+            assert DEFAULT_ESTIMATE_S[size, workload.task] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("9m", 540), ("90s", 90), ("1h30m", 5400), ("45", 45), ("0.5h", 1800), (" 2m5s ", 125)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text, "--budget") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0m", "-5m", "ten", "5 m m", "5d", "m"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(WrongUse, match="--budget"):
+        parse_duration(text, "--budget")
+
+
+@given(st.integers(1, 500_000))
+def test_a_written_duration_reads_back(seconds: int) -> None:
+    written = format_duration(seconds)
+    assert abs(parse_duration(written, "x") - seconds) < (60 if "h" in written else 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"samples": 0}, "--samples 0"),
+        ({"blocks": 0}, "--blocks 0"),
+        ({"blocks": 11, "samples": 10}, "--blocks 11 is more than --samples 10"),
+        ({"input_sets": 1}, "--input-sets 1"),
+        ({"warm_up": 0}, "--warm-up 0"),
+        ({"seed": -1}, "--seed -1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes: dict[str, int], words: str) -> None:
+    with pytest.raises(WrongUse, match=words):
+        RunSettings(**changes).checked()  # type: ignore[arg-type]
+
+
+def test_the_quick_preset_names_registered_workloads_and_makes_sense() -> None:
+    QUICK.settings.checked()
+    chosen = select_workloads(QUICK.workloads, None)
+    assert {workload.task for workload, _ in chosen} == {"inference", "training"}
+
+
+def test_workloads_are_selected_once_with_their_default_variant() -> None:
+    chosen = select_workloads(["eos", "MMC", "EOS"], None)
+    assert [(workload.acronym, variant) for workload, variant in chosen] == [("EOS", "published"), ("MMC", "published")]
+    assert len(select_workloads([], None)) == len(registry.workloads())
+
+
+def test_a_variant_is_an_error_where_named_and_a_filter_where_not() -> None:
+    assert {variant for _, variant in select_workloads([], "current")} == {"current"}
+    assert 0 < len(select_workloads([], "current")) < len(registry.workloads())
+    with pytest.raises(WrongUse, match="EOS has published"):
+        select_workloads(["MMC", "EOS"], "current")
+    with pytest.raises(WrongUse, match="unknown variant 'nonsense'"):
+        select_workloads([], "nonsense")
+
+
+def test_modes_with_cuda_graphs_need_a_gpu() -> None:
+    assert [mode.name for mode in select_modes_for("cpu", None)] == ["eager", "compile"]
+    assert len(select_modes_for("cuda", None)) == len(MODES)
+    with pytest.raises(WrongUse, match="graph use CUDA graphs"):
+        select_modes_for("cpu", ["compile", "graph"])
+    with pytest.raises(WrongUse, match="names no mode"):
+        select_modes_for("cpu", [])

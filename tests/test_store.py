@@ -1,0 +1,314 @@
+"""Runs on disk: whole lines whatever happens, and nothing read that is not what the schema says."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fixtures.synthetic_results import cell, environment, failed_cell
+
+from suite import store
+from suite.errors import EXIT_FINDING, EXIT_WRONG_USE, WrongUse
+from suite.merge import merge_runs
+from suite.schema import Cell, Environment, Status
+from suite.settings import FULL, RunPlan
+from suite.store import CannotWrite, InvalidResults, RunIsBusy, RunWriter, find_run, read_run, write_atomically
+
+
+def plan(**changes: object) -> RunPlan:
+    fields: dict[str, object] = {
+        **FULL.settings.model_dump(),
+        "workloads": ["EOS", "ST"],
+        "modes": ["compile", "graph"],
+    }
+    return RunPlan.model_validate(fields | changes)
+
+
+def make_run(path: Path, *cells: Cell, record: Environment | None = None, **settings: object) -> Path:
+    with RunWriter.create(path, record or environment(settings=plan(**settings).model_dump())) as writer:
+        for each in cells:
+            writer.append(each)
+    return path
+
+
+def test_cells_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    cells = (cell("EOS", "compile"), failed_cell("EOS", "graph", Status.TIMEOUT))
+    run = read_run(make_run(tmp_path / "run", *cells))
+    assert run.cells == cells
+    assert run.environment == environment(settings=plan().model_dump())
+    assert run.cut_line is None
+    assert run.missing() == [("ST", "compile"), ("ST", "graph")]
+
+
+@pytest.mark.parametrize("error", [float("nan"), float("inf")])
+def test_numbers_that_are_none_survive(error: float) -> None:
+    from fixtures.synthetic_results import correctness
+
+    made = cell(correctness=correctness().model_copy(update={"max_relative_error": error}))
+    text = made.model_dump_json()
+    json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    read = Cell.model_validate_json(text).correctness
+    assert read is not None
+    assert repr(read.max_relative_error) == repr(error)
+
+
+def test_a_cut_last_line_is_left_out_by_readers_and_moved_aside_by_the_writer(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", cell("EOS", "compile"), cell("EOS", "graph"))
+    lines = (path / store.CELLS).read_bytes()
+    (path / store.CELLS).write_bytes(lines[:-20])
+    run = read_run(path)
+    assert [each.mode for each in run.cells] == ["compile"]
+    assert run.cut_line is not None
+    assert lines.endswith(run.cut_line + lines[-20:])
+    writer, reopened = RunWriter.reopen(path)
+    with writer:
+        assert reopened == run
+        assert (path / "cells.cut-line.txt").read_bytes() == run.cut_line
+        writer.append(cell("EOS", "graph"))
+    assert (path / store.CELLS).read_bytes() == lines
+    assert read_run(path).cut_line is None
+
+
+def test_a_second_cut_line_does_not_overwrite_the_first(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", cell())
+    for text in (b'{"first', b'\xff\xfe{"second'):
+        with (path / store.CELLS).open("ab") as file:
+            file.write(text)
+        RunWriter.reopen(path)[0].close()
+    assert (path / "cells.cut-line.txt").read_bytes() == b'{"first'
+    assert (path / "cells.cut-line-2.txt").read_bytes() == b'\xff\xfe{"second'
+    assert len(read_run(path).cells) == 1
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda fields: fields.pop("status"), "field 'status'"),
+        (lambda fields: fields.update(status="fine"), "field 'status'"),
+        (lambda fields: fields.update(extra=1), "field 'extra'"),
+        (lambda fields: fields.update(schema_version=99), "schema version 99"),
+        (lambda fields: fields["blocks"][0].update(host_us="fast"), "blocks.0.host_us"),
+    ],
+)
+def test_wrong_fields_are_refused_with_file_and_line(tmp_path: Path, edit: object, words: str) -> None:
+    path = make_run(tmp_path / "run", cell("EOS", "compile"), cell("EOS", "graph"))
+    first, second = (path / store.CELLS).read_text().splitlines()
+    fields = json.loads(second)
+    edit(fields)  # type: ignore[operator]
+    (path / store.CELLS).write_text(f"{first}\n{json.dumps(fields)}\n")
+    with pytest.raises(InvalidResults, match=r"cells\.jsonl line 2: ") as caught:
+        read_run(path)
+    assert words in str(caught.value)
+    assert caught.value.exit_code == EXIT_WRONG_USE
+
+
+@pytest.mark.parametrize("line", [b"{}", b"", b"[1, 2]", b'{"schema_version": 1', b"\xff\xff"])
+def test_a_whole_line_that_is_no_cell_is_refused(tmp_path: Path, line: bytes) -> None:
+    path = make_run(tmp_path / "run")
+    (path / store.CELLS).write_bytes(cell().model_dump_json().encode() + b"\n" + line + b"\n")
+    with pytest.raises(InvalidResults, match="line 2"):
+        read_run(path)
+
+
+def test_a_cell_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", cell(), cell())
+    with pytest.raises(InvalidResults, match=r"line 2: EOS/published/full/compile is in the file already"):
+        read_run(path)
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "no json"])
+def test_a_folder_without_a_readable_environment_is_no_run(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / store.ENVIRONMENT).write_text(content)
+    with pytest.raises(InvalidResults, match=r"environment\.json"):
+        read_run(tmp_path)
+
+
+def test_two_writers_of_one_run_are_refused_and_readers_are_not(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", cell())
+    writer, _ = RunWriter.reopen(path)
+    with writer:
+        with pytest.raises(RunIsBusy, match="another `encore run`"):
+            RunWriter.reopen(path)
+        assert len(read_run(path).cells) == 1
+    RunWriter.reopen(path)[0].close()
+
+
+def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", cell())
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        from suite.store import RunWriter
+        RunWriter.reopen(Path(sys.argv[1]))
+        os._exit(0)
+    """
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+    RunWriter.reopen(path)[0].close()
+
+
+def test_a_run_is_never_created_over_something(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", cell())
+    with pytest.raises(WrongUse, match=r"is a run already.*--resume"):
+        RunWriter.create(path, environment())
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.txt").write_text("mine")
+    with pytest.raises(WrongUse, match="not an empty folder"):
+        RunWriter.create(tmp_path / "folder", environment())
+    assert [file.name for file in (tmp_path / "folder").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("written", [0, 10, None])
+def test_a_full_disk_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int | None
+) -> None:
+    path = make_run(tmp_path / "run", cell("EOS", "compile"))
+    before = (path / store.CELLS).read_bytes()
+    writer, _ = RunWriter.reopen(path)
+    real = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        if written is None:  # a short write, as a disk that fills up in the middle gives it
+            return real(descriptor, data[:50])
+        real(descriptor, data[:written])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", write)
+    with writer, pytest.raises(CannotWrite, match=r"No space left.*--resume") as caught:
+        writer.append(cell("EOS", "graph"))
+    assert caught.value.exit_code == EXIT_FINDING
+    assert (path / store.CELLS).read_bytes() == before
+
+
+def test_a_file_size_limit_of_the_system_is_met_like_a_full_disk(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", cell("EOS", "compile"))
+    before = (path / store.CELLS).read_bytes()
+    code = """if True:
+        import resource, signal, sys
+        from pathlib import Path
+        from fixtures.synthetic_results import cell
+        from suite.store import CannotWrite, RunWriter
+        writer, _ = RunWriter.reopen(Path(sys.argv[1]))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+        try:
+            writer.append(cell("EOS", "graph"))
+        except CannotWrite:
+            sys.exit(7)
+    """
+    limit = len(before) + 100
+    tests = str(Path(__file__).parent)
+    done = subprocess.run([sys.executable, "-c", code, str(path), str(limit)], env={**os.environ, "PYTHONPATH": tests})
+    assert done.returncode == 7
+    assert (path / store.CELLS).read_bytes() == before
+
+
+def test_an_atomic_write_that_fails_leaves_the_old_content_and_no_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CannotWrite):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_cells_set_aside_are_kept_elsewhere_and_may_come_again(tmp_path: Path) -> None:
+    bad = failed_cell("EOS", "graph", Status.CRASH)
+    path = make_run(tmp_path / "run", cell("EOS", "compile"), bad)
+    for _ in range(2):
+        writer, run = RunWriter.reopen(path)
+        with writer:
+            kept = writer.set_aside(run.cells, lambda each: each.status is Status.CRASH)
+            assert [each.mode for each in kept] == ["compile"]
+            assert [each.mode for each in read_run(path).cells] == ["compile"]
+            writer.append(bad)
+    assert len((path / store.RETRIED).read_text().splitlines()) == 2
+
+
+def test_runs_are_found_by_name_and_path_and_unknown_ones_get_the_nearest(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    make_run(runs / "20260101-h200")
+    make_run(runs / "20260102-h200")
+    assert find_run("20260101-h200", [runs]) == runs / "20260101-h200"
+    assert find_run(str(runs / "20260101-h200"), []) == runs / "20260101-h200"
+    with pytest.raises(WrongUse, match=r"unknown run '20260103-h200'; did you mean 2026010\d-h200"):
+        find_run("20260103-h200", [runs])
+    with pytest.raises(WrongUse, match="known: none yet"):
+        find_run("anything", [tmp_path / "empty"])
+
+
+def test_the_newest_run_goes_by_creation_and_skips_what_cannot_be_read(tmp_path: Path) -> None:
+    make_run(tmp_path / "z", record=environment().model_copy(update={"created_at": "2026-01-01T00:00:00+00:00"}))
+    make_run(tmp_path / "a", record=environment().model_copy(update={"created_at": "2026-02-01T00:00:00+00:00"}))
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / store.ENVIRONMENT).write_text('{"schema_version": 0}')
+    assert store.newest_run(tmp_path / "none", tmp_path) == tmp_path / "a"
+    assert store.newest_run(tmp_path / "none") is None
+
+
+def test_merged_shards_hold_the_rows_of_both(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "one", cell("EOS"), workloads=["EOS"], shard="1/2")
+    second = make_run(tmp_path / "two", cell("ST"), cell("ST", "graph"), workloads=["ST"], shard="2/2")
+    assert merge_runs([str(first), str(second)], tmp_path / "whole", ["encore", "merge", str(first)]) == 3
+    whole = read_run(tmp_path / "whole")
+    assert [each.key[0] for each in whole.cells] == ["EOS", "ST", "ST"]
+    assert whole.environment.settings["workloads"] == ["EOS", "ST"]
+    assert whole.environment.settings["shard"] is None
+    assert whole.environment.run_id == "whole"
+    assert whole.environment.command_line == ["encore", "merge", "one"]
+    assert whole.missing() == [("EOS", "graph")]
+
+
+def test_a_merge_of_overlapping_runs_wants_identical_rows(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "one", cell("EOS"))
+    same = make_run(tmp_path / "same", cell("EOS"), cell("ST"))
+    other = make_run(tmp_path / "other", cell("EOS", host_us=50.0))
+    assert merge_runs([str(first), str(same)], tmp_path / "merged", []) == 2
+    with pytest.raises(WrongUse, match="EOS/published/full/compile was measured in both"):
+        merge_runs([str(first), str(other)], tmp_path / "refused", [])
+    assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"torch": "2.12.0"}, r"torch: 0\.0\+synthetic there, 2\.12\.0 here"),
+        ({"git_commit": "f" * 40}, "git_commit"),
+        ({"gpu": None}, "gpu name: SYNTHETIC GPU there, None here"),
+        ({"packages": {"torch": "0.0", "numpy": "1.0"}}, "package numpy"),
+        ({"settings": plan(samples=7).model_dump()}, "--samples: 100 there, 7 here"),
+    ],
+)
+def test_runs_of_different_environments_are_not_merged(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    record = environment(settings=plan().model_dump())
+    first = make_run(tmp_path / "one", cell("EOS"), record=record)
+    second = make_run(tmp_path / "two", cell("ST"), record=record.model_copy(update=change))
+    with pytest.raises(WrongUse, match=words):
+        merge_runs([str(first), str(second)], tmp_path / "out", [])
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_run_cannot_be_merged(tmp_path: Path) -> None:
+    with pytest.raises(WrongUse, match="at least two"):
+        merge_runs([str(make_run(tmp_path / "one"))], tmp_path / "out", [])
+
+
+def test_a_run_with_a_cut_line_is_repaired_before_it_is_merged(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "one", cell("EOS"))
+    second = make_run(tmp_path / "two", cell("ST"))
+    with (second / store.CELLS).open("ab") as file:
+        file.write(b'{"sch')
+    with pytest.raises(WrongUse, match=r"cut short.*--resume"):
+        merge_runs([str(first), str(second)], tmp_path / "out", [])
