@@ -1,0 +1,257 @@
+"""The whole report: what is written, that the page stands alone, shows failures, labels smoke runs and is inert."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from fixtures.synthetic_results import (
+    WORKLOADS,
+    cell,
+    environment,
+    explanation,
+    failed_cell,
+    large_run_cells,
+    write_explanations,
+    write_run,
+)
+
+from suite.errors import WrongUse
+from suite.report import build
+from suite.report.build import FIGURE_NAMES, build_report
+from suite.schema import Status
+from suite.store import CannotWrite, InvalidResults
+
+HOSTILE = '<script>alert("x")</script>'
+
+
+class Outline(HTMLParser):
+    """Elements with their attributes, and the text of each table cell, script and heading."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements = []
+        self.texts = {}
+        self._open = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self._open.append(tag)
+        self.texts.setdefault(tag, []).append("")
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if self._open:
+            self.texts[self._open[-1]][-1] += data
+
+    def named(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """A report of a run of two workloads, one cell failed, and of an explanation of each."""
+    folder = tmp_path_factory.mktemp("both")
+    cells = [
+        *(cell("EOS", mode, 100.0 / factor) for mode, factor in (("eager", 0.5), ("compile", 1), ("graph", 2))),
+        cell("ST", "compile"),
+        failed_cell("ST", "graph", Status.CRASH, f"worker died {HOSTILE}", log_tail="the log's last line"),
+    ]
+    run = write_run(folder / "run", cells)
+    explanations = write_explanations(folder / "explain", [explanation("EOS"), explanation("ST")])
+    report = build_report(run, explanations, folder / "out")
+    return report, Outline(report.html.read_text())
+
+
+def test_report_names_what_it_wrote(both):
+    report, _ = both
+    assert (report.run_id, report.explained, report.failed_cells, report.warning) == ("synthetic", 2, 1, None)
+    assert {path.stem for path in report.figures} == set(FIGURE_NAMES)
+    assert {path.suffix for path in report.figures} == {".png", ".pdf"}
+    assert all(path.is_file() and path.stat().st_size > 0 for path in (report.html, *report.tables, *report.figures))
+    written = {path for path in report.html.parent.rglob("*") if path.is_file()}
+    assert written == {report.html, *report.tables, *report.figures}
+
+
+def test_page_loads_nothing(both):
+    _, page = both
+    for tag, attributes in page.elements:
+        for name in ("src", "href", "xlink:href", "data", "action", "srcset"):
+            value = attributes.get(name, "")
+            assert value == "" or value.startswith("#"), (tag, value)
+    assert not page.named("link") and not page.named("img")
+    assert not re.search(r"url\((?!#)|@import", "".join(page.texts["style"]))
+
+
+def test_policy_lets_only_the_sorting_script_run(both):
+    _, page = both
+    (policy,) = [meta["content"] for meta in page.named("meta") if "http-equiv" in meta]
+    (script,) = page.texts["script"]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert "aria-sort" in script
+
+
+def test_names_and_errors_are_inert(tmp_path):
+    run = write_run(
+        tmp_path / "run",
+        [cell(HOSTILE, "compile"), cell(HOSTILE, "graph"), failed_cell(HOSTILE, "eager", Status.CRASH, HOSTILE)],
+        environment(settings={"note": HOSTILE}),
+    )
+    explanations = write_explanations(tmp_path / "explain", [explanation("ST", limits=[HOSTILE])])
+    text = build_report(run, explanations, tmp_path / "out").html.read_text()
+    assert text.count("<script>") == 1
+    assert "alert(" in text and not re.search(r"<script>[^<]*alert\(", text)
+
+
+def test_headings_sort_by_keyboard_and_say_so(both):
+    _, page = both
+    headings = page.named("th")
+    assert headings and all(heading["aria-sort"] == "none" for heading in headings)
+    assert len(page.texts["button"]) == len(headings)
+    assert all(button["type"] == "button" for button in page.named("button"))
+    assert all(region["tabindex"] == "0" for region in page.named("div") if region.get("role") == "region")
+
+
+def test_ids_are_unique_and_links_lead_somewhere(both):
+    _, page = both
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    targets = {attributes["href"][1:] for tag, attributes in page.elements if tag == "a"}
+    assert targets <= set(ids)
+
+
+def test_failed_cells_show_status_error_and_log(both):
+    _, page = both
+    assert "crash" in page.texts["td"]
+    assert f"worker died {HOSTILE}" in page.texts["td"]
+    assert any("the log's last line" in text for text in page.texts["pre"])
+    assert "ST, graph: crash" in page.texts["summary"]
+
+
+def test_page_shows_run_and_explanations_environment_and_sources(both):
+    report, page = both
+    text = report.html.read_text()
+    headings = " ".join(page.texts["h2"])
+    for title in ("Speed-up", "Coverage", "Copies", "analysis without a GPU", "How to read this", "Environment"):
+        assert title in headings
+    assert "0123456789abcdef" in text and "SYNTHETIC GPU" in text
+    assert "OSDI 2026" in text and "NVIDIA H100 NVL" in text
+    assert len(page.named("svg")) == len(FIGURE_NAMES)
+
+
+def test_explanations_alone_make_a_report(tmp_path):
+    explanations = write_explanations(tmp_path / "explain", [explanation("ST")])
+    report = build_report(None, explanations, tmp_path / "out", tmp_path / "figures")
+    page = Outline(report.html.read_text())
+    assert (report.run_id, report.explained, report.failed_cells) == (None, 1, 0)
+    assert {path.stem for path in report.figures} == {"explain_kernels", "explain_bytes"}
+    assert "Environment" not in page.texts["h2"] and "Speed-up" not in page.texts["h2"]
+    assert "5.14" in page.texts["td"]
+
+
+def test_smoke_runs_are_labelled_in_the_head_the_page_and_the_report(tmp_path):
+    cells = [cell("EOS", mode, device="cpu", size="tiny") for mode in ("compile", "graph")]
+    report = build_report(write_run(tmp_path / "run", cells, environment(gpu=None)), None, tmp_path / "out")
+    page = Outline(report.html.read_text())
+    warning = "SMOKE RUN on the CPU and in tiny size: these numbers say nothing about performance"
+    assert report.warning == warning
+    assert page.texts["title"][0].startswith("[smoke run]")
+    assert [meta["content"] for meta in page.named("meta") if meta.get("name") == "warning"] == [warning]
+    tables = [text for path in report.tables if path.suffix == ".md" for text in [path.read_text()]]
+    assert tables and all(warning in text for text in tables)
+
+
+def test_same_results_give_the_same_bytes_whatever_their_order(tmp_path):
+    cells = large_run_cells(WORKLOADS[:2])
+    reports = [
+        build_report(write_run(tmp_path / name, order), None, tmp_path / f"{name}-out")
+        for name, order in (("first", cells), ("second", cells[::-1]))
+    ]
+    first, second = (
+        {path.relative_to(report.html.parent): path.read_bytes() for path in report.html.parent.rglob("*.*")}
+        for report in reports
+    )
+    assert first == second
+
+
+def test_figures_are_regenerated_and_other_files_stay(tmp_path):
+    figures = tmp_path / "figures"
+    run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph")])
+    build_report(run, None, tmp_path / "out", figures)
+    (figures / "README.md").write_text("mine")
+    (figures / "drawing.png").write_text("mine")
+    assert (figures / "speedup.png").is_file()
+    build_report(None, write_explanations(tmp_path / "explain", [explanation()]), tmp_path / "out", figures)
+    assert sorted(path.name for path in figures.iterdir()) == [
+        "README.md",
+        "drawing.png",
+        "explain_bytes.pdf",
+        "explain_bytes.png",
+        "explain_kernels.pdf",
+        "explain_kernels.png",
+    ]
+
+
+def test_a_run_of_which_everything_failed_is_still_reported(tmp_path):
+    cells = [failed_cell("EOS", mode, Status.OOM) for mode in ("compile", "graph")]
+    report = build_report(write_run(tmp_path / "run", cells), None, tmp_path / "out")
+    assert (report.figures, report.failed_cells) == ([], 2)
+    assert report.html.read_text().count("oom") >= 2
+
+
+def test_a_run_without_a_cell_is_reported_with_what_is_missing(tmp_path):
+    settings = {"workloads": ["EOS"], "modes": ["compile", "graph"]}
+    report = build_report(write_run(tmp_path / "run", [], environment(settings=settings)), None, tmp_path / "out")
+    assert report.missing_cells == 2
+    assert Outline(report.html.read_text()).texts["td"].count("not run") == 2
+
+
+def test_nothing_to_report_is_wrong_use(tmp_path):
+    with pytest.raises(WrongUse, match="encore explain --all --out"):
+        build_report(None, None, tmp_path)
+
+
+def test_wrong_results_leave_nothing_behind(tmp_path):
+    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
+    (run / "cells.jsonl").write_text('{"workload": "EOS"}\n')
+    with pytest.raises(InvalidResults, match="line 1"):
+        build_report(run, None, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_an_error_that_says_the_results_are_intact(tmp_path, monkeypatch):
+    def full(path, content):
+        raise CannotWrite("go on with the run") from OSError(28, "No space left on device")
+
+    monkeypatch.setattr(build, "write_atomically", full)
+    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
+    with pytest.raises(CannotWrite, match=r"No space left.*intact"):
+        build_report(run, None, tmp_path / "out")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")
+def test_the_script_sorts_numbers_and_keeps_missing_values_last(tmp_path):
+    script = (build.__file__.rpartition("/")[0]) + "/page/report.js"
+    program = """
+    const fs = require("fs"), vm = require("vm");
+    const context = {document: {querySelectorAll: () => []}, Number};
+    vm.runInNewContext(fs.readFileSync(process.argv[1], "utf8") + "; this.compare = compareCells;", context);
+    const cell = (text, sort, missing) => ({textContent: text, dataset: {sort, missing}});
+    const cells = [cell("10", "10"), cell("-", undefined, "1"), cell("9", "9"), cell("oom"), cell("1,000", "1000")];
+    for (const sign of [1, -1]) {
+      console.log(cells.slice().sort((a, b) => context.compare(a, b, sign)).map(c => c.textContent).join(" "));
+    }
+    """
+    lines = subprocess.run(["node", "-e", program, script], capture_output=True, text=True, check=True).stdout
+    assert lines.splitlines() == ["9 10 1,000 oom -", "1,000 10 9 oom -"]

@@ -1,0 +1,155 @@
+"""Which cells are compared with which, over which blocks, and what stands where there is nothing to compare."""
+
+from __future__ import annotations
+
+import pytest
+from fixtures.synthetic_results import block, cell, environment, failed_cell
+
+from suite import stats
+from suite.errors import EncoreError
+from suite.report import compare
+from suite.report.compare import Metric
+from suite.report.load import Run
+from suite.schema import Grouping, Status
+
+
+def run_of(*cells):
+    return Run(environment(), cells)
+
+
+def only(comparisons, mode, baseline, metric=Metric.LATENCY):
+    (item,) = [one for one in comparisons if (one.cell.mode, one.baseline, one.metric) == (mode, baseline, metric)]
+    return item
+
+
+def steady(times, **changes):
+    """Blocks with these medians, without noise inside."""
+    return {"blocks": [block(i, [t, t, t], i, t / 2) for i, t in enumerate(times)], **changes}
+
+
+def test_each_mode_is_compared_with_the_reference_and_its_declared_baselines():
+    run = run_of(cell(mode="compile"), cell(mode="graph"), cell(mode="graph-unpartitioned"))
+    pairs = {(item.cell.mode, item.baseline) for item in compare.compare(run)}
+    assert pairs == {("graph", "compile"), ("graph-unpartitioned", "compile"), ("graph-unpartitioned", "graph")}
+
+
+def test_ratio_is_of_blocks_of_the_same_index():
+    # the machine becomes twice as slow on the way; the mode stays twice as fast
+    run = run_of(
+        cell(mode="compile", **steady([100, 110, 130, 160, 200])), cell(mode="graph", **steady([50, 55, 65, 80, 100]))
+    )
+    item = only(compare.compare(run), "graph", "compile")
+    assert (item.ratio.value, item.ratio.low, item.ratio.high) == pytest.approx((2, 2, 2))
+    assert item.alternating
+    assert item.verdict is stats.Verdict.FAST
+
+
+def test_throughput_is_compared_apart():
+    run = run_of(
+        cell(mode="compile", blocks=[block(i, [100.0], i, 90.0) for i in range(6)]),
+        cell(mode="graph", blocks=[block(i, [100.0], i, 30.0) for i in range(6)]),
+    )
+    comparisons = compare.compare(run)
+    assert only(comparisons, "graph", "compile").ratio.value == pytest.approx(1)
+    assert only(comparisons, "graph", "compile", Metric.THROUGHPUT).ratio.value == pytest.approx(3)
+
+
+def test_modes_measured_in_pairs_use_the_baselines_blocks_of_their_pair():
+    run = run_of(
+        cell(mode="compile", grouping=Grouping.PAIRS, group=["compile", "eager"], **steady([900] * 6)),
+        cell(
+            mode="graph",
+            grouping=Grouping.PAIRS,
+            group=["compile", "graph"],
+            paired_baseline="compile",
+            paired_blocks=steady([100] * 6)["blocks"],
+            **steady([50] * 6),
+        ),
+    )
+    item = only(compare.compare(run), "graph", "compile")
+    assert item.ratio.value == pytest.approx(2)
+    assert item.alternating
+
+
+def test_modes_measured_one_after_another_are_marked_and_judged_by_their_drift():
+    run = run_of(
+        cell(mode="compile", grouping=Grouping.SEQUENTIAL, group=["compile"], **steady([100, 110, 120, 130, 140])),
+        cell(mode="graph", grouping=Grouping.SEQUENTIAL, group=["graph"], **steady([90, 90, 90, 90, 90])),
+    )
+    item = only(compare.compare(run), "graph", "compile")
+    assert not item.alternating
+    assert item.floor == pytest.approx(0.4)
+    assert item.verdict is stats.Verdict.AMBG
+
+
+def test_floor_is_that_of_the_noisier_mode():
+    run = run_of(
+        cell(mode="compile", **steady([100, 100, 100, 100, 100])), cell(mode="graph", **steady([50, 50, 50, 60, 60]))
+    )
+    assert only(compare.compare(run), "graph", "compile").floor == pytest.approx(
+        stats.noise_floor([[50], [50], [50], [60]])
+    )
+
+
+@pytest.mark.parametrize(
+    ("cells", "missing"),
+    [
+        ([cell(mode="compile"), failed_cell("EOS", "graph", Status.OOM)], "oom"),
+        ([failed_cell("EOS", "compile", Status.CRASH), cell(mode="graph")], "compile: crash"),
+        ([cell(mode="graph")], "compile: not run"),
+        ([cell(mode="compile", blocks=[]), cell(mode="graph")], "no latency samples"),
+    ],
+)
+def test_without_two_good_cells_there_is_a_reason_and_no_ratio(cells, missing):
+    item = only(compare.compare(run_of(*cells)), "graph", "compile")
+    assert (item.ratio, item.verdict, item.missing) == (None, None, missing)
+
+
+def test_a_cell_with_wrong_results_is_not_compared_though_it_has_times():
+    wrong = cell(mode="graph", status=Status.FAIL_ACCURACY)
+    assert only(compare.compare(run_of(cell(mode="compile"), wrong)), "graph", "compile").missing == "fail_accuracy"
+
+
+def test_variants_and_sizes_of_a_workload_are_not_mixed():
+    run = run_of(cell(mode="compile", variant="current", **steady([500] * 6)), cell(mode="graph"))
+    assert only(compare.compare(run), "graph", "compile").missing == "compile: not run"
+
+
+def test_a_time_that_is_no_time_is_an_error_that_names_the_cell():
+    run = run_of(cell(mode="compile"), cell(mode="graph", **steady([50, 0, 50, 50, 50, 50])))
+    with pytest.raises(EncoreError, match=r"EOS graph over compile.*block 1"):
+        compare.compare(run)
+
+
+def workloads_run(*, lacking: str | None = None):
+    """A, B and C, where graph is 2, 4 and 8 times faster than compile, eager half as fast; `lacking` fails in graph."""
+    cells = []
+    for name, factor in (("A", 2), ("B", 4), ("C", 8)):
+        cells += [
+            cell(name, "eager", **steady([1600] * 6)),
+            cell(name, "compile", **steady([800] * 6)),
+            failed_cell(name, "graph", Status.OOM)
+            if name == lacking
+            else cell(name, "graph", **steady([800 / factor] * 6)),
+        ]
+    return run_of(*cells)
+
+
+def test_geometric_means_count_their_workloads():
+    means = compare.mean_speedups(compare.compare(workloads_run()))
+    shown = {(one.mode, one.baseline, one.common): one.mean for one in means if one.metric is Metric.LATENCY}
+    assert shown.keys() == {("eager", "compile", False), ("graph", "compile", False)}
+    assert shown["graph", "compile", False].value == pytest.approx(4)
+    assert shown["graph", "compile", False].count == 3
+
+
+def test_where_modes_lack_workloads_means_are_also_given_over_the_common_ones():
+    means = compare.mean_speedups(compare.compare(workloads_run(lacking="C")))
+    shown = {(one.mode, one.common): one.mean for one in means if one.metric is Metric.LATENCY}
+    assert {key: mean.count for key, mean in shown.items()} == {
+        ("eager", False): 3,
+        ("eager", True): 2,
+        ("graph", False): 2,
+        ("graph", True): 2,
+    }
+    assert shown["graph", True].value == pytest.approx(8**0.5)

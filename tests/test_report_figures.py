@@ -1,0 +1,223 @@
+"""Figures: what the bars are made of, that they are drawn at their values, and that they are legible and honest."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from fixtures.synthetic_results import (
+    block,
+    cell,
+    environment,
+    explanation,
+    failed_cell,
+    large_run_cells,
+    lowering,
+    metrics,
+)
+
+from suite.report import compare, explain_charts, provenance, run_charts
+from suite.report.build import FIGURE_NAMES
+from suite.report.chart import Bar, Chart, Scale
+from suite.report.draw import colour, draw, to_pdf, to_png, to_svg
+from suite.report.load import Run
+from suite.report.provenance import Provenance
+from suite.report.published import load_published
+from suite.schema import Status
+
+PUBLISHED = load_published()
+ORIGIN = Provenance("run synthetic", "SYNTHETIC GPU", "0123456789", "0.0", None)
+
+
+def charts_of(*cells):
+    run = Run(environment(), cells)
+    comparisons = compare.compare(run)
+    charts = run_charts.all_charts(run, comparisons, compare.mean_speedups(comparisons), PUBLISHED)
+    return {chart.name: chart for chart in charts}
+
+
+def chart_of(bars, scale=Scale.LINEAR, **changes):
+    groups, series = (tuple(dict.fromkeys(key[place] for key in bars)) for place in (0, 1))
+    return Chart("test", "Title", "axis", scale, groups, series, bars, **changes)
+
+
+def heights(figure):
+    """(bottom, top) of every bar drawn."""
+    return [(patch.get_y(), patch.get_y() + patch.get_height()) for axes in figure.axes for patch in axes.patches]
+
+
+def texts(figure):
+    return " ".join(
+        item.get_text() for axes in figure.axes for item in (*axes.texts, *axes.get_xticklabels(), axes.title)
+    ) + (figure._suptitle.get_text() if figure._suptitle else "")
+
+
+def test_speedup_bars_are_the_ratios_with_their_intervals_and_the_geomean():
+    steady = {"blocks": [block(i, [50.0, 50.0], i) for i in range(6)]}
+    chart = charts_of(cell("DR-I", "compile"), cell("DR-I", "graph", **steady), cell("EOS", "compile"))["speedup"]
+    bar = chart.bars["DR-I", "graph"]
+    assert bar.value == pytest.approx(2.0)
+    assert bar.interval[0] <= 2.0 <= bar.interval[1]
+    assert bar.published == 0.85
+    assert chart.bars["geomean", "graph"].value == pytest.approx(2.0)
+    assert "graph 1 of 2" in chart.note
+    assert chart.series == ("graph",)
+
+
+def test_a_single_block_has_no_interval_to_draw():
+    one = {"blocks": [block(0, [50.0, 51.0])]}
+    chart = charts_of(cell("EOS", "compile", **one), cell("EOS", "graph", **one))["speedup"]
+    assert chart.bars["EOS", "graph"].interval is None
+    assert math.isfinite(draw(chart, ORIGIN).axes[0].get_ylim()[1])
+
+
+def test_time_split_is_relative_to_the_reference():
+    chart = charts_of(cell("EOS", "compile", 100.0), cell("EOS", "graph", 80.0))["time_split"]
+    # kernels 40 us in both, of compile's 100 us
+    assert (chart.bars["EOS", "graph"].value, chart.bars["EOS", "graph"].total) == (40.0, 80.0)
+    assert (chart.bars["EOS", "compile"].value, chart.bars["EOS", "compile"].total) == (40.0, 100.0)
+
+
+def test_coverage_and_copies_are_of_graph_modes_with_the_papers_marks():
+    charts = charts_of(cell("ST", "compile"), cell("ST", "graph"))
+    assert charts["coverage"].series == charts["copies"].series == ("graph",)
+    assert charts["coverage"].bars["ST", "graph"] == Bar(75.0, published=5.14)
+    assert charts["copies"].bars["ST", "graph"] == Bar(8192.0, published=round(1.3 * 2**20))
+
+
+def test_memory_is_relative_and_compile_time_in_two_parts():
+    charts = charts_of(
+        cell("EOS", "compile", metrics=metrics(reserved_bytes=2**30)),
+        cell("EOS", "graph", metrics=metrics(reserved_bytes=3 * 2**29)),
+    )
+    assert charts["memory"].bars["EOS", "graph"].value == 1.5
+    assert charts["compile_time"].bars["EOS", "graph"] == Bar(4.0, total=6.0)
+
+
+def test_failed_cells_are_bars_with_their_status():
+    charts = charts_of(cell("EOS", "compile"), cell("EOS", "graph"), failed_cell("ST", "graph", Status.OOM))
+    for name in ("time_split", "coverage", "copies", "memory", "compile_time"):
+        assert charts[name].bars["ST", "graph"].failure == "oom", name
+    assert charts["speedup"].bars["ST", "graph"].failure == "oom"
+    assert "oom" in texts(draw(charts["coverage"], ORIGIN))
+
+
+def test_a_figure_without_a_value_is_left_out():
+    assert "coverage" not in charts_of(cell("EOS", "compile"), cell("EOS", "eager"))
+    assert charts_of(failed_cell("EOS", "graph", Status.OOM)) == {}
+
+
+def test_every_figure_there_can_be_is_known_by_name():
+    charts = charts_of(*large_run_cells(("EOS", "ST")))
+    explained = explain_charts.all_charts([explanation()], PUBLISHED)
+    assert (*charts, *(chart.name for chart in explained)) == FIGURE_NAMES
+
+
+def test_kernels_in_graphs_are_shares_with_the_papers_coverage():
+    chart, _ = explain_charts.all_charts([explanation("ST")], PUBLISHED)
+    assert chart.series == ("graph", "graph-unpartitioned")
+    assert chart.bars["ST", "graph"] == Bar(90.0, total=100.0, published=5.14)
+    assert chart.bars["ST", "graph-unpartitioned"] == Bar(60.0, total=100.0, published=5.14)
+
+
+def test_models_that_were_not_lowered_or_failed_are_marked():
+    first, second = explanation().graphs
+    part = [first, second.model_copy(update={"lowerings": [lowering("graph", 1, 0)]})]
+    found = [explanation("EOS", graphs=part), explanation("ST", graphs=[], error="ValueError: no")]
+    kernels, copied = explain_charts.all_charts(found, PUBLISHED)
+    assert kernels.bars["EOS", "graph-unpartitioned"].failure == "not lowered"
+    assert kernels.bars["ST", "graph"].failure == "failed"
+    assert copied.bars["ST", "non-static inputs"].failure == "failed"
+    assert copied.bars["EOS", "host to device"].value == 1024.0
+
+
+def test_bars_are_drawn_at_their_values_from_the_base_of_their_scale():
+    ratio = draw(chart_of({("a", "graph"): Bar(2.0, (1.9, 2.2)), ("a", "encore"): Bar(0.5)}, Scale.RATIO), ORIGIN)
+    assert heights(ratio) == [(1.0, 2.0), (1.0, 0.5)]
+    parts = draw(chart_of({("a", "graph"): Bar(4.0, total=6.0)}, parts=("x", "y")), ORIGIN)
+    assert heights(parts) == [(0.0, 4.0), (4.0, 6.0)]
+
+
+def test_intervals_are_drawn_at_their_ends():
+    (axes,) = draw(chart_of({("a", "graph"): Bar(2.0, (1.5, 2.25))}, Scale.RATIO), ORIGIN).axes
+    (whiskers,) = axes.collections
+    ((_, low), (_, high)) = whiskers.get_segments()[0]
+    assert (low, high) == (1.5, 2.25)
+
+
+def test_zero_bytes_are_marked_and_ticks_are_binary():
+    (axes,) = draw(chart_of({("a", "graph"): Bar(0.0), ("b", "graph"): Bar(2.0**30)}, Scale.BYTES), ORIGIN).axes
+    assert [item.get_text() for item in axes.texts] == ["0"]
+    labels = [axes.yaxis.get_major_formatter()(tick, 0) for tick in axes.get_yticks()]
+    assert {"1 B", "1 KB", "1 MB", "1 GB"} <= set(labels)
+
+
+def test_warning_and_provenance_are_in_the_title():
+    smoke = Provenance("run s", "CPU x", None, "0.0", "SMOKE RUN on the CPU: these numbers say nothing")
+    figure = draw(chart_of({("a", "graph"): Bar(1.0)}), smoke)
+    assert figure._suptitle.get_text().splitlines() == [
+        "SMOKE RUN on the CPU: these numbers say nothing",
+        "Title",
+        "CPU x, PyTorch 0.0, run s",
+    ]
+
+
+def test_published_marks_are_drawn_and_named_only_where_there_are_some():
+    with_mark = draw(chart_of({("a", "graph"): Bar(1.0, published=3.0)}, published="GraCE: H100"), ORIGIN)
+    without = draw(chart_of({("a", "graph"): Bar(1.0)}, published="GraCE: H100"), ORIGIN)
+    assert [list(line.get_ydata()) for line in with_mark.axes[0].lines] == [[3.0]]
+    assert "GraCE: H100" in [text.get_text() for text in with_mark.legends[0].get_texts()]
+    assert "GraCE: H100" not in [text.get_text() for text in without.legends[0].get_texts()]
+
+
+def test_many_workloads_go_into_panels_of_at_most_fourteen():
+    bars = {(f"W{number}", "graph"): Bar(1.0) for number in range(25)}
+    figure = draw(chart_of(bars), ORIGIN)
+    assert [len(axes.get_xticks()) for axes in figure.axes] == [14, 11]
+
+
+def test_thirteen_workloads_in_six_modes_do_not_overlap():
+    cells = large_run_cells()
+    figure = draw(charts_of(*cells)["speedup"], ORIGIN)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    edges = sorted((patch.get_x(), patch.get_x() + patch.get_width()) for patch in axes.patches)
+    assert all(end <= start + 1e-9 for (_, end), (start, _) in itertools.pairwise(edges))
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+    legend = figure.legends[0].get_window_extent()
+    assert all(box.y0 > legend.y1 for box in boxes)
+    assert legend.y0 >= 0 and legend.x0 >= 0 and legend.x1 <= figure.bbox.x1
+
+
+def test_modes_have_colours_of_their_own_in_every_figure():
+    modes = ("eager", "compile", "graph", "graph-unpartitioned", "placement", "indirection", "encore")
+    every = chart_of({("a", mode): Bar(1.0) for mode in modes})
+    some = chart_of({("a", mode): Bar(1.0) for mode in reversed(modes[2:])})
+    assert len({colour(every, mode) for mode in modes}) == len(modes)
+    assert all(colour(every, mode) == colour(some, mode) for mode in modes[2:])
+
+
+def test_same_chart_gives_the_same_files():
+    chart = chart_of({("a", "graph"): Bar(2.0, (1.5, 2.5), published=1.0)}, Scale.RATIO, published="P")
+    first, second = ([to_png(f), to_pdf(f), to_svg(f, "x")] for f in (draw(chart, ORIGIN), draw(chart, ORIGIN)))
+    assert first == second
+    assert first[0].startswith(b"\x89PNG")
+    assert first[1].startswith(b"%PDF")
+
+
+def test_svg_is_well_formed_takes_the_pages_colour_and_keeps_names_inert():
+    hostile = '</text><script>alert("$x$")</script>-->'
+    svg = to_svg(draw(chart_of({(hostile, hostile): Bar(1.0)}), ORIGIN), "speed")
+    root = ElementTree.fromstring(svg)
+    tags = {element.tag.rpartition("}")[2] for element in root.iter()}
+    assert "script" not in tags
+    assert "currentColor" in svg
+    assert all(element.get("id", "speed-").startswith("speed-") for element in root.iter())
+
+
+def test_provenance_of_a_run_is_on_its_figures():
+    run = Run(environment(), (cell("EOS", "compile", device="cpu"),))
+    figure = draw(chart_of({("a", "graph"): Bar(1.0)}), provenance.of_run(run))
+    assert "SMOKE RUN on the CPU" in figure._suptitle.get_text()

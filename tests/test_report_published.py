@@ -1,0 +1,84 @@
+"""Published numbers: complete, sourced, and set only beside what they belong to."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from suite.errors import EncoreError
+from suite.report.published import PUBLISHED_PATH, load_published
+
+
+@pytest.fixture(scope="module")
+def published():
+    return load_published()
+
+
+def test_every_number_has_a_source(published):
+    for table in (published.headline, published.speedups, published.coverage_percent, published.bytes_copied):
+        assert table.keys() <= published.sources.keys()
+    for source in published.sources.values():
+        assert source.label and len(source.citation) > 30 and source.gpu
+
+
+def test_the_papers_tables_are_complete(published):
+    assert len(published.bytes_copied["grace"]) == 25
+    assert len(published.coverage_percent["grace"]) == len(published.coverage_percent["pygraph"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("mode", "percent"),
+    [("graph", 5.14), ("graph-unpartitioned", 5.14), ("placement", 74.22), ("encore", 74.22), ("compile", None)],
+)
+def test_coverage_stands_beside_the_mode_it_belongs_to(published, mode, percent):
+    assert published.coverage("grace", "ST", mode) == percent
+
+
+@pytest.mark.parametrize(
+    ("workload", "mode", "expected_bytes"),
+    [("XLNET-I", "graph", 8192), ("XLNET-I", "encore", 16), ("DR-I", "graph", 3 * 2**30), ("EOS", "eager", None)],
+)
+def test_bytes_are_binary_and_pointers_stand_beside_indirection(published, workload, mode, expected_bytes):
+    assert published.copied_bytes("grace", workload, mode) == expected_bytes
+
+
+@pytest.mark.parametrize(
+    ("workload", "mode", "baseline", "speedup"),
+    [
+        ("EOS", "graph", "compile", 0.71),
+        ("EOS", "graph-unpartitioned", "compile", 0.71),
+        ("DALLE2", "encore", "compile", 2.72),
+        ("ST", "placement", "graph", 2.0),
+        ("TKE", "indirection", "placement", 1.23),
+        ("EOS", "encore", "compile", None),
+        ("ALNET", "graph", "compile", None),
+    ],
+)
+def test_speedups_stand_beside_the_same_comparison(published, workload, mode, baseline, speedup):
+    assert published.speedup("grace", workload, mode, baseline) == speedup
+
+
+def test_captions_name_gpu_and_versions(published):
+    assert published.caption("grace", "pygraph") == (
+        "Published values from GraCE: NVIDIA H100 NVL, PyTorch 2.4, CUDA 12.8; "
+        "PyGraph: NVIDIA RTX A6000, PyTorch 2.4, CUDA 12.1."
+    )
+
+
+def test_quantities_hold_the_headlines_and_the_blogs_numbers(published):
+    rows = {(source, quantity): value for source, quantity, value in published.quantities()}
+    assert rows["GraCE", "geomean vs graph"] == 1.29
+    assert rows["PyGraph", "graphs slower"] == 143
+    assert rows["NanoGPT", "smoke test: prompt 4, 8 tokens, step eager (ms)"] == 1.175
+    assert rows["NanoGPT", "prompt 8, 48 tokens: end-to-end speed-up"] == 0.99
+
+
+def test_wrong_fields_and_a_missing_file_are_refused(tmp_path):
+    with pytest.raises(EncoreError, match="belongs to the repository"):
+        load_published(tmp_path / "none.json")
+    changed = json.loads(PUBLISHED_PATH.read_text()) | {"surprise": 1}
+    wrong = tmp_path / "published.json"
+    wrong.write_text(json.dumps(changed))
+    with pytest.raises(EncoreError, match="surprise"):
+        load_published(wrong)

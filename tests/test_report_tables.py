@@ -1,0 +1,276 @@
+"""Numbers in the tables, worked out by hand; failed cells keep their rows; same input, same bytes."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+from fixtures.synthetic_results import block, cell, environment, explanation, failed_cell, lowering, metrics
+
+from suite.explain.records import Copy
+from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables
+from suite.report.load import Run
+from suite.report.published import load_published
+from suite.report.table import make_table, to_csv, to_markdown
+from suite.schema import Memory, NotCaptured, Status
+
+PUBLISHED = load_published()
+
+
+def rows(table, **wanted):
+    """The table's rows as dicts, those that have these values."""
+    found = table.frame.to_dict("records")
+    return [row for row in found if all(row[column] == value for column, value in wanted.items())]
+
+
+def row(table, **wanted):
+    (only,) = rows(table, **wanted)
+    return only
+
+
+@pytest.fixture
+def run():
+    """EOS in three modes, graph twice as fast as compile; ST whose graph cell ran out of memory."""
+    return Run(
+        environment(),
+        (
+            cell("EOS", "eager", 200.0),
+            cell("EOS", "compile", 100.0),
+            cell("EOS", "graph", 50.0, blocks=[block(i, [50, 50.5, 49.5], i, 45) for i in range(6)]),
+            cell("ST", "compile", 300.0),
+            failed_cell("ST", "graph", Status.OOM, "CUDA out of memory | tried 2 GB"),
+        ),
+        missing=(("ST", "eager"),),
+    )
+
+
+@pytest.fixture
+def comparisons(run):
+    return compare.compare(run)
+
+
+def all_run_tables(run, comparisons):
+    means = compare.mean_speedups(comparisons)
+    return [
+        *speedup_tables.all_tables(run, comparisons, means, PUBLISHED),
+        *cell_tables.all_tables(run, PUBLISHED),
+    ]
+
+
+def test_overview_has_time_ratio_interval_verdict_and_reasons(run, comparisons):
+    table = speedup_tables.overview(run, comparisons, compare.mean_speedups(comparisons))
+    eos, st = row(table, workload="EOS"), row(table, workload="ST")
+    assert eos["compile_us"] == 100.0
+    assert eos["graph"].startswith("2.00 [") and eos["graph"].endswith("] FAST")
+    assert eos["eager"].startswith("0.50 [") and eos["eager"].endswith("] SLOW")
+    assert (st["compile_us"], st["graph"], st["eager"]) == (300.0, "oom", "not run")
+    assert row(table, workload="geomean")["graph"].startswith("2.00 [")
+    assert row(table, workload="geomean")["graph"].endswith("] of 1")
+    assert table.summary_rows == 1
+
+
+def test_overview_says_where_the_reference_failed(run):
+    broken = Run(run.environment, (failed_cell("EOS", "compile", Status.CRASH), cell("EOS", "graph")))
+    table = speedup_tables.overview(broken, compare.compare(broken), ())
+    assert row(table, workload="EOS") == {"workload": "EOS", "compile_us": "crash", "graph": "compile: crash"}
+
+
+def test_speedups_have_numbers_floor_and_the_published_value(comparisons):
+    table = speedup_tables.speedups(comparisons, PUBLISHED)
+    found = row(table, workload="EOS", mode="graph", metric="latency")
+    assert found["speedup"] == pytest.approx(2.0)
+    assert found["low"] <= 2.0 <= found["high"]
+    assert (found["floor_percent"], found["verdict"], found["blocks"]) == (1.0, "FAST", 6)
+    assert (found["alternating"], found["missing"], found["grace_speedup"]) == (True, None, 0.71)
+    throughput = row(table, workload="EOS", mode="graph", metric="throughput")
+    assert throughput["speedup"] == pytest.approx(90 / 45)
+    assert throughput["grace_speedup"] is None
+
+
+def test_times_split_host_time_into_kernel_time_and_the_rest(run):
+    found = row(cell_tables.times(run), workload="EOS", mode="compile")
+    # six blocks of 100, 101, 99; device one less; throughput 90; kernels 40
+    assert (found["host_us"], found["device_us"], found["throughput_us"]) == (100.0, 99.0, 90.0)
+    assert (found["kernel_us"], found["rest_us"], found["host_to_kernel_ratio"]) == (40.0, 60.0, 2.5)
+    assert (found["host_p05_us"], found["host_p95_us"]) == (99.0, 101.0)
+    assert (found["samples"], found["blocks"], found["grouping"]) == (18, 6, "together")
+
+
+def test_coverage_has_the_papers_values_beside_it(run):
+    found = row(cell_tables.coverage(run, PUBLISHED), workload="EOS", mode="graph")
+    assert (found["coverage_percent"], found["graph_kernels"], found["other_kernels"]) == (75.0, 75, 25)
+    assert found["grace_coverage_percent"] is None
+    st = Run(run.environment, (cell("ST", "graph"), cell("ST", "graph", variant="current")))
+    table = cell_tables.coverage(st, PUBLISHED)
+    assert row(table, workload="ST")["grace_coverage_percent"] == 5.14
+    assert row(table, workload="ST")["pygraph_coverage_percent"] == 4.66
+    assert row(table, workload="ST (current)")["grace_coverage_percent"] is None
+
+
+def test_copies_are_summed_and_blocking_ones_counted(run):
+    found = row(cell_tables.copies(run, PUBLISHED), workload="EOS", mode="graph")
+    assert (found["placeholder_bytes"], found["placeholder_tensors"], found["pointer_bytes"]) == (8192, 2, None)
+    assert (found["host_to_device_bytes"], found["host_to_device_copies"], found["blocking_copies"]) == (3072, 3, 2)
+    assert found["grace_bytes"] == round(4.1 * 2**20)
+
+
+def test_memory_and_compile_times_are_the_recorded_ones(run):
+    memory = row(cell_tables.memory(run), workload="EOS", mode="graph")
+    assert memory["replay_peak_reserved_bytes"] == 2**30
+    assert memory["compile_peak_reserved_bytes"] == 2**31
+    assert set(memory) == {"workload", "mode", "status", *Memory.model_fields}
+    times = row(cell_tables.compile_times(run), workload="EOS", mode="graph")
+    assert (times["first_call_s"], times["warm_up_s"], times["inductor_s"]) == (4.0, 6.0, 2.5)
+
+
+def test_conditions_are_the_range_over_all_readings(run):
+    hot = block(0, [50.0]).gpu_before.model_copy(
+        update={"sm_clock_mhz": 1200, "temperature_c": 84, "throttle_reasons": ["SwThermalSlowdown"]}
+    )
+    blocks = [block(0, [50.0]), block(1, [50.0]).model_copy(update={"gpu_after": hot})]
+    found = row(cell_tables.conditions(Run(run.environment, (cell("EOS", "graph", blocks=blocks),))), workload="EOS")
+    assert (found["sm_clock_low_mhz"], found["sm_clock_high_mhz"], found["temperature_high_c"]) == (1200, 1980, 84)
+    assert found["throttle"] == "SwThermalSlowdown"
+
+
+def test_correctness_of_a_wrong_cell_is_shown(run):
+    wrong = cell("EOS", "graph", status=Status.FAIL_ACCURACY)
+    found = row(cell_tables.correctness(Run(run.environment, (wrong,))), workload="EOS")
+    assert (found["status"], found["inputs"], found["max_relative_error"]) == ("fail_accuracy", 2, 0.001)
+
+
+def test_reasons_for_not_capturing_are_listed(run):
+    reason = NotCaptured(reason="cpu device (primals_1)", source_line="model.py:12", count=3)
+    table = cell_tables.not_captured(
+        Run(run.environment, (cell("EOS", "graph", metrics=metrics(not_captured=[reason])), cell("ST", "graph")))
+    )
+    assert rows(table) == [
+        {
+            "workload": "EOS",
+            "mode": "graph",
+            "reason": "cpu device (primals_1)",
+            "source_line": "model.py:12",
+            "count": 3,
+        }
+    ]
+
+
+def test_failed_and_missing_cells_are_listed_with_their_error(run):
+    assert rows(cell_tables.failed(run)) == [
+        {"workload": "ST", "mode": "graph", "status": "oom", "error": "CUDA out of memory | tried 2 GB"},
+        {"workload": "ST", "mode": "eager", "status": "not run", "error": None},
+    ]
+
+
+def test_a_failed_cell_has_its_status_in_every_table_of_cells(run, comparisons):
+    for table in all_run_tables(run, comparisons):
+        if "status" in table.frame and table.name != "failed":
+            found = row(table, workload="ST", mode="graph")
+            assert found.pop("status") == "oom", table.name
+            measured = {name: value for name, value in found.items() if not name.startswith(("grace", "pygraph"))}
+            assert [name for name, value in measured.items() if value is not None] == ["workload", "mode"], table.name
+
+
+def test_csv_reads_back_with_raw_values_and_provenance(run):
+    text = to_csv(cell_tables.times(run), provenance.of_run(run))
+    first = next(entry for entry in csv.DictReader(io.StringIO(text)) if entry["mode"] == "compile")
+    assert (first["workload"], first["host_us"], first["samples"]) == ("EOS", "100.0", "18")
+    assert (first["device"], first["commit"], first["warning"]) == ("SYNTHETIC GPU", "0123456789", "")
+
+
+def test_every_table_of_a_smoke_run_says_so(run, comparisons):
+    smoke = Run(run.environment, tuple(item.model_copy(update={"device": "cpu"}) for item in run.cells))
+    origin = provenance.of_run(smoke)
+    for table in all_run_tables(smoke, compare.compare(smoke)):
+        assert "SMOKE RUN on the CPU" in to_markdown(table, origin)
+        entries = list(csv.DictReader(io.StringIO(to_csv(table, origin))))
+        assert all("SMOKE RUN" in entry["warning"] for entry in entries)
+    assert entries
+
+
+def test_markdown_escapes_what_would_break_a_table_or_be_html():
+    table = make_table("t", "A <b>", "", ["workload", "host_us"], [{"workload": "a|b\n<script>", "host_us": None}])
+    run = Run(environment(), (cell(),))
+    lines = to_markdown(table, provenance.of_run(run)).splitlines()
+    assert lines[0] == "### A &lt;b>"
+    assert lines[-1] == "| a\\|b &lt;script> | \N{EN DASH} |"
+
+
+def test_counts_beside_missing_values_stay_counts():
+    table = make_table("t", "T", "", ["kernels"], [{"kernels": 3}, {}])
+    assert to_csv(table, provenance.of_run(Run(environment(), (cell(),)))).splitlines()[1].startswith("3,")
+
+
+def test_a_row_with_an_unknown_column_is_refused():
+    with pytest.raises(KeyError, match="hots_us"):
+        make_table("t", "T", "", ["host_us"], [{"hots_us": 1.0}])
+
+
+def test_obstacles_sum_over_graphs_with_the_papers_coverage_beside_them():
+    found = row(explain_tables.obstacles([explanation("ST")], PUBLISHED), workload="ST")
+    assert (found["fx_graphs"], found["graph_breaks"], found["operations"]) == (2, 1, 150)
+    assert (found["cpu_nodes"], found["cpu_attributes"], found["cpu_arguments"]) == (2, 2, 0)
+    assert (found["host_to_device_copies"], found["blocking_copies"], found["host_to_device_bytes"]) == (1, 1, 1024)
+    assert (found["non_static_input_bytes"], found["stock_captures"]) == (32, "1 of 2")
+    assert (found["grace_stock_percent"], found["grace_placement_percent"], found["error"]) == (5.14, 74.22, None)
+
+
+def test_scalars_passed_by_value_are_no_copies_and_unknown_sizes_no_zero():
+    graph = explanation().graphs[0]
+    copies = [
+        Copy(node="a", kind="scalar", copied_bytes=8, blocking=False, source_line=None),
+        Copy(node="b", kind="implicit", copied_bytes=None, blocking=True, source_line=None),
+    ]
+    found = row(
+        explain_tables.obstacles([explanation(graphs=[graph.model_copy(update={"copies": copies})])], PUBLISHED)
+    )
+    assert (found["cpu_scalars"], found["host_to_device_copies"], found["host_to_device_bytes"]) == (1, 1, None)
+
+
+def test_lowerings_are_summed_per_setting():
+    table = explain_tables.lowerings([explanation("ST")])
+    stock, whole = row(table, setting="graph"), row(table, setting="graph-unpartitioned")
+    assert (stock["kernels_in_graphs"], stock["kernels_outside"], stock["in_graphs_percent"]) == (90, 10, 90.0)
+    assert (stock["partitions"], stock["cpu_kernels"], stock["host_to_device_copies"]) == (2, 1, 1)
+    assert (whole["kernels_in_graphs"], whole["kernels_outside"], whole["in_graphs_percent"]) == (60, 40, 60.0)
+
+
+def test_a_model_lowered_in_part_has_no_total():
+    first, second = explanation().graphs
+    part = explanation(graphs=[first, second.model_copy(update={"lowerings": [lowering("graph", 60, 0)]})])
+    assert [one["setting"] for one in rows(explain_tables.lowerings([part]))] == ["graph"]
+
+
+def test_cpu_nodes_breaks_reasons_and_limits_are_listed_with_their_lines():
+    found = [explanation("ST"), explanation("MMC", graphs=[], breaks=[], limits=[], error="ValueError: no")]
+    (node,) = rows(explain_tables.cpu_nodes(found))
+    assert (node["kind"], node["shape"], node["nodes"]) == ("attribute", "[]", 2)
+    assert node["source_line"].startswith("model.py:12")
+    reasons = {(one["setting"], one["reason"]): one["count"] for one in rows(explain_tables.uncaptured(found))}
+    assert reasons == {
+        ("graph", "cpu device"): 1,
+        ("graph-unpartitioned", "cpu device"): 1,
+        ("graph break", "Tensor.item"): 1,
+    }
+    assert [(one["workload"], one["limit"]) for one in rows(explain_tables.limits(found))] == [
+        ("ST", "what lies between FX graphs is not analysed"),
+        ("MMC", "failed: ValueError: no"),
+    ]
+    failed = row(explain_tables.obstacles(found, PUBLISHED), workload="MMC")
+    assert (failed["error"], failed["fx_graphs"]) == ("ValueError: no", None)
+
+
+@pytest.mark.parametrize(
+    ("captures", "text"),
+    [
+        ([True, True], "2 of 2"),
+        ([False], "0 of 1"),
+        ([None, None], "cannot be told"),
+        ([True, None], "1 of 2, 1 unknown"),
+    ],
+)
+def test_what_stock_captures_is_said_with_what_cannot_be_told(captures, text):
+    graph = explanation().graphs[0]
+    graphs = [graph.model_copy(update={"stock_captures": answer}) for answer in captures]
+    assert row(explain_tables.obstacles([explanation(graphs=graphs)], PUBLISHED))["stock_captures"] == text
