@@ -203,6 +203,14 @@ def test_figures_are_regenerated_and_other_files_stay(tmp_path):
     ]
 
 
+def test_smoke_runs_leave_the_repositorys_figures_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "FIGURES", tmp_path / "figures")
+    for size, folder in (("tiny", tmp_path / "out" / "figures"), ("full", tmp_path / "figures")):
+        run = write_run(tmp_path / size, [cell("EOS", "compile", size=size)])
+        report = build_report(run, None, tmp_path / "out", tmp_path / "figures")
+        assert {path.parent for path in report.figures} == {folder}
+
+
 def test_a_run_of_which_everything_failed_is_still_reported(tmp_path):
     cells = [failed_cell("EOS", mode, Status.OOM) for mode in ("compile", "graph")]
     report = build_report(write_run(tmp_path / "run", cells), None, tmp_path / "out")

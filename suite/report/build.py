@@ -19,10 +19,13 @@ from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
 from suite.report.table import Table, make_table, to_csv, to_markdown
 from suite.schema import Cell, Record
-from suite.store import CannotWrite, write_atomically
+from suite.store import REPOSITORY, CannotWrite, write_atomically
 
 FIGURE_NAMES = (*run_charts.NAMES, *explain_charts.NAMES)
 """Stems of all figures there can be: those of an earlier report that this one does not have are removed."""
+
+FIGURES = REPOSITORY / "figures"
+"""The repository's own figures. No smoke run is drawn here: figures that mean nothing must not replace those that do."""
 
 
 class Report(Record):
@@ -59,8 +62,8 @@ def build_report(run: Path | None, explanations: Path | None, out: Path, figures
         run: folder of a run.
         explanations: folder of `<name>.json` files that `encore explain --out` wrote.
         out: gets `report.html` and `tables/`; made if it is not there.
-        figures_dir: gets the figures; by default `out/figures`. Figures of an earlier report are replaced, other
-            files in the folder stay.
+        figures_dir: gets the figures; by default `out/figures`, which also takes what is not to go to `FIGURES`.
+            Figures of an earlier report are replaced, other files in the folder stay.
 
     Raises:
         WrongUse: neither a run nor explanations are given.
@@ -76,7 +79,9 @@ def build_report(run: Path | None, explanations: Path | None, out: Path, figures
         *(_run_parts(recorded, published) if recorded else ()),
         *(_explain_parts(explained, published) if explained else ()),
     ]
-    figures_dir = figures_dir or out / "figures"
+    warning = provenance.of_run(recorded).warning if recorded else None
+    if figures_dir is None or (warning and figures_dir.resolve() == FIGURES):
+        figures_dir = out / "figures"
     try:
         sections, figures = _write_figures(parts, figures_dir)
         tables = _write_tables(parts, out / "tables")
@@ -93,7 +98,7 @@ def build_report(run: Path | None, explanations: Path | None, out: Path, figures
         explained=len(explained),
         failed_cells=len(recorded.failed) if recorded else 0,
         missing_cells=len(recorded.missing) if recorded else 0,
-        warning=provenance.of_run(recorded).warning if recorded else None,
+        warning=warning,
     )
 
 
