@@ -41,6 +41,8 @@ MINIMUM_BLOCKS = 5
 MINIMUM_FLOOR = 0.01
 """No difference below 1 % is called one, however quiet the machine was: processes of one mode differ from each other
 (memory layout, choice of kernels), and blocks of one process cannot show by how much."""
+MAXIMUM_SAME = 0.05
+"""Modes are not called the same if they may differ by more than 5 %: on a noisy machine that is for AMBG to say."""
 MAXIMUM_SWAPS = 4096
 """Swaps of neighbouring blocks looked at for the floor; up to 12 pairs that is all of them."""
 
@@ -161,21 +163,20 @@ def drift_floor(blocks: Blocks) -> float | None:
 
 
 def judge(ratio: Ratio, floor: float | None) -> Verdict:
-    """The verdict on a ratio against a noise floor (0.01 = 1 %).
+    """The verdict on a ratio against a noise floor (0.01 = 1 %; either way round, so that 1 % slower is 1/1.01).
 
-    FAST: the whole interval lies above 1 + floor. SLOW: the whole interval lies below 1 - floor. SAME: the whole
-    interval lies within [1 - floor, 1 + floor]. AMBG: anything else, and always where the floor is not known or the
-    ratio rests on fewer than `MINIMUM_BLOCKS` blocks.
+    FAST: the whole interval lies above 1 + floor. SLOW: the whole interval lies below 1 / (1 + floor). SAME: the whole
+    interval lies between the two, and no farther from 1 than `MAXIMUM_SAME` however large the floor. AMBG: anything
+    else, and always where the floor is not known or the ratio rests on fewer than `MINIMUM_BLOCKS` blocks.
     """
     if floor is None or ratio.blocks < MINIMUM_BLOCKS:
         return Verdict.AMBG
     if ratio.low > 1 + floor:
         return Verdict.FAST
-    if ratio.high < 1 - floor:
+    if ratio.high < 1 / (1 + floor):
         return Verdict.SLOW
-    if ratio.low >= 1 - floor and ratio.high <= 1 + floor:
-        return Verdict.SAME
-    return Verdict.AMBG
+    same = 1 + min(floor, MAXIMUM_SAME)
+    return Verdict.SAME if ratio.low >= 1 / same and ratio.high <= same else Verdict.AMBG
 
 
 def _log_medians(blocks: Blocks) -> NDArray[np.float64]:

@@ -138,15 +138,29 @@ def test_clear_differences_are_called():
     [
         (1.03, 1.10, Verdict.FAST),
         (1.02, 1.10, Verdict.AMBG),
-        (0.90, 0.97, Verdict.SLOW),
-        (0.90, 0.98, Verdict.AMBG),
-        (0.98, 1.02, Verdict.SAME),
+        (0.90, 0.98, Verdict.SLOW),
+        (0.90, 0.981, Verdict.AMBG),
+        (0.981, 1.02, Verdict.SAME),
         (0.97, 1.02, Verdict.AMBG),
         (0.5, 2.0, Verdict.AMBG),
     ],
 )
 def test_verdict_rule_with_a_floor_of_two_percent(low, high, verdict):
     assert stats.judge(ratio_of(low, high), 0.02) is verdict
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.01, 0.08, Verdict.SLOW),
+        (12.0, 90.0, Verdict.FAST),
+        (0.5, 1.5, Verdict.AMBG),
+        (0.94, 1.02, Verdict.AMBG),
+        (0.96, 1.04, Verdict.SAME),
+    ],
+)
+def test_on_a_noisy_machine_large_differences_are_called_and_loose_intervals_are_not_the_same(low, high, verdict):
+    assert stats.judge(ratio_of(low, high), 1.6) is verdict
 
 
 def test_too_few_blocks_or_no_floor_never_decide():

@@ -25,7 +25,7 @@ FIGURE_NAMES = (*run_charts.NAMES, *explain_charts.NAMES)
 """Stems of all figures there can be: those of an earlier report that this one does not have are removed."""
 
 FIGURES = REPOSITORY / "figures"
-"""The repository's own figures. No smoke run is drawn here: figures that mean nothing must not replace those that do."""
+"""The repository's own figures. No smoke run is drawn here: what means nothing must not replace what does."""
 
 
 class Report(Record):

@@ -54,7 +54,8 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "encore",
     "pdf.fonttype": 42,
 }
-_RATIO_TICKS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 4, 6, 10, 20, 50, 100)
+_FINE_TICKS = (0.25, 0.35, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 4)
+_COARSE_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 _PUBLISHED_MARK: dict[str, Any] = {
     "linestyle": "",
     "marker": "D",
@@ -168,9 +169,10 @@ def _set_scale(axis: Axes, chart: Chart) -> None:
     values = list(_drawn_values(chart))
     if chart.scale is Scale.RATIO:
         axis.set_yscale("log")
-        low, high = min([0.85, *values]), max([1.2, *values])
-        axis.set_ylim(low / 1.08, high * 1.08)
-        axis.yaxis.set_major_locator(FixedLocator([tick for tick in _RATIO_TICKS if low / 1.08 <= tick <= high * 1.08]))
+        low, high = min([0.85, *values]) / 1.08, max([1.2, *values]) * 1.08
+        axis.set_ylim(low, high)
+        ticks = _FINE_TICKS if low > 0.2 and high < 5 else _COARSE_TICKS
+        axis.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}\N{MULTIPLICATION SIGN}"))
         axis.yaxis.set_minor_locator(NullLocator())
     elif chart.scale is Scale.BYTES:

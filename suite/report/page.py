@@ -108,6 +108,7 @@ def render(page: Page) -> str:
         script=Markup(embedded),
         script_digest=base64.b64encode(hashlib.sha256(embedded.encode()).digest()).decode(),
         minimum_floor_percent=100 * stats.MINIMUM_FLOOR,
+        maximum_same_percent=100 * stats.MAXIMUM_SAME,
         minimum_blocks=stats.MINIMUM_BLOCKS,
         nothing=NOTHING,
     )
