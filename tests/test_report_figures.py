@@ -164,6 +164,15 @@ def test_warning_and_provenance_are_in_the_title():
     ]
 
 
+def test_long_titles_and_notes_stay_inside_the_figure():
+    long = Provenance("run " + "r" * 40, "GPU " + "x" * 40, "c" * 10, "0.0+cu130", "SMOKE RUN " + "really " * 20)
+    figure = draw(chart_of({("a", "graph"): Bar(1.0)}, note="a note of many words " * 12), long)
+    figure.draw_without_rendering()
+    for item in (figure._suptitle, figure.legends[0]):
+        box = item.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+
+
 def test_published_marks_are_drawn_and_named_only_where_there_are_some():
     with_mark = draw(chart_of({("a", "graph"): Bar(1.0, published=3.0)}, published="GraCE: H100"), ORIGIN)
     without = draw(chart_of({("a", "graph"): Bar(1.0)}, published="GraCE: H100"), ORIGIN)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,6 +38,8 @@ _COLOURS = {
 }
 _OTHER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
 _GROUPS_PER_PANEL = 14
+_CHARACTERS_PER_INCH = 12
+"""Of titles and notes, a little less than fit at their size."""
 _GROUP_SHARE = 0.86
 """Part of a group's width that its bars take."""
 _STYLE: dict[Any, Any] = {
@@ -197,10 +200,9 @@ def _drawn_values(chart: Chart) -> Iterator[float]:
 
 def _draw_text(figure: Figure, chart: Chart, provenance: Provenance) -> None:
     """Title with warning and provenance at the top, note and legend at the foot."""
-    title = f"{chart.title}\n{provenance.caption}"
-    figure.suptitle(title, fontsize=10, color=_INK)
-    if provenance.warning:
-        figure.suptitle(f"{provenance.warning}\n{title}", fontsize=10, color=_WARNING)
+    lines = [line for line in (provenance.warning, chart.title, provenance.caption) if line]
+    title = "\n".join(_wrapped(figure, line) for line in lines)
+    figure.suptitle(title, fontsize=10, color=_WARNING if provenance.warning else _INK)
     handles: list[Any] = [Patch(color=colour(chart, series), label=series) for series in chart.series]
     if chart.parts is not None:
         handles += [
@@ -215,6 +217,10 @@ def _draw_text(figure: Figure, chart: Chart, provenance: Provenance) -> None:
         ncols=min(4, len(handles)),
         frameon=False,
         fontsize=8.5,
-        title=chart.note or None,
+        title=_wrapped(figure, chart.note) or None,
         title_fontsize=8.5,
     )
+
+
+def _wrapped(figure: Figure, text: str) -> str:
+    return textwrap.fill(text, int(figure.get_figwidth() * _CHARACTERS_PER_INCH))
