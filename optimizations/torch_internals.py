@@ -8,9 +8,14 @@ Only names live here. What is done with them lives with its part of the design.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch.fx
 
 SUPPORTED = ("2.11", "2.16")
 """First supported minor version, and the first one that is not (nobody has looked at it yet)."""
@@ -39,6 +44,63 @@ NAMES: dict[str, Private] = {
     "cudagraph_trees": Private("torch._inductor.cudagraph_trees", None, _2_11, "CUDAGraph Trees: nodes, managers"),
     # fake tensors: programs for a GPU on a machine without one
     "FakeTensorMode": Private("torch._subclasses.fake_tensor", "FakeTensorMode", _2_11, "build models without a GPU"),
+    # placement: reading and rewriting Dynamo's graphs, feeding what they need
+    "ConstantSource": Private(
+        "torch._dynamo.source", "ConstantSource", _2_11, "name an added input in AOTAutograd's cache key"
+    ),
+    "HigherOrderOperator": Private("torch._ops", "HigherOrderOperator", _2_11, "see operators that run whole graphs"),
+    "TorchDispatchMode": Private(
+        "torch.utils._python_dispatch", "TorchDispatchMode", _2_11, "see which operators a node really runs"
+    ),
+    "compile_fx_inner": Private("torch._inductor.compile_fx", "compile_fx_inner", _2_11, "see what became of a graph"),
+    "current_raw_stream": Private("torch._C", "_cuda_getCurrentRawStream", _2_11, "notice a change of stream cheaply"),
+    "detect_fake_mode": Private("torch._guards", "detect_fake_mode", _2_11, "describe inputs that do not exist yet"),
+    "device_constructors": Private(
+        "torch.utils._device", "_device_constructors", _2_11, "know the functions that make tensors on a device"
+    ),
+    "disable_current_modes": Private(
+        "torch.utils._python_dispatch", "_disable_current_modes", _2_11, "compute a constant while others trace"
+    ),
+    "enter_autocast": Private("torch.amp.autocast_mode", "_enter_autocast", _2_11, "see autocast inside of a graph"),
+    "foreach_copy_": Private("torch", "_foreach_copy_", _2_11, "pack several CPU arguments in one call"),
+    "has_kernel_for": Private(
+        "torch", "_C._dispatch_has_computed_kernel_for_dispatch_key", _2_11, "know what a GPU can run"
+    ),
+    "is_from_global_source": Private(
+        "torch._dynamo.source", "is_from_global_source", _2_11, "tell attributes from arguments"
+    ),
+    "is_from_nonlocal_source": Private(
+        "torch._dynamo.source", "is_from_nonlocal_source", _2_11, "tell attributes from arguments"
+    ),
+    "set_grad_enabled": Private("torch", "_C._set_grad_enabled", _2_11, "see that a graph switches gradients on"),
+    "storage_use_count": Private("torch", "_C._storage_Use_Count", _2_11, "see that a value is saved for backward"),
+    "tensor_use_count": Private("torch", "Tensor._use_count", _2_11, "see that a value is saved for backward"),
+    # replay: recording with, and beside, CUDAGraph Trees
+    "CachingAutotuner": Private(
+        "torch._inductor.runtime.triton_heuristics", "CachingAutotuner", _2_11, "find the PTX of a captured kernel"
+    ),
+    "CompileContext": Private("torch._guards", "CompileContext", _2_11, "name a recording after its compilation"),
+    "clone_preserve_strides": Private(
+        "torch._inductor.utils", "clone_preserve_strides", _2_11, "stand in for a misaligned input"
+    ),
+    "data_ptrs_equal": Private(
+        "torch", "_C._tensors_data_ptrs_at_indices_equal", _2_11, "see in C++ whether an input moved"
+    ),
+    "get_manager": Private(
+        "torch._inductor.cudagraph_trees", "get_manager", _2_11, "tell the right manager that a backward runs"
+    ),
+    "get_obj_in_tls": Private(
+        "torch", "_C._get_obj_in_tls", _2_11, "reach a thread's managers from its autograd threads"
+    ),
+    "is_key_in_tls": Private(
+        "torch", "_C._is_key_in_tls", _2_11, "reach a thread's managers from its autograd threads"
+    ),
+    "stash_obj_in_tls": Private(
+        "torch", "_C._stash_obj_in_tls", _2_11, "reach a thread's managers from its autograd threads"
+    ),
+    "triton_cache_dir": Private(
+        "torch._inductor.runtime.cache_dir_utils", "triton_cache_dir", _2_11, "find the PTX of a captured kernel"
+    ),
     # suite: what a worker measures
     "pytree": Private("torch.utils._pytree", None, _2_11, "name the tensors in a model's output"),
     "TorchDynamoException": Private("torch._dynamo.exc", "TorchDynamoException", _2_11, "tell a failed compilation"),
@@ -46,7 +108,71 @@ NAMES: dict[str, Private] = {
     "CompiledFxGraph": Private("torch._inductor.output_code", "CompiledFxGraph", _2_11, "count graphs and partitions"),
     "Scheduler": Private("torch._inductor.scheduler", "Scheduler", _2_11, "see what a partition was split at, and why"),
     "cudagraph_utils": Private("torch._inductor.cudagraph_utils", None, _2_11, "read why a graph was not captured"),
+    # suite: explain, which compiles for a GPU that is not there
+    "CudaInterface": Private("torch._dynamo.device_interface", "CudaInterface", _2_11, "describe the GPU to Inductor"),
+    "DataDependentOutputException": Private(
+        "torch._subclasses.fake_tensor", "DataDependentOutputException", _2_11, "see that a value would be needed"
+    ),
+    "DynamicOutputShapeException": Private(
+        "torch._subclasses.fake_tensor", "DynamicOutputShapeException", _2_11, "see that a shape depends on values"
+    ),
+    "FakeTensor": Private("torch._subclasses.fake_tensor", "FakeTensor", _2_11, "tensors without data"),
+    "NopKernelSchedulerNode": Private(
+        "torch._inductor.scheduler", "NopKernelSchedulerNode", _2_11, "pass over nodes that launch nothing"
+    ),
+    "PyCodeCache": Private("torch._inductor.codecache", "PyCodeCache", _2_11, "load the source of a generated kernel"),
+    "RestartAnalysis": Private("torch._dynamo.exc", "RestartAnalysis", _2_11, "let Dynamo trace a frame again"),
+    "attention_math": Private(
+        "torch", "ops.aten._scaled_dot_product_attention_math", _2_11, "express attention in plain operations"
+    ),
+    "avoid_device_init": Private(
+        "torch._subclasses.fake_tensor", "FakeTensorMode.avoid_device_init", _2_11, "keep constants on the CPU"
+    ),
+    "compile_fx": Private("torch._inductor.compile_fx", None, _2_11, "lower a graph as stock PyTorch does"),
+    "compile_to_module_lines": Private(
+        "torch._inductor.graph", "GraphLowering._compile_to_module_lines", _2_11, "stop before code is loaded"
+    ),
+    "create_compile_meta": Private(
+        "torch._inductor.runtime.triton_heuristics", "CachingAutotuner._create_compile_meta", _2_11, "compile a kernel"
+    ),
+    "create_compile_options": Private(
+        "torch._inductor.runtime.triton_heuristics",
+        "CachingAutotuner._create_compile_options",
+        _2_11,
+        "compile a kernel with the options Inductor uses",
+    ),
+    "cuda_lazy_init": Private("torch.cuda", "_lazy_init", _2_11, "leave the driver alone"),
+    "cudagraphify": Private("torch._inductor.compile_fx", "cudagraphify", _2_11, "see what would be recorded"),
+    "efficient_attention": Private(
+        "torch", "ops.aten._scaled_dot_product_efficient_attention", _2_11, "name the kernel attention would take"
+    ),
+    "ensure_cuda_device_guard_set": Private(
+        "torch", "_C._ensureCUDADeviceGuardSet", _2_11, "index fake CUDA tensors without a driver"
+    ),
+    "exchange_device": Private("torch.cuda", "_exchange_device", _2_11, "enter a device context without a driver"),
+    "flash_attention": Private(
+        "torch", "ops.aten._scaled_dot_product_flash_attention", _2_11, "name the kernel attention would take"
+    ),
+    "functorch_config": Private("torch._functorch.config", None, _2_11, "switch AOTAutograd's cache off"),
+    "maybe_exchange_device": Private(
+        "torch.cuda", "_maybe_exchange_device", _2_11, "leave a device context without a driver"
+    ),
+    "module_apply": Private(
+        "torch.nn.modules.module", "Module._apply", _2_11, "move modules of fake parameters, shared ones too"
+    ),
+    "post_compile": Private(
+        "torch._inductor.output_code", "CompiledFxGraph.post_compile", _2_11, "read why a graph is not recorded"
+    ),
+    "reset_dynamo": Private("torch._dynamo", "reset", _2_11, "trace from the beginning"),
+    "scoped_library": Private("torch.library", "_scoped_library", _2_11, "override an operator for a while"),
+    "set_driver_to_gpu": Private(
+        "torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", _2_11, "load kernels without a GPU"
+    ),
+    "should_pad": Private("torch._inductor.fx_passes.pad_mm", "_should_pad", _2_11, "answer without a benchmark"),
 }
+
+_NOTES = ("_dynamo_source", "_param_name_to_source")
+"""Attributes that Dynamo sets on FX nodes and graph modules, which copies of these do not take along."""
 
 
 def resolve(name: str) -> Any:
@@ -70,6 +196,63 @@ def resolve(name: str) -> Any:
             f"Encore knows PyTorch {SUPPORTED[0]} up to but not including {SUPPORTED[1]}; install one of these."
         ) from error
     return value
+
+
+def place(name: str) -> tuple[Any, str]:
+    """The object that holds an entry, and the attribute it has there.
+
+    Raises:
+        UnsupportedTorch: this PyTorch does not have it.
+    """
+    private = NAMES[name]
+    if private.attribute is None:
+        raise ValueError(f"{name} is a module and stands in no attribute")
+    resolve(name)
+    *owners, attribute = private.attribute.split(".")
+    owner = importlib.import_module(private.module)
+    for part in owners:
+        owner = getattr(owner, part)
+    return owner, attribute
+
+
+@contextlib.contextmanager
+def replaced(name: str, value: Any) -> Iterator[None]:
+    """An entry of `NAMES` replaced by `value`, where PyTorch looks it up, while the block runs.
+
+    Raises:
+        UnsupportedTorch: this PyTorch does not have it.
+    """
+    owner, attribute = place(name)
+    before = vars(owner)[attribute]
+    setattr(owner, attribute, value)
+    try:
+        yield
+    finally:
+        setattr(owner, attribute, before)
+
+
+def dynamo_source(node: torch.fx.Node) -> Any:
+    """Where Dynamo got an input of a graph from, or None for a node that is no such input."""
+    return getattr(node, _NOTES[0], None)
+
+
+def static_input_type(node: torch.fx.Node) -> str | None:
+    """How Dynamo marked an input of a graph whose address stays the same (parameters and buffers), else None."""
+    marked: str | None = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+    return marked
+
+
+def describe_input(node: torch.fx.Node, source: Any, *, static: bool) -> None:
+    """Notes on an input added to a graph what Dynamo notes on its own: a source, and whether its address stays."""
+    setattr(node, _NOTES[0], source)
+    node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"} if static else {}
+
+
+def copy_notes(original: Any, copied: Any) -> None:
+    """Gives a copied FX node or graph module what Dynamo noted on the original."""
+    for name in _NOTES:
+        if hasattr(original, name):
+            setattr(copied, name, getattr(original, name))
 
 
 def __getattr__(name: str) -> Any:

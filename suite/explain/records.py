@@ -28,10 +28,18 @@ class CpuNode(Record):
     source_line: str | None
 
 
+CopyKind = Literal["copy", "implicit", "scalar"]
+
+
 class Copy(Record):
-    """A host-to-device copy each call makes. `blocking`: the host waits, because the source is pageable memory."""
+    """A host-to-device copy each call makes. `blocking`: the host waits, because the source is pageable memory.
+
+    `kind`: the program asks for it (`copy`), or an operation on the GPU takes a CPU tensor, for example as an index
+    (`implicit`). A CPU tensor of rank 0 in GPU arithmetic (`scalar`) is passed by value and does not block.
+    """
 
     node: str
+    kind: CopyKind = "copy"
     copied_bytes: int | None
     blocking: bool
     source_line: str | None
@@ -51,7 +59,8 @@ class Lowering(Record):
 
     `partitions` counts pieces that would become CUDA graphs; `kernels_in_graphs` the kernels inside them; kernels
     outside run one launch at a time; `cpu_kernels` run on the host each call; `host_to_device_copies` counts copies in
-    the call.
+    the call, `blocking_copies` those among them that make the host wait. A kernel is a call in the generated code: a
+    library call may launch more than one.
     """
 
     setting: str
@@ -61,6 +70,7 @@ class Lowering(Record):
     kernels_outside: int
     cpu_kernels: int
     host_to_device_copies: int
+    blocking_copies: int = 0
     not_captured: list[NotCaptured]
 
 
@@ -74,7 +84,8 @@ class FxGraph(Record):
     non_static_inputs: list[NonStaticInput]
     non_static_input_bytes: int
     stock_captures: bool | None
-    """Whether stock CUDA graphs (default settings) would capture all its kernels; None where that cannot be told."""
+    """Whether stock CUDA graphs (default settings) would capture all its kernels, CPU ones included; None where that
+    cannot be told, and where there is no kernel."""
     lowerings: list[Lowering]
 
 
@@ -89,6 +100,7 @@ class Explanation(Record):
     schema_version: int
     target: str
     variant: str | None
+    size: Literal["full", "tiny"] = "full"
     task: str
     batch: int | None
     torch: str
@@ -96,3 +108,10 @@ class Explanation(Record):
     breaks: list[GraphBreak]
     limits: list[str]
     error: str | None
+
+
+class Answer(Record):
+    """What the process that explains a target hands back: an explanation, or what the user has to mend first."""
+
+    explanation: Explanation | None = None
+    wrong_use: str | None = None

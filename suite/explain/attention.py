@@ -1,0 +1,116 @@
+"""Which attention kernel `scaled_dot_product_attention` would take on the GPU, decided without asking one.
+
+PyTorch decides it in C++ by looking at the device, and without a device it falls back to plain matrix products, which
+no GPU user would get. Here the documented order is followed (flash attention, else memory-efficient attention, else
+plain operations) with the conditions on dtype, shape, strides and mask that PyTorch documents for these kernels.
+cuDNN's kernel, which a GPU may prefer, takes the same place: one kernel instead of many.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from optimizations import torch_internals
+from suite.explain.operators import overridden
+
+Kernel = Literal["flash", "efficient", "math"]
+
+SHORTCUT = (
+    "attention kernels are assumed from PyTorch's documented conditions (flash, else memory-efficient, else plain "
+    "operations); a GPU may choose cuDNN's instead. Either counts as one kernel"
+)
+FLASH_HEAD_LIMIT = 256
+FLASH_HEAD_MULTIPLE = 8
+MASK_MULTIPLE = 16
+"""Elements: memory-efficient attention wants each row of a mask to start at a multiple of it, and pads it otherwise."""
+LOAD_BYTES = 16
+"""Memory-efficient attention loads head vectors in pieces of this size."""
+
+
+@contextlib.contextmanager
+def chosen_offline(note: Callable[[str], None]) -> Iterator[None]:
+    """Attention on CUDA tensors is resolved by this module while the block runs; `note` is told when it happens."""
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        kernel = choose(query, key, value, attn_mask, is_causal=is_causal, enable_gqa=enable_gqa)
+        if kernel == "math":
+            return torch_internals.attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )[0]
+        note(SHORTCUT)
+        if kernel == "flash":
+            return _flash(query, key, value, dropout_p, is_causal, scale)
+        return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+    with overridden("AutogradCUDA", {"scaled_dot_product_attention": attend}):
+        yield
+
+
+def choose(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool, enable_gqa: bool
+) -> Kernel:
+    """The kernel for query [batch, heads, queries, width], key and value [batch, heads, keys, width]."""
+    tensors = (query, key, value)
+    if any(tensor.dim() != 4 or tensor.stride(-1) != 1 or tensor.size(-2) == 0 for tensor in tensors):
+        return "math"
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    same_width = query.size(-1) == key.size(-1) == value.size(-1)
+    square = query.size(-2) == key.size(-2)
+    if half and mask is None and same_width and query.size(-1) <= FLASH_HEAD_LIMIT and (square or not is_causal):
+        return "flash"
+    aligned = all(tensor.size(-1) * tensor.element_size() % LOAD_BYTES == 0 for tensor in tensors)
+    if (half or query.dtype == torch.float32) and aligned and not enable_gqa:
+        return "efficient"
+    return "math"
+
+
+def _flash(query: Tensor, key: Tensor, value: Tensor, dropout: float, is_causal: bool, scale: float | None) -> Tensor:
+    width = query.size(-1)
+    padding = -width % FLASH_HEAD_MULTIPLE
+    if padding:
+        query, key, value = (torch.nn.functional.pad(tensor, (0, padding)) for tensor in (query, key, value))
+    chosen_scale = width**-0.5 if scale is None else scale
+    output = torch_internals.flash_attention(query, key, value, dropout, is_causal, scale=chosen_scale)[0]
+    return output[..., :width] if padding else output
+
+
+def _efficient(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    keeps_statistics = any(tensor.requires_grad for tensor in (query, key, value)) and torch.is_grad_enabled()
+    bias = None if mask is None else _bias(mask, query, key)
+    output: Tensor = torch_internals.efficient_attention(
+        query, key, value, bias, keeps_statistics, dropout, is_causal, scale=scale
+    )[0]
+    return output
+
+
+def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The mask as the kernel takes it: additive, rows aligned, [batch, heads, queries, keys]."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    width = mask.size(-1)
+    if any(stride % MASK_MULTIPLE for stride in mask.stride()[:-1]):
+        mask = torch.nn.functional.pad(mask, (0, -width % MASK_MULTIPLE))[..., :width]
+    return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))

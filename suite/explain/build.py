@@ -1,0 +1,113 @@
+"""A workload, or a program of the user's, built without data: its module and inputs as fake tensors on cuda:0.
+
+Parameters, buffers and inputs are moved as `module.to("cuda")` moves them; tensors that a module keeps as plain
+attributes stay on the CPU, as they would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.instance import instantiate, tensors_of
+from models.registry import Size, Workload
+from optimizations import torch_internals
+from suite.explain.known_values import KnownValuesMode
+from suite.iteration import set_numerics
+
+SEED = 1337
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is analysed: one call `module(*args, **kwargs)`, with every tensor a fake one of `mode`."""
+
+    mode: KnownValuesMode
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    training: bool = False
+    surroundings: Callable[[], contextlib.AbstractContextManager[Any]] = field(default=contextlib.nullcontext)
+    """What the call runs in: autocast, for a workload that wants it."""
+
+
+def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Program:
+    """The workload's first input set, and its module.
+
+    Raises:
+        ValueError: the workload has no such variant.
+    """
+    mode = KnownValuesMode()
+    set_numerics(workload)
+    with mode, replaced_on_move():
+        instance = instantiate(workload, variant=variant, size=size, device="cuda", seed=SEED)
+        with mode.random_values():
+            inputs = instance.inputs(0)
+    return Program(
+        mode, instance.module, inputs.args, inputs.kwargs, workload.task == "training", surroundings=instance.autocast
+    )
+
+
+def build_program(make: Callable[[], tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]]) -> Program:
+    """What `make` returns when it runs under fake tensors: module, positional and keyword arguments.
+
+    If nothing in it is on a GPU, module and arguments are moved there; otherwise everything stays where `make` put it.
+    """
+    mode = KnownValuesMode()
+    with mode, replaced_on_move():
+        with mode.random_values():
+            module, args, kwargs = make()
+        held = [*module.parameters(), *module.buffers(), *tensors_of((args, kwargs))]
+        if not any(tensor.is_cuda for tensor in held):
+            module = module.to("cuda")
+            args, kwargs = (
+                torch_internals.pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to("cuda"), value)
+                for value in (args, kwargs)
+            )
+    return Program(mode, module, args, kwargs)
+
+
+@contextlib.contextmanager
+def replaced_on_move() -> Iterator[None]:
+    """`nn.Module.to` and the like put new parameters in place of the old ones, shared ones staying shared.
+
+    PyTorch swaps the insides of fake parameters instead, which fails as soon as something holds a weak reference.
+    """
+    _, method = torch_internals.place("module_apply")
+    moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    depth = 0
+
+    def apply(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        nonlocal depth
+
+        def once(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in moved:
+                with torch.no_grad():
+                    new = change(tensor)
+                if isinstance(tensor, nn.Parameter):
+                    new = nn.Parameter(new, requires_grad=tensor.requires_grad)
+                # The old tensor is kept so that no new one gets its id.
+                moved[id(tensor)] = (tensor, new)
+            return moved[id(tensor)][1]
+
+        depth += 1
+        try:
+            for child in module.children() if recurse else ():
+                getattr(child, method)(change)  # by name, because some modules override it
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                setattr(module, name, once(parameter))
+            for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+                setattr(module, name, once(buffer))
+        finally:
+            depth -= 1
+            if depth == 0:
+                moved.clear()
+        return module
+
+    with torch_internals.replaced("module_apply", apply):
+        yield

@@ -1,0 +1,141 @@
+"""One call of a program through Dynamo, with each FX graph read and lowered on the way.
+
+Dynamo, AOTAutograd and Inductor run as they do under `torch.compile`; the program goes on with fake tensors after
+each graph, so that graphs behind a break are seen as well, up to a value that nobody can know without running it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from suite.explain.build import Program
+from suite.explain.fx_graph import read_fx_graph
+from suite.explain.known_values import UnknownValue
+from suite.explain.lowering import LoweredGraph, LoweringFailed, lower
+from suite.explain.pretended_gpu import H100, pretended_gpu
+from suite.explain.records import FxGraph, GraphBreak, Lowering
+from suite.modes import GRAPH_MODE, MODES
+from suite.source_line import Frame, short_path
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {name: MODES[name].options for name in (GRAPH_MODE, "graph-unpartitioned")}
+"""Inductor options of each lowering, by the mode that uses them; the first are stock PyTorch's own."""
+
+_TRAINING_LIMIT = (
+    "training: the forward graph is seen, lowered without autograd; the backward graph, what forward keeps for it, and "
+    "the optimizer are not"
+)
+_ONE_CALL_LIMIT = "one call is traced: what is compiled anew for other shapes or values is not seen"
+
+
+@dataclass(slots=True)
+class Capture:
+    """What one call showed: FX graphs in Dynamo's order, breaks between them, and what stayed unseen.
+
+    `lowered` keeps what Inductor generated for each graph, by setting. `failure` is what the program raised, if it did;
+    what was seen before stays.
+    """
+
+    graphs: list[FxGraph] = field(default_factory=list)
+    breaks: list[GraphBreak] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
+    lowered: list[dict[str, LoweredGraph]] = field(default_factory=list)
+    failure: Exception | None = None
+
+
+def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTINGS) -> Capture:
+    """Trace one call of `program` and lower every FX graph for an H100 under each of `settings`.
+
+    For a process of its own, because of `pretended_gpu`.
+    """
+    found = Capture()
+    torch_internals.reset_dynamo()
+    reasons = torch_internals.dynamo_utils.graph_break_reasons
+    with pretended_gpu() as shortcuts, torch.no_grad(), program.mode, program.surroundings():
+        call = torch.compile(program.module, backend=_backend(found, settings))
+        try:
+            call(*program.args, **program.kwargs)
+        except UnknownValue as error:
+            found.limits.append(f"{error}; what comes after it is not seen: {user_place(error)}")
+        except Exception as error:
+            found.failure = error
+        found.breaks.extend(
+            GraphBreak(reason=_first_line(reason.reason), source_line=_innermost(reason.user_stack))
+            for reason in reasons
+        )
+    found.limits.extend(shortcuts.taken)
+    if program.training:
+        found.limits.append(_TRAINING_LIMIT)
+    found.limits.append(_ONE_CALL_LIMIT)
+    return found
+
+
+def _backend(found: Capture, settings: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
+    def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        lowered: dict[str, LoweredGraph] = {}
+        failures: dict[str, str] = {}
+        for name, options in settings.items():
+            try:
+                lowered[name] = lower(graph_module, example_inputs, options=options)
+            except LoweringFailed as error:
+                failures[name] = str(error)
+        # Only now: Dynamo may have been asked to trace the frame again, and then this graph does not count.
+        index = len(found.graphs)
+        record = read_fx_graph(graph_module, index)
+        stock = lowered.get(next(iter(settings), ""))
+        found.graphs.append(
+            record.model_copy(
+                update={
+                    "lowerings": [_lowering(name, graph) for name, graph in lowered.items()],
+                    "stock_captures": _captures_all(stock) if stock is not None else None,
+                }
+            )
+        )
+        found.lowered.append(lowered)
+        found.limits.extend(f"graph {index} was not lowered for {name}: {why}" for name, why in failures.items())
+        return graph_module.forward
+
+    return collect
+
+
+def _lowering(setting: str, graph: LoweredGraph) -> Lowering:
+    inside, outside = graph.in_graphs, graph.outside
+    return Lowering(
+        setting=setting,
+        target=f"{H100.target} ({H100.name})",
+        partitions=len(graph.recorded),
+        kernels_in_graphs=inside.gpu_kernels,
+        kernels_outside=outside.gpu_kernels,
+        cpu_kernels=outside.cpu_kernels,
+        host_to_device_copies=outside.host_to_device_copies,
+        blocking_copies=outside.blocking_copies,
+        not_captured=list(graph.not_captured),
+    )
+
+
+def _captures_all(graph: LoweredGraph) -> bool | None:
+    outside = graph.outside
+    left = outside.gpu_kernels + outside.cpu_kernels
+    return left == 0 if left + graph.in_graphs.gpu_kernels else None
+
+
+def user_place(error: BaseException) -> str | None:
+    """The user's line in which an error was raised."""
+    return _innermost(traceback.extract_tb(error.__traceback__))
+
+
+def _innermost(stack: Sequence[traceback.FrameSummary]) -> str | None:
+    own = short_path(__file__).rpartition("/")[0]
+    for frame in reversed(stack):
+        if not short_path(frame.filename).startswith(("torch/", own, "<")):
+            return str(Frame(frame.filename, frame.lineno or 0, frame.name, frame.line or ""))
+    return None
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else text

@@ -1,0 +1,149 @@
+"""What a module that Inductor generated does when it is called, read from its source.
+
+Note [Counting kernels]. A generated module holds one function per partition, which stock PyTorch records into one CUDA
+graph each, and `call`, which runs the rest one launch at a time. Every call in these bodies is counted once: a Triton
+kernel's `run`, a library call (`extern_kernels.addmm`), an operator that Inductor hands back to PyTorch
+(`torch.ops.aten...`), a compiled CPU function. A library call or an operator may launch more than one kernel on the
+device, so the numbers are those of the generated program, not of a profile. What stands under a CUDA device guard runs
+on the GPU, everything else on the CPU; a `copy_` under the guard brings a CPU tensor to the GPU.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+DEVICE_GUARD = "torch.cuda._DeviceGuard"
+PARTITION_PREFIX = "partition_"
+CALL = "call"
+
+_OPERATOR_ROOTS = ("torch.ops.", "aten.", "inductor_ops.")
+_WITHOUT_KERNEL = frozenset({"view", "set_", "resize_storage_bytes_", "_reinterpret_tensor", "alias"})
+"""Operators that change how memory is seen and launch nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What one function of a generated module does in a call.
+
+    Attributes:
+        gpu_kernels: launches on the GPU, library calls and operators included; see Note [Counting kernels].
+        cpu_kernels: compiled CPU functions and operators on CPU tensors.
+        host_to_device_copies: copies of CPU tensors to the GPU.
+        blocking_copies: those among them that make the host wait (no `non_blocking`).
+    """
+
+    gpu_kernels: int = 0
+    cpu_kernels: int = 0
+    host_to_device_copies: int = 0
+    blocking_copies: int = 0
+
+    def __add__(self, other: Body) -> Body:
+        return Body(
+            self.gpu_kernels + other.gpu_kernels,
+            self.cpu_kernels + other.cpu_kernels,
+            self.host_to_device_copies + other.host_to_device_copies,
+            self.blocking_copies + other.blocking_copies,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedModule:
+    """The bodies of a generated module: `call`, and the partitions in their order."""
+
+    call: Body
+    partitions: tuple[Body, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernel:
+    """A Triton kernel of a generated module: `source` is a module of its own that defines `name`."""
+
+    name: str
+    source: str
+
+
+def read_module(source: str) -> GeneratedModule:
+    """Count what each function of a generated module does. An empty source (nothing was generated) does nothing."""
+    tree = ast.parse(source)
+    kernels = {name: call.func.attr for name, call in _definitions(tree) if isinstance(call.func, ast.Attribute)}
+    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    partitions = sorted(
+        (name for name in functions if _partition_number(name) is not None),
+        key=lambda name: _partition_number(name) or 0,
+    )
+    return GeneratedModule(
+        call=_body(functions[CALL].body, kernels, on_gpu=False) if CALL in functions else Body(),
+        # All of a partition is on the GPU; a copy in one stays there too.
+        partitions=tuple(Body(_body(functions[name].body, kernels, on_gpu=True).gpu_kernels) for name in partitions),
+    )
+
+
+def triton_kernels(source: str) -> tuple[TritonKernel, ...]:
+    """The Triton kernels a generated module defines, in order."""
+    return tuple(
+        TritonKernel(name, text)
+        for name, call in _definitions(ast.parse(source))
+        if isinstance(call.func, ast.Attribute)
+        and call.func.attr == "triton"
+        and isinstance(text := ast.literal_eval(call.args[1]), str)
+    )
+
+
+def _definitions(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """`name = async_compile.KIND(...)` at module level."""
+    for statement in tree.body:
+        if (
+            isinstance(statement, ast.Assign)
+            and isinstance(statement.targets[0], ast.Name)
+            and isinstance(statement.value, ast.Call)
+            and _dotted(statement.value.func).startswith("async_compile.")
+        ):
+            yield statement.targets[0].id, statement.value
+
+
+def _partition_number(name: str) -> int | None:
+    number = name.removeprefix(PARTITION_PREFIX)
+    return int(number) if number != name and number.isdigit() else None
+
+
+def _body(statements: list[ast.stmt], kernels: dict[str, str], *, on_gpu: bool) -> Body:
+    total = Body()
+    for statement in statements:
+        if isinstance(statement, ast.With):
+            guarded = any(_dotted(item.context_expr) == DEVICE_GUARD for item in statement.items)
+            total += _body(statement.body, kernels, on_gpu=on_gpu or guarded)
+        else:
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Call):
+                    total += _call(node, kernels, on_gpu)
+    return total
+
+
+def _call(node: ast.Call, kernels: dict[str, str], on_gpu: bool) -> Body:
+    name = _dotted(node.func)
+    owner, _, member = name.rpartition(".")
+    if member == "copy_":
+        if not on_gpu:
+            return Body()
+        waits = not any(isinstance(flag, ast.Constant) and flag.value is True for flag in node.args[1:])
+        return Body(host_to_device_copies=1, blocking_copies=int(waits))
+    if member == "run" and owner in kernels:
+        return Body(gpu_kernels=1)
+    if name in kernels:
+        return Body(cpu_kernels=1)
+    is_operator = name.startswith(_OPERATOR_ROOTS) and not _WITHOUT_KERNEL.intersection(name.split("."))
+    if owner == "extern_kernels" or is_operator:
+        return Body(gpu_kernels=1) if on_gpu else Body(cpu_kernels=1)
+    return Body()
+
+
+def _dotted(node: ast.expr) -> str:
+    """`a.b.c` as text; "" for other expressions, and the name of the callee for a call."""
+    if isinstance(node, ast.Call):
+        return _dotted(node.func)
+    if isinstance(node, ast.Attribute):
+        inner = _dotted(node.value)
+        return f"{inner}.{node.attr}" if inner else ""
+    return node.id if isinstance(node, ast.Name) else ""

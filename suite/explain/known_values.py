@@ -1,0 +1,127 @@
+"""Fake tensors that remember their values where these are cheap to know.
+
+A program that is run on fake tensors stops where the host reads a value (`lengths[row]` as a slice bound, `.item()`,
+boolean indexing). Often that value hangs on inputs and constants alone, and these are small. `KnownValuesMode` is
+PyTorch's mode of fake tensors which, beside the fake result, computes the real one on the CPU as long as everything it
+is made of is known and small. What hangs on weights or on random numbers stays unknown, and reading it ends the
+analysis there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optimizations import torch_internals
+
+LIMIT_ELEMENTS = 2**20
+"""Larger tensors keep no value: weights should not be computed, and data that steers a program is small."""
+
+_CPU = torch.device("cpu")
+_VALUE = "known_value"
+_UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+
+
+class UnknownValue(Exception):
+    """The host reads a value that cannot be known without running the model."""
+
+
+class KnownValuesMode(torch_internals.FakeTensorMode):
+    """Mode of fake tensors in which values are followed while they are known."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._random_is_known = False
+        self._overwritten: dict[int, Tensor] = {}
+
+    @contextlib.contextmanager
+    def random_values(self) -> Iterator[None]:
+        """Random numbers count as known in the block. Meant for inputs, whose values are as good as any."""
+        self._random_is_known = True
+        try:
+            yield
+        finally:
+            self._random_is_known = False
+
+    def dispatch(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        try:
+            result = super().dispatch(func, types, args, kwargs)
+        except (torch_internals.DataDependentOutputException, torch_internals.DynamicOutputShapeException) as error:
+            values = self._evaluate(func, args, kwargs)
+            if values is None:
+                raise UnknownValue(f"the program reads a value of the model on the host ({func})") from error
+            device = next((t.device for t in _tensors((args, kwargs)) if t.device.type != "cpu"), _CPU)
+            return _map(values[0], lambda value: self._fake(value, device))
+        outputs = list(_tensors(result))
+        if outputs and all(output.numel() <= LIMIT_ELEMENTS for output in outputs):
+            values = self._evaluate(func, args, kwargs)
+            known = list(_tensors(values[0])) if values is not None else []
+            for output, value in zip(outputs, known, strict=False):
+                setattr(output, _VALUE, value)
+            if values is not None:
+                return result
+        self._forget_written(func, args, kwargs)
+        return result
+
+    def value(self, tensor: Tensor) -> Tensor | None:
+        """The value of a tensor on the CPU, if it is known."""
+        known = getattr(tensor, _VALUE, None) if isinstance(tensor, torch_internals.FakeTensor) else tensor
+        if known is None or known.device != _CPU or known.untyped_storage().data_ptr() in self._overwritten:
+            return None
+        return known
+
+    def _evaluate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any] | None:
+        """The real result of an operation, in a tuple; None where it cannot be known."""
+        if not isinstance(func, torch._ops.OpOverload) or func.overloadpacket.__name__ in _UNINITIALISED:
+            return None
+        if torch.Tag.nondeterministic_seeded in func.tags and not self._random_is_known:
+            return None
+        inputs = list(_tensors((args, kwargs)))
+        if any(self.value(tensor) is None or tensor.numel() > LIMIT_ELEMENTS for tensor in inputs):
+            return None
+        try:
+            return (func(*_map(args, self._real), **{key: _map(value, self._real) for key, value in kwargs.items()}),)
+        except (RuntimeError, NotImplementedError):  # an operation that CPUs do not have
+            return None
+
+    def _real(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return self.value(leaf)
+        return _CPU if isinstance(leaf, torch.device) else leaf
+
+    def _fake(self, value: Any, device: torch.device) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        meta = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        fake = torch_internals.FakeTensor(self, meta, device)
+        setattr(fake, _VALUE, value)
+        return fake
+
+    def _forget_written(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """A known tensor into which something unknown was written is unknown from now on, and so are its views."""
+        schema = getattr(func, "_schema", None)
+        if schema is None:
+            return
+        for position, argument in enumerate(schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written = args[position] if position < len(args) else kwargs.get(argument.name)
+                for tensor in _tensors(written):
+                    value = getattr(tensor, _VALUE, None)
+                    if value is not None:
+                        # Keeping the tensor keeps the address from being given to another one.
+                        self._overwritten[value.untyped_storage().data_ptr()] = value
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in torch_internals.pytree.tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def _map(value: Any, change: Any) -> Any:
+    return torch_internals.pytree.tree_map(change, value)

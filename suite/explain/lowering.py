@@ -1,0 +1,215 @@
+"""Inductor's whole lowering of one FX graph for a GPU that is not there, stopped before anything is compiled or run.
+
+`lower` is what a Dynamo backend calls in place of Inductor, inside `pretended_gpu`. AOTAutograd, Inductor's passes,
+scheduling and code generation run unchanged; what is replaced is the last step (loading the generated module) and the
+step after it (recording CUDA graphs), which here only notes what it was asked to record. The outcome holds the
+generated source, so that its Triton kernels can be had too (`generated_code.triton_kernels`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from suite.explain.generated_code import Body, GeneratedModule, read_module
+from suite.schema import NotCaptured
+from suite.source_line import user_line
+
+Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
+
+FIXED_OPTIONS: Mapping[str, Any] = {
+    # A generated module must come out each time, from this process, and no compile worker is of use.
+    "fx_graph_cache": False,
+    "fx_graph_remote_cache": False,
+    "compile_threads": 1,
+}
+"""Inductor settings that every offline lowering needs; none of them changes the generated code."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredGraph:
+    """What Inductor made of one FX graph.
+
+    Attributes:
+        source: the generated module; "" where Inductor had nothing to generate (a graph of views).
+        module: what that module does when called.
+        recorded: the places in `module.partitions` (or -1 for the whole of `call`) that stock PyTorch would record as
+            CUDA graphs.
+        not_captured: Inductor's reasons for the rest.
+    """
+
+    source: str
+    module: GeneratedModule
+    recorded: tuple[int, ...]
+    not_captured: tuple[NotCaptured, ...]
+
+    @property
+    def in_graphs(self) -> Body:
+        """What runs inside CUDA graphs."""
+        return sum((self._pieces()[place] for place in self.recorded), Body())
+
+    @property
+    def outside(self) -> Body:
+        """What runs outside of CUDA graphs, launch by launch."""
+        pieces = self._pieces()
+        return sum((body for place, body in pieces.items() if place not in self.recorded), Body())
+
+    def _pieces(self) -> dict[int, Body]:
+        return {-1: self.module.call, **dict(enumerate(self.module.partitions))}
+
+
+class LoweringFailed(Exception):
+    """Inductor could not lower the graph offline; the message is its own, first line only."""
+
+
+def lower(
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any],
+    compiler: Compiler | None = None,
+) -> LoweredGraph:
+    """Lower a graph as Dynamo hands it to a backend, without changing it.
+
+    Args:
+        graph_module: the FX graph, with its fake inputs in `example_inputs`.
+        options: Inductor settings as given to `torch.compile(options=...)`.
+        compiler: what ends in Inductor's `compile_fx`; by default that itself. A backend that rewrites graphs first
+            goes here.
+
+    Raises:
+        LoweringFailed: something in Inductor raised.
+        Exception: Dynamo's own signal to trace the frame again, which must go back to Dynamo.
+    """
+    observer = _Observer()
+    work = _copied(graph_module)
+    run = compiler or torch_internals.compile_fx.compile_fx
+    settings = {**FIXED_OPTIONS, **options}
+    with (
+        torch_internals.inductor_config.patch(settings),
+        torch_internals.functorch_config.patch(enable_autograd_cache=False),
+        observer.installed(),
+    ):
+        try:
+            run(work, list(example_inputs))
+        except torch_internals.RestartAnalysis:
+            raise
+        except Exception as error:
+            raise LoweringFailed(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
+    return observer.outcome()
+
+
+@dataclass(slots=True)
+class _Observer:
+    """Stands where Inductor would load the module and record graphs, and keeps what it sees."""
+
+    sources: list[str] = field(default_factory=list)
+    reasons: Counter[tuple[str, str | None]] = field(default_factory=Counter)
+    recorded: list[int] = field(default_factory=list)
+    _partition: int = -1
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch_internals.replaced("compile_to_module_lines", self._load_nothing()))
+            stack.enter_context(torch_internals.replaced("cudagraphify", self._record))
+            stack.enter_context(torch_internals.replaced("post_compile", self._post_compile()))
+            yield
+
+    def _load_nothing(self) -> Callable[[Any, Any], Any]:
+        def compile_to_module_lines(graph: Any, wrapper_code: Any) -> Any:
+            self.sources.append(wrapper_code.value)
+            self._explain_partitions(graph.scheduler)
+            runner = SimpleNamespace(partitions=[], recursively_apply_fns=self._record_partitions)
+            return SimpleNamespace(call=_never_called, runner=runner, __file__="<not loaded>")
+
+        return compile_to_module_lines
+
+    def _explain_partitions(self, scheduler: Any) -> None:
+        if not torch_internals.inductor_config.graph_partition:
+            return
+        for node in scheduler.nodes:
+            reason = scheduler.should_partition(node)
+            if reason is not None and not isinstance(node, torch_internals.NopKernelSchedulerNode):
+                origins = (origin for part in node.get_nodes() for origin in _origins(part))
+                line = next(filter(None, (user_line(origin.meta.get("stack_trace")) for origin in origins)), None)
+                self.reasons[(reason, line)] += 1
+
+    def _record_partitions(self, record: Sequence[Callable[[Any], Any]]) -> None:
+        for self._partition, function in enumerate(record):
+            function(_never_called)
+
+    def _record(
+        self,
+        model: Callable[..., Any],
+        static_input_idxs: Sequence[int] = (),
+        *,
+        placeholders: Sequence[Any] = (),
+        mutated_input_idxs: Sequence[int] = (),
+        **ignored: Any,
+    ) -> Callable[..., Any]:
+        # Stock PyTorch finds this out at the first call, and then leaves the whole function out.
+        mutated = [index for index in mutated_input_idxs if index not in static_input_idxs]
+        if mutated:
+            self._skip(torch_internals.cudagraph_utils.get_mutation_stack_trace(placeholders, mutated))
+        else:
+            self.recorded.append(self._partition)
+        return model
+
+    def _post_compile(self) -> Callable[..., None]:
+        original = torch_internals.post_compile
+
+        def post_compile(compiled: Any, *arguments: Any, **keywords: Any) -> None:
+            if compiled.disabled_cudagraphs_reason:
+                self._skip(compiled.disabled_cudagraphs_reason)
+            elif compiled.cudagraph_info is not None:
+                for reason in compiled.cudagraph_info.cudagraph_fail_reasons:
+                    self._skip(reason)
+            original(compiled, *arguments, **keywords)
+
+        return post_compile
+
+    def _skip(self, message: str) -> None:
+        reason, _, trace = message.partition("Found from")
+        self.reasons[(reason.strip().rstrip("."), user_line(trace))] += 1
+
+    def outcome(self) -> LoweredGraph:
+        return LoweredGraph(
+            source="\n".join(self.sources),
+            module=read_module("\n".join(self.sources)),
+            recorded=tuple(self.recorded),
+            not_captured=tuple(
+                NotCaptured(reason=reason, source_line=line, count=count)
+                for (reason, line), count in self.reasons.items()
+            ),
+        )
+
+
+def _origins(scheduler_node: Any) -> Iterator[torch.fx.Node]:
+    ir_node = scheduler_node.node
+    if ir_node is not None:
+        first = ir_node.get_origin_node()
+        yield from [first] if first is not None else ()
+        yield from ir_node.get_origins()
+
+
+def _copied(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy that Inductor may change, with what Dynamo notes beside module and nodes: where each input comes from."""
+    copied = torch.fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
+    copied.meta = dict(graph_module.meta)
+    torch_internals.copy_notes(graph_module, copied)
+    for node, twin in zip(graph_module.graph.nodes, copied.graph.nodes, strict=True):
+        torch_internals.copy_notes(node, twin)
+    return copied
+
+
+def _never_called(*arguments: Any) -> Any:
+    raise AssertionError("a graph that was lowered offline cannot run")

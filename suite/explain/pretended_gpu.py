@@ -1,0 +1,194 @@
+"""An H100 that is not there: PyTorch answers questions about its GPU from a table, so that it compiles for one.
+
+Inside `pretended_gpu()` Dynamo, AOTAutograd and Inductor behave as on a machine with that GPU, as long as every CUDA
+tensor is a fake one and nothing is launched. What a driver would be asked is answered here; what would have to be
+measured is answered in `Shortcuts`, which says so afterwards.
+
+The answers are global state of PyTorch and Triton, and some of what is computed from them stays in caches. Only a
+process of its own should enter `pretended_gpu`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from optimizations import torch_internals
+from suite.explain import attention
+from suite.explain.operators import overridden
+
+WARP_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """What compilers ask of a GPU, as `torch.cuda.get_device_properties` and CUDA's device attributes give it."""
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    memory_bytes: int
+    l2_cache_bytes: int
+    registers_per_multiprocessor: int
+    threads_per_multiprocessor: int
+    shared_memory_per_multiprocessor_bytes: int
+    shared_memory_per_block_bytes: int
+
+    @property
+    def target(self) -> str:
+        """The name of what is compiled for: "sm_90"."""
+        major, minor = self.capability
+        return f"sm_{major}{minor}"
+
+
+H100 = GpuModel(
+    name="NVIDIA H100 80GB HBM3",
+    capability=(9, 0),
+    multiprocessors=132,
+    memory_bytes=80 * 2**30,
+    l2_cache_bytes=50 * 2**20,
+    registers_per_multiprocessor=65536,
+    threads_per_multiprocessor=2048,
+    shared_memory_per_multiprocessor_bytes=233472,
+    shared_memory_per_block_bytes=232448,
+)
+"""SXM5 board; the numbers are those of the CUDA programming guide's table for compute capability 9.0."""
+
+
+@dataclass(slots=True)
+class Shortcuts:
+    """Where an answer had to be assumed that a real GPU gives by measuring. Each is a sentence for the report."""
+
+    taken: dict[str, None] = field(default_factory=dict)
+
+    def take(self, sentence: str) -> None:
+        self.taken[sentence] = None
+
+
+@contextlib.contextmanager
+def pretended_gpu(gpu: GpuModel = H100) -> Iterator[Shortcuts]:
+    """PyTorch believes in `gpu` as device cuda:0 while the block runs. Yields the shortcuts taken so far."""
+    torch_internals.require_supported()
+    shortcuts = Shortcuts()
+    # PyTorch's own guard for tracing CUDA programs without a device; without it any indexing asks the driver.
+    torch_internals.ensure_cuda_device_guard_set()
+    with contextlib.ExitStack() as stack:
+        for owner, attribute, answer in _answers(gpu):
+            stack.enter_context(_replaced(owner, attribute, answer))
+        # Constants of a traced program stay on the CPU instead of being moved to the device at once.
+        stack.enter_context(torch_internals.replaced("avoid_device_init", property(lambda mode: True)))
+        stack.enter_context(torch_internals.replaced("cuda_lazy_init", lambda: None))
+        for name in ("exchange_device", "maybe_exchange_device"):
+            stack.enter_context(torch_internals.replaced(name, lambda device: 0))
+        stack.enter_context(torch_internals.replaced("should_pad", _padding_not_worth_it(shortcuts)))
+        stack.enter_context(_triton_driver(gpu))
+        stack.enter_context(_real_tensors_on_the_cpu())
+        stack.enter_context(attention.chosen_offline(shortcuts.take))
+        yield shortcuts
+
+
+def _answers(gpu: GpuModel) -> Iterator[tuple[Any, str, Any]]:
+    properties = SimpleNamespace(
+        name=gpu.name,
+        major=gpu.capability[0],
+        minor=gpu.capability[1],
+        total_memory=gpu.memory_bytes,
+        multi_processor_count=gpu.multiprocessors,
+        max_threads_per_multi_processor=gpu.threads_per_multiprocessor,
+        max_threads_per_block=1024,
+        regs_per_multiprocessor=gpu.registers_per_multiprocessor,
+        warp_size=WARP_SIZE,
+        L2_cache_size=gpu.l2_cache_bytes,
+        shared_memory_per_block=49152,
+        shared_memory_per_block_optin=gpu.shared_memory_per_block_bytes,
+        shared_memory_per_multiprocessor=gpu.shared_memory_per_multiprocessor_bytes,
+        gcnArchName="",
+    )
+    answers: dict[str, Callable[..., Any]] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda device=None: gpu.name,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: gpu.capability,
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "synchronize": lambda device=None: None,
+        "get_rng_state": lambda device="cuda": torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": lambda new_state, device="cuda": None,
+    }
+    for attribute, answer in answers.items():
+        yield torch.cuda, attribute, answer
+        # Dynamo's device interface took its own references when it was imported.
+        if attribute in vars(torch_internals.CudaInterface):
+            yield torch_internals.CudaInterface, attribute, staticmethod(answer)
+    # Streams are asked for in this place, and answering would need a real one; without an accelerator none is used.
+    yield torch.accelerator, "is_available", lambda: False
+
+
+def _padding_not_worth_it(shortcuts: Shortcuts) -> Callable[..., bool]:
+    def should_pad(*match: Any, **options: Any) -> bool:
+        shortcuts.take(
+            "Inductor pads unaligned matrix products if a benchmark on the GPU finds that faster; here none is padded"
+        )
+        return False
+
+    return should_pad
+
+
+@contextlib.contextmanager
+def _real_tensors_on_the_cpu() -> Iterator[None]:
+    """Memory asked for on the GPU comes from the CPU. Inductor folds constants by computing a few real elements."""
+
+    def empty(
+        size: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        memory_format: torch.memory_format | None = None,
+        **where: Any,
+    ) -> torch.Tensor:
+        return torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format)
+
+    def empty_strided(
+        size: Sequence[int], stride: Sequence[int], *, dtype: torch.dtype | None = None, **where: Any
+    ) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype)
+
+    with overridden("CUDA", {"empty.memory_format": empty, "empty_strided": empty_strided}):
+        yield
+
+
+@contextlib.contextmanager
+def _triton_driver(gpu: GpuModel) -> Iterator[None]:
+    """Triton's code generation asks its active driver for the target; there is none without a GPU."""
+    major, minor = gpu.capability
+    target = GPUTarget("cuda", 10 * major + minor, WARP_SIZE)
+    driver = SimpleNamespace(
+        get_current_target=lambda: target,
+        get_current_device=lambda: 0,
+        get_active_torch_device=lambda: torch.device("cuda", 0),
+        utils=SimpleNamespace(
+            get_device_properties=lambda device: {"max_shared_mem": gpu.shared_memory_per_block_bytes}
+        ),
+    )
+    triton.runtime.driver.set_active(driver)
+    try:
+        yield
+    finally:
+        triton.runtime.driver.set_active(None)
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, attribute: str, value: Any) -> Iterator[None]:
+    before = vars(owner)[attribute]
+    setattr(owner, attribute, value)
+    try:
+        yield
+    finally:
+        setattr(owner, attribute, before)

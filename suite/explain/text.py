@@ -1,0 +1,132 @@
+"""An explanation as text for a terminal or a log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from suite.explain.records import Copy, CpuNode, Explanation, FxGraph, Lowering
+
+MOST_ROWS = 16
+"""Longer lists are cut; the JSON output has all of it."""
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def render(explanation: Explanation) -> RenderableType:
+    """All of an explanation, for `rich.console.Console.print`."""
+    return Group(*_parts(explanation))
+
+
+def summary(explanation: Explanation) -> str:
+    """One line: what was found, or why nothing was."""
+    if explanation.error is not None and not explanation.graphs:
+        return f"failed: {explanation.error.splitlines()[0]}"
+    kernels = [lowering for graph in explanation.graphs for lowering in graph.lowerings[:1]]
+    inside = sum(lowering.kernels_in_graphs for lowering in kernels)
+    total = inside + sum(lowering.kernels_outside for lowering in kernels)
+    copies = sum(len(graph.copies) for graph in explanation.graphs)
+    parts = [
+        f"{_count(len(explanation.graphs), 'FX graph')}",
+        f"{_count(sum(len(graph.cpu_nodes) for graph in explanation.graphs), 'CPU node')}",
+        f"{_count(copies, 'host-to-device copy', 'host-to-device copies')} per call",
+        f"stock captures {inside} of {total} kernels" if kernels else "not lowered",
+    ]
+    return ", ".join(parts) + ("; failed midway" if explanation.error is not None else "")
+
+
+def _parts(explanation: Explanation) -> Iterator[RenderableType]:
+    batch = "" if explanation.batch is None else f", batch {explanation.batch}"
+    variant = "" if explanation.variant is None else f" ({explanation.variant})"
+    yield Text(f"{explanation.target}{variant}: {explanation.task}{batch}, PyTorch {explanation.torch}", style="bold")
+    yield Text(summary(explanation))
+    for graph in explanation.graphs:
+        yield from _graph(graph)
+    if explanation.breaks:
+        yield Text("Graph breaks", style="bold")
+        lines = Counter((each.reason, each.source_line) for each in explanation.breaks)
+        yield _table(
+            ("times", "reason", "line"),
+            [(str(times), reason, line or "") for (reason, line), times in lines.items()],
+        )
+    for title, texts in (
+        ("Not seen", explanation.limits),
+        ("Failed", [explanation.error] if explanation.error else []),
+    ):
+        if texts:
+            yield Text(title, style="bold")
+            yield from (Padding(Text(f"- {text}"), (0, 0, 0, 2)) for text in texts)
+
+
+def _graph(graph: FxGraph) -> Iterator[RenderableType]:
+    captured = {True: "captured by stock", False: "not fully captured by stock", None: "capture not known"}
+    yield Text()
+    yield Text(
+        f"FX graph {graph.index}: {_count(graph.operations, 'operation')}, {captured[graph.stock_captures]}, "
+        f"{_count(len(graph.non_static_inputs), 'non-static input')} of {_bytes(graph.non_static_input_bytes)}",
+        style="bold",
+    )
+    if graph.cpu_nodes:
+        yield _table(("CPU node", "kind", "shape", "dtype", "line"), [_cpu_row(node) for node in graph.cpu_nodes])
+    if graph.copies:
+        yield _table(
+            ("host to device", "kind", "bytes", "host waits", "line"), [_copy_row(copy) for copy in graph.copies]
+        )
+    if graph.lowerings:
+        yield _table(
+            ("setting", "CUDA graphs", "kernels in", "kernels out", "CPU kernels", "copies (blocking)", "because"),
+            [_lowering_row(lowering) for lowering in graph.lowerings],
+        )
+
+
+def _cpu_row(node: CpuNode) -> tuple[str, ...]:
+    return (node.operation, node.kind, _shape(node.shape), node.dtype or "", node.source_line or "")
+
+
+def _copy_row(copy: Copy) -> tuple[str, ...]:
+    size = "?" if copy.copied_bytes is None else _bytes(copy.copied_bytes)
+    return (copy.node, copy.kind, size, "yes" if copy.blocking else "no", copy.source_line or "")
+
+
+def _lowering_row(lowering: Lowering) -> tuple[str, ...]:
+    reasons = []
+    for each in lowering.not_captured:
+        times = f" x{each.count}" if each.count > 1 else ""
+        reasons.append(f"{each.reason}{times}" + (f" at {each.source_line}" if each.source_line else ""))
+    return (
+        lowering.setting,
+        str(lowering.partitions),
+        str(lowering.kernels_in_graphs),
+        str(lowering.kernels_outside),
+        str(lowering.cpu_kernels),
+        f"{lowering.host_to_device_copies} ({lowering.blocking_copies})",
+        "; ".join(reasons),
+    )
+
+
+def _table(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> RenderableType:
+    table = Table(*headings, box=None, pad_edge=False, header_style="dim")
+    for row in rows[:MOST_ROWS]:
+        table.add_row(*map(Text, row))
+    if len(rows) > MOST_ROWS:
+        table.add_row(Text(f"... and {len(rows) - MOST_ROWS} more"))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _shape(shape: list[int] | None) -> str:
+    return "?" if shape is None else f"[{', '.join(map(str, shape))}]"
+
+
+def _bytes(number: int) -> str:
+    for factor, unit in _UNITS:
+        if number >= factor:
+            return f"{number / factor:.1f} {unit}"
+    return f"{number} B"
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

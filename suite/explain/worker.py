@@ -1,0 +1,68 @@
+"""The process that explains one target: `python -m suite.explain.worker`, started by `suite.explain.run`.
+
+It makes PyTorch believe in a GPU, which cannot be undone completely, and it runs code of the user's; so it does one
+target and ends. The answer is a JSON file; what anything prints is log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import warnings
+from pathlib import Path
+
+from models import registry
+from optimizations.atomic_file import write_atomically
+from suite.errors import WrongUse
+from suite.explain.build import Program, build_program, build_workload
+from suite.explain.capture import Capture, capture, user_place
+from suite.explain.records import Answer, Explanation
+from suite.explain.targets import Target, load_program, unexplained
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="suite.explain.worker", description=__doc__.splitlines()[0])
+    parser.add_argument("--target", required=True, help="a workload's acronym, or module:callable")
+    parser.add_argument("--variant", help="a variant of the workload")
+    parser.add_argument("--size", choices=("full", "tiny"), default="full")
+    parser.add_argument("--answer", type=Path, required=True, help="the file to write")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    try:
+        answer = Answer(explanation=explain(Target(options.target, options.variant, options.size)))
+    except WrongUse as error:
+        answer = Answer(wrong_use=str(error))
+    write_atomically(options.answer, answer.model_dump_json().encode())
+
+
+def explain(target: Target) -> Explanation:
+    """Explain `target` in this process, which should do nothing else afterwards.
+
+    Raises:
+        WrongUse: the target is no program.
+    """
+    try:
+        found = capture(_build(target))
+    except WrongUse:
+        raise
+    except Exception as failure:
+        found = Capture(failure=failure)
+    return unexplained(target, None if found.failure is None else _describe(found.failure)).model_copy(
+        update={"graphs": found.graphs, "breaks": found.breaks, "limits": found.limits}
+    )
+
+
+def _describe(failure: Exception) -> str:
+    place = user_place(failure)
+    return f"{type(failure).__name__}: {failure}" + (f" ({place})" if place else "")
+
+
+def _build(target: Target) -> Program:
+    if target.is_program:
+        return build_program(load_program(target.name))
+    return build_workload(registry.find(target.name), variant=target.variant, size=target.size)
+
+
+if __name__ == "__main__":
+    main()
