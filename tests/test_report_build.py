@@ -166,7 +166,7 @@ def test_smoke_runs_are_labelled_in_the_head_the_page_and_the_report(tmp_path):
     page = Outline(report.html.read_text())
     warning = "SMOKE RUN on the CPU and in tiny size: these numbers say nothing about performance"
     assert report.warning == warning
-    assert page.texts["title"][0].startswith("[smoke run]")
+    assert page.texts["title"][0].startswith("[smoke]")
     assert [meta["content"] for meta in page.named("meta") if meta.get("name") == "warning"] == [warning]
     tables = [text for path in report.tables if path.suffix == ".md" for text in [path.read_text()]]
     assert tables and all(warning in text for text in tables)

@@ -109,6 +109,11 @@ def test_a_run_on_the_cpu_of_a_machine_with_a_gpu_does_not_claim_the_gpu(tmp_pat
     assert provenance.of_run(run).caption.startswith("CPU SYNTHETIC CPU,")
 
 
+def test_analyses_of_tiny_models_are_labelled():
+    assert provenance.of_explanations((explanation(),)).warning is None
+    assert "TINY MODELS" in provenance.of_explanations((explanation(), explanation("EOS", size="tiny"))).warning
+
+
 def test_explanations_come_by_target(tmp_path):
     write_explanations(tmp_path, [explanation("ST"), explanation("EOS"), explanation("ST", variant="current")])
     assert [(item.target, item.variant) for item in load_explanations(tmp_path)] == [

@@ -216,6 +216,14 @@ def test_obstacles_sum_over_graphs_with_the_papers_coverage_beside_them():
     assert (found["grace_stock_percent"], found["grace_placement_percent"], found["error"]) == (5.14, 74.22, None)
 
 
+def test_tiny_and_changed_models_have_no_published_coverage_beside_them():
+    table = explain_tables.obstacles([explanation(size="tiny"), explanation(variant="current")], PUBLISHED)
+    assert [(one["workload"], one["grace_stock_percent"]) for one in rows(table)] == [
+        ("ST (tiny)", None),
+        ("ST (current)", None),
+    ]
+
+
 def test_scalars_passed_by_value_are_no_copies_and_unknown_sizes_no_zero():
     graph = explanation().graphs[0]
     copies = [

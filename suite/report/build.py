@@ -31,7 +31,8 @@ FIGURES = REPOSITORY / "figures"
 class Report(Record):
     """What was written, and what a caller may want to say of it.
 
-    `warning` is set for a smoke run, `failed_cells` counts cells that did not pass, `missing_cells` those not yet run.
+    `warning` is set for a smoke run or tiny models, `failed_cells` counts cells that did not pass, `missing_cells`
+    those not yet run.
     """
 
     html: Path
@@ -79,8 +80,8 @@ def build_report(run: Path | None, explanations: Path | None, out: Path, figures
         *(_run_parts(recorded, published) if recorded else ()),
         *(_explain_parts(explained, published) if explained else ()),
     ]
-    warning = provenance.of_run(recorded).warning if recorded else None
-    if figures_dir is None or (warning and figures_dir.resolve() == FIGURES):
+    warnings = tuple(dict.fromkeys(part.provenance.warning for part in parts if part.provenance.warning))
+    if figures_dir is None or (warnings and figures_dir.resolve() == FIGURES):
         figures_dir = out / "figures"
     try:
         sections, figures = _write_figures(parts, figures_dir)
@@ -98,7 +99,7 @@ def build_report(run: Path | None, explanations: Path | None, out: Path, figures
         explained=len(explained),
         failed_cells=len(recorded.failed) if recorded else 0,
         missing_cells=len(recorded.missing) if recorded else 0,
-        warning=warning,
+        warning="; ".join(warnings) or None,
     )
 
 

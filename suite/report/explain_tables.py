@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from suite.explain.records import Copy, Explanation, Lowering
 from suite.modes import GRAPH_MODE
-from suite.report.load import row_label
+from suite.report.load import FULL_SIZE, row_label
 from suite.report.published import PUBLISHED_VARIANT, Published
 from suite.report.table import Table, make_table
 from suite.report.units import NOTHING
@@ -28,7 +28,7 @@ def all_tables(explanations: Sequence[Explanation], published: Published) -> tup
 
 def explanation_label(explanation: Explanation) -> str:
     """What the row of an explanation is called, as in the tables of runs."""
-    return row_label(explanation.target, explanation.variant)
+    return row_label(explanation.target, explanation.variant, explanation.size)
 
 
 def settings(explanations: Sequence[Explanation]) -> tuple[str, ...]:
@@ -45,8 +45,8 @@ def lowerings_of(explanation: Explanation, setting: str) -> list[Lowering]:
 
 
 def published_coverage(explanation: Explanation, published: Published, source: str, mode: str) -> float | None:
-    """The source's coverage in percent for this workload, where it is explained as published."""
-    if explanation.variant not in (None, PUBLISHED_VARIANT):
+    """The source's coverage in percent for this workload, where it is explained as published and in full size."""
+    if explanation.variant not in (None, PUBLISHED_VARIANT) or explanation.size != FULL_SIZE:
         return None
     return published.coverage(source, explanation.target, mode)
 

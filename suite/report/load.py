@@ -91,12 +91,13 @@ def load_explanations(folder: Path) -> tuple[Explanation, ...]:
     files = sorted(folder.glob("*.json")) if folder.is_dir() else []
     if not files:
         raise WrongUse(f"{describe(folder)} holds no explanations; `encore explain --all --out {folder}` makes them")
-    found: dict[tuple[str, str], Explanation] = {}
+    found: dict[tuple[str, str, str], Explanation] = {}
     for path in files:
         explanation = _read_explanation(path)
-        key = (explanation.target, explanation.variant or "")
+        key = (explanation.target, explanation.variant or "", explanation.size)
         if key in found:
-            raise InvalidResults(f"{describe(path)}: {row_label(*key)} is explained in another file of this folder too")
+            twice = row_label(explanation.target, explanation.variant, explanation.size)
+            raise InvalidResults(f"{describe(path)}: {twice} is explained in another file of this folder too")
         found[key] = explanation
     return tuple(explanation for _, explanation in sorted(found.items()))
 

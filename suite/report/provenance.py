@@ -17,7 +17,8 @@ class Provenance:
         device: GPU name, or the CPU's model for a run without one, or the target of an offline analysis.
         commit: short git commit, "+ changes" where the tree was dirty; None where it was not recorded.
         torch: PyTorch version.
-        warning: set on smoke runs (on a CPU, or in tiny size): their numbers say nothing about performance.
+        warning: set on smoke runs (on a CPU, or in tiny size): their numbers say nothing about performance; and on
+            analyses of tiny models.
     """
 
     run_id: str
@@ -50,7 +51,9 @@ def of_explanations(explanations: tuple[Explanation, ...]) -> Provenance:
     targets = {lowering.target for item in explanations for graph in item.graphs for lowering in graph.lowerings}
     device = f"lowered for {', '.join(sorted(targets))}" if targets else "FX graphs on fake CUDA tensors"
     versions = ", ".join(sorted({explanation.torch for explanation in explanations}))
-    return Provenance("offline analysis without a GPU: counts, no times", device, None, versions, None)
+    tiny = any(explanation.size != FULL_SIZE for explanation in explanations)
+    warning = "TINY MODELS: these counts say nothing about the published sizes" if tiny else None
+    return Provenance("offline analysis without a GPU: counts, no times", device, None, versions, warning)
 
 
 def _only_on_cpu(run: Run) -> bool:
