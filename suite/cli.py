@@ -8,17 +8,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EncoreError, WrongUse
+from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EncoreError, WrongUse
 from suite.interrupt import Interrupted, interruptible
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from suite.report.build import Report
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -57,15 +60,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(EXIT_FINDING)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"encore {version('encore')}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
-    if version:
-        from importlib.metadata import version as version_of
-
-        print(f"encore {version_of('encore')}")
-        raise typer.Exit
+    """What stands before the command."""
 
 
 @app.command("list", epilog="Example: encore list --json")
@@ -141,6 +150,7 @@ def run(
     from suite.launch import NEWEST, Request, launch
     from suite.schedule import parse_shard
     from suite.settings import FULL, QUICK, RunSettings, parse_duration
+    from suite.store import describe
 
     if retry_failed and resume is None:
         raise WrongUse("--retry-failed needs --resume RUN: a new run has nothing to run again")
@@ -161,10 +171,11 @@ def run(
         tag=tag,
     )
     finished = launch(request, _console(stderr=True))
+    made = _build_report(finished.path, None, None, None) if report else None
+    if made:
+        _say(f"{describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
     if as_json:
-        _print_json(finished.summary())
-    if report:
-        _report(finished.path, None, None, None, as_json=False)
+        _print_json(finished.summary() | ({"report": describe(made.html)} if made else {}))
     raise typer.Exit(finished.exit_code)
 
 
@@ -188,6 +199,9 @@ def merge(
 @app.command(epilog="Example: encore report 20260102-120000-h200")
 def report(
     run: Annotated[str | None, typer.Argument(help="A run's name or folder; default: the newest.")] = None,
+    recorded: Annotated[
+        bool, typer.Option("--recorded", help="The newest run in results/recorded; none: explanations alone.")
+    ] = False,
     explanations: Annotated[
         Path | None, typer.Option(metavar="DIR", help="What `encore explain --out DIR` wrote.")
     ] = None,
@@ -196,15 +210,68 @@ def report(
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where to write figures; default: figures/, or DIR/figures with --out."),
+        typer.Option(metavar="DIR", help="Where to write figures; default: DIR/figures with --out DIR, else figures/."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Render tables, figures and report.html from results."""
     from suite import store
 
-    found = store.find_run(run) if run else store.newest_run(store.RUNS, store.RECORDED)
-    _report(found, explanations, out, figures, as_json=as_json)
+    if recorded and run:
+        raise WrongUse(f"--recorded picks a run itself; leave it or {run!r} out")
+    if run:
+        found: Path | None = store.find_run(run)
+    else:
+        found = store.newest_run(*([] if recorded else [store.RUNS]), store.RECORDED)
+    made = _build_report(found, explanations, out, figures)
+    if as_json:
+        _print_json(made.model_dump(mode="json"))
+    else:
+        print(f"{store.describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
+
+
+@app.command(epilog="Examples: encore explain XLNET-I | encore explain mymodel:make | encore explain --all")
+def explain(
+    targets: Annotated[
+        list[str] | None, typer.Argument(help="Workloads, or programs as module:callable.", show_default=False)
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every workload in every variant, a line each.")] = False,
+    variant: Annotated[str | None, typer.Option(help="Variant of the workloads.")] = None,
+    size: Annotated[Size, typer.Option(help="Published size, or one small enough for tests.")] = Size.full,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for one JSON file per target, for `encore report`.")
+    ] = None,
+    reuse: Annotated[
+        bool, typer.Option("--reuse", help="Keep what this code has explained in the folder of --out before.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what keeps a model from CUDA graphs and what each call copies. Needs no GPU."""
+    from suite.explain.reuse import reusable
+    from suite.explain.run import explain_many
+    from suite.explain.targets import find_targets
+    from suite.explain.text import render, summary
+
+    if everything == bool(targets):
+        raise WrongUse("name what to explain (`encore list --workloads` shows the workloads), or give --all")
+    if reuse and out is None:
+        raise WrongUse("--reuse needs --out DIR, the folder it may find explanations in")
+    wanted = find_targets(targets or (), variant=variant, size=size.value)
+    kept = reusable(wanted, out) if reuse and out else {}
+    if kept:
+        _say(f"{len(kept)} of {len(wanted)} are explained in {out} already, by this very code")
+    explanations = list(kept.values())
+    with closing(explain_many([target for target in wanted if target not in kept], out=out)) as explained:
+        for each in explained:
+            explanations.append(each.explanation)
+            if as_json or everything:
+                line = f"{each.done} of {each.total}: {each.target.label}: {summary(each.explanation)}"
+                print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+            else:
+                _console().print(render(each.explanation))
+    if as_json:
+        _print_json([explanation.model_dump(mode="json") for explanation in explanations])
+    raise typer.Exit(EXIT_FINDING if any(explanation.error for explanation in explanations) else EXIT_OK)
 
 
 @app.command(epilog="Example: encore env --json")
@@ -227,9 +294,7 @@ def env(
         _console().print(listing.environment_table(record))
 
 
-def _report(
-    run: Path | None, explanations: Path | None, out: Path | None, figures: Path | None, *, as_json: bool
-) -> None:
+def _build_report(run: Path | None, explanations: Path | None, out: Path | None, figures: Path | None) -> Report:
     from suite import store
     from suite.report.build import build_report
 
@@ -239,13 +304,9 @@ def _report(
         out or (run or store.REPOSITORY / "results") / "report",
         figures or (out / "figures" if out else store.REPOSITORY / "figures"),
     )
-    if as_json:
-        _print_json(made.model_dump(mode="json"))
-        return
-    for warning in (made.warning,):
-        if warning:
-            _say(f"encore: {warning}")
-    print(f"{store.describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
+    if made.warning:
+        _say(f"encore: {made.warning}")
+    return made
 
 
 def _was_given(context: typer.Context, name: str) -> bool:
@@ -255,9 +316,10 @@ def _was_given(context: typer.Context, name: str) -> bool:
 
 
 def _console(*, stderr: bool = False) -> Console:
+    """For tables on stdout; remarks on stderr are not wrapped, since they hold commands to copy."""
     from rich.console import Console
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    return Console(stderr=stderr, highlight=False, soft_wrap=stderr)
 
 
 def _print_json(value: Any) -> None:

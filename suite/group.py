@@ -97,7 +97,8 @@ class Session:
             for member in members:
                 if member.failure is not None:
                     continue
-                self.bench.display.phase(member.mode.name, "measure")
+                if index == 0:
+                    self.bench.display.phase(member.mode.name, "measure")
                 ask = Measure(index=index, turn=turn, samples=samples, throughput_iterations=samples)
                 turn += 1
                 if isinstance(answer := self._ask(member, ask), Measured):

@@ -1,7 +1,7 @@
 """Which explanations in a folder still hold: those that this code, with this PyTorch, would make again.
 
-The folder keeps a digest of the code beside them. When the code changes, the old explanations of the targets asked for
-are removed first, so that a folder never mixes two states of the code.
+The folder keeps a digest of the code (and the size) beside them. When that changes, the old explanations of the targets
+asked for are removed first, so that a folder never mixes two states of the code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from suite.explain.run import file_name
 from suite.explain.targets import Target
 from suite.store import REPOSITORY
 
-STAMP = ".code-sha256"
+STAMP = ".made-by"
 PACKAGES = ("suite", "models", "optimizations")
 
 
@@ -28,7 +28,8 @@ def reusable(targets: Sequence[Target], folder: Path) -> dict[Target, Explanatio
 
     Programs of the user's are never among them: their code is not looked at.
     """
-    digest = code_digest().encode()
+    sizes = sorted({target.size for target in targets})
+    digest = f"{code_digest()} {' '.join(sizes)}\n".encode()
     stamp = folder / STAMP
     if not stamp.is_file() or stamp.read_bytes() != digest:
         for target in targets:

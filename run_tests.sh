@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# All checks and all tests that need no GPU. The last line is pytest's summary; the exit code is 0 if everything passed.
+set -uo pipefail
+root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+
+usage() {
+    cat <<'TEXT'
+Usage: ./run_tests.sh                       linters, types, import directions, then every test that needs no GPU
+       ./run_tests.sh --gpu [pytest options]  only the tests that need an NVIDIA GPU
+       ./run_tests.sh PYTEST_OPTIONS        pytest alone, for example: ./run_tests.sh tests/test_store.py -k lock
+TEXT
+}
+
+case "${1:-}" in -h | --help)
+    usage
+    exit 0
+    ;;
+esac
+
+# shellcheck source=suite/set_up.sh
+source "$root/suite/set_up.sh"
+set_up || exit
+cd -- "$root" || exit
+
+if [ "${1:-}" = --gpu ]; then
+    shift
+    encore env --require-gpu || exit
+    exec "$encore_python" -m pytest -m gpu "$@"
+fi
+if [ $# -gt 0 ]; then
+    exec "$encore_python" -m pytest "$@"
+fi
+
+failed=()
+check() {
+    echo "== $1" >&2
+    "$encore_python" "${@:2}" >&2 || failed+=("$1")
+}
+check "ruff check" -m ruff check .
+check "ruff format" -m ruff format --check .
+check "mypy" -m mypy
+check "lint-imports" -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
+[ ${#failed[@]} -eq 0 ] || echo "== failed before the tests: ${failed[*]}" >&2
+
+# Two at a time: the tests start compilers and workers themselves.
+"$encore_python" -m pytest -m "not gpu" --numprocesses 2 --dist worksteal
+status=$?
+[ ${#failed[@]} -eq 0 ] || exit 1
+exit "$status"

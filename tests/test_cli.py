@@ -1,0 +1,410 @@
+"""The command line as a newcomer meets it: help, wrong use, exit codes, and runs from start over Ctrl-C to resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fixtures.fake_runs import fake_worker, living, recorded_pids
+
+from suite import store
+from suite.modes import MODES
+from suite.schema import Status
+from suite.store import read_run
+
+FAKE_ENCORE = Path(__file__).parent / "fixtures" / "fake_encore.py"
+COMMANDS = ("list", "run", "merge", "report", "explain", "env")
+CPU = ("--device", "cpu", "--size", "tiny", "--samples", "10")
+
+
+def encore(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The real command, as `python -m suite`."""
+    return subprocess.run(
+        [sys.executable, "-m", "suite", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"},
+        **options,
+    )
+
+
+class Fake:
+    """`encore` with fake workers in a temporary folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runs = folder / "runs"
+
+    def command(self, arguments: Sequence[str], behave: Mapping[str, str] | None) -> list[str]:
+        worker = json.dumps(fake_worker(behave, self.folder))
+        return [sys.executable, str(FAKE_ENCORE), worker, str(self.runs), *arguments]
+
+    def __call__(self, *arguments: str, behave: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self.command(arguments, behave), capture_output=True, text=True, timeout=120)
+
+    def start(self, *arguments: str, behave: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(arguments, behave), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def only_run(self) -> Path:
+        (run,) = store.list_runs(self.runs)
+        return run
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Fake:
+    return Fake(tmp_path)
+
+
+def test_help_imports_no_torch_and_answers_in_half_a_second() -> None:
+    code = """if True:
+        import sys
+        from suite.cli import main
+        try:
+            main(["--help"])
+        finally:
+            heavy = {"torch", "pandas", "matplotlib", "transformers"} & sys.modules.keys()
+            assert not heavy, heavy
+    """
+    spent = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.returncode == 0, done.stderr
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(spent) < 0.5, "processor time, so that other work on the machine does not count"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    done = encore(command, "--help")
+    assert done.returncode == 0
+    assert f"Example: encore {command}" in done.stdout
+
+
+def test_json_is_offered_by_every_command() -> None:
+    for command in COMMANDS:
+        assert "--json" in encore(command, "--help").stdout
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    from importlib.metadata import version
+
+    assert encore("--version").stdout == f"encore {version('encore')}\n"
+
+
+def test_list_shows_workloads_and_modes() -> None:
+    shown = encore("list").stdout
+    assert "XLNET-T" in shown
+    assert "graph-unpartitioned" in shown
+    assert "XLNET-T" not in encore("list", "--modes").stdout
+    assert "unpartitioned" not in encore("list", "--workloads").stdout
+
+
+def test_list_as_json_has_all_that_is_registered() -> None:
+    from models import registry
+
+    listed = json.loads(encore("list", "--json").stdout)
+    assert [workload["acronym"] for workload in listed["workloads"]] == list(registry.workloads())
+    assert [mode["name"] for mode in listed["modes"]] == list(MODES)
+    assert list(json.loads(encore("list", "--modes", "--json").stdout)) == ["modes"]
+
+
+def test_env_as_json_is_the_record_of_a_run() -> None:
+    from suite.schema import Environment
+
+    record = Environment.model_validate_json(encore("env", "--json").stdout)
+    assert record.gpu is None
+    assert record.torch in encore("env").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "XLNT-I"), ("'XLNT-I'", "XLNET-I")),
+        (("run", "--modes", "eager,grpah"), ("'grpah'", "graph")),
+        (("run", "--sampels", "3"), ("--sampels", "--samples")),
+        (("rnu",), ("rnu", "run")),
+        (("run", "--samples", "0"), ("--samples", "1")),
+        (("run", "--samples", "many"), ("--samples", "integer")),
+        (("run", "--blocks", "7", "--samples", "5"), ("--blocks 7", "--samples 5")),
+        (("run", "--device", "gpu"), ("--device", "cuda")),
+        (("run", "--budget", "soon"), ("--budget 'soon'", "9m")),
+        (("run", "--timeout", "0"), ("--timeout '0'", "1h30m")),
+        (("run", "--shard", "3/2"), ("--shard '3/2'", "2/3")),
+        (("run", "--device", "cpu", "--modes", "graph"), ("graph", "--device cuda")),
+        (("run", "--variant", "curent"), ("'curent'", "published")),
+        (("run", "--device", "cpu", "--tag", "a/b"), ("--tag 'a/b'", "letters")),
+        (("run", "--resume", "no-such-run"), ("'no-such-run'", "results/runs")),
+        (("run", "--resume", "x", "--out", "y"), ("--resume", "--out")),
+        (("run", "--retry-failed"), ("--retry-failed", "--resume")),
+        (("report", "no-such-run"), ("'no-such-run'", "results/recorded")),
+        (("merge", "no-such-run", "other", "--out", "x"), ("'no-such-run'",)),
+        (("explain", "NO-SUCH"), ("NO-SUCH",)),
+    ],
+)
+def test_wrong_use_names_what_is_wrong_and_what_is_right(arguments: Sequence[str], words: Sequence[str]) -> None:
+    done = encore(*arguments)
+    assert done.returncode == 2, done
+    for word in words:
+        assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_gpu_command_without_a_gpu_is_one_clear_line(tmp_path: Path) -> None:
+    done = encore("run", "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "no NVIDIA GPU" in done.stderr
+    assert "encore explain --all" in done.stderr
+    assert not (tmp_path / "run").exists()
+    assert encore("env", "--require-gpu").returncode == 2
+
+
+def test_a_run_leaves_rows_logs_and_a_summary(fake: Fake) -> None:
+    done = fake("run", "eos", "ST", *CPU, "--tag", "first", "--json")
+    assert done.returncode == 0, done.stderr
+    run = fake.only_run()
+    assert re.fullmatch(r"\d{8}-\d{6}-cpu-first", run.name)
+    recorded = read_run(run)
+    assert [(c.workload, c.mode) for c in recorded.cells] == [
+        ("EOS", "eager"),
+        ("EOS", "compile"),
+        ("ST", "eager"),
+        ("ST", "compile"),
+    ]
+    assert {c.device for c in recorded.cells} == {"cpu"}
+    assert recorded.environment.settings["samples"] == 10
+    assert recorded.environment.command_line[:3] == ["encore", "run", "eos"]
+    assert recorded.missing() == []
+    summary = json.loads(done.stdout)
+    assert (summary["cells"], summary["new_cells"], summary["failed"], summary["not_started"]) == (4, 4, [], [])
+    assert summary["run"].endswith(run.name)
+    assert "ST compile: warm-up" in done.stderr
+
+
+def test_failed_cells_exit_1_and_are_retried_when_asked(fake: Fake) -> None:
+    first = fake("run", "EOS", "ST", *CPU, behave={"EOS/compile": "exit:9"})
+    assert first.returncode == 1
+    assert "EOS compile: crash" in first.stderr
+    run = fake.only_run()
+    assert f"--resume {run} --retry-failed" in first.stderr
+    again = fake("run", "--resume", run.name)
+    assert again.returncode == 1, "the run still has a failed cell"
+    assert "nothing to run" in again.stderr
+    retried = fake("run", "--resume", str(run), "--retry-failed")
+    assert retried.returncode == 0, retried.stderr
+    cells = {(c.workload, c.mode): c for c in read_run(run).cells}
+    assert len(cells) == 4
+    assert cells["EOS", "compile"].status is Status.PASS
+    assert json.loads((run / store.RETRIED).read_text())["status"] == "crash"
+
+
+def test_a_resumed_run_can_take_more_modes_and_workloads(fake: Fake) -> None:
+    fake("run", "EOS", *CPU, "--modes", "compile")
+    run = fake.only_run()
+    done = fake("run", "--resume", run.name, "EOS", "ST", "--modes", "eager,compile")
+    assert done.returncode == 0, done.stderr
+    cells = {(c.workload, c.mode): c for c in read_run(run).cells}
+    assert len(cells) == 4
+    assert cells["EOS", "eager"].paired_baseline == "compile"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(("--samples", "20"), "--samples: 10 there, 20 here"), (("--seed", "5"), "--seed: 1337 there, 5 here")],
+)
+def test_a_run_is_not_resumed_with_other_settings(fake: Fake, options: Sequence[str], words: str) -> None:
+    fake("run", "EOS", *CPU)
+    done = fake("run", "--resume", fake.only_run().name, *options)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "start a new run" in done.stderr
+    assert fake("run", "--resume", fake.only_run().name, "--samples", "10").returncode == 0
+
+
+def test_a_run_is_not_resumed_in_another_environment(fake: Fake) -> None:
+    fake("run", "EOS", *CPU)
+    path = fake.only_run() / store.ENVIRONMENT
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps(fields | {"torch": "2.99", "git_commit": "0" * 40}))
+    done = fake("run", "--resume", path.parent.name, "ST")
+    assert done.returncode == 2
+    assert "torch: 2.99 there" in done.stderr
+    assert "git_commit: 000" in done.stderr
+    assert len(read_run(path.parent).cells) == 2
+
+
+def test_newest_reuses_what_fits_and_says_so(fake: Fake) -> None:
+    ask = ("run", "EOS", *CPU, "--resume", "newest")
+    first = fake(*ask)
+    assert first.returncode == 0
+    run = fake.only_run()
+    again = fake(*ask)
+    assert again.returncode == 0
+    assert f"going on with {run}" in again.stderr
+    assert "nothing to run" in again.stderr
+    fake.only_run()
+    time.sleep(1.1)  # run names have seconds
+    other = fake("run", "EOS", "--device", "cpu", "--size", "tiny", "--samples", "20", "--resume", "newest")
+    assert other.returncode == 0
+    assert "--samples: 10 there, 20 here" in other.stderr
+    assert len(store.list_runs(fake.runs)) == 2
+    assert "nothing to run" in fake(*ask).stderr, "an older run that fits is found behind a newer one that does not"
+
+
+def test_newest_with_out_goes_on_in_that_folder(fake: Fake) -> None:
+    out = fake.folder / "with space" / "run"
+    for words in ("2 cells to measure", "nothing to run"):
+        done = fake("run", "EOS", *CPU, "--out", str(out), "--resume", "newest")
+        assert done.returncode == 0
+        assert words in done.stderr
+    assert len(read_run(out).cells) == 2
+
+
+def test_out_is_not_written_over(fake: Fake) -> None:
+    out = fake.folder / "run"
+    assert fake("run", "EOS", *CPU, "--out", str(out)).returncode == 0
+    done = fake("run", "EOS", *CPU, "--out", str(out))
+    assert done.returncode == 2
+    assert f"--resume {out}" in done.stderr
+
+
+def test_shards_are_merged_into_the_whole(fake: Fake) -> None:
+    names = ("EOS", "MMC", "ST")
+    for shard in ("1/2", "2/2"):
+        out = str(fake.folder / shard.replace("/", "-"))
+        assert fake("run", *names, *CPU, "--shard", shard, "--out", out).returncode == 0
+    done = fake("merge", *(str(fake.folder / name) for name in ("1-2", "2-2")), "--out", str(fake.folder / "whole"))
+    assert done.returncode == 0, done.stderr
+    whole = read_run(fake.folder / "whole")
+    assert sorted({c.workload for c in whole.cells}) == list(names)
+    assert whole.missing() == []
+    assert fake("run", "--resume", str(fake.folder / "whole")).returncode == 0
+
+
+def test_a_budget_leaves_a_resumable_run_and_exits_0(fake: Fake) -> None:
+    done = fake("run", "EOS", "ST", *CPU, "--budget", "1s", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["not_started"] == ["EOS", "ST"]
+    run = fake.only_run()
+    assert f"go on with: encore run --resume {run}" in done.stderr
+    assert fake("run", "--resume", run.name, "--budget", "1h").returncode == 0
+    assert len(read_run(run).cells) == 4
+
+
+def test_estimates_for_a_budget_come_from_earlier_runs(fake: Fake) -> None:
+    fake("run", "EOS", *CPU)
+    time.sleep(1.1)
+    done = fake("run", "EOS", "ST", *CPU, "--budget", "60s", "--json")
+    assert json.loads(done.stdout)["not_started"] == ["ST"], "EOS took seconds before; ST is not known"
+
+
+def test_a_broken_results_file_is_refused_with_its_line(fake: Fake) -> None:
+    fake("run", "EOS", *CPU)
+    run = fake.only_run()
+    text = (run / store.CELLS).read_text().replace('"status":"pass"', '"status":"great"')
+    (run / store.CELLS).write_text(text)
+    for arguments in (("run", "--resume", run.name), ("report", run.name)):
+        done = fake(*arguments)
+        assert done.returncode == 2
+        assert "cells.jsonl line 1: field 'status'" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_run_in_use_is_refused(fake: Fake) -> None:
+    fake("run", "EOS", *CPU)
+    run = fake.only_run()
+    writer, _ = store.RunWriter.reopen(run)
+    with writer:
+        done = fake("run", "--resume", run.name, "ST")
+    assert done.returncode == 2
+    assert "another `encore run`" in done.stderr
+
+
+def test_an_unwritable_folder_is_an_error_without_a_traceback(fake: Fake) -> None:
+    (fake.folder / "file").write_text("")
+    done = fake("run", "EOS", *CPU, "--out", str(fake.folder / "file" / "run"))
+    assert done.returncode == 1
+    assert "Not a directory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def wait_for(path: Path, words: str) -> None:
+    deadline = time.monotonic() + 60
+    while not (path.exists() and words in path.read_text()):
+        assert time.monotonic() < deadline, f"{words!r} did not appear in {path}"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("phase", ["prepare", "measure"])
+def test_an_interrupted_run_leaves_no_process_and_resumes(fake: Fake, number: signal.Signals, phase: str) -> None:
+    behave = {"ST/compile": f"deaf,child,stray,hang@{phase}"}
+    running = fake.start("run", "EOS", "ST", *CPU, behave=behave)
+    try:
+        wait_for(fake.folder / "events", "stray")
+        run = fake.only_run()
+        wait_for(run / "logs" / "ST.compile.log", "about to hang")
+        running.send_signal(number)
+        time.sleep(0.2)
+        running.send_signal(number)  # the impatient user's second Ctrl-C must not cut the clean-up short
+        _, err = running.communicate(timeout=60)
+    finally:
+        running.kill()
+    assert running.returncode == 130, err
+    assert f"go on with: encore run --resume {run}" in err
+    assert number.name in err
+    assert "Traceback" not in err
+    pids = recorded_pids(fake.folder)
+    assert len(pids) == 2
+    assert living(pids) == []
+    marked = subprocess.run(["pgrep", "-f", str(fake.folder)], capture_output=True, text=True)
+    assert marked.stdout == "", "no worker is left"
+    assert {c.workload for c in read_run(run).cells} == {"EOS"}
+    done = fake("run", "--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    assert len(read_run(run).cells) == 4
+
+
+def test_a_killed_run_resumes_with_what_was_written(fake: Fake) -> None:
+    running = fake.start("run", "EOS", "ST", *CPU, behave={"ST/compile": "slow:30"})
+    deadline = time.monotonic() + 60
+    while not list(fake.runs.glob("*/logs/ST.compile.log")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    running.kill()
+    running.communicate()
+    run = fake.only_run()
+    with (run / store.CELLS).open("ab") as file:
+        file.write(b'{"schema_version": 1, "workl')
+    done = fake("run", "--resume", str(run))
+    assert done.returncode == 0, done.stderr
+    assert "cut short" in done.stderr
+    assert len(read_run(run).cells) == 4
+
+
+def test_a_run_can_be_reported_at_once(fake: Fake) -> None:
+    figures = fake.folder / "figures"
+    done = fake("run", "EOS", *CPU)
+    run = fake.only_run()
+    done = fake("report", run.name, "--figures", str(figures), "--json")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert Path(made["html"]) == run / "report" / "report.html"
+    assert Path(made["html"]).is_file()
+    assert made["warning"], "a run on a CPU says so"

@@ -1,0 +1,251 @@
+"""What a run records of its machine: complete, read without torch, and nothing that names the machine."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from fixtures.synthetic_results import environment as synthetic
+
+from suite import gpu
+from suite.environment import _git_state, collect, cpu_info, differences, without_folder, without_paths
+from suite.errors import EXIT_WRONG_USE
+from suite.gpu import NoGpu, find_gpu, require_gpu
+from suite.schema import Environment
+from suite.store import REPOSITORY
+
+
+class FakeNvml:
+    """NVML of a machine with two GPUs; replaces the functions of pynvml that `suite.gpu` calls."""
+
+    def __init__(self, patch: Callable[[str, Any], None], compute_capability: tuple[int, int] = (9, 0)) -> None:
+        self.open = 0
+        self.devices = [
+            {"name": "NVIDIA H200", "uuid": "GPU-first", "cc": compute_capability},
+            {"name": "NVIDIA Old", "uuid": "GPU-second", "cc": (6, 1)},
+        ]
+        patch("nvmlInit", self.init)
+        patch("nvmlShutdown", self.shutdown)
+        patch("nvmlDeviceGetHandleByIndex", self.by_index)
+        patch("nvmlDeviceGetHandleByUUID", self.by_uuid)
+        patch("nvmlDeviceGetCudaComputeCapability", lambda handle: handle["cc"])
+        patch("nvmlDeviceGetName", lambda handle: handle["name"])
+        patch("nvmlDeviceGetUUID", lambda handle: handle["uuid"])
+        patch("nvmlDeviceGetMemoryInfo", lambda handle: SimpleNamespace(total=141 * 2**30))
+        patch("nvmlDeviceGetAttributes_v2", self.not_supported)
+        patch("nvmlDeviceGetNumGpuCores", lambda handle: 132 * 128)
+        patch("nvmlSystemGetDriverVersion", lambda: "580.10")
+        patch("nvmlDeviceGetCount", lambda: len(self.devices))
+
+    def init(self) -> None:
+        self.open += 1
+
+    def shutdown(self) -> None:
+        self.open -= 1
+
+    def by_index(self, index: int) -> dict[str, Any]:
+        assert self.open
+        if index >= len(self.devices):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self.devices[index]
+
+    def by_uuid(self, uuid: str) -> dict[str, Any]:
+        found = [device for device in self.devices if device["uuid"] == uuid]
+        if not found:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return found[0]
+
+    def not_supported(self, handle: Any) -> Any:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return FakeNvml(lambda name, value: monkeypatch.setattr(pynvml, name, value))
+
+
+def test_the_first_gpu_is_described_by_nvml(nvml: FakeNvml) -> None:
+    found = require_gpu()
+    assert (found.info.name, found.info.compute_capability, found.info.memory_bytes) == (
+        "NVIDIA H200",
+        "9.0",
+        141 * 2**30,
+    )
+    assert found.info.multiprocessors == 132
+    assert (found.driver, found.count) == ("580.10", 2)
+    assert "GPU-first" not in found.info.model_dump_json()
+    assert nvml.open == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "name"), [("1", "NVIDIA Old"), ("1,0", "NVIDIA Old"), ("GPU-second", "NVIDIA Old")]
+)
+def test_the_gpu_is_the_one_cuda_shows_first(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, name: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert find_gpu().info.name == name
+
+
+@pytest.mark.parametrize("visible", ["", "-1", "7", "GPU-none"])
+def test_a_hidden_or_unknown_gpu_is_no_gpu(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(NoGpu, match="no NVIDIA GPU"):
+        find_gpu()
+    assert nvml.open == 0
+
+
+def test_an_old_gpu_is_refused_with_what_can_be_done_instead(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(NoGpu, match=r"compute capability 6\.1.*7\.0.*encore explain --all") as caught:
+        require_gpu()
+    assert caught.value.exit_code == EXIT_WRONG_USE
+    assert "\n" not in str(caught.value)
+
+
+def test_no_driver_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", missing)
+    with pytest.raises(NoGpu, match=r"--device cpu --size tiny") as caught:
+        require_gpu()
+    assert "\n" not in str(caught.value)
+
+
+def test_volta_has_64_cores_per_multiprocessor(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml.devices[0]["cc"] = (7, 0)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetNumGpuCores", lambda handle: 80 * 64)
+    assert find_gpu().info.multiprocessors == 80
+    monkeypatch.setattr(
+        gpu.pynvml, "nvmlDeviceGetAttributes_v2", lambda handle: SimpleNamespace(multiprocessorCount=42)
+    )
+    assert find_gpu().info.multiprocessors == 42
+
+
+@pytest.fixture(scope="module")
+def collected() -> Environment:
+    return collect("id", ["encore", "run", "--out", str(Path.home() / "secret" / "run")], {"samples": 3})
+
+
+def test_the_record_has_versions_settings_and_commit(collected: Environment) -> None:
+    import torch
+
+    assert collected.torch == torch.__version__
+    assert collected.torch_cuda == torch.version.cuda
+    assert collected.packages["torch"] == torch.__version__.split("+")[0]
+    assert {"triton", "transformers", "numpy", "nvidia-ml-py"} <= collected.packages.keys()
+    assert collected.settings == {"samples": 3}
+    assert collected.cpu.logical_cores == len(os.sched_getaffinity(0))
+    assert collected.cpu.memory_bytes > 0
+    assert collected.python == ".".join(map(str, sys.version_info[:3]))
+    assert Environment.model_validate_json(collected.model_dump_json()) == collected
+
+
+def test_the_record_names_neither_machine_nor_user_nor_paths(collected: Environment) -> None:
+    text = collected.model_dump_json()
+    for word in (str(REPOSITORY), str(Path.home()), sys.prefix, "/home/", "/tmp"):
+        assert word not in text
+    values = json.loads(text)
+    words = {
+        word for key in ("command_line", "platform", "run_id") for word in str(values[key]).replace("'", " ").split()
+    }
+    assert socket.gethostname() not in words
+    assert getpass.getuser() not in words
+    assert collected.command_line == ["encore", "run", "--out", "run"]
+
+
+def test_collecting_imports_no_torch() -> None:
+    code = "import sys; from suite.environment import collect; collect('x', [], {}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "shown"),
+    [("--out=/data/me/run", "--out=run"), ("/data/me/run", "run"), ("~/run", "run"), ("--shard=1/2", "--shard=1/2")],
+)
+def test_paths_on_the_command_line_keep_their_last_part(argument: str, shown: str) -> None:
+    assert without_folder(argument) == shown
+
+
+def test_paths_in_texts_become_what_they_mean() -> None:
+    text = f"File {REPOSITORY}/suite/x.py, {sys.prefix}/lib, {Path.home()}/a and {Path.home()}less"
+    assert without_paths(text).startswith("File ./suite/x.py, ")
+    assert without_paths(text).endswith(f" ~/a and {Path.home()}less")
+    assert str(REPOSITORY) not in without_paths(text)
+
+
+def test_the_cpu_is_read_from_linux(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\nmodel name\t: Fast CPU @ 3GHz\nprocessor\t: 1\nmodel name\t: x\n"
+    )
+    (tmp_path / "cpu" / "smt").mkdir(parents=True)
+    (tmp_path / "cpu" / "smt" / "active").write_text("1\n")
+    (tmp_path / "cpu" / "cpu0" / "cpufreq").mkdir(parents=True)
+    (tmp_path / "cpu" / "cpu0" / "cpufreq" / "scaling_governor").write_text("performance\n")
+    for node in ("node0", "node1", "has_cpu"):
+        (tmp_path / "node" / node).mkdir(parents=True)
+    found = cpu_info(tmp_path, tmp_path)
+    assert (found.model, found.governor, found.smt, found.numa_nodes) == ("Fast CPU @ 3GHz", "performance", True, 2)
+
+
+def test_what_linux_does_not_tell_is_none(tmp_path: Path) -> None:
+    found = cpu_info(tmp_path, tmp_path)
+    assert (found.governor, found.smt, found.numa_nodes) == (None, None, None)
+    assert found.model
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+
+
+def test_dirty_is_about_code_and_not_about_figures(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    (tmp_path / "suite").mkdir()
+    (tmp_path / "suite" / "code.py").write_text("1")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "one")
+    commit, dirty = _git_state(tmp_path)
+    assert (len(commit or ""), dirty) == (40, False)
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "new.png").write_text("drawn")
+    assert _git_state(tmp_path) == (commit, False)
+    (tmp_path / "suite" / "more.py").write_text("2")
+    assert _git_state(tmp_path) == (commit, True)
+
+
+def test_a_folder_inside_another_checkout_has_no_commit(tmp_path: Path) -> None:
+    assert _git_state(tmp_path) == (None, None)
+    git(tmp_path, "init")
+    git(tmp_path, "commit", "--allow-empty", "-m", "of something else")
+    (tmp_path / "copy").mkdir()
+    assert _git_state(tmp_path / "copy") == (None, None)
+
+
+def test_environments_differ_by_what_shapes_numbers_only() -> None:
+    here = synthetic()
+    assert here.gpu is not None
+    other_card = here.gpu.model_copy(update={"uuid_sha256": "1" * 64})
+    same = here.model_copy(update={"run_id": "other", "created_at": "later", "command_line": [], "gpu": other_card})
+    assert differences(here, same) == []
+    other_model = here.gpu.model_copy(update={"name": "NVIDIA H100"})
+    packages = {"torch": "0.0", "triton": "3.6"}
+    different = here.model_copy(update={"gpu": other_model, "driver": "590.0", "packages": packages})
+    assert differences(here, different) == [
+        "driver: 580.0 there, 590.0 here",
+        "gpu name: SYNTHETIC GPU there, NVIDIA H100 here",
+        "package numpy: 0.0 there, None here",
+        "package triton: None there, 3.6 here",
+    ]

@@ -1,0 +1,81 @@
+"""The design's import directions, and the one place for private PyTorch names."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from optimizations import torch_internals
+from suite.store import REPOSITORY
+
+SOURCES = sorted(
+    path for package in ("suite", "models", "optimizations") for path in (REPOSITORY / package).rglob("*.py")
+)
+TABLE = REPOSITORY / "optimizations" / "torch_internals.py"
+
+
+def private_torch_names(path: Path) -> Iterator[str]:
+    """Names like `torch._dynamo` or `torch.cuda._x` that a source reaches: imported, or as an attribute of torch."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Import(names=names):
+                dotted = [alias.name for alias in names]
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                dotted = [f"{module}.{alias.name}" for alias in names]
+            case ast.Attribute():
+                dotted = [_dotted(node)]
+            case _:
+                continue
+        for name in dotted:
+            root, *parts = name.split(".")
+            if root == "torch" and any(part.startswith("_") and not part.startswith("__") for part in parts):
+                yield f"{path.relative_to(path.parents[1])}:{node.lineno}: {name}"
+
+
+def _dotted(node: ast.expr) -> str:
+    """`a.b.c` for a chain of names, nothing for an attribute of anything else."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attribute) if prefix := _dotted(value):
+            return f"{prefix}.{attribute}"
+    return ""
+
+
+def test_the_search_finds_private_names(tmp_path: Path) -> None:
+    source = tmp_path / "package" / "module.py"
+    source.parent.mkdir()
+    source.write_text(
+        "import torch._dynamo\nfrom torch._C import x\nfrom torch.fx import _y\nz = torch.cuda._sleep\n"
+        "torch.cuda.current_stream(self._device).wait()\ntorch.__version__\n"
+    )
+    found = {line.split(": ")[1] for line in private_torch_names(source)}
+    assert found == {"torch._dynamo", "torch._C.x", "torch.fx._y", "torch.cuda._sleep"}
+
+
+def test_private_torch_names_are_reached_through_the_table_alone() -> None:
+    found = [name for path in SOURCES if path != TABLE for name in private_torch_names(path)]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", sorted(torch_internals.NAMES))
+def test_every_private_name_resolves(name: str) -> None:
+    assert torch_internals.resolve(name) is not None
+
+
+def test_every_entry_says_what_it_is_for_and_where_it_was_checked() -> None:
+    for name, private in torch_internals.NAMES.items():
+        assert private.why, name
+        assert private.checked, name
+
+
+def test_import_directions_are_kept() -> None:
+    code = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    done = subprocess.run([sys.executable, "-c", code, "--no-cache"], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "2 kept, 0 broken" in done.stdout

@@ -1,0 +1,223 @@
+"""run_all.sh, run_tests.sh and .ci/run with a Python that only writes down how it was called."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from suite.store import REPOSITORY
+
+SCRIPTS = ("run_all.sh", "run_tests.sh", "suite/set_up.sh", ".ci/run")
+
+STUB = r"""#!/bin/bash
+# Stands for every python: answers what the scripts ask, and writes down the rest, a line per call, arguments in <>.
+case "$*" in
+"-c import ensurepip"*) exit ${STUB_UNUSABLE:-0} ;;
+--version) echo "Python 3.12.0"; exit ;;
+"-m venv --clear "*) mkdir -p "${4}/bin"; cp "$0" "${4}/bin/python" ;;
+esac
+{ printf '<%s>' "$@"; echo; } >>"$STUB_LOG"
+case "$*" in
+"-m pip install"*) exit ${STUB_PIP:-0} ;;
+*"suite env --require-gpu")
+    [ -n "${STUB_GPU:-}" ] && echo "$STUB_GPU" && exit
+    echo "encore: no NVIDIA GPU: no driver. Without one: do something else." >&2
+    exit ${STUB_ENV:-2} ;;
+*"suite run"*) echo "rows are written" >&2; exit ${STUB_RUN:-0} ;;
+*"suite explain"*) exit ${STUB_EXPLAIN:-0} ;;
+"-m ruff check"*) echo "a line too long"; exit ${STUB_RUFF:-0} ;;
+"-m pytest"*) echo "=== 3 passed in 0.01s ==="; exit ${STUB_PYTEST:-0} ;;
+esac
+"""
+
+
+class Checkout:
+    """A copy of the scripts in a folder with a space, and the stub to run them with."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = folder / "my clones" / "encore"
+        self.log = folder / "calls"
+        self.stub = folder / "stub python"
+        self.stub.write_text(STUB)
+        self.stub.chmod(0o755)
+        for name in (*SCRIPTS, "requirements.lock", "pyproject.toml"):
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(REPOSITORY / name, self.root / name)
+
+    def run(self, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        self.log.write_text("")
+        return subprocess.run(
+            [str(self.root / script), *arguments],
+            cwd=self.folder,
+            env={**os.environ, "PYTHON": str(self.stub), "STUB_LOG": str(self.log), **variables},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def calls(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def called(self, words: str) -> str:
+        (call,) = [call for call in self.calls() if words in call]
+        return call
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+@pytest.mark.parametrize("script", ["run_all.sh", "run_tests.sh", ".ci/run"])
+def test_scripts_are_executable_bash(script: str) -> None:
+    assert os.access(REPOSITORY / script, os.X_OK)
+    assert (REPOSITORY / script).read_text().startswith("#!/usr/bin/env bash\n")
+
+
+def test_the_first_start_makes_the_environment_from_the_lock(checkout: Checkout) -> None:
+    done = checkout.run("run_all.sh", STUB_GPU="NVIDIA H200")
+    assert done.returncode == 0, done.stderr
+    venv, lock, package = checkout.calls()[:3]
+    assert venv == f"<-m><venv><--clear><{checkout.root}/.venv>"
+    assert f"<--requirement><{checkout.root}/requirements.lock>" in lock
+    assert f"<--editable><{checkout.root}>" in package
+    assert "--no-deps" in package
+    assert "index-url" not in done.stderr + lock + package
+
+
+def test_a_second_start_reuses_it_and_says_so(checkout: Checkout) -> None:
+    checkout.run("run_all.sh", STUB_GPU="NVIDIA H200")
+    done = checkout.run("run_tests.sh")
+    assert "reusing it" in done.stderr
+    assert not any("pip" in call or "venv" in call for call in checkout.calls())
+
+
+def test_a_changed_lock_and_a_moved_folder_are_installed_again(checkout: Checkout) -> None:
+    checkout.run("run_all.sh")
+    with (checkout.root / "requirements.lock").open("a") as file:
+        file.write("another==1.0\n")
+    checkout.run("run_all.sh")
+    assert sum("<install>" in call for call in checkout.calls()) == 2
+    assert not any("<venv>" in call for call in checkout.calls())
+    checkout.root = checkout.root.rename(checkout.folder / "moved here")
+    checkout.run("run_all.sh")
+    assert f"<--editable><{checkout.root}>" in checkout.called("--editable")
+
+
+def test_an_install_that_fails_ends_the_script_and_is_tried_again(checkout: Checkout) -> None:
+    done = checkout.run("run_all.sh", STUB_PIP="7")
+    assert done.returncode == 7
+    assert not any("suite" in call for call in checkout.calls())
+    checkout.run("run_all.sh")
+    assert sum("<install>" in call for call in checkout.calls()) == 2
+
+
+@pytest.mark.parametrize("script", ["run_all.sh", "run_tests.sh"])
+def test_no_python_to_use_is_a_clear_error(checkout: Checkout, script: str) -> None:
+    tools = checkout.folder / "tools"
+    tools.mkdir()
+    for name in ("bash", "env", "dirname", "cat", "cmp", "rm"):
+        (tools / name).symlink_to(shutil.which(name) or "")
+    (tools / "python3").symlink_to(checkout.stub)
+    done = checkout.run(script, PATH=str(tools), PYTHON="", STUB_UNUSABLE="1")
+    assert done.returncode == 2
+    assert "3.11 or newer" in done.stderr
+    assert "PYTHON=" in done.stderr
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_with_a_gpu_it_runs_everything_resumably_and_reports(checkout: Checkout) -> None:
+    done = checkout.run("run_all.sh", STUB_GPU="NVIDIA H200")
+    assert "measuring on NVIDIA H200" in done.stderr
+    assert checkout.calls()[-1] == "<-P><-m><suite><run><--resume><newest><--report>"
+
+
+def test_arguments_pass_through_unchanged(checkout: Checkout) -> None:
+    checkout.run("run_all.sh", "--quick", "EOS", "--out", "a folder", STUB_GPU="NVIDIA H200")
+    assert checkout.calls()[-1].endswith("<--report><--quick><EOS><--out><a folder>")
+
+
+@pytest.mark.parametrize("status", ["1", "2", "130"])
+def test_the_exit_code_of_the_run_is_that_of_the_script(checkout: Checkout, status: str) -> None:
+    assert checkout.run("run_all.sh", STUB_GPU="NVIDIA H200", STUB_RUN=status).returncode == int(status)
+
+
+def test_without_a_gpu_it_explains_and_reports_what_is_recorded(checkout: Checkout) -> None:
+    done = checkout.run("run_all.sh", "--quick")
+    assert done.returncode == 0
+    said = [line for line in done.stderr.splitlines() if "GPU" in line]
+    assert said == [
+        "encore: no NVIDIA GPU: no driver: analysing the workloads without one (options have no effect: --quick)"
+    ]
+    explained = f"{checkout.root}/results/explained"
+    assert checkout.called("<explain>") == f"<-P><-m><suite><explain><--all><--reuse><--out><{explained}>"
+    assert checkout.calls()[-1].startswith(f"<-P><-m><suite><report><--recorded><--explanations><{explained}>")
+    assert not any("<run>" in call for call in checkout.calls())
+
+
+def test_an_explanation_that_failed_is_reported_and_fails_the_script(checkout: Checkout) -> None:
+    assert checkout.run("run_all.sh", STUB_EXPLAIN="1").returncode == 1
+    assert "<report>" in checkout.calls()[-1]
+
+
+def test_a_broken_installation_is_not_taken_for_a_missing_gpu(checkout: Checkout) -> None:
+    done = checkout.run("run_all.sh", STUB_ENV="1")
+    assert done.returncode == 1
+    assert not any("<explain>" in call for call in checkout.calls())
+
+
+def test_all_checks_run_before_the_tests_and_pytest_speaks_last(checkout: Checkout) -> None:
+    done = checkout.run("run_tests.sh")
+    assert done.returncode == 0
+    checks = checkout.calls()[3:]
+    assert len(checks) == 5
+    for call, words in zip(
+        checks, ("<ruff><check>", "<ruff><format>", "<mypy>", "importlinter", "<pytest>"), strict=True
+    ):
+        assert words in call
+    assert "<-m><not gpu>" in checks[-1]
+    assert done.stdout.splitlines()[-1] == "=== 3 passed in 0.01s ==="
+
+
+def test_a_failed_check_fails_the_whole_although_the_tests_pass(checkout: Checkout) -> None:
+    done = checkout.run("run_tests.sh", STUB_RUFF="1")
+    assert done.returncode == 1
+    assert "failed before the tests: ruff check" in done.stderr
+    assert done.stdout.splitlines()[-1] == "=== 3 passed in 0.01s ==="
+
+
+def test_failed_tests_fail_the_script(checkout: Checkout) -> None:
+    assert checkout.run("run_tests.sh", STUB_PYTEST="1").returncode == 1
+
+
+def test_arguments_go_to_pytest_alone(checkout: Checkout) -> None:
+    checkout.run("run_tests.sh", "tests/test_store.py", "-k", "cut line")
+    assert checkout.calls()[-1] == "<-m><pytest><tests/test_store.py><-k><cut line>"
+    assert not any("ruff" in call for call in checkout.calls())
+
+
+def test_gpu_tests_need_a_gpu(checkout: Checkout) -> None:
+    done = checkout.run("run_tests.sh", "--gpu")
+    assert done.returncode == 2
+    assert "no NVIDIA GPU" in done.stderr
+    assert not any("<pytest>" in call for call in checkout.calls())
+    assert checkout.run("run_tests.sh", "--gpu", "-x", STUB_GPU="NVIDIA H200").returncode == 0
+    assert checkout.calls()[-1] == "<-m><pytest><-m><gpu><-x>"
+
+
+def test_ci_runs_exactly_the_tests(checkout: Checkout) -> None:
+    assert checkout.run(".ci/run", STUB_PYTEST="5").returncode == 5
+    assert "<not gpu>" in checkout.calls()[-1]
+
+
+@pytest.mark.parametrize("script", ["run_all.sh", "run_tests.sh"])
+def test_help_needs_no_set_up(checkout: Checkout, script: str) -> None:
+    done = checkout.run(script, "--help")
+    assert done.returncode == 0
+    assert f"Usage: ./{script}" in done.stdout
+    assert checkout.calls() == []
