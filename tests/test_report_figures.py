@@ -122,6 +122,13 @@ def test_kernels_in_graphs_are_shares_with_the_papers_coverage():
     assert chart.bars["ST", "graph-unpartitioned"] == Bar(60.0, total=100.0, published=5.14)
 
 
+def test_bytes_of_non_static_inputs_stand_beside_the_papers():
+    _, chart = explain_charts.all_charts([explanation("ST"), explanation("ST", size="tiny")], PUBLISHED)
+    assert chart.bars["ST", "non-static inputs"] == Bar(32.0, published=round(1.3 * 2**20))
+    assert chart.bars["ST", "host to device"] == Bar(1024.0)
+    assert chart.bars["ST (tiny)", "non-static inputs"] == Bar(32.0)
+
+
 def test_models_that_were_not_lowered_or_failed_are_marked():
     first, second = explanation().graphs
     part = [first, second.model_copy(update={"lowerings": [lowering("graph", 1, 0)]})]
@@ -166,7 +173,8 @@ def test_warning_and_provenance_are_in_the_title():
 
 def test_long_titles_and_notes_stay_inside_the_figure():
     long = Provenance("run " + "r" * 40, "GPU " + "x" * 40, "c" * 10, "0.0+cu130", "SMOKE RUN " + "really " * 20)
-    figure = draw(chart_of({("a", "graph"): Bar(1.0)}, note="a note of many words " * 12), long)
+    bars = {("a", series): Bar(1.0, published=2.0) for series in ("graph", "a series with quite a long name", "c", "d")}
+    figure = draw(chart_of(bars, note="a note of many words " * 12, published="a source with its setting " * 6), long)
     figure.draw_without_rendering()
     for item in (figure._suptitle, figure.legends[0]):
         box = item.get_window_extent()
@@ -177,8 +185,9 @@ def test_published_marks_are_drawn_and_named_only_where_there_are_some():
     with_mark = draw(chart_of({("a", "graph"): Bar(1.0, published=3.0)}, published="GraCE: H100"), ORIGIN)
     without = draw(chart_of({("a", "graph"): Bar(1.0)}, published="GraCE: H100"), ORIGIN)
     assert [list(line.get_ydata()) for line in with_mark.axes[0].lines] == [[3.0]]
-    assert "GraCE: H100" in [text.get_text() for text in with_mark.legends[0].get_texts()]
-    assert "GraCE: H100" not in [text.get_text() for text in without.legends[0].get_texts()]
+    assert "published" in [text.get_text() for text in with_mark.legends[0].get_texts()]
+    assert with_mark.legends[0].get_title().get_text() == "Published: GraCE: H100."
+    assert "published" not in [text.get_text() for text in without.legends[0].get_texts()]
 
 
 def test_many_workloads_go_into_panels_of_at_most_fourteen():

@@ -213,6 +213,7 @@ def test_obstacles_sum_over_graphs_with_the_papers_coverage_beside_them():
     assert (found["cpu_nodes"], found["cpu_attributes"], found["cpu_arguments"]) == (2, 2, 0)
     assert (found["host_to_device_copies"], found["blocking_copies"], found["host_to_device_bytes"]) == (1, 1, 1024)
     assert (found["non_static_input_bytes"], found["stock_captures"]) == (32, "1 of 2")
+    assert found["grace_bytes"] == round(1.3 * 2**20)
     assert (found["grace_stock_percent"], found["grace_placement_percent"], found["error"]) == (5.14, 74.22, None)
 
 

@@ -45,7 +45,7 @@ class Chart:
         series: names of the bars within a group, in order; a series that is a mode has that mode's colour.
         bars: by (group, series); a missing key is an empty place.
         parts: names of the solid and of the lighter part, where bars are stacked.
-        published: label of the marks for published values, where there are any.
+        published: what the marks for published values show and where that is from, where there are any.
         note: what a reader must know, below the figure.
     """
 

@@ -209,17 +209,21 @@ def _draw_text(figure: Figure, chart: Chart, provenance: Provenance) -> None:
             Patch(color=_INK, label=chart.parts[0]),
             Patch(color=_INK, alpha=0.35, label=chart.parts[1]),
         ]
+    notes = [chart.note]
     if chart.published is not None and any(bar.published is not None for bar in chart.bars.values()):
-        handles.append(Line2D([], [], label=chart.published, **_PUBLISHED_MARK))
-    figure.legend(
+        handles.append(Line2D([], [], label="published", **_PUBLISHED_MARK))
+        notes.append(f"Published: {chart.published}.")
+    longest = max(len(handle.get_label()) for handle in handles)
+    legend = figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=min(4, len(handles)),
+        ncols=max(1, int(figure.get_figwidth() * _CHARACTERS_PER_INCH / (longest + 6))),
         frameon=False,
         fontsize=8.5,
-        title=_wrapped(figure, chart.note) or None,
+        title="\n".join(_wrapped(figure, note) for note in notes if note) or None,
         title_fontsize=8.5,
     )
+    legend.get_title().set_multialignment("center")
 
 
 def _wrapped(figure: Figure, text: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from suite.explain.records import Explanation
+from suite.modes import GRAPH_MODE
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.explain_tables import (
     explanation_label,
     host_to_device,
+    is_as_published,
     lowerings_of,
-    published_coverage,
     settings,
     total_bytes,
 )
@@ -22,7 +23,7 @@ NOT_LOWERED = "not lowered"
 
 def all_charts(explanations: Sequence[Explanation], published: Published) -> tuple[Chart, ...]:
     """Every figure these explanations have values for."""
-    charts = (kernels_in_graphs(explanations, published), copied_bytes(explanations))
+    charts = (kernels_in_graphs(explanations, published), copied_bytes(explanations, published))
     return tuple(chart for chart in charts if any(bar.value is not None for bar in chart.bars.values()))
 
 
@@ -35,7 +36,7 @@ def kernels_in_graphs(explanations: Sequence[Explanation], published: Published)
             parts = lowerings_of(explanation, setting)
             inside = sum(one.kernels_in_graphs for one in parts)
             kernels = inside + sum(one.kernels_outside for one in parts)
-            paper = published_coverage(explanation, published, "grace", setting)
+            paper = published.coverage("grace", explanation.target, setting) if is_as_published(explanation) else None
             bar = Bar(100 * inside / kernels, total=100.0, published=paper) if kernels else Bar(None, published=paper)
             if not parts:
                 bar = Bar(failure="failed" if explanation.error else NOT_LOWERED, published=paper)
@@ -43,18 +44,19 @@ def kernels_in_graphs(explanations: Sequence[Explanation], published: Published)
     return Chart(
         "explain_kernels",
         "Kernels inside and outside CUDA graphs, by offline lowering",
-        "% of kernels in one call",
+        "% of kernels in FX graphs",
         Scale.PERCENT,
         tuple(explanation_label(explanation) for explanation in explanations),
         names,
         bars,
-        parts=("in graphs", "outside"),
+        parts=("in CUDA graphs", "outside"),
         published=f"measured coverage, {published.sources['grace'].setting}",
+        note="What runs between FX graphs, after a graph break, is not seen here; a measured coverage counts it.",
     )
 
 
-def copied_bytes(explanations: Sequence[Explanation]) -> Chart:
-    """Bytes per call that stock would copy into placeholders, and bytes that go from host to device."""
+def copied_bytes(explanations: Sequence[Explanation], published: Published) -> Chart:
+    """Bytes per call that stock would copy into placeholders, beside published ones, and from host to device."""
     inputs, transfers = "non-static inputs", "host to device"
     bars: dict[tuple[str, str], Bar] = {}
     for explanation in explanations:
@@ -63,7 +65,11 @@ def copied_bytes(explanations: Sequence[Explanation]) -> Chart:
             bars[label, inputs] = bars[label, transfers] = Bar(failure="failed")
             continue
         transferred = total_bytes(host_to_device(explanation))
-        bars[label, inputs] = Bar(float(sum(graph.non_static_input_bytes for graph in explanation.graphs)))
+        paper = (
+            published.copied_bytes("grace", explanation.target, GRAPH_MODE) if is_as_published(explanation) else None
+        )
+        copied = sum(graph.non_static_input_bytes for graph in explanation.graphs)
+        bars[label, inputs] = Bar(float(copied), published=paper)
         bars[label, transfers] = Bar(failure="size unknown") if transferred is None else Bar(float(transferred))
     return Chart(
         "explain_bytes",
@@ -73,5 +79,7 @@ def copied_bytes(explanations: Sequence[Explanation]) -> Chart:
         tuple(explanation_label(explanation) for explanation in explanations),
         (inputs, transfers),
         bars,
-        note="Non-static inputs: copied into placeholders before each replay, if the graph is captured at all.",
+        published=f"copied before indirection, {published.sources['grace'].setting}",
+        note="Non-static inputs are copied into placeholders before each replay, if the graph is captured at all. "
+        "Training: of forward graphs alone, while published values count backward graphs too.",
     )

@@ -44,11 +44,9 @@ def lowerings_of(explanation: Explanation, setting: str) -> list[Lowering]:
     return found if len(found) == len(explanation.graphs) else []
 
 
-def published_coverage(explanation: Explanation, published: Published, source: str, mode: str) -> float | None:
-    """The source's coverage in percent for this workload, where it is explained as published and in full size."""
-    if explanation.variant not in (None, PUBLISHED_VARIANT) or explanation.size != FULL_SIZE:
-        return None
-    return published.coverage(source, explanation.target, mode)
+def is_as_published(explanation: Explanation) -> bool:
+    """Whether published numbers may stand beside this: the published program in full size."""
+    return explanation.variant in (None, PUBLISHED_VARIANT) and explanation.size == FULL_SIZE
 
 
 def host_to_device(explanation: Explanation) -> list[Copy]:
@@ -66,21 +64,16 @@ def obstacles(explanations: Sequence[Explanation], published: Published) -> Tabl
     """One row per model: CPU nodes, copies, breaks, what stock would capture, bytes it would copy."""
     columns = ["workload", "task", "batch", "fx_graphs", "graph_breaks", "operations", "cpu_nodes", "cpu_constants"]
     columns += ["cpu_attributes", "cpu_arguments", "cpu_outputs", "cpu_scalars", "host_to_device_copies"]
-    columns += [
-        "blocking_copies",
-        "host_to_device_bytes",
-        "non_static_input_bytes",
-        "stock_captures",
-        "grace_stock_percent",
-    ]
-    columns += ["grace_placement_percent", "error"]
+    columns += ["blocking_copies", "host_to_device_bytes", "non_static_input_bytes", "grace_bytes", "stock_captures"]
+    columns += ["grace_stock_percent", "grace_placement_percent", "error"]
     return make_table(
         "explain_obstacles",
         "What stands in the way of CUDA graphs",
         "Per call. CPU nodes: values in the FX graphs that live on the CPU; CPU scalars: those of rank 0 that GPU "
         "operations take by value. non-static inputs: data that stock CUDA "
-        "graphs copy before each replay. stock captures: FX graphs whose kernels stock would capture in full. grace: "
-        "published coverage, stock PyTorch 2.4 and after placement. " + published.caption("grace"),
+        "graphs copy before each replay; beside it GraCE's bytes before indirection. stock captures: FX graphs whose "
+        "kernels stock would capture in full; beside it GraCE's measured coverage, stock PyTorch 2.4 and after "
+        "placement. " + published.caption("grace"),
         columns,
         (_obstacle_row(explanation, published) for explanation in explanations),
     )
@@ -94,7 +87,8 @@ def lowerings(explanations: Sequence[Explanation]) -> Table:
         "explain_lowerings",
         "What Inductor makes of it",
         "Lowered offline for the target. partitions: pieces that would become CUDA graphs. CPU kernels and copies are "
-        "those of one call. A model without a row could not be lowered in full; the limits say why.",
+        "those of one call. Only kernels of FX graphs are seen: what runs between them, after a graph break, is not in "
+        "these counts and is never in a CUDA graph. A model without a row could not be lowered in full.",
         columns,
         (row for explanation in explanations for row in _lowering_rows(explanation, settings(explanations))),
     )
@@ -142,10 +136,14 @@ def _obstacle_row(explanation: Explanation, published: Published) -> Row:
         "workload": explanation_label(explanation),
         "task": explanation.task,
         "batch": explanation.batch,
-        "grace_stock_percent": published_coverage(explanation, published, "grace", GRAPH_MODE),
-        "grace_placement_percent": published_coverage(explanation, published, "grace", "placement"),
         "error": explanation.error,
     }
+    if is_as_published(explanation):
+        row |= {
+            "grace_bytes": published.copied_bytes("grace", explanation.target, GRAPH_MODE),
+            "grace_stock_percent": published.coverage("grace", explanation.target, GRAPH_MODE),
+            "grace_placement_percent": published.coverage("grace", explanation.target, "placement"),
+        }
     graphs = explanation.graphs
     if explanation.error and not graphs:
         return row

@@ -88,9 +88,9 @@ def time_split(run: Run) -> Chart:
             run.labels,
             run.modes,
             {},
-            parts=("kernel time", "rest: launches, copies, checks, waiting"),
-            note="Where kernels overlap, the sum of their times can exceed the host time; the bar then has no rest. "
-            "Times in microseconds are in the table.",
+            parts=("kernel time", "the rest"),
+            note="The rest: launches, copies, checks, waiting. Where kernels overlap, the sum of their times can exceed "
+            "the host time; the bar then has no rest. Times in microseconds are in the table.",
         ),
         bar,
     )
@@ -183,7 +183,7 @@ def compile_time(run: Run) -> Chart:
             run.labels,
             run.modes,
             {},
-            parts=("to the first result", "through the rest of warm-up and recording"),
+            parts=("to the first result", "rest of warm-up and recording"),
         ),
         lambda cell: Bar(cell.compile.first_call_s, total=cell.compile.warm_up_s) if cell.compile else Bar(),
     )
