@@ -89,7 +89,7 @@ def time_split(run: Run) -> Chart:
             run.modes,
             {},
             parts=("kernel time", "the rest"),
-            note="The rest: launches, copies, checks, waiting. Where kernels overlap, the sum of their times can exceed "
+            note="The rest: launches, copies, checks, waiting. Where kernels overlap, the sum of their times may pass "
             "the host time; the bar then has no rest. Times in microseconds are in the table.",
         ),
         bar,
