@@ -1,0 +1,107 @@
+"""The `torch.compile` backend `encore`: placement, then Inductor with CUDA graphs.
+
+Registered as an entry point of the group `torch_dynamo_backends`, so that `torch.compile(model, backend="encore")`
+needs no import.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from optimizations import torch_internals
+from optimizations.options import Options, WrongOption
+from optimizations.placement import Feeds, place
+from optimizations.report import LEDGER, CompiledGraph, Entry
+
+_FEEDS: weakref.WeakSet[Feeds] = weakref.WeakSet()
+"""Run-time state of all graphs compiled in this process, for `reset`."""
+
+
+def encore(
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile one FX graph of Dynamo.
+
+    Raises:
+        UnsupportedTorch: this PyTorch is not one whose internals Encore knows.
+        WrongOption: an option is unknown or has a value it cannot have, or a `mode` of Inductor was given.
+    """
+    torch_internals.require_supported()
+    if mode is not None:
+        raise WrongOption(
+            f"backend 'encore' has no modes, got mode={mode!r}; it always uses CUDA graphs. "
+            "Give Inductor's settings as options={'inductor': {...}}."
+        )
+    settings = Options.parse(options)
+    inductor = {"triton.cudagraphs": True, **settings.inductor}
+    placement = place(graph_module, example_inputs, settings)
+    compiled = torch_internals.compile_fx.compile_fx(
+        placement.graph_module,
+        placement.example_inputs(example_inputs),
+        inner_compile=_watched(LEDGER.open(placement.report)),
+        config_patches=inductor,
+    )
+    if placement.feeds is None:
+        return compiled
+    feeds = Feeds(placement.feeds)
+    _FEEDS.add(feeds)
+    return _fed(compiled, feeds, copies_out=bool(placement.feeds.cpu_outputs))
+
+
+def release_feeds() -> None:
+    """Gives back the device memory of all hoisted values and staging buffers; the next calls allocate anew."""
+    for feeds in list(_FEEDS):
+        feeds.release()
+
+
+def _fed(compiled: Callable[..., Any], feeds: Feeds, copies_out: bool) -> Callable[..., Any]:
+    """The function Dynamo calls in place of the graph. A plain function: Dynamo wraps it and calls it by that."""
+    if copies_out:
+
+        def run(*arguments: Any) -> Any:
+            return feeds.copy_out(compiled(*feeds.bind(arguments)))
+
+    else:
+
+        def run(*arguments: Any) -> Any:
+            return compiled(*feeds.bind(arguments))
+
+    return run
+
+
+def _watched(entry: Entry) -> Callable[..., Any]:
+    """Inductor's own compilation of one direction, which also notes what became of it."""
+    compile_inner = torch_internals.compile_fx_inner
+
+    @functools.wraps(compile_inner)
+    def compile_and_note(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+        result = compile_inner(graph_module, inputs, **settings)
+        if isinstance(result, torch_internals.CompiledFxGraph):
+            entry.compiled.append(_outcome(result, settings))
+        return result
+
+    return compile_and_note
+
+
+def _outcome(result: Any, settings: Mapping[str, Any]) -> CompiledGraph:
+    direction = "backward" if settings.get("is_backward") else "inference" if settings.get("is_inference") else "forward"
+    reasons: list[str] = []
+    if result.disabled_cudagraphs_reason:
+        reasons.append(result.disabled_cudagraphs_reason)
+    if result.cudagraph_info is not None:
+        reasons.extend(result.cudagraph_info.cudagraph_fail_reasons)
+    if result.partition_maps is not None:
+        partitions = 0 if reasons else len(result.partition_maps)
+    else:
+        partitions = 0 if reasons or "cuda" not in result.device_types else 1
+    return CompiledGraph(direction, partitions, tuple(dict.fromkeys(reasons)))

@@ -1,0 +1,80 @@
+"""What placement would do with a program: its FX graphs before and after, with nothing compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from optimizations import torch_internals
+from optimizations.options import Options
+from optimizations.placement.place import place
+from optimizations.report import Copy, PlacementReport
+
+_RECOMPILES = 256
+"""Each explanation traces anew, and Dynamo counts that as a recompilation of the same code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Placement of each FX graph of one call, in the order Dynamo made them. `str` gives it as text."""
+
+    graphs: tuple[PlacementReport, ...]
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return "no FX graph: Dynamo traced nothing of this call"
+        return "\n\n".join("\n".join(_lines(index, graph)) for index, graph in enumerate(self.graphs))
+
+
+def explain(
+    program: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None,
+) -> Explanation:
+    """See `optimizations.explain`."""
+    torch_internals.require_supported()
+    settings = Options.parse(options)
+    graphs: list[PlacementReport] = []
+
+    def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        graphs.append(place(graph_module, example_inputs, settings).report)
+        return graph_module.forward
+
+    with torch_internals.dynamo_config.patch(recompile_limit=_RECOMPILES):
+        torch.compile(program, backend=collect)(*args, **kwargs)
+    return Explanation(tuple(graphs))
+
+
+def _lines(index: int, graph: PlacementReport) -> Iterator[str]:
+    yield f"graph {index}: {graph.nodes} nodes, device {graph.device or 'none'}"
+    if graph.untouched is not None:
+        yield f"  untouched: {graph.untouched}"
+    yield f"  on the CPU:       {len(graph.cpu_nodes_before)} nodes before, {len(graph.cpu_nodes_after)} after"
+    yield f"  copied to device: {_copies(graph.copies_before)} before, {_copies(graph.copies_after)} after"
+    for hoisted in graph.hoisted:
+        what = "literal" if hoisted.inlined else f"{hoisted.hoisted_bytes} bytes"
+        depends = f", depends on {', '.join(hoisted.attributes)}" if hoisted.attributes else ""
+        yield f"  hoisted {hoisted.node} ({what}{depends}){_at(hoisted.source_line)}"
+    for staged in graph.staged:
+        size = f"{staged.staged_bytes} bytes" if staged.staged_bytes is not None else "size differs between calls"
+        yield f"  staged {staged.argument} ({size}){_at(staged.source_line)}"
+    if graph.moved:
+        yield f"  moved to the device: {', '.join(graph.moved)}"
+    for output in graph.cpu_outputs:
+        yield f"  copied out behind the graph: {output}"
+    for left in graph.left:
+        yield f"  left {left.node} ({left.operation}): {left.reason}{_at(left.source_line)}"
+
+
+def _copies(copies: Sequence[Copy]) -> str:
+    blocking = sum(copy.blocking for copy in copies)
+    return f"{len(copies)} ({blocking} blocking)"
+
+
+def _at(source_line: str | None) -> str:
+    return f"  [{source_line}]" if source_line else ""

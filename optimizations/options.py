@@ -1,0 +1,74 @@
+"""Options of the backend, as `torch.compile(..., backend="encore", options={...})` takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+
+class WrongOption(ValueError):
+    """An option that does not exist, or a value it cannot have; the message names what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the backend does. The defaults are what Encore recommends.
+
+    Attributes:
+        placement: move CPU values that keep a graph from being captured to the GPU.
+        attributes: how CPU tensors of rank 1 and more that a module or global holds reach the GPU. "hoist" copies one
+            when its address or version counter changed; "stage" copies it in every call, for programs that write
+            around the version counter (through `.data` or a NumPy view).
+        hoist_limit_bytes: no larger value is kept on the GPU; a table that is on the CPU for its size stays there.
+        stage_limit_bytes: no larger argument is staged.
+        indirection: how replay passes inputs that moved. Only "off" so far: they are copied, as stock PyTorch does.
+        inductor: options for Inductor, by its own names ("max_autotune": True).
+    """
+
+    placement: bool = True
+    attributes: Literal["hoist", "stage"] = "hoist"
+    hoist_limit_bytes: int = 256 * 2**20
+    stage_limit_bytes: int = 64 * 2**20
+    indirection: Literal["off"] = "off"
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any] | None) -> Options:
+        """Options by name, the rest at their defaults.
+
+        Raises:
+            WrongOption: a name is unknown (the message gives the nearest and all known ones) or a value is not allowed.
+        """
+        known = [option.name for option in dataclasses.fields(cls)]
+        for name in given or {}:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=3)
+                hint = f"did you mean {', '.join(near)}? " if near else ""
+                raise WrongOption(f"unknown option {name!r} of backend 'encore'; {hint}Known: {', '.join(known)}.")
+        options = cls(**(given or {}))
+        types = get_type_hints(cls)
+        for name in given or {}:
+            _check(name, getattr(options, name), types[name])
+        return options
+
+
+def _check(name: str, value: Any, wanted: Any) -> None:
+    origin = get_origin(wanted)
+    if origin is Literal:
+        allowed = get_args(wanted)
+        if value not in allowed:
+            raise WrongOption(f"option {name!r} cannot be {value!r}; allowed: {', '.join(map(repr, allowed))}.")
+        return
+    kind = origin or wanted
+    # bool is an int to isinstance, but True is no number of bytes.
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise WrongOption(f"option {name!r} must be {_article(kind)}, not {value!r}.")
+    if kind is int and value < 0:
+        raise WrongOption(f"option {name!r} is a number of bytes and cannot be {value}.")
+
+
+def _article(kind: type) -> str:
+    return {bool: "True or False", int: "an int"}.get(kind, f"a {kind.__name__.lower()}")

@@ -1,0 +1,10 @@
+"""Placement: CPU values that keep a graph from being captured are moved to the GPU, before AOTAutograd sees it.
+
+`place` does the analysis and the rewriting, on plain graphs and without a GPU; `Feeds` supplies the rewritten graph's
+inputs at run time. See the design page for what is moved, what never is, and why.
+"""
+
+from optimizations.placement.feeds import Feeds
+from optimizations.placement.place import Placement, place
+
+__all__ = ["Feeds", "Placement", "place"]

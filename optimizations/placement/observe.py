@@ -1,0 +1,352 @@
+"""Runs an FX graph on fake tensors and writes down what every node really does: values, aliases, writes, operators.
+
+Dynamo's graphs hold Python-level calls (`operator.add`, `Tensor.to`, user operators), and no table of such names could
+say which of them alias, mutate, draw random numbers or look at values. So the graph is executed once without data, and
+the operators that each node dispatches to answer these questions through their schemas and tags.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from optimizations import torch_internals
+
+INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
+"""Their shape depends on values only where an index is a mask."""
+
+TRANSFERS = frozenset({"aten::_to_copy", "aten::copy_", "aten::copy", "prims::device_put"})
+MIXES_DEVICES = TRANSFERS | INDEXING | {"aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
+"""Operators that take CPU tensors of rank 1 and more beside GPU tensors because they move data, or move it themselves.
+
+Any other that does may insist on the CPU: `_pack_padded_sequence` reads its lengths there.
+"""
+
+DEVICE_DEPENDENT = frozenset(
+    f"aten::{name}"
+    for name in (
+        # which of equal elements comes first
+        *("sort", "argsort", "topk", "kthvalue", "mode", "median", "nanmedian", "argmax", "argmin"),
+        *("max.dim", "min.dim", "cummax", "cummin"),
+        # which of several writes to one place stays
+        *("index_put", "index_put_", "_index_put_impl_", "scatter", "scatter_", "put", "put_", "index_copy"),
+        *("index_copy_", "masked_scatter", "masked_scatter_"),
+        # signs and order of vectors
+        *("linalg_eig", "_linalg_eigh", "linalg_qr", "_linalg_svd", "geqrf", "linalg_ldl_factor_ex"),
+    )
+)
+"""Operators whose documented result leaves a choice that CPU and GPU may make differently."""
+
+
+class CannotObserve(RuntimeError):
+    """The graph cannot be run on fake tensors, or does what such a run would not show. `node` is where."""
+
+    def __init__(self, node: str, reason: str) -> None:
+        super().__init__(f"{node}: {reason}")
+        self.node = node
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class Effects:
+    """What one node does beyond computing its value. Storages are numbered as in `Observation`.
+
+    `opaque` says why nobody can know what the node does; `gpu_obstacle` why its CPU operands cannot be GPU tensors.
+    """
+
+    writes: set[int] = field(default_factory=set)
+    host_reads: set[int] = field(default_factory=set)
+    random_on_cpu: bool = False
+    opaque: str | None = None
+    gpu_obstacle: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """A tensor at the moment its node was done. Sizes and strides may be symbolic."""
+
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+    storage: int
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One run. Keys are node names; `storages` maps a storage to the device it is on.
+
+    `values` are fake tensors (and symbolic numbers) of `mode`; inputs that share memory are given one storage number.
+    """
+
+    mode: Any
+    values: Mapping[str, Any]
+    tensors: Mapping[str, tuple[TensorFacts, ...]]
+    effects: Mapping[str, Effects]
+    storages: Mapping[int, torch.device]
+
+    def share_memory(self, one: str, other: str) -> bool:
+        """Whether the values of two nodes have a storage in common."""
+        storages = {facts.storage for facts in self.tensors[one]}
+        return any(facts.storage in storages for facts in self.tensors[other])
+
+
+def observe(
+    graph_module: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    same_memory_as: Sequence[Any] | None = None,
+    mode: Any = None,
+) -> Observation:
+    """Run `graph_module` on tensors without data.
+
+    `inputs` give their layouts: fake or real tensors, symbolic or plain numbers. `same_memory_as` are the tensors that
+    tell which inputs share memory (by default `inputs` themselves). `mode` is the one of an earlier observation of a
+    graph with the same symbols, if there was one.
+
+    Raises:
+        CannotObserve: some node does not run that way; the message names it.
+    """
+    if not torch.cuda.is_available():
+        # PyTorch's own guard for tracing CUDA programs without a device; without it, indexing asks for the driver.
+        torch_internals.ensure_cuda_device_guard_set()
+    shape_env = mode.shape_env if mode is not None else _shape_env(inputs)
+    mode = mode or torch_internals.FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_global_state_kept())
+        if shape_env is not None:
+            # Dynamo has guarded on all that this run decides; its own symbols for data-dependent sizes stay its own.
+            stack.enter_context(shape_env.suppress_guards())
+            stack.enter_context(shape_env.ignore_fresh_unbacked_symbols())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(mode)
+        log = stack.enter_context(_operator_log()())
+        observer = _Observer(graph_module, mode, log)
+        try:
+            observer.run(*observer.fake_inputs(inputs, same_memory_as or inputs), enable_io_processing=False)
+        except CannotObserve:
+            raise
+        except Exception as error:
+            first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CannotObserve(observer.current, first_line) from error
+    return Observation(mode, observer.named_values, observer.tensors, observer.effects, log.storages)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Tensors in nested lists, tuples, dictionaries and slices."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, slice):
+        yield from tensors_in((value.start, value.stop, value.step))
+
+
+class _Observer(torch.fx.Interpreter):
+    """The interpreter of `observe`. All values stay alive, so that no storage number is given twice."""
+
+    def __init__(self, graph_module: torch.fx.GraphModule, mode: Any, log: Any) -> None:
+        super().__init__(graph_module, garbage_collect_values=False)
+        self.extra_traceback = False
+        self.mode = mode
+        self.log = log
+        self.current = "inputs"
+        self.named_values: dict[str, Any] = {}
+        self.tensors: dict[str, tuple[TensorFacts, ...]] = {}
+        self.effects: dict[str, Effects] = {}
+
+    def fake_inputs(self, inputs: Sequence[Any], same_memory_as: Sequence[Any]) -> list[Any]:
+        """One fake tensor per input, laid out as the input is; views of one memory get one storage number."""
+        fakes: list[Any] = []
+        numbers: dict[int, int] = {}
+        for value, real in zip(inputs, same_memory_as, strict=True):
+            fakes.append(_fake_like(value, self.mode))
+            if isinstance(value, torch.Tensor):
+                number = self.log.storage_of(fakes[-1])
+                self.log.shared[number] = numbers.setdefault(_storage_key(real), number)
+        return fakes
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self.current = n.name
+        if n.op == "output":
+            return super().run_node(n)
+        effects = self.effects[n.name] = self.log.effects = Effects()
+        if n.op == "call_module":
+            raise CannotObserve(n.name, "calls of modules are not looked into")
+        if n.op == "call_function" and _is_functorch(n.target):
+            raise CannotObserve(n.name, "function transforms change what all other nodes mean")
+        if n.op == "call_function" and isinstance(n.target, torch_internals.HigherOrderOperator):
+            value = self._not_run(n, effects)
+        else:
+            value = super().run_node(n)
+        self.named_values[n.name] = value
+        self.tensors[n.name] = tuple(self._facts(tensor) for tensor in tensors_in(value))
+        return value
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        return self.mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+
+    def _not_run(self, n: torch.fx.Node, effects: Effects) -> Any:
+        """The value Dynamo saw for an operator that runs graphs of its own; what these do to operands is not known."""
+        effects.opaque = f"{n.target} runs a graph of its own"
+        effects.writes.update(
+            self.log.storage_of(tensor)
+            for tensor in tensors_in([self.env[operand] for operand in n.all_input_nodes if operand in self.env])
+        )
+        if "example_value" not in n.meta:
+            raise CannotObserve(n.name, "nothing is known of its value")
+        return _map_tensors(n.meta["example_value"], lambda tensor: _fake_like(tensor, self.mode))
+
+    def _facts(self, tensor: torch.Tensor) -> TensorFacts:
+        return TensorFacts(
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.dtype,
+            tensor.device,
+            self.log.storage_of(tensor),
+            tensor.requires_grad,
+        )
+
+
+def _operator_log() -> type:
+    """The dispatch mode that notes effects; a class made late, because its base is one of PyTorch's private names."""
+
+    class OperatorLog(torch_internals.TorchDispatchMode):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.effects = Effects()
+            self.storages: dict[int, torch.device] = {}
+            self.shared: dict[int, int] = {}
+            self._alive: list[torch.Tensor] = []
+
+        def storage_of(self, tensor: torch.Tensor) -> int:
+            key = StorageWeakRef(tensor.untyped_storage()).cdata
+            if key not in self.storages:
+                self.storages[key] = tensor.device
+                self._alive.append(tensor)
+            return self.shared.get(key, key)
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            if func.namespace == "prim":  # asks a tensor for its device or layout
+                return func(*args, **(kwargs or {}))
+            operands = list(tensors_in([args, dict(kwargs or {})]))
+            written = list(_written(func, args, kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            results = list(tensors_in(result))
+            effects = self.effects
+            effects.writes.update(self.storage_of(tensor) for tensor in written)
+            if _needs_values(func, operands):
+                effects.host_reads.update(self.storage_of(t) for t in operands if t.device.type == "cpu")
+            if any(tensor.device.type == "cpu" for tensor in (*operands, *results)):
+                effects.random_on_cpu |= torch.Tag.nondeterministic_seeded in func.tags
+                effects.gpu_obstacle = effects.gpu_obstacle or _gpu_obstacle(func, operands, results)
+            if func.namespace not in ("aten", "prims"):
+                effects.opaque = f"{func} is a custom operator"
+            for tensor in results:
+                self.storage_of(tensor)
+            return result
+
+    return OperatorLog
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    for position, parameter in enumerate(func._schema.arguments):
+        if parameter.alias_info is None or not parameter.alias_info.is_write:
+            continue
+        if position < len(args):
+            yield from tensors_in(args[position])
+        elif parameter.name in kwargs:
+            yield from tensors_in(kwargs[parameter.name])
+
+
+def _needs_values(func: Any, operands: Iterable[torch.Tensor]) -> bool:
+    if func._schema.name in INDEXING:
+        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in list(operands)[1:])
+    if func._schema.name.startswith("aten::_assert_async"):
+        return True
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _gpu_obstacle(func: Any, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> str | None:
+    """Why `func` cannot take its CPU operands from the GPU with the same result, or None."""
+    name = func._schema.name
+    on_cpu = [tensor for tensor in operands if tensor.device.type == "cpu"]
+    mixed = any(tensor.device.type != "cpu" for tensor in (*operands, *results))
+    if not mixed and not DEVICE_DEPENDENT.isdisjoint((name, func.name())):
+        return f"{func} leaves a choice that CPU and GPU may make differently"
+    if mixed and name not in MIXES_DEVICES and any(tensor.dim() > 0 for tensor in on_cpu):
+        return f"{func} takes a CPU tensor beside GPU tensors and may need it there"
+    if torch.version.cuda is not None and not torch_internals.has_kernel_for(func.name(), "CUDA"):
+        return f"{func} has no kernel for the GPU"
+    return None
+
+
+def _is_functorch(target: Any) -> bool:
+    module = getattr(target, "__module__", None) or ""
+    return module.startswith(("torch._C._functorch", "torch._functorch"))
+
+
+def _fake_like(value: Any, mode: Any) -> Any:
+    """A tensor of `mode` with the layout of `value` and no data; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch_internals.FakeTensor):
+        raise ValueError(f"a {type(value).__name__} is not looked into")
+    if value.layout is not torch.strided or value.is_quantized or value.is_conj() or value.is_neg():
+        raise ValueError("a tensor that is no plain strided one is not looked into")
+    with mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _map_tensors(value: Any, make: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return make(value)
+    if isinstance(value, (list, tuple)):
+        items = [_map_tensors(item, make) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    return int(StorageWeakRef(tensor.untyped_storage()).cdata)
+
+
+def _shape_env(inputs: Sequence[Any]) -> Any:
+    """Where the symbols among `inputs` come from; None where all sizes are numbers."""
+    for value in inputs:
+        if isinstance(value, torch_internals.FakeTensor) and value.fake_mode.shape_env is not None:
+            return value.fake_mode.shape_env
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return value.node.shape_env
+    return None
+
+
+@contextlib.contextmanager
+def _global_state_kept() -> Iterator[None]:
+    """Graphs enter and leave autocast and gradient modes by calls; one that breaks off in between must not leak them."""
+    devices = ("cpu", "cuda")
+    autocast = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices]
+    cache = torch.is_autocast_cache_enabled()
+    grad = torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        for device, (enabled, dtype) in zip(devices, autocast, strict=True):
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(cache)
+        torch.set_grad_enabled(grad)

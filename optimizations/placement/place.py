@@ -1,0 +1,237 @@
+"""Placement of one FX graph: observe, plan, rewrite, and plan again around what did not work out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from optimizations import torch_internals
+from optimizations.options import Options
+from optimizations.placement.observe import CannotObserve, Observation, observe, tensors_in
+from optimizations.placement.plan import Plan, plan
+from optimizations.placement.residency import Node, Residency, residency
+from optimizations.placement.rewrite import FeedPlan, Rewritten, RewriteFailed, rewrite
+from optimizations.placement.sources import input_sources
+from optimizations.report import Copy, CpuNode, Hoisted, Left, PlacementReport, Staged
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A graph after placement. `feeds` None: it is the original, and takes the original's arguments."""
+
+    graph_module: torch.fx.GraphModule
+    feeds: FeedPlan | None
+    report: PlacementReport
+
+    def example_inputs(self, original: Sequence[Any]) -> list[Any]:
+        """Inputs to compile `graph_module` with: the kept ones of `original`, and fake tensors for the added ones.
+
+        Nothing is allocated on a device.
+        """
+        if self.feeds is None:
+            return list(original)
+        mode = torch_internals.detect_fake_mode(list(original)) or torch_internals.FakeTensorMode()
+        layouts = [layout for group in self.feeds.hoisted for layout in group.layouts]
+        with mode:
+            added = [
+                torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=self.feeds.device)
+                for layout in (*layouts, *self.feeds.staged_layouts)
+            ]
+        return [*(original[index] for index in self.feeds.kept), *added]
+
+
+def place(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options | None = None
+) -> Placement:
+    """Rewrite a graph of Dynamo so that its CPU values come to the GPU without a blocking copy.
+
+    Works on real and on fake inputs, and needs no GPU. `graph_module` is not changed. Where nothing can be done the
+    result holds it as it is, with the reason in the report.
+    """
+    options = options or Options()
+    layouts = _layouts(graph_module, example_inputs)
+    missing = _missing_device(graph_module, layouts)
+    if missing is not None:
+        return _untouched(graph_module, missing)
+    if any(node.target is torch_internals.enter_autocast and "cpu" in node.args for node in graph_module.graph.nodes):
+        return _untouched(graph_module, "the graph switches autocast on the CPU on and off")
+    try:
+        observation = observe(graph_module, layouts, same_memory_as=example_inputs)
+    except CannotObserve as error:
+        return _untouched(graph_module, f"not analysed: {error}")
+    placeholders = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
+    requires_grad = {
+        name: isinstance(example, torch.Tensor) and example.requires_grad
+        for name, example in zip(placeholders, example_inputs, strict=True)
+    }
+    graph = residency(graph_module, observation, input_sources(graph_module, list(example_inputs)), requires_grad)
+    return _Placing(graph_module, layouts, observation, graph, options).place()
+
+
+class _Placing:
+    def __init__(
+        self,
+        graph_module: torch.fx.GraphModule,
+        layouts: Sequence[Any],
+        observation: Observation,
+        graph: Residency,
+        options: Options,
+    ) -> None:
+        self.graph_module = graph_module
+        self.layouts = layouts
+        self.observation = observation
+        self.graph = graph
+        self.options = options
+
+    def place(self) -> Placement:
+        devices = self.graph.devices
+        if not devices:
+            return _untouched(self.graph_module, "no tensor is on a GPU", self._before())
+        if len(devices) > 1 or not devices[0].startswith("cuda"):
+            reason = f"placement moves values to one CUDA device; here: {', '.join(devices)}"
+            return _untouched(self.graph_module, reason, self._before())
+        vetoes: dict[str, str] = {}
+        while True:
+            decided = plan(self.graph, self.options, vetoes)
+            if not decided.readers:
+                return _untouched(self.graph_module, "nothing could be moved", self._before(), decided.left)
+            try:
+                rewritten = rewrite(
+                    self.graph_module,
+                    decided,
+                    self.observation,
+                    self.layouts,
+                    keep_addresses=not self.graph.differentiable,
+                )
+            except RewriteFailed as error:
+                unit = self._unit_behind(error.node, decided)
+                if unit is None:
+                    return _untouched(self.graph_module, f"not rewritten: {error}", self._before(), decided.left)
+                vetoes[unit] = error.reason
+                continue
+            return Placement(rewritten.graph_module, rewritten.feeds, self._report(decided, rewritten))
+
+    def _unit_behind(self, node: str, decided: Plan) -> str | None:
+        """The nearest reader that `node` is, or is computed from."""
+        pending, seen = [node], {node}
+        while pending:
+            name = pending.pop(0)
+            if name in decided.readers:
+                return name
+            operands = self.graph.nodes[name].operands if name in self.graph.nodes else ()
+            for operand in operands:
+                if operand not in seen:
+                    seen.add(operand)
+                    pending.append(operand)
+        return None
+
+    def _report(self, decided: Plan, rewritten: Rewritten) -> PlacementReport:
+        before = self._before()
+        kept = {node.name for node in rewritten.graph_module.graph.nodes}
+        after = tuple(node for node in before.cpu_nodes_before if node.node in kept - set(decided.moves))
+        copies = tuple(copy for copy in before.copies_before if copy.node not in decided.readers)
+        staged = tuple(self._staged(name) for name in decided.stages)
+        if staged:
+            sizes = [entry.staged_bytes for entry in staged]
+            total = None if None in sizes else sum(size or 0 for size in sizes)
+            copies = (Copy("staging", ", ".join(entry.node for entry in staged), total, False, None), *copies)
+        return PlacementReport(
+            device=decided.device,
+            untouched=None,
+            nodes=before.nodes,
+            cpu_nodes_before=before.cpu_nodes_before,
+            cpu_nodes_after=after,
+            copies_before=before.copies_before,
+            copies_after=copies,
+            hoisted=tuple(self._hoisted(hoist.value, hoist.attributes, hoist.inline) for hoist in decided.hoists),
+            staged=staged,
+            moved=decided.moves,
+            cpu_outputs=decided.cpu_outputs,
+            left=decided.left,
+        )
+
+    def _before(self) -> PlacementReport:
+        nodes = self.graph.nodes.values()
+        cpu_nodes = tuple(self._cpu_node(node) for node in nodes if node.on_cpu and node.tensors)
+        return PlacementReport(
+            device=self.graph.devices[0] if len(self.graph.devices) == 1 else None,
+            untouched=None,
+            nodes=self.graph.node_count,
+            cpu_nodes_before=cpu_nodes,
+            copies_before=tuple(self._copies()),
+        )
+
+    def _cpu_node(self, node: Node) -> CpuNode:
+        kind = self.graph.kind(node)
+        return CpuNode(node.name, node.operation, kind, node.shape, node.dtype, node.source_line)
+
+    def _copies(self) -> Iterator[Copy]:
+        for node in self.graph.nodes.values():
+            for operand in node.operands if node.is_call and node.on_gpu else ():
+                value = self.graph.nodes[operand]
+                if value.on_cpu:
+                    # A CPU tensor of rank 0 is passed to kernels by value, or goes over asynchronously with others.
+                    yield Copy(node.name, operand, value.value_bytes, value.shape != (), node.source_line)
+
+    def _hoisted(self, value: str, attributes: Sequence[str], inline: bool) -> Hoisted:
+        node = self.graph.nodes[value]
+        names = tuple(self.graph.nodes[name].operation for name in attributes)
+        return Hoisted(
+            value, node.shape or (), node.dtype or "", node.value_bytes or 0, names, inline, node.source_line
+        )
+
+    def _staged(self, name: str) -> Staged:
+        node = self.graph.nodes[name]
+        return Staged(name, node.operation, node.shape or (), node.dtype or "", node.value_bytes, node.source_line)
+
+
+def _untouched(
+    graph_module: torch.fx.GraphModule,
+    reason: str,
+    before: PlacementReport | None = None,
+    left: tuple[Left, ...] = (),
+) -> Placement:
+    cpu_nodes = before.cpu_nodes_before if before is not None else ()
+    copies = before.copies_before if before is not None else ()
+    report = PlacementReport(
+        device=before.device if before is not None else None,
+        untouched=reason,
+        nodes=len(graph_module.graph.nodes),
+        cpu_nodes_before=cpu_nodes,
+        cpu_nodes_after=cpu_nodes,
+        copies_before=copies,
+        copies_after=copies,
+        left=left,
+    )
+    return Placement(graph_module, None, report)
+
+
+def _layouts(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """What Dynamo knows of each input (with symbolic sizes), else the example itself."""
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    pairs = zip(placeholders, example_inputs, strict=True)
+    return [_layout(node.meta.get("example_value", example), example) for node, example in pairs]
+
+
+def _layout(noted: Any, example: Any) -> Any:
+    """`noted`, unless the graph changes an input's shape: then Dynamo's note is of the shape afterwards."""
+    if not isinstance(noted, torch.Tensor):
+        return noted
+    sizes = [(a, b) for a, b in zip(noted.shape, example.shape, strict=False) if isinstance(a, int)]
+    strides = [(a, b) for a, b in zip(noted.stride(), example.stride(), strict=False) if isinstance(a, int)]
+    same = noted.dim() == example.dim() and all(a == b for a, b in (*sizes, *strides) if isinstance(b, int))
+    return noted if same else example
+
+
+def _missing_device(graph_module: torch.fx.GraphModule, layouts: Sequence[Any]) -> str | None:
+    """Why placement has nothing to do, as far as the values that Dynamo noted tell; None where it may have."""
+    noted = [*layouts, *(node.meta.get("example_value") for node in graph_module.graph.nodes)]
+    devices = {tensor.device.type for tensor in tensors_in(noted)}
+    came_from_dynamo = "dynamo_compile_id" in graph_module.meta
+    if came_from_dynamo and "cuda" not in devices:
+        return "no tensor is on a GPU"
+    return "nothing is on the CPU" if came_from_dynamo and "cpu" not in devices else None

@@ -1,0 +1,202 @@
+"""Where every value of an FX graph lives, and what keeps it there: an `Observation` turned into plain records.
+
+Node names stand for nodes, numbers for storages. Nothing here refers to FX, so that planning needs no graph.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.fx
+
+from optimizations import torch_internals
+from optimizations.placement.observe import Observation, TensorFacts
+from optimizations.placement.sources import InputSource
+from optimizations.report import CpuKind, Size
+
+CPU = "cpu"
+MIXED = "several devices"
+_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<number>\d+), in (?P<function>[^\n]+)(?:\n\s*(?P<code>[^\n]+))?')
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node of a graph.
+
+    Attributes:
+        device: where its value lives ("cpu", "cuda:0"), or where it writes if it has none; `MIXED`, or None for a node
+            without tensors.
+        operands: nodes it reads, in order, each once.
+        storages: memory its value is in. `writes` and `host_reads` likewise: memory it changes, or looks at on the host.
+        tensors: how many tensors its value holds.
+        static: all sizes are numbers, none of them of a symbolic operand.
+        requires_grad: for an input or a leaf made in the graph.
+    """
+
+    name: str
+    op: str
+    operation: str
+    device: str | None
+    operands: tuple[str, ...]
+    storages: frozenset[int]
+    writes: frozenset[int] = frozenset()
+    host_reads: frozenset[int] = frozenset()
+    tensors: int = 0
+    static: bool = True
+    requires_grad: bool = False
+    random_on_cpu: bool = False
+    opaque: str | None = None
+    gpu_obstacle: str | None = None
+    shape: tuple[Size, ...] | None = None
+    dtype: str | None = None
+    value_bytes: int | None = None
+    source: InputSource | None = None
+    source_line: str | None = None
+
+    @property
+    def is_call(self) -> bool:
+        return self.op.startswith("call_")
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == CPU
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device not in (None, CPU, MIXED)
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """All nodes of a graph in order, without its output node.
+
+    Attributes:
+        returned: nodes that the graph returns.
+        devices: GPUs that values live on.
+        differentiable: a backward may follow, for which autograd keeps inputs until an unknown later time.
+        node_count: nodes of the graph, all kinds.
+    """
+
+    nodes: Mapping[str, Node]
+    returned: tuple[str, ...]
+    devices: tuple[str, ...]
+    differentiable: bool
+    node_count: int
+    input_storages: frozenset[int] = field(default=frozenset())
+
+    def kind(self, node: Node) -> CpuKind:
+        """Where a CPU value comes from, as reports say it."""
+        if node.source is not None:
+            return "attribute" if node.source.kind == "attribute" else "argument"
+        reads_tensors = any(self.nodes[operand].tensors for operand in node.operands)
+        return "computed" if reads_tensors else "constant"
+
+
+def residency(
+    graph_module: torch.fx.GraphModule,
+    observation: Observation,
+    sources: Mapping[str, InputSource],
+    requires_grad: Mapping[str, bool],
+) -> Residency:
+    """Records of `graph_module` as observed. `requires_grad` tells it of placeholders."""
+    nodes: dict[str, Node] = {}
+    returned: tuple[str, ...] = ()
+    count = 0
+    for fx_node in graph_module.graph.nodes:
+        count += 1
+        if fx_node.op == "output":
+            returned = tuple(operand.name for operand in fx_node.all_input_nodes)
+        else:
+            nodes[fx_node.name] = _node(fx_node, observation, sources, requires_grad, nodes)
+    devices = {str(facts.device) for all_facts in observation.tensors.values() for facts in all_facts} - {CPU}
+    inputs = [node for node in nodes.values() if not node.is_call]
+    return Residency(
+        nodes,
+        returned,
+        tuple(sorted(devices)),
+        _differentiable(graph_module, any(node.requires_grad for node in nodes.values())),
+        count,
+        frozenset(storage for node in inputs for storage in node.storages),
+    )
+
+
+def source_line(node: torch.fx.Node) -> str | None:
+    """The user's innermost line behind a node, as "path:line in function: code"; for an input, its first reader's."""
+    trace = node.meta.get("stack_trace")
+    if trace is None and not node.op.startswith("call_"):
+        traces = (user.meta.get("stack_trace") for user in node.users)
+        trace = next((found for found in traces if found is not None), None)
+    frames = list(_FRAME.finditer(trace or ""))
+    outside = [frame for frame in frames if "/torch/" not in frame["path"]]
+    if not frames:
+        return None
+    last = (outside or frames)[-1]
+    place = f"{last['path']}:{last['number']} in {last['function'].strip()}"
+    code = (last["code"] or "").strip()
+    return f"{place}: {code}" if code and not code.startswith("File ") else place
+
+
+def _node(
+    fx_node: torch.fx.Node,
+    observation: Observation,
+    sources: Mapping[str, InputSource],
+    requires_grad: Mapping[str, bool],
+    earlier: Mapping[str, Node],
+) -> Node:
+    name = fx_node.name
+    facts = observation.tensors[name]
+    effects = observation.effects[name]
+    operands = tuple(operand.name for operand in fx_node.all_input_nodes)
+    devices = {str(tensor.device) for tensor in facts} | {
+        str(observation.storages[storage]) for storage in effects.writes
+    }
+    symbolic = any(not earlier[operand].tensors for operand in operands) or not all(_is_static(f) for f in facts)
+    single = facts[0] if len(facts) == 1 else None
+    source = sources.get(name) if facts else None
+    return Node(
+        name=name,
+        op=fx_node.op,
+        operation=source.text if source is not None else _operation(fx_node),
+        device=None if not devices else devices.pop() if len(devices) == 1 else MIXED,
+        operands=operands,
+        storages=frozenset(tensor.storage for tensor in facts),
+        writes=frozenset(effects.writes),
+        host_reads=frozenset(effects.host_reads),
+        tensors=len(facts),
+        static=not symbolic,
+        requires_grad=requires_grad.get(name, False) or any(tensor.requires_grad for tensor in facts),
+        random_on_cpu=effects.random_on_cpu,
+        opaque=effects.opaque,
+        gpu_obstacle=effects.gpu_obstacle,
+        shape=tuple(size if isinstance(size, int) else str(size) for size in single.shape) if single else None,
+        dtype=str(single.dtype).removeprefix("torch.") if single else None,
+        value_bytes=_bytes(facts),
+        source=source,
+        source_line=source_line(fx_node),
+    )
+
+
+def _operation(fx_node: torch.fx.Node) -> str:
+    target = fx_node.target
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+def _is_static(facts: TensorFacts) -> bool:
+    return all(isinstance(number, int) for number in (*facts.shape, *facts.stride))
+
+
+def _bytes(facts: Sequence[TensorFacts]) -> int | None:
+    if not facts or not all(_is_static(tensor) for tensor in facts):
+        return None
+    return sum(torch.Size(tensor.shape).numel() * tensor.dtype.itemsize for tensor in facts)
+
+
+def _differentiable(graph_module: torch.fx.GraphModule, anything_requires_grad: bool) -> bool:
+    """Whether autograd may record this graph: gradients wanted, and enabled around it or by a call in it."""
+    enables: Any = torch_internals.set_grad_enabled
+    enabled = torch.is_grad_enabled() or any(node.target is enables for node in graph_module.graph.nodes)
+    return anything_requires_grad and enabled

@@ -1,0 +1,125 @@
+"""Runs FX graphs that were made for a GPU on the CPU, with the aliasing they would have there.
+
+A transfer between devices makes a copy; on one device it would make an alias. So every value that shares memory with an
+operand here, although the analysis of the graph on fake tensors says it would not, is copied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from optimizations import torch_internals
+from optimizations.placement import Feeds, Placement
+from optimizations.placement.observe import Observation, observe, tensors_in
+
+CPU = torch.device("cpu")
+
+
+def runner(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+    """A function that executes `graph_module` on CPU tensors; `inputs` describe its arguments as place() takes them."""
+    observation = observe(graph_module, list(inputs))
+    return lambda *arguments: tuple(_OnCpu(graph_module, observation).run(*arguments))
+
+
+def placed_runner(placement: Placement, inputs: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
+    """The same for a placed graph: takes the original's arguments, and feeds it through `Feeds`."""
+    run = runner(placement.graph_module, placement.example_inputs(inputs))
+    if placement.feeds is None:
+        return run
+    feeds = Feeds(dataclasses.replace(placement.feeds, device=CPU))
+    outputs = placement.feeds.cpu_outputs
+
+    def call(*arguments: Any) -> tuple[Any, ...]:
+        results = run(*feeds.bind(arguments))
+        # A copy to the CPU, which here would be the tensor itself.
+        return tuple(value.clone() if i in outputs else value for i, value in enumerate(results))
+
+    return call
+
+
+def bits(value: Any) -> Any:
+    """What two results must have in common to be equal bit for bit."""
+    if isinstance(value, torch.Tensor):
+        raw = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        return value.dtype, tuple(value.shape), value.stride(), bytes(raw.tolist())
+    return [bits(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+class _OnCpu(torch.fx.Interpreter):
+    def __init__(self, graph_module: torch.fx.GraphModule, observation: Observation) -> None:
+        super().__init__(graph_module, garbage_collect_values=False)
+        self.observation = observation
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        value = super().run_node(n)
+        if not n.op.startswith("call_") or not isinstance(value, torch.Tensor):
+            return value
+        operands = [(name.name, self.env[name]) for name in n.all_input_nodes]
+        for name, operand in operands:
+            alias_here = any(_same_memory(value, tensor) for tensor in tensors_in(operand))
+            if alias_here and not self.observation.share_memory(n.name, name):
+                return value.clone()
+        return value
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_function(target, _on_cpu(args), _on_cpu(kwargs))
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target == "cuda":
+            return args[0].to(CPU)
+        return super().call_method(target, _on_cpu(args), _on_cpu(kwargs))
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and one.numel() > 0
+
+
+def _on_cpu(value: Any) -> Any:
+    def device(item: Any) -> Any:
+        is_cuda = isinstance(item, (torch.device, str)) and str(item).startswith("cuda")
+        return CPU if is_cuda else item
+
+    return torch.fx.node.map_aggregate(value, device)
+
+
+def fake_cuda(tensor: torch.Tensor, mode: Any) -> torch.Tensor:
+    """A fake tensor of `mode` on cuda:0, laid out as `tensor` is."""
+    with mode:
+        return torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda:0", requires_grad=tensor.requires_grad
+        )
+
+
+def graphs_of(program: Callable[..., Any], *args: Any, mode: Any = None, dynamic: bool | None = None) -> list[Any]:
+    """(graph module, example inputs) of each FX graph that Dynamo makes of one call on tensors that may be fake."""
+    found: list[tuple[torch.fx.GraphModule, list[Any]]] = []
+
+    def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        found.append((graph_module, list(example_inputs)))
+        return graph_module.forward
+
+    torch_internals.reset_dynamo()
+    with mode or torch_internals.FakeTensorMode(allow_non_fake_inputs=True):
+        torch.compile(program, backend=collect, dynamic=dynamic)(*args)
+    return found
+
+
+def on_cuda(module: torch.nn.Module, mode: Any) -> torch.nn.Module:
+    """`module` with its parameters and buffers replaced by fake CUDA tensors; other attributes stay on the CPU."""
+    for child in module.modules():
+        for table in _tables(child):
+            for name, tensor in list(table.items()):
+                if tensor is not None:
+                    fake = fake_cuda(tensor.detach(), mode)
+                    is_parameter = isinstance(tensor, torch.nn.Parameter)
+                    table[name] = torch.nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+    return module
+
+
+def _tables(module: torch.nn.Module) -> Iterable[dict[str, Any]]:
+    return vars(module)["_parameters"], vars(module)["_buffers"]
