@@ -143,6 +143,9 @@ NAMES: dict[str, Private] = {
     ),
     "cuda_lazy_init": Private("torch.cuda", "_lazy_init", _2_11, "leave the driver alone"),
     "cudagraphify": Private("torch._inductor.compile_fx", "cudagraphify", _2_11, "see what would be recorded"),
+    "describe_skipped_frame": Private(
+        "torch._dynamo.convert_frame", "format_error_msg", _2_11, "see which functions Dynamo leaves to Python"
+    ),
     "efficient_attention": Private(
         "torch", "ops.aten._scaled_dot_product_efficient_attention", _2_11, "name the kernel attention would take"
     ),
