@@ -230,7 +230,7 @@ def report(
         print(f"{store.describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
 
 
-@app.command(epilog="Examples: encore explain XLNET-I | encore explain mymodel:make | encore explain --all")
+@app.command(epilog="Example: encore explain XLNET-I (a program of your own: encore explain mymodule:make)")
 def explain(
     targets: Annotated[
         list[str] | None, typer.Argument(help="Workloads, or programs as module:callable.", show_default=False)

@@ -19,6 +19,7 @@ import torch
 from models.instance import Instance
 from models.registry import Inputs, Workload
 from suite.modes import Mode
+from suite.settings import MATMUL_PRECISION
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def iteration(
 
 def set_numerics(workload: Workload) -> None:
     """The published runner's settings, for all modes alike: TF32 in float32 matmuls, and cuDNN's benchmark."""
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision(MATMUL_PRECISION)
     torch.backends.cudnn.benchmark = workload.cudnn_benchmark
 
 

@@ -102,6 +102,8 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
             except Interrupted:
                 console.print(f"interrupted; go on with: encore run --resume {where}")
                 raise
+            except OSError as error:
+                raise store.write_error(writer.path / store.CELLS, error) from error
     finished = Finished(writer.path, [*done, *outcome.cells], len(outcome.cells), outcome.not_started)
     _say_result(console, finished)
     return finished

@@ -184,13 +184,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from error
+        raise write_error(path, error) from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def _cannot_write(path: Path, error: OSError) -> OSError | CannotWrite:
+def write_error(path: Path, error: OSError) -> OSError | CannotWrite:
+    """The error to raise for one met when writing a file of a run: a full disk says what to do."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return error
     return CannotWrite(
@@ -258,7 +259,7 @@ class RunWriter:
                 os.fsync(descriptor)
             except OSError as error:
                 os.ftruncate(descriptor, size)
-                raise _cannot_write(path, error) from error
+                raise write_error(path, error) from error
         finally:
             os.close(descriptor)
 

@@ -351,8 +351,15 @@ def wait_for(path: Path, words: str) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("phase", ["prepare", "measure"])
+@pytest.mark.parametrize(
+    ("number", "phase"),
+    [
+        (signal.SIGINT, "prepare"),
+        (signal.SIGINT, "measure"),
+        (signal.SIGTERM, "metrics"),
+        (signal.SIGHUP, "measure"),
+    ],
+)
 def test_an_interrupted_run_leaves_no_process_and_resumes(fake: Fake, number: signal.Signals, phase: str) -> None:
     behave = {"ST/compile": f"deaf,child,stray,hang@{phase}"}
     running = fake.start("run", "EOS", "ST", *CPU, behave=behave)
@@ -398,7 +405,7 @@ def test_a_killed_run_resumes_with_what_was_written(fake: Fake) -> None:
     assert len(read_run(run).cells) == 4
 
 
-def test_a_run_can_be_reported_at_once(fake: Fake) -> None:
+def test_a_run_is_reported_into_its_own_folder(fake: Fake) -> None:
     figures = fake.folder / "figures"
     done = fake("run", "EOS", *CPU)
     run = fake.only_run()

@@ -249,3 +249,15 @@ def test_environments_differ_by_what_shapes_numbers_only() -> None:
         "package numpy: 0.0 there, None here",
         "package triton: None there, 3.6 here",
     ]
+
+
+@pytest.mark.gpu
+def test_nvml_describes_the_gpu_that_torch_uses() -> None:
+    import torch
+
+    seen = torch.cuda.get_device_properties(0)
+    found = require_gpu().info
+    assert found.name == seen.name
+    assert found.compute_capability == f"{seen.major}.{seen.minor}"
+    assert found.multiprocessors == seen.multi_processor_count
+    assert found.memory_bytes == pytest.approx(seen.total_memory, rel=0.05)
