@@ -201,6 +201,19 @@ def test_an_address_before_an_input_makes_that_input_a_copy_and_no_other() -> No
     assert "-8 bytes from its start" in analysis.verdicts[0].reasons[0].message
 
 
+def test_the_halves_of_neighbouring_pointers_are_no_pointer() -> None:
+    """The word between the two reads as an address of input 2, in both captures and at the same offset."""
+    places = [0x7F12_3400_0000, 0x7F13_0000_1000], [0x7F12_9000_0000, 0x7F13_0000_2000]
+    between = [int.from_bytes((word(one) + word(other))[4:12], "little") - 16 for one, other in places]
+    captures = [
+        capture([kernel([word(one) + word(other)])], [(one, 64), (other, 64), (third, 64)])
+        for (one, other), third in zip(places, between, strict=True)
+    ]
+    analysis = find_pointer_uses(*captures)
+    assert [(use.byte_offset, use.input) for use in analysis.uses] == [(0, 0), (8, 1)]
+    assert codes(analysis) == [set(), set(), {ReasonCode.NO_USE}]
+
+
 def test_half_an_address_stored_alone_is_a_doubt() -> None:
     first = capture([kernel([word(A)[:4], word(A)])], [(A, 64)])
     second = capture([kernel([word(B)[:4], word(B)])], [(B, 64)])

@@ -249,8 +249,10 @@ def _orders(
 
 
 def _assign(node: NodePath, uses: Sequence[PointerUse], order: Sequence[Applier], available: Available) -> _Assignment:
-    """The first applier that takes every use. If none does, the inputs no applier takes at all are given up; if each
-    use has one but not the same, those that the first applier does not take."""
+    """The first applier that takes every use; if there is none, the inputs of uses that no applier takes are given up.
+
+    Such uses exist then: `ptx` alone answers use by use, the others take all uses of a kernel node or none.
+    """
     refusals: dict[Applier, list[str | None]] = {}
     for applier in order:
         refusals[applier] = _refusals(applier, uses, available)
@@ -260,14 +262,12 @@ def _assign(node: NodePath, uses: Sequence[PointerUse], order: Sequence[Applier]
                 for earlier in order[: order.index(applier)]
             )
             return _Assignment(applier, passed, {})
-    by_use = list(zip(*refusals.values(), strict=True))
-    hopeless = [index for index, answers in enumerate(by_use) if all(answers)]
-    lost = hopeless or [index for index, answers in enumerate(by_use) if answers[0]]
-    given_up = {
-        uses[index].input: f"node {format_path(node)}: "
-        + "; ".join(f"{applier}: {answer}" for applier, answer in zip(refusals, by_use[index], strict=True) if answer)
-        for index in lost
-    }
+    given_up = {}
+    for index, use in enumerate(uses):
+        answers = [(applier, found[index]) for applier, found in refusals.items()]
+        if all(answer for _, answer in answers):
+            said = "; ".join(f"{applier}: {answer}" for applier, answer in answers)
+            given_up[use.input] = f"node {format_path(node)}: {said}"
     return _Assignment(None, (), given_up)
 
 
