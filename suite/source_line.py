@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<number>\d+), in (?P<function>[^\n]+)(?:\n(?P<code>[^\n]+))?')
+_FRAME = re.compile(
+    r'File "(?P<path>[^"]+)", line (?P<number>\d+), in (?P<function>[^\n]+)(?:\n(?!\s*File ")(?P<code>[^\n]+))?'
+)
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -28,7 +30,7 @@ class Frame:
 def frames(stack_trace: str) -> list[Frame]:
     """Frames of a trace as Python prints it, outermost first. Text that is no frame is passed over."""
     return [
-        Frame(match["path"], int(match["number"]), match["function"].strip(), _code(match["code"]))
+        Frame(match["path"], int(match["number"]), match["function"].strip(), (match["code"] or "").strip())
         for match in _FRAME.finditer(stack_trace)
     ]
 
@@ -50,8 +52,3 @@ def short_path(path: str) -> str:
     if Path(path).is_relative_to(_ROOT):
         return str(Path(path).relative_to(_ROOT))
     return Path(path).name
-
-
-def _code(line: str | None) -> str:
-    text = (line or "").strip()
-    return "" if text.startswith("File ") else text

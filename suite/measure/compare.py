@@ -50,14 +50,30 @@ def _unusual(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.isnan(), 2.0, torch.where(x.isinf(), x.sign(), 0.0))
 
 
+def misshapen(results: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor], state: State) -> list[str]:
+    """Names of tensors that one side lacks, or that have another dtype or shape: wrong whatever their values are.
+
+    Buffers and inputs that only one side changed are there on both, see `errors`.
+    """
+
+    def form(tensor: torch.Tensor | None) -> tuple[torch.dtype, torch.Size] | None:
+        return None if tensor is None else (tensor.dtype, tensor.shape)
+
+    names = [*reference, *(name for name in results if name not in reference)]
+    return [
+        name
+        for name in names
+        if form(results.get(name, state.saved(name))) != form(reference.get(name, state.saved(name)))
+    ]
+
+
 def errors(
     results: Mapping[str, torch.Tensor],
     reference: Mapping[str, torch.Tensor],
+    state: State,
     *,
     device: torch.device,
     tolerance: float,
-    state: State | None = None,
-    same_dtypes: bool = True,
 ) -> dict[str, float]:
     """Relative errors by tensor name, over all names in either.
 
@@ -68,9 +84,8 @@ def errors(
     least_rms = tolerance * _rms([tensor for name, tensor in reference.items() if name.startswith(GRADIENT)])
     found: dict[str, float] = {}
     for name in [*reference, *(name for name in results if name not in reference)]:
-        before = state.saved(name) if state is not None else None
-        value, expected = results.get(name, before), reference.get(name, before)
-        if value is None or expected is None or (same_dtypes and value.dtype != expected.dtype):
+        value, expected = results.get(name, state.saved(name)), reference.get(name, state.saved(name))
+        if value is None or expected is None:
             found[name] = math.inf
         else:
             least = least_rms if name.startswith(GRADIENT) else 0.0

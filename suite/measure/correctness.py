@@ -20,7 +20,7 @@ from models.instance import Instance, tensors_of
 from models.registry import Inputs
 from optimizations import torch_internals
 from suite.iteration import full_precision, iteration
-from suite.measure.compare import errors
+from suite.measure.compare import errors, misshapen
 from suite.measure.results import Results, State, run_checked
 
 UNIT_ROUNDOFF: dict[str, float] = {
@@ -91,22 +91,23 @@ def judge(
             eager, both against a run in higher precision; None if there is no such run.
     """
     if not compiled:
-        return Verdict(True, 0, 0.0, "", None)
+        return Verdict(False, 0, math.inf, "(nothing to compare)", None)
     worst = max(compiled, key=lambda name: compiled[name])
     suspects = [name for name, error in compiled.items() if not error <= tolerance]
     precise = reference() if suspects else None
     if precise is None:
         return Verdict(not suspects, len(compiled), compiled[worst], worst, None)
     compiled_errors, eager_errors = precise
-    # An infinite error of eager must not excuse an infinite one of the compiled function.
+    # An infinite error of eager must not excuse an infinite one of the compiled function. A buffer or input is missing
+    # from the errors of a side that left it alone, as the reference did: no error.
     refuted = [
         name
         for name in suspects
-        if not math.isfinite(compiled_errors[name])
-        or compiled_errors[name] > REFERENCE_FACTOR * eager_errors[name] + roundoff
+        if not math.isfinite(compiled_errors.get(name, 0.0))
+        or compiled_errors.get(name, 0.0) > REFERENCE_FACTOR * eager_errors.get(name, 0.0) + roundoff
     ]
     shown = max(refuted, key=lambda name: compiled[name]) if refuted else worst
-    return Verdict(not refuted, len(compiled), compiled[shown], shown, eager_errors[shown])
+    return Verdict(not refuted, len(compiled), compiled[shown], shown, eager_errors.get(shown, 0.0))
 
 
 def combine(verdicts: Sequence[Verdict]) -> Verdict:
@@ -130,12 +131,14 @@ def compare_with_eager(
         if precise is None:
             return None
         first, second = (
-            errors(results.tensors, precise.tensors, device=device, tolerance=tolerance, state=state, same_dtypes=False)
+            errors(results.tensors, precise.tensors, state, device=device, tolerance=tolerance)
             for results in (compiled, eager)
         )
         return first, second
 
-    found = errors(compiled.tensors, eager.tensors, device=device, tolerance=tolerance, state=state)
+    found = errors(compiled.tensors, eager.tensors, state, device=device, tolerance=tolerance)
+    if wrong := misshapen(compiled.tensors, eager.tensors, state):
+        return Verdict(False, len(found), math.inf, wrong[0], None)
     return judge(found, tolerance, UNIT_ROUNDOFF[dtype], against_higher_precision)
 
 

@@ -20,6 +20,9 @@ from suite.iteration import Iterate, seed_all
 
 GRADIENT = "gradient "
 
+CHUNK_BYTES = 2**26
+"""Bytes compared at once with a saved state."""
+
 
 @dataclass(frozen=True, slots=True)
 class Results:
@@ -51,22 +54,20 @@ class State:
 
     def changed(self) -> dict[str, torch.Tensor]:
         """Copies of the tensors whose bits are no longer the saved ones."""
-        return {name: _to_host(tensor) for name, tensor in self._live.items() if self._differs(name)}
+        return {name: _to_host(self._live[name]) for name in self._changed_names()}
 
     def restore(self) -> None:
         """Give the changed tensors their saved values back, at their addresses."""
         with torch.no_grad():
-            for name, tensor in self._live.items():
-                if self._differs(name):
-                    tensor.copy_(self._saved[name])
+            for name in self._changed_names():
+                self._live[name].copy_(self._saved[name])
 
     def saved(self, name: str) -> torch.Tensor | None:
         """The value from the start of a buffer or input, on the CPU; None if `name` is neither."""
         return self._saved.get(name)
 
-    def _differs(self, name: str) -> bool:
-        live = self._live[name].detach()
-        return not torch.equal(_bytes_of(live), _bytes_of(self._saved[name]).to(live.device))
+    def _changed_names(self) -> list[str]:
+        return [name for name, tensor in self._live.items() if not _same_bits(tensor, self._saved[name])]
 
 
 def run_checked(instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int) -> Results:
@@ -113,6 +114,12 @@ def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, torch.Te
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that shares no memory with `tensor`, contiguous, on the CPU."""
     return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _same_bits(live: torch.Tensor, saved: torch.Tensor) -> bool:
+    """Whether a tensor on any device has the bits of one on the CPU; a part at a time, to take little device memory."""
+    parts = zip(_bytes_of(live).split(CHUNK_BYTES), _bytes_of(saved).split(CHUNK_BYTES), strict=True)
+    return all(torch.equal(part, saved_part.to(part.device)) for part, saved_part in parts)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

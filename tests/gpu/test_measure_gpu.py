@@ -1,0 +1,261 @@
+"""What only a GPU can show of the measurements: real replays, real captures, real profiler traces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_workloads import normal_inputs, workload_of
+
+from models import registry
+from models.registry import Inputs
+from suite.live_cell import LiveCell
+from suite.measure.gpu_state import gpu_reader
+from suite.measure.profiling import PROFILED_ITERATIONS, profile_iterations
+from suite.measure.timing import CudaTimer, measure_block
+from suite.protocol import CellSpec, Measure
+from suite.schema import Metrics
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def cell(monkeypatch, tmp_path):
+    """A function that prepares the cell of a small module in a mode on the GPU."""
+    registry.workloads()
+
+    def make(build, mode="graph", inputs=normal_inputs(32, 64), *, spec=(), **fields) -> LiveCell:  # noqa: B008
+        monkeypatch.setitem(registry._REGISTRY, "TINY", workload_of(build, inputs, **fields))
+        options = {
+            "workload": "TINY", "variant": "published", "size": "tiny", "mode": mode, "device": "cuda",
+            "with_optimizer": False, "seed": 7, "input_sets": 4, "warm_up": 8, "check_inputs": 2, "cpu_threads": 2,
+            "cache_dir": str(tmp_path), "warm_cache": False, **dict(spec),
+        }  # fmt: skip
+        return LiveCell(CellSpec(**options), lambda phase: None)
+
+    yield make
+    torch.compiler.reset()
+    torch.set_float32_matmul_precision("highest")
+
+
+def metrics_of(live: LiveCell) -> Metrics:
+    live.prepare()
+    return live.metrics()
+
+
+class Mlp(torch.nn.Module):
+    """Two matmuls with pointwise kernels between and after them, and a buffer that counts the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(64, 128), torch.nn.Linear(128, 16)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1.0)
+        return torch.softmax(self.second(self.first(x).relu()), -1)
+
+
+class WeightsAlone(torch.nn.Module):
+    """No input at all, so that nothing is copied before a replay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(64, 64))
+
+    def forward(self) -> torch.Tensor:
+        return torch.softmax(self.weight @ self.weight, -1)
+
+
+def test_a_graph_without_inputs_is_covered_completely(cell):
+    coverage = metrics_of(cell(WeightsAlone, inputs=lambda variant, size, generator: Inputs())).coverage
+    assert coverage is not None
+    assert coverage.percent == 100.0
+    assert (coverage.eager_kernels, coverage.graph_launches) == (0, 1)
+    assert coverage.graph_kernels >= 2
+    assert coverage.captured_kernel_nodes == coverage.graph_kernels
+    assert coverage.profiled_iterations == PROFILED_ITERATIONS
+
+
+@pytest.mark.parametrize("mode", ["graph", "graph-unpartitioned"])
+def test_all_of_an_input_is_copied_into_its_placeholder_by_one_piece_of_work_outside_the_graph(cell, mode):
+    metrics = metrics_of(cell(Mlp, mode))
+    assert metrics.copies is not None and metrics.coverage is not None and metrics.graphs is not None
+    assert (metrics.copies.placeholder_bytes, metrics.copies.placeholder_tensors) == (32 * 64 * 4, 1)
+    assert metrics.coverage.eager_kernels + metrics.coverage.eager_memcpys == 1
+    assert metrics.coverage.graph_launches == 1
+    assert metrics.coverage.captured_kernel_nodes == metrics.coverage.graph_kernels > 0
+    assert (metrics.graphs.fx_graphs, metrics.graphs.partitions, metrics.graphs.cuda_graphs) == (1, 1, 1)
+    assert metrics.graphs.not_captured == []
+
+
+def test_without_cuda_graphs_no_kernel_is_covered(cell):
+    metrics = metrics_of(cell(Mlp, "compile"))
+    assert metrics.coverage is not None and metrics.copies is not None and metrics.graphs is not None
+    assert (metrics.coverage.percent, metrics.coverage.graph_launches) == (0.0, 0)
+    assert metrics.coverage.captured_kernel_nodes is None
+    assert metrics.copies.placeholder_bytes is None
+    assert metrics.graphs.cuda_graphs == 0
+
+
+def test_training_records_a_forward_and_a_backward_graph(cell):
+    live = cell(Mlp, task="training", loss=lambda output: output.square().mean())
+    correctness = live.prepare().correctness
+    assert correctness.passed and correctness.deterministic
+    assert correctness.compared_tensors == 7  # output, loss, four gradients, the buffer
+    metrics = live.metrics()
+    assert metrics.graphs is not None and metrics.coverage is not None and metrics.copies is not None
+    assert (metrics.graphs.partitions, metrics.graphs.cuda_graphs) == (2, 2)
+    assert metrics.coverage.graph_launches == 2
+    assert metrics.coverage.captured_kernel_nodes == metrics.coverage.graph_kernels
+    # The input in the forward, the output's gradient in the backward, and the input once more if the backward was
+    # given the caller's tensor instead of the placeholder. Activations lie where the forward graph left them.
+    tangent, given = 32 * 16 * 4, 32 * 64 * 4
+    assert metrics.copies.placeholder_bytes in (tangent + given, tangent + 2 * given)
+
+
+def test_dropout_under_cuda_graphs_agrees_with_eager(cell):
+    class Dropping(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(torch.nn.functional.dropout(self.first(x).relu(), 0.5))
+
+    correctness = cell(Dropping, task="training", stochastic=True).prepare().correctness
+    assert correctness.passed and correctness.fallback_random and correctness.deterministic
+
+
+def test_graphs_with_and_without_partitions_give_the_same_bits(cell):
+    first, second = (cell(Mlp, mode).prepare().correctness.digests for mode in ("graph", "graph-unpartitioned"))
+    assert first == second and len(set(first)) == 2
+
+
+class TableOnTheCpu(torch.nn.Module):
+    """A CPU attribute of rank 1 that goes over in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+        self.table = torch.randn(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + self.table.to(x.device)  # the line that the reason must name
+
+
+def test_a_blocking_copy_is_seen_and_its_partition_reason_has_the_users_line(cell):
+    metrics = metrics_of(cell(TableOnTheCpu))
+    assert metrics.copies is not None and metrics.graphs is not None
+    (copy,) = metrics.copies.host_to_device
+    assert (copy.memory, copy.blocking, copy.copied_bytes, copy.count) == ("pageable", True, 64 * 4, 1)
+    assert metrics.graphs.not_captured
+    assert any("self.table.to(x.device)" in (each.source_line or "") for each in metrics.graphs.not_captured)
+    assert metrics.graphs.partitions is not None and metrics.graphs.partitions >= 1
+
+
+def test_unpartitioned_the_same_module_is_not_captured_at_all(cell):
+    metrics = metrics_of(cell(TableOnTheCpu, "graph-unpartitioned"))
+    assert metrics.graphs is not None and metrics.coverage is not None
+    assert (metrics.graphs.partitions, metrics.graphs.cuda_graphs, metrics.coverage.percent) == (0, 0, 0.0)
+    (reason,) = metrics.graphs.not_captured
+    assert "cpu" in reason.reason and "self.table.to(x.device)" in (reason.source_line or "")
+
+
+def test_a_mutated_input_is_a_reason_with_the_users_line(cell):
+    class InPlace(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.add_(1.0).sum(0)  # the line that the reason must name
+
+    live = cell(InPlace)
+    assert live.prepare().correctness.passed
+    metrics = live.metrics()
+    assert metrics.graphs is not None and metrics.coverage is not None
+    assert metrics.coverage.percent == 0.0
+    (reason,) = [each for each in metrics.graphs.not_captured if "mutated" in each.reason]
+    assert "x.add_(1.0).sum(0)" in (reason.source_line or "")
+
+
+def test_pinned_memory_does_not_block_and_pageable_does():
+    pageable, pinned = torch.randn(1000), torch.randn(500).pin_memory()
+    square = torch.randn(64, 64, device="cuda")
+
+    def iterate(index: int) -> None:
+        square @ square
+        pageable.to("cuda", non_blocking=True)
+        pinned.to("cuda", non_blocking=True)
+        square.clone()
+
+    profile = profile_iterations(iterate)
+    assert profile is not None
+    found = {copy.memory: (copy.copied_bytes, copy.count, copy.blocking) for copy in profile.host_to_device}
+    assert found == {"pageable": (4000, 1, True), "pinned": (2000, 1, False)}
+    assert profile.device_to_device_bytes == 64 * 64 * 4
+    assert profile.coverage.eager_kernels >= 1 and profile.kernel_time_us > 0
+
+
+def test_iterations_that_differ_are_profiled_alone():
+    square = torch.randn(64, 64, device="cuda")
+    calls = 0
+
+    def iterate(index: int) -> None:
+        nonlocal calls
+        calls += 1
+        for _ in range(1 + calls % 2):
+            square.sin()
+
+    profile = profile_iterations(iterate)
+    assert profile is not None
+    assert profile.coverage.profiled_iterations == 1
+    assert profile.coverage.eager_kernels in (1, 2)
+
+
+def test_device_time_is_that_of_the_work_and_host_time_contains_it():
+    square = torch.randn(4096, 4096, device="cuda")
+
+    def iterate(inputs: Inputs) -> None:
+        for _ in range(10):
+            square @ square
+
+    block = measure_block(
+        iterate,  # type: ignore[arg-type]
+        [Inputs(), Inputs()],
+        CudaTimer(),
+        index=0,
+        turn=0,
+        samples=10,
+        throughput_iterations=5,
+        read_gpu=gpu_reader(f"GPU-{torch.cuda.get_device_properties(0).uuid}"),
+    )
+    assert block.device_us is not None and len(block.device_us) == 10
+    for host_us, device_us in zip(block.host_us, block.device_us, strict=True):
+        assert 500 < device_us < host_us * 1.02  # 1.4 TFLOP take more than 0.5 ms on any GPU of today
+    assert block.throughput_us is not None and block.throughput_us > 500
+    assert block.gpu_before is not None and block.gpu_before.sm_clock_mhz
+    assert block.gpu_before.temperature_c and block.gpu_before.power_w
+
+
+def test_memory_and_compile_time_of_a_cell(cell):
+    live = cell(Mlp)
+    prepared = live.prepare()
+    assert prepared.compile.first_call_s > 0.1
+    assert prepared.reserved_bytes is not None and prepared.reserved_bytes > 0
+    memory = live.metrics().memory
+    assert memory is not None
+    weights = 4 * (64 * 128 + 128 + 128 * 16 + 16)
+    for peak in (memory.compile_peak_allocated_bytes, memory.replay_peak_allocated_bytes):
+        assert peak is not None and peak > weights + 4 * 32 * 64 * 4
+    assert memory.replay_peak_reserved_bytes is not None
+    block = live.measure(Measure(index=0, turn=0, samples=4, throughput_iterations=2))
+    assert block.device_us is not None and all(us > 0 for us in block.device_us)
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile", "graph", "graph-unpartitioned"])
+@pytest.mark.parametrize("workload", ["ALNET", "DCGAN", "EOS"])
+def test_registered_workloads_in_every_mode(tmp_path, workload, mode):
+    spec = CellSpec(
+        workload=workload, variant="published", size="tiny", mode=mode, device="cuda", with_optimizer=False, seed=1337,
+        input_sets=4, warm_up=8, check_inputs=2, cpu_threads=2, cache_dir=str(tmp_path), warm_cache=False,
+    )  # fmt: skip
+    live = LiveCell(spec, lambda phase: None)
+    prepared = live.prepare()
+    assert prepared.correctness.passed
+    coverage = live.metrics().coverage
+    assert coverage is not None and coverage.percent is not None
+    assert (coverage.graph_launches > 0) is mode.startswith("graph")
+    torch.compiler.reset()

@@ -1,0 +1,136 @@
+"""An iteration does what a user's loop does, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_workloads import instance_of, normal_inputs
+
+from suite.iteration import callable_for, full_precision, iteration, seed_all, set_numerics
+from suite.modes import MODES, Mode
+
+
+def linear() -> torch.nn.Module:
+    return torch.nn.Linear(8, 3)
+
+
+def test_inference_makes_no_autograd_graph():
+    instance = instance_of(linear)
+    outcome = iteration(instance, instance.module, uses_cuda_graphs=False)(instance.inputs(0))
+    assert not outcome.output.requires_grad and outcome.loss is None
+    torch.testing.assert_close(outcome.output, instance.module(*instance.inputs(0).args))
+
+
+def test_training_leaves_the_gradients_of_this_iteration_alone():
+    instance = instance_of(linear, task="training", loss=lambda output: output.sum())
+    run = iteration(instance, instance.module, uses_cuda_graphs=False)
+    first, second = instance.inputs(0), instance.inputs(1)
+    run(first)
+    outcome = run(second)
+    torch.testing.assert_close(instance.module.weight.grad, second.args[0].sum(0).expand(3, 8))
+    torch.testing.assert_close(outcome.loss, outcome.output.sum())
+
+
+@pytest.mark.parametrize("task", ["inference", "training"])
+def test_autocast_surrounds_forward_and_loss_but_not_backward(task):
+    seen: dict[str, bool] = {}
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        seen["loss"] = torch.is_autocast_enabled("cpu")
+        output.register_hook(lambda gradient: seen.update(backward=torch.is_autocast_enabled("cpu")))
+        return output.float().sum()
+
+    instance = instance_of(linear, dtype_policy="amp", task=task, loss=loss)
+    outcome = iteration(instance, instance.module, uses_cuda_graphs=False)(instance.inputs(0))
+    assert outcome.output.dtype == torch.bfloat16
+    assert seen == ({"loss": True, "backward": False} if task == "training" else {})
+
+
+def test_the_loss_is_outside_of_what_is_called():
+    """So that a compiled function ends with the module's own outputs."""
+    outputs: list[torch.Tensor] = []
+    instance = instance_of(linear, task="training", loss=lambda output: output.square().mean())
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        outputs.append(instance.module(x))
+        return outputs[-1]
+
+    outcome = iteration(instance, call, uses_cuda_graphs=False)(instance.inputs(0))
+    assert outcome.output is outputs[0] and outputs[0].shape == (4, 3)
+
+
+def test_the_optimizer_steps_only_if_asked_for():
+    instance = instance_of(linear, task="training", optimizer="sgd")
+    before = instance.module.weight.detach().clone()
+    iteration(instance, instance.module, uses_cuda_graphs=False)(instance.inputs(0))
+    assert torch.equal(instance.module.weight, before)
+    optimizer = instance.optimizer()
+    iteration(instance, instance.module, uses_cuda_graphs=False, optimizer=optimizer)(instance.inputs(0))
+    assert not torch.equal(instance.module.weight, before)
+
+
+@pytest.mark.parametrize("task", ["inference", "training"])
+def test_modes_with_cuda_graphs_mark_each_step_before_the_call(monkeypatch, task):
+    events: list[str] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: events.append("mark"))
+    instance = instance_of(linear, task=task)
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        events.append("call")
+        return instance.module(x)
+
+    marked = iteration(instance, call, uses_cuda_graphs=True)
+    marked(instance.inputs(0))
+    marked(instance.inputs(1))
+    iteration(instance, call, uses_cuda_graphs=False)(instance.inputs(0))
+    assert events == ["mark", "call", "mark", "call", "call"]
+
+
+def test_keyword_inputs_arrive():
+    def inputs(variant, size, generator):
+        made = normal_inputs(4, 8)(variant, size, generator)
+        return type(made)(kwargs={"input": made.args[0]})
+
+    instance = instance_of(linear, inputs)
+    assert iteration(instance, instance.module, uses_cuda_graphs=False)(instance.inputs(0)).output.shape == (4, 3)
+
+
+def test_eager_calls_the_module_itself_and_other_modes_their_backend():
+    compiled: list[tuple[int, object]] = []
+
+    def backend(graph, inputs, *, options):
+        compiled.append((len(list(graph.graph.nodes)), options))
+        return graph.forward
+
+    module = linear()
+    assert callable_for(MODES["eager"], module) is module
+    mode = Mode("mine", "a backend of this test", baselines=(), backend=backend, options={"answer": 42})  # type: ignore[arg-type]
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(callable_for(mode, module)(x), module(x))
+    assert len(compiled) == 1 and compiled[0][1] == {"answer": 42}
+    torch.compiler.reset()
+
+
+def test_tf32_is_allowed_but_not_for_a_reference():
+    try:
+        set_numerics(instance_of(linear, cudnn_benchmark=True).workload)
+        assert torch.backends.cudnn.benchmark
+        assert torch.get_float32_matmul_precision() == "high"
+        with pytest.raises(KeyError), full_precision():
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+            raise KeyError
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.allow_tf32
+        set_numerics(instance_of(linear).workload)
+        assert not torch.backends.cudnn.benchmark
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_seeds_repeat_random_numbers():
+    seed_all(5)
+    first = torch.rand(3)
+    seed_all(5)
+    assert torch.equal(torch.rand(3), first)
+    assert not torch.equal(torch.rand(3), first)

@@ -1,0 +1,197 @@
+"""A cell from build to metrics, in this process, on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_workloads import workload_of
+
+import suite.live_cell
+from models import registry
+from suite.cell_errors import Inaccurate, Unsupported
+from suite.live_cell import LiveCell
+from suite.protocol import CellSpec, Measure
+from suite.schema import Status
+from suite.worker import failure
+
+
+@pytest.fixture
+def cell(monkeypatch, tmp_path_factory):
+    """A function that makes the cell of a module in a mode; its phases are in `.phases`."""
+    cache = tmp_path_factory.getbasetemp() / "inductor"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    cache.mkdir(exist_ok=True)
+    precision = torch.get_float32_matmul_precision()
+
+    def make(build, mode="eager", *, spec=(), **fields) -> LiveCell:
+        registry.workloads()  # or finding this one would add all others, in the monkeypatched registry
+        monkeypatch.setitem(registry._REGISTRY, "TINY", workload_of(build, **fields))
+        phases: list[str] = []
+        options = {
+            "workload": "TINY", "variant": "published", "size": "tiny", "mode": mode, "device": "cpu",
+            "with_optimizer": False, "seed": 7, "input_sets": 3, "warm_up": 4, "check_inputs": 2, "cpu_threads": 1,
+            "cache_dir": str(cache), "warm_cache": True, **dict(spec),
+        }  # fmt: skip
+        made = LiveCell(CellSpec(**options), phases.append)
+        made.phases = phases
+        return made
+
+    yield make
+    torch.compiler.reset()
+    torch.set_float32_matmul_precision(precision)
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+        self.dropout = torch.nn.Dropout(dropout)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.trainings = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.second(self.dropout(self.first(x).relu()))
+
+
+def test_a_cell_of_the_eager_mode(cell):
+    live = cell(Mlp)
+    prepared = live.prepare()
+    assert live.phases == ["build", "check", "compile", "warm-up", "check"]
+    assert prepared.parameters == 8 * 16 + 16 + 16 * 4 + 4
+    assert prepared.input_bytes == 4 * 8 * 4
+    correctness = prepared.correctness
+    assert correctness.passed and correctness.deterministic and not correctness.fallback_random
+    assert (correctness.input_count, correctness.compared_tensors, correctness.compute_dtype) == (2, 2, "float32")
+    assert len(set(correctness.digests)) == 2
+    assert 0 < prepared.compile.first_call_s <= prepared.compile.warm_up_s
+
+    block = live.measure(Measure(index=1, turn=4, samples=5, throughput_iterations=3))
+    assert (block.index, block.turn, block.input_sets) == (1, 4, [2, 0, 1, 2, 0])
+    assert len(block.host_us) == 5 and min(block.host_us) > 0 and block.device_us is None
+    metrics = live.metrics()
+    assert (metrics.coverage, metrics.graphs, metrics.copies, metrics.memory) == (None, None, None, None)
+
+
+def test_digests_repeat_with_the_seed_and_only_with_it(cell):
+    first, again, other = (
+        cell(lambda: Mlp(0.5), task="training", stochastic=True, spec={"seed": seed}).prepare().correctness.digests
+        for seed in (7, 7, 8)
+    )
+    assert first == again
+    assert first != other
+
+
+def replaced_call(monkeypatch, wrong):
+    monkeypatch.setattr(suite.live_cell, "callable_for", lambda mode, module: lambda *inputs: wrong(module, *inputs))
+
+
+def test_a_mode_that_computes_something_else_is_inaccurate(cell, monkeypatch):
+    replaced_call(monkeypatch, lambda module, x: module(x) * 1.01)
+    with pytest.raises(Inaccurate, match=r"output differs from eager by a relative error of 0\.01") as raised:
+        cell(Mlp).prepare()
+    answer = failure(raised.value, "check")
+    assert answer.status is Status.FAIL_ACCURACY
+    assert answer.correctness is not None and not answer.correctness.passed
+    assert answer.correctness.worst == "output"
+
+
+def test_an_error_on_the_second_input_alone_is_found(cell, monkeypatch):
+    live = cell(Mlp)
+
+    def wrong_on_the_second(module, x):
+        return module(x) + (100.0 if torch.equal(x, live._checked[1].args[0]) else 0.0)
+
+    replaced_call(monkeypatch, wrong_on_the_second)
+    with pytest.raises(Inaccurate):
+        live.prepare()
+
+
+def test_an_error_that_begins_with_the_third_call_is_found(cell, monkeypatch):
+    """As when a CUDA graph is replayed wrongly: neither its warm-up nor its recording shows it."""
+    calls = 0
+
+    def wrong_from_the_third_call(module, x):
+        nonlocal calls
+        calls += 1
+        return module(x) if calls < 3 else torch.zeros(4, 4)
+
+    replaced_call(monkeypatch, wrong_from_the_third_call)
+    with pytest.raises(Inaccurate):
+        cell(Mlp, spec={"warm_up": 1}).prepare()
+
+
+def test_results_that_change_from_call_to_call_are_not_deterministic(cell, monkeypatch):
+    calls = 0
+
+    def drifting(module, x):
+        nonlocal calls
+        calls += 1
+        return module(x) * (1 + 1e-6 * calls)
+
+    replaced_call(monkeypatch, drifting)
+    correctness = cell(Mlp).prepare().correctness
+    assert correctness.passed and not correctness.deterministic
+
+
+def test_the_optimizer_moves_the_weights_after_the_check_only(cell):
+    live = cell(Mlp, task="training", optimizer="sgd", spec={"with_optimizer": True})
+    correctness = live.prepare().correctness
+    assert correctness.passed and correctness.max_relative_error == 0.0
+    weight = live._instance.module.first.weight
+    before = weight.detach().clone()
+    live.measure(Measure(index=0, turn=0, samples=1, throughput_iterations=0))
+    assert not torch.equal(weight, before)
+
+
+def test_without_the_optimizer_the_weights_stay(cell):
+    live = cell(Mlp, task="training", optimizer="sgd")
+    live.prepare()
+    weight = live._instance.module.first.weight
+    before = weight.detach().clone()
+    live.measure(Measure(index=0, turn=0, samples=1, throughput_iterations=0))
+    assert torch.equal(weight, before)
+
+
+def test_stochastic_training_compiled_agrees_with_eager_by_its_random_numbers(cell):
+    """Half of the hidden values are dropped: with other random numbers, nothing would agree."""
+    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True)
+    prepared = live.prepare()
+    correctness = prepared.correctness
+    assert correctness.passed and correctness.fallback_random and correctness.deterministic
+    assert correctness.compared_tensors == 7  # output, loss, four gradients, the buffer
+    assert prepared.compile.parts["entire_frame_compile"] > 0
+    graphs = live.metrics().graphs
+    assert graphs is not None
+    assert (graphs.fx_graphs, graphs.graph_breaks, graphs.partitions, graphs.cuda_graphs) == (1, 0, None, 0)
+
+
+def test_a_mode_with_cuda_graphs_on_a_cpu_says_that_it_has_none(cell):
+    live = cell(Mlp, "graph")
+    assert live.prepare().correctness.passed
+    graphs = live.metrics().graphs
+    assert graphs is not None
+    assert (graphs.partitions, graphs.cuda_graphs) == (0, 0)
+    assert any("CUDA" in each.reason for each in graphs.not_captured)
+
+
+def test_input_sets_that_share_memory_are_refused(cell):
+    shared = torch.ones(4, 8)
+    live = cell(Mlp, inputs=lambda variant, size, generator: registry.Inputs(args=(shared,)))
+    with pytest.raises(ValueError, match="same address"):
+        live.prepare()
+
+
+def test_without_a_gpu_a_gpu_cell_is_unsupported(cell, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(Unsupported, match="no NVIDIA GPU") as raised:
+        cell(Mlp, spec={"device": "cuda"}).prepare()
+    assert failure(raised.value, "build").status is Status.UNSUPPORTED
+
+
+def test_a_gpu_too_old_is_unsupported(cell, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla P40")
+    with pytest.raises(Unsupported, match=r"Tesla P40 has compute capability 6\.1; torch.compile needs 7\.0"):
+        cell(Mlp, spec={"device": "cuda"}).prepare()

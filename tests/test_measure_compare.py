@@ -1,0 +1,119 @@
+"""The distance between two results, and what is infinitely far away."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from models.registry import Inputs
+from suite.measure import compare
+from suite.measure.compare import errors, misshapen, relative_error
+from suite.measure.results import State
+
+CPU = torch.device("cpu")
+
+
+def distance(value, reference, **options) -> float:
+    return relative_error(torch.as_tensor(value), torch.as_tensor(reference), device=CPU, **options)
+
+
+def test_it_is_the_norm_of_the_difference_over_the_norm_of_the_reference():
+    assert distance([3.0, 4.5], [3.0, 4.0]) == pytest.approx(0.5 / 5.0)
+    assert distance([[1.0, 2.0]], [[1.0, 2.0]]) == 0.0
+
+
+@given(scale=st.floats(1e-6, 1e6), error=st.floats(1e-3, 1.0), seed=st.integers(0, 1000))
+def test_it_does_not_depend_on_scale(scale, error, seed):
+    reference = torch.randn(50, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
+    assert distance(reference * (1 + error), reference) == pytest.approx(error, rel=1e-9)
+
+
+def test_long_tensors_are_compared_in_chunks_as_if_at_once(monkeypatch):
+    reference = torch.arange(1.0, 101.0)
+    value = reference.clone()
+    value[97] += 3.0
+    whole = distance(value, reference)
+    monkeypatch.setattr(compare, "CHUNK_ELEMENTS", 7)
+    assert distance(value, reference) == pytest.approx(whole)
+    assert whole == pytest.approx(3.0 / float(reference.norm()))
+
+
+@pytest.mark.parametrize(
+    ("value", "reference"),
+    [
+        ([1.0, math.nan], [1.0, 2.0]),
+        ([1.0, 2.0], [1.0, math.nan]),
+        ([1.0, math.inf], [1.0, 2.0]),
+        ([1.0, math.inf], [1.0, -math.inf]),
+        ([math.nan, 1.0], [math.inf, 1.0]),
+        ([1.0, 2.0, 3.0], [1.0, 2.0]),
+        ([1, 2], [1, 3]),
+        ([True, False], [True, True]),
+        ([1.0, 2.0], [1, 2]),
+        ([1e-30, 0.0], [0.0, 0.0]),
+    ],
+)
+def test_incomparable_is_infinitely_far(value, reference):
+    assert distance(value, reference) == math.inf
+
+
+@pytest.mark.parametrize(
+    "same", [[1.0, math.nan, math.inf, -math.inf], [0.0, 0.0], [], [1, 2], [True], [math.nan, math.nan]]
+)
+def test_equal_is_equal(same):
+    assert distance(same, same) == 0.0
+
+
+def test_only_finite_elements_are_measured():
+    assert distance([3.0, 4.5, math.nan], [3.0, 4.0, math.nan]) == pytest.approx(0.1)
+
+
+def state_of(**buffers: torch.Tensor) -> State:
+    module = torch.nn.Module()
+    for name, buffer in buffers.items():
+        module.register_buffer(name, buffer)
+    return State(module, Inputs())
+
+
+def found(results, reference, state=None, tolerance=0.01) -> dict[str, float]:
+    return errors(results, reference, state or state_of(), device=CPU, tolerance=tolerance)
+
+
+def test_float_dtypes_may_differ_in_value_but_not_in_form():
+    results, reference = {"output": torch.ones(4, dtype=torch.bfloat16)}, {"output": torch.ones(4)}
+    assert found(results, reference) == {"output": 0.0}
+    assert misshapen(results, reference, state_of()) == ["output"]
+    assert misshapen(reference, reference, state_of()) == []
+
+
+def test_a_missing_tensor_on_either_side_is_infinitely_far_and_misshapen():
+    fewer, more = {"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(2)}
+    for results, reference in ((fewer, more), (more, fewer)):
+        assert found(results, reference) == {"a": 0.0, "b": math.inf}
+        assert misshapen(results, reference, state_of()) == ["b"]
+
+
+def test_a_buffer_that_one_side_left_alone_has_its_value_from_before():
+    state = state_of(count=torch.tensor([2.0]))
+    changed = {"buffer count": torch.tensor([3.0])}
+    assert found(changed, {}, state) == {"buffer count": pytest.approx(0.5)}
+    assert found({}, changed, state) == {"buffer count": pytest.approx(1 / 3)}
+    assert misshapen(changed, {}, state) == []
+
+
+def test_noise_in_a_vanishing_gradient_is_measured_against_the_other_gradients():
+    reference = {"gradient weight": torch.full((100,), 1.0), "gradient bias": torch.full((4,), 1e-9)}
+    results = {"gradient weight": torch.full((100,), 1.0), "gradient bias": torch.full((4,), -1e-9)}
+    assert found(results, reference)["gradient bias"] < 1e-6
+    results["gradient bias"] = torch.full((4,), 0.5)  # no noise: as large as the real gradients
+    assert found(results, reference)["gradient bias"] > 10
+
+
+def test_outputs_get_no_such_allowance():
+    reference = {"gradient weight": torch.full((100,), 1.0), "output": torch.full((4,), 1e-9)}
+    results = {**reference, "output": torch.full((4,), -1e-9)}
+    assert found(results, reference)["output"] == pytest.approx(2.0)

@@ -1,0 +1,131 @@
+"""What an iteration computed is collected by name, from a state that every checked iteration shares."""
+
+from __future__ import annotations
+
+import torch
+from tiny_workloads import instance_of, normal_inputs
+from transformers import DynamicCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from models.registry import Inputs
+from suite.iteration import Outcome, iteration
+from suite.measure.results import Results, State, named_tensors, run_checked
+
+
+def test_tensors_in_a_transformers_output_and_its_cache_are_found_by_name():
+    cache = DynamicCache()
+    cache.update(torch.full((1, 1, 2, 2), 3.0), torch.full((1, 1, 2, 2), 4.0), 0)
+    output = CausalLMOutputWithPast(loss=torch.tensor(1.0), logits=torch.ones(2), past_key_values=cache)
+    found = dict(named_tensors(output))
+    assert float(found["['loss']"]) == 1.0
+    keys = next(tensor for name, tensor in found.items() if name.endswith(".keys"))
+    values = next(tensor for name, tensor in found.items() if name.endswith(".values"))
+    assert keys.unique().tolist() == [3.0] and values.unique().tolist() == [4.0]
+
+
+def test_numbers_count_as_tensors_and_cycles_end():
+    class Node:
+        def __init__(self) -> None:
+            self.value = 7
+            self.itself = self
+
+    found = dict(named_tensors((Node(), [True, None, "text"])))
+    assert {name: tensor.item() for name, tensor in found.items()} == {"[0].value": 7, "[1][0]": True}
+
+
+def digest(**tensors: torch.Tensor) -> str:
+    return Results(tensors).digest()
+
+
+def test_digests_tell_bits_dtype_shape_and_name_apart():
+    base = torch.tensor([1.0, 2.0])
+    assert digest(a=base) == digest(a=base.clone())
+    others = [
+        digest(a=torch.tensor([1.0, 2.0000002])),
+        digest(a=base.view(torch.int32)),
+        digest(a=base.reshape(2, 1)),
+        digest(b=base),
+        digest(a=base, b=base),
+        digest(a=torch.tensor([0.0, 2.0])),
+        digest(a=torch.tensor([-0.0, 2.0])),
+    ]
+    assert len({digest(a=base), *others}) == 8
+
+
+def test_digests_of_all_dtypes():
+    for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool, torch.complex64):
+        assert digest(a=torch.ones((), dtype=dtype)) != digest(a=torch.zeros((), dtype=dtype))
+
+
+class Stateful(torch.nn.Module):
+    """Counts its calls in a buffer, doubles its input in place, drops out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 3)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("constant", torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        x.mul_(2.0)
+        return torch.nn.functional.dropout(self.linear(x), 0.5)
+
+
+def test_two_checked_iterations_start_alike_and_leave_nothing_behind():
+    instance = instance_of(Stateful, task="training", loss=lambda output: output.square().mean())
+    inputs = instance.inputs(0)
+    before = inputs.args[0].clone()
+    address = inputs.args[0].data_ptr()
+    state = State(instance.module, inputs)
+    iterate = iteration(instance, instance.module, uses_cuda_graphs=False)
+    first, second = (run_checked(instance, iterate, inputs, state, seed=5) for _ in range(2))
+
+    assert first.digest() == second.digest()
+    assert run_checked(instance, iterate, inputs, state, seed=6).digest() != first.digest()  # dropout
+    assert set(first.tensors) == {
+        "output", "loss", "gradient linear.weight", "gradient linear.bias", "buffer calls", "input [0]",
+    }  # fmt: skip
+    assert int(first.tensors["buffer calls"]) == 1
+    torch.testing.assert_close(first.tensors["input [0]"], 2 * before)
+
+    assert torch.equal(inputs.args[0], before) and inputs.args[0].data_ptr() == address
+    assert int(instance.module.calls) == 0
+    assert all(parameter.grad is None for parameter in instance.module.parameters())
+
+
+def test_results_share_no_memory_with_what_the_next_call_overwrites():
+    kept = torch.zeros(3)  # as the fixed output memory of a CUDA graph
+
+    def iterate(inputs: Inputs) -> Outcome:
+        kept.add_(1.0)
+        return Outcome(kept, None)
+
+    instance = instance_of(torch.nn.Identity, normal_inputs(2))
+    inputs = instance.inputs(0)
+    state = State(instance.module, inputs)
+    first = run_checked(instance, iterate, inputs, state, seed=0)
+    run_checked(instance, iterate, inputs, state, seed=0)
+    assert first.tensors["output"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_gradients_of_an_earlier_iteration_do_not_add_up():
+    instance = instance_of(lambda: torch.nn.Linear(8, 1), task="training")
+    inputs = instance.inputs(0)
+    state = State(instance.module, inputs)
+    iterate = iteration(instance, instance.module, uses_cuda_graphs=False)
+    iterate(inputs)
+    iterate(inputs)
+    checked = run_checked(instance, iterate, inputs, state, seed=0)
+    torch.testing.assert_close(checked.tensors["gradient bias"], torch.ones(1))
+
+
+def test_nan_in_the_state_is_not_taken_for_a_change():
+    module = torch.nn.Module()
+    module.register_buffer("mask", torch.tensor([float("nan"), 1.0]))
+    state = State(module, Inputs(args=(torch.tensor([float("nan")]),)))
+    assert state.changed() == {}
+    module.mask[1] = 2.0
+    assert list(state.changed()) == ["buffer mask"]
+    state.restore()
+    assert state.changed() == {}

@@ -1,0 +1,144 @@
+"""Blocks keep every sample, rotate inputs that lie at different addresses, and await the device where they should."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from models.instance import instantiate
+from models.registry import Inputs, find
+from suite.iteration import Outcome
+from suite.measure.timing import (
+    LEAD_IN_ITERATIONS,
+    HostTimer,
+    InputsShareMemory,
+    measure_block,
+    require_distinct_addresses,
+)
+from suite.schema import GpuState
+
+
+class ScriptedTimer:
+    """Notes every call in `events` and claims the device took 7 us."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def synchronize(self) -> None:
+        self.events.append("synchronize")
+
+    def start(self) -> None:
+        self.events.append("start")
+
+    def stop(self) -> None:
+        self.events.append("stop")
+
+    def elapsed_us(self) -> float:
+        return 7.0
+
+
+def sets(count: int) -> list[Inputs]:
+    return [Inputs(args=(torch.full((2,), float(index)),)) for index in range(count)]
+
+
+def block_of(iterate, input_sets, *, index=0, samples=5, throughput_iterations=0, timer=None, read_gpu=lambda: None):
+    return measure_block(
+        iterate,
+        input_sets,
+        timer or HostTimer(),
+        index=index,
+        turn=index,
+        samples=samples,
+        throughput_iterations=throughput_iterations,
+        read_gpu=read_gpu,
+    )
+
+
+def test_inputs_rotate_and_go_on_where_the_last_block_ended():
+    used: list[int] = []
+
+    def iterate(inputs: Inputs) -> Outcome:
+        used.append(int(inputs.args[0][0]))
+        return Outcome(None, None)
+
+    first = block_of(iterate, sets(4), index=0)
+    assert first.input_sets == [0, 1, 2, 3, 0]
+    assert used[LEAD_IN_ITERATIONS:] == first.input_sets
+    used.clear()
+    second = block_of(iterate, sets(4), index=1)
+    assert second.input_sets == [1, 2, 3, 0, 1]
+    assert used[LEAD_IN_ITERATIONS:] == second.input_sets
+
+
+def test_a_slow_sample_is_kept():
+    calls = 0
+
+    def iterate(inputs: Inputs) -> Outcome:
+        nonlocal calls
+        calls += 1
+        if calls == LEAD_IN_ITERATIONS + 3:
+            time.sleep(0.05)
+        return Outcome(None, None)
+
+    block = block_of(iterate, sets(2), samples=20)
+    assert len(block.host_us) == 20
+    assert block.host_us[2] >= 50_000
+    assert block.host_us[2] == max(block.host_us)
+    assert block.device_us is None
+
+
+def test_each_sample_awaits_the_device_and_throughput_awaits_it_once():
+    events: list[str] = []
+
+    def iterate(inputs: Inputs) -> Outcome:
+        events.append("iterate")
+        return Outcome(None, None)
+
+    block = block_of(iterate, sets(3), samples=2, throughput_iterations=3, timer=ScriptedTimer(events))
+    sample = ["synchronize", "start", "iterate", "stop", "synchronize"]
+    assert events == ["iterate"] * LEAD_IN_ITERATIONS + sample * 2 + ["iterate"] * 3 + ["synchronize"]
+    assert block.device_us == [7.0, 7.0]
+    assert block.throughput_iterations == 3
+
+
+def test_throughput_is_the_mean_of_its_iterations():
+    def iterate(inputs: Inputs) -> Outcome:
+        time.sleep(0.004)
+        return Outcome(None, None)
+
+    block = block_of(iterate, sets(2), samples=1, throughput_iterations=5)
+    assert block.throughput_us is not None
+    assert 4_000 <= block.throughput_us < 20_000
+    assert block_of(iterate, sets(2), samples=1).throughput_us is None
+
+
+def test_the_gpu_is_read_before_and_after_the_samples():
+    readings = iter(
+        GpuState(sm_clock_mhz=clock, memory_clock_mhz=None, power_w=None, temperature_c=None, throttle_reasons=[])
+        for clock in (1000, 2000)
+    )
+    block = block_of(lambda inputs: Outcome(None, None), sets(2), read_gpu=lambda: next(readings))
+    assert block.gpu_before is not None and block.gpu_before.sm_clock_mhz == 1000
+    assert block.gpu_after is not None and block.gpu_after.sm_clock_mhz == 2000
+
+
+def test_sets_of_a_real_workload_lie_at_different_addresses():
+    instance = instantiate(find("EOS"), size="tiny", device="cpu", seed=1)
+    require_distinct_addresses([instance.inputs(index) for index in range(4)])
+
+
+def test_sets_that_share_a_tensor_are_refused():
+    shared = torch.ones(3)
+    first, second = Inputs(args=(torch.ones(3), shared)), Inputs(args=(torch.ones(3), shared))
+    with pytest.raises(InputsShareMemory, match="input tensor 1 "):
+        require_distinct_addresses([first, second])
+
+
+def test_one_tensor_passed_twice_within_a_set_is_fine_and_so_are_empty_ones():
+    def made() -> Inputs:
+        ids = torch.arange(4)
+        return Inputs(args=(ids, torch.empty(0)), kwargs={"again": ids})
+
+    require_distinct_addresses([made(), made()])

@@ -1,0 +1,293 @@
+"""Workers over real pipes: real tiny workloads, every way to fail, and no process that outlives its runner."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from suite.protocol import (
+    REPLIES,
+    CellSpec,
+    Collected,
+    CollectMetrics,
+    Failed,
+    Measure,
+    Measured,
+    Phase,
+    Prepare,
+    Prepared,
+    Reply,
+    Stop,
+    encode,
+)
+from suite.schema import Record, Status
+from suite.worker import failure, status_of
+
+PATIENCE_S = 250.0
+
+
+class Peer:
+    """The runner's side of a worker's pipes."""
+
+    def __init__(self, *command: str, log: Path) -> None:
+        theirs_read, self._write = os.pipe()
+        read, theirs_write = os.pipe()
+        arguments = ["--read", str(theirs_read), "--write", str(theirs_write)]
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*command, *arguments], pass_fds=(theirs_read, theirs_write), start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        os.close(theirs_read)
+        os.close(theirs_write)
+        self._replies = os.fdopen(read, "rb")
+        self.log = log
+        self.phases: list[str] = []
+
+    def send(self, command: Record) -> None:
+        os.write(self._write, encode(command))
+
+    def answer(self) -> Reply | None:
+        """The next reply that is no phase; None at the end of the pipe."""
+        for line in self._replies:
+            reply = REPLIES.validate_json(line)
+            if not isinstance(reply, Phase):
+                return reply
+            self.phases.append(reply.name)
+        return None
+
+    def hang_up(self) -> None:
+        os.close(self._write)
+        self._write = -1
+
+    def close(self) -> None:
+        if self._write >= 0:
+            self.hang_up()
+        self.process.kill()
+        self.process.wait()
+        self._replies.close()
+
+
+@pytest.fixture
+def worker(tmp_path) -> Iterator[Peer]:
+    peer = Peer(sys.executable, "-P", "-m", "suite.worker", log=tmp_path / "log")
+    yield peer
+    peer.close()
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def spec(cache_dir):
+    def make(workload: str = "EOS", mode: str = "eager", **changes: object) -> CellSpec:
+        fields = {
+            "workload": workload, "variant": "published", "size": "tiny", "mode": mode, "device": "cpu",
+            "with_optimizer": False, "seed": 1337, "input_sets": 4, "warm_up": 8, "check_inputs": 2,
+            "cpu_threads": 1, "cache_dir": cache_dir, "warm_cache": True,
+        }  # fmt: skip
+        return CellSpec(**{**fields, **changes})
+
+    return make
+
+
+@pytest.mark.parametrize(("workload", "mode"), [("EOS", "eager"), ("ALNET", "eager"), ("EOS", "compile")])
+def test_a_real_workload_from_prepare_to_stop(worker, spec, workload, mode):
+    worker.send(Prepare(spec=spec(workload, mode)))
+    prepared = worker.answer()
+    assert isinstance(prepared, Prepared), (prepared, worker.log.read_text())
+    assert worker.phases == ["build", "check", "compile", "warm-up", "check"]
+    assert prepared.correctness.passed and prepared.correctness.deterministic
+    assert len(set(prepared.correctness.digests)) == 2
+    assert prepared.input_bytes > 0
+    assert (prepared.compile.parts != {}) is (mode == "compile")
+
+    for index in range(2):
+        worker.send(Measure(index=index, turn=3 * index, samples=6, throughput_iterations=4))
+        measured = worker.answer()
+        assert isinstance(measured, Measured)
+        block = measured.block
+        assert (block.index, block.turn, len(block.host_us)) == (index, 3 * index, 6)
+        assert set(block.input_sets) == {0, 1, 2, 3}
+        assert block.throughput_us is not None and block.device_us is None
+
+    worker.send(CollectMetrics())
+    collected = worker.answer()
+    assert isinstance(collected, Collected)
+    assert (collected.metrics.graphs is not None) is (mode == "compile")
+    worker.send(Stop())
+    assert worker.process.wait(PATIENCE_S) == 0
+    assert worker.answer() is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "named"),
+    [
+        ({"workload": "EOSS"}, Status.MODEL_FAIL_TO_LOAD, "unknown workload 'EOSS'"),
+        ({"variant": "none"}, Status.MODEL_FAIL_TO_LOAD, "no variant 'none'"),
+    ],
+)
+def test_a_cell_that_cannot_be_built_says_why_and_ends(worker, spec, changes, status, named):
+    worker.send(Prepare(spec=spec(**changes)))
+    failed = worker.answer()
+    assert isinstance(failed, Failed)
+    assert failed.status is status
+    assert failed.error.startswith("build: ") and named in failed.error
+    assert worker.process.wait(PATIENCE_S) == 1
+    assert "Traceback" in worker.log.read_text()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_cell_without_a_gpu_is_unsupported(worker, spec):
+    worker.send(Prepare(spec=spec(device="cuda")))
+    failed = worker.answer()
+    assert isinstance(failed, Failed)
+    assert failed.status is Status.UNSUPPORTED
+    assert "no NVIDIA GPU" in failed.error
+
+
+def test_a_block_before_prepare_is_an_error(worker):
+    worker.send(Measure(index=0, turn=0, samples=1, throughput_iterations=0))
+    failed = worker.answer()
+    assert isinstance(failed, Failed)
+    assert "first command must be `prepare`" in failed.error
+    assert worker.process.wait(PATIENCE_S) == 1
+
+
+def test_a_line_that_is_no_command_ends_the_worker(worker):
+    os.write(worker._write, b"hello\n")
+    assert isinstance(worker.answer(), Failed)
+    assert worker.process.wait(PATIENCE_S) == 1
+
+
+def test_the_end_of_the_command_pipe_ends_an_idle_worker(worker):
+    worker.hang_up()
+    assert worker.process.wait(PATIENCE_S) == 0
+
+
+BUSY = """
+    import subprocess, sys, time
+    import suite.live_cell, suite.worker
+
+    suite.worker.ORPHAN_GRACE_S = 0.3
+
+    class Busy:
+        def __init__(self, spec, announce):
+            self.announce = announce
+
+        def prepare(self):
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            print(child.pid, flush=True)
+            self.announce("compile")
+            time.sleep(600)
+
+    suite.worker.enter_environment = lambda spec: None
+    suite.live_cell.LiveCell = Busy
+    sys.exit(suite.worker.main())
+"""
+
+
+def test_a_worker_whose_runner_vanishes_ends_with_all_it_started(spec, tmp_path):
+    peer = Peer(sys.executable, "-P", "-c", textwrap.dedent(BUSY), log=tmp_path / "log")
+    try:
+        peer.send(Prepare(spec=spec()))
+        first = REPLIES.validate_json(peer._replies.readline())
+        assert first == Phase(name="compile")
+        child = int(peer.log.read_text().split()[0])
+        assert psutil.pid_exists(child)
+        peer.hang_up()
+        assert peer.process.wait(60) != 0
+        deadline = time.monotonic() + 10
+        while _lives(child) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not _lives(child)
+    finally:
+        peer.close()
+
+
+def _lives(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_the_cells_environment_is_set_before_torch_is_there(tmp_path, spec):
+    """In a process of its own: importing the worker imports no torch, and too late is an error."""
+    made = spec(cache_dir=str(tmp_path / "new"), cpu_threads=3)
+    script = f"""
+        import os, sys
+        from suite.worker import enter_environment
+        from suite.protocol import CellSpec
+        assert "torch" not in sys.modules
+        spec = CellSpec.model_validate_json({made.model_dump_json()!r})
+        enter_environment(spec)
+        print(*(os.environ[name] for name in (
+            "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS")))
+        sys.modules["torch"] = sys
+        try:
+            enter_environment(spec)
+        except RuntimeError as error:
+            print(error)
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    environment, late = result.stdout.splitlines()
+    assert environment.split() == [f"{tmp_path}/new/inductor", f"{tmp_path}/new/triton", "3", "3"]
+    assert "before the cell's environment was set" in late
+    assert (tmp_path / "new").is_dir()
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), Status.OOM),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), Status.OOM),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), Status.OOM),
+        (caused(RuntimeError("backend failed"), torch.OutOfMemoryError("Tried to allocate")), Status.OOM),
+        (MemoryError(), Status.OOM),
+    ],
+)
+@pytest.mark.parametrize("phase", ["build", "check", "compile", "warm-up", "measure", "metrics"])
+def test_lack_of_memory_is_told_in_any_phase(error, phase, status):
+    assert status_of(error, phase) is status
+
+
+@pytest.mark.parametrize(
+    ("phase", "status"),
+    [
+        ("build", Status.MODEL_FAIL_TO_LOAD),
+        ("check", Status.RUN_ERROR),
+        ("compile", Status.COMPILE_ERROR),
+        ("warm-up", Status.RUN_ERROR),
+        ("measure", Status.RUN_ERROR),
+        ("metrics", Status.RUN_ERROR),
+    ],
+)
+def test_other_errors_are_told_by_their_phase(phase, status):
+    answer = failure(ValueError("\n  no such size: 7\nmore"), phase)
+    assert (answer.status, answer.error) == (status, f"{phase}: ValueError: no such size: 7")
+
+
+def test_a_failed_compilation_is_one_in_whatever_phase_it_happens():
+    def broken(graph, inputs):
+        raise KeyError("boom")
+
+    with pytest.raises(Exception, match="boom") as raised:
+        torch.compile(lambda x: x + 1, backend=broken)(torch.ones(2))
+    answer = failure(raised.value, "check")
+    assert answer.status is Status.COMPILE_ERROR
+    assert "KeyError: 'boom'" in answer.error  # the cause, not only the backend's name
+    torch.compiler.reset()

@@ -1,0 +1,38 @@
+"""Workloads of a few tensors around any module, for tests of what measures them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from models.instance import Instance, instantiate
+from models.registry import Inputs, Workload
+
+
+def normal_inputs(*shape: int) -> Callable[..., Inputs]:
+    """An input function: one tensor of this shape, normal."""
+
+    def inputs(variant: str, size: str, generator: torch.Generator) -> Inputs:
+        return Inputs(args=(torch.randn(*shape, generator=generator),))
+
+    return inputs
+
+
+_FOUR_BY_EIGHT = normal_inputs(4, 8)
+
+
+def workload_of(
+    build: Callable[[], torch.nn.Module], inputs: Callable[..., Inputs] = _FOUR_BY_EIGHT, **fields: Any
+) -> Workload:
+    """A workload that builds its module by `build()`; float32 inference unless `fields` say otherwise."""
+    defaults = {"acronym": "TINY", "name": "tiny", "suite": "tests", "task": "inference", "batch": 4}
+    return Workload(
+        build=lambda variant, size: build(), inputs=inputs, **{**defaults, "dtype_policy": "fp32", **fields}
+    )
+
+
+def instance_of(build: Callable[[], torch.nn.Module], *args: Any, device: str = "cpu", **fields: Any) -> Instance:
+    """The same, on a device."""
+    return instantiate(workload_of(build, *args, **fields), size="tiny", device=device, seed=3)
