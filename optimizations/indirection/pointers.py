@@ -81,6 +81,9 @@ class ReasonCode(StrEnum):
     GRAPHS_DIFFER = "graphs_differ"
     NO_USE = "no_use"
     NO_APPLIER = "no_applier"
+    OUTPUT_ALIAS = "output_alias"
+    COLLECTIVE = "collective"
+    UNPROVEN = "unproven"
     OFF = "off"
 
 

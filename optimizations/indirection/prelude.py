@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from optimizations.indirection.cubin_cache import Compiled, CubinCache
+from optimizations.indirection.nvrtc import CompilationFailed, compile_cubin
 from optimizations.indirection.plan import ParameterUpdate
-from optimizations.replay.driver import CudaCallFailed, check
+from optimizations.replay.driver import check
 
 KERNEL_NAME = "encore_prelude"
 THREADS_PER_BLOCK = 128
@@ -165,29 +166,12 @@ class _Toolchain:
         )
 
     def build(self, target: str) -> Compiled:
-        compiled, said = self._compile(target)
-        return Compiled(self._link(compiled, target), said)
-
-    def _compile(self, target: str) -> tuple[bytes, str]:
-        """Relocatable device code, and NVRTC's log."""
-        options = [f"--gpu-architecture={target}".encode(), b"-rdc=true", b"-default-device", b"--std=c++17"]
-        name = f"{KERNEL_NAME}.cu".encode()
-        program = check(self.nvrtc.nvrtcCreateProgram, SOURCE.encode(), name, 0, [], [])
+        options = ("-rdc=true", "-default-device")
         try:
-            try:
-                check(self.nvrtc.nvrtcCompileProgram, program, len(options), options)
-            except CudaCallFailed as error:
-                raise PreludeUnavailable(f"NVRTC for {target}: {error}: {self._log(program)}") from error
-            cubin = b" " * check(self.nvrtc.nvrtcGetCUBINSize, program)
-            check(self.nvrtc.nvrtcGetCUBIN, program, cubin)
-            return cubin, self._log(program)
-        finally:
-            check(self.nvrtc.nvrtcDestroyProgram, program)
-
-    def _log(self, program: Any) -> str:
-        said = b" " * check(self.nvrtc.nvrtcGetProgramLogSize, program)
-        check(self.nvrtc.nvrtcGetProgramLog, program, said)
-        return said.rstrip(b"\0").decode(errors="replace").strip()
+            compiled = compile_cubin(self.nvrtc, SOURCE, f"{KERNEL_NAME}.cu", target, options)
+        except CompilationFailed as error:
+            raise PreludeUnavailable(str(error)) from error
+        return Compiled(self._link(compiled.image, target), compiled.compiler_log)
 
     def _link(self, compiled: bytes, target: str) -> bytes:
         linker = self.nvjitlink

@@ -1,0 +1,105 @@
+"""Sends what Inductor would make CUDA graphs of to another maker, for chosen compilations only.
+
+Inductor turns a compiled function into a CUDA-graphed one in `post_compile`, at the end of every compilation and of
+every load from its caches, by calling `torch._inductor.compile_fx.cudagraphify`. While at least one compilation asks
+for another maker, that name is a dispatcher: in a thread that has asked it calls the maker, in all others stock. Once
+nobody asks, the name is stock's again. The same goes for `cudagraph_trees.get_manager`, which `post_compile` asks for
+the manager to tell when a backward runs that is not captured itself.
+
+Note [Both ends of a compilation]. `compile_fx` covers forward and inference graphs, and everything that comes from
+AOTAutograd's cache (there forward and backward pass `post_compile` together, and nobody calls `inner_compile`). But a
+backward is compiled when it first runs, long after `compile_fx` returned and in a thread of the autograd engine. So the
+maker must be asked for around both: `with captured_by(maker): compile_fx(..., inner_compile=asking(inner, maker))`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from optimizations import torch_internals
+
+DISPATCHED = ("cudagraphify", "get_manager")
+"""Entries of `torch_internals.NAMES` that are dispatched; a `Maker` has a method for each."""
+
+
+class Maker(Protocol):
+    """Makes CUDA graphs of compiled functions in stock's place; methods have the signatures of what they replace."""
+
+    def cudagraphify(self, model: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """The function that is called instead of `model` (`torch._inductor.compile_fx.cudagraphify`)."""
+
+    def get_manager(self, device_index: int, create_if_none_exists: bool = True) -> Any:
+        """The manager that the functions of this maker use (`torch._inductor.cudagraph_trees.get_manager`)."""
+
+
+_asked: ContextVar[Maker | None] = ContextVar("encore_maker", default=None)
+
+
+@contextlib.contextmanager
+def captured_by(maker: Maker) -> Iterator[None]:
+    """In this thread, let `maker` make the CUDA graphs of what is compiled inside the block. Blocks may nest."""
+    with _DISPATCH:
+        token = _asked.set(maker)
+        try:
+            yield
+        finally:
+            _asked.reset(token)
+
+
+def asking(inner_compile: Callable[..., Any], maker: Maker) -> Callable[..., Any]:
+    """`inner_compile` with `captured_by(maker)` around each call. Note [Both ends of a compilation]."""
+
+    @functools.wraps(inner_compile)
+    def compile_for_maker(*args: Any, **kwargs: Any) -> Any:
+        with captured_by(maker):
+            return inner_compile(*args, **kwargs)
+
+    return compile_for_maker
+
+
+class _Dispatch:
+    """The dispatchers in PyTorch's modules, put in by the first block to begin and taken out by the last to end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                self._replaced = [_put_in(name) for name in DISPATCHED]
+            self._blocks += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if self._blocks:
+                return
+            for owner, attribute, dispatcher, stock in self._replaced:
+                # Someone may have put a wrapper of their own around the dispatcher; it then stays, and passes on.
+                if getattr(owner, attribute) is dispatcher:
+                    setattr(owner, attribute, stock)
+            self._replaced = []
+
+
+_DISPATCH = _Dispatch()
+
+
+def _put_in(name: str) -> tuple[Any, str, Any, Any]:
+    """Put the dispatcher of `name` in its place: owner, attribute, the dispatcher, what stood there before."""
+    owner, attribute = torch_internals.place(name)
+    stock = getattr(owner, attribute)
+
+    @functools.wraps(stock)
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        maker = _asked.get()
+        return (stock if maker is None else getattr(maker, name))(*args, **kwargs)
+
+    setattr(owner, attribute, dispatch)
+    return owner, attribute, dispatch, stock
