@@ -7,7 +7,8 @@ The order of `prepare`, and why:
 3. Stochastic workloads: compile once for trial with Inductor's `fallback_random`, which draws the numbers eager draws,
    and compare that. The real compilation has another random stream, so its values cannot be compared.
 4. The real compilation, with cold caches: first call, then warm-up until every CUDA graph is recorded and replayed.
-5. Compare replays with eager (a first call replays nothing), and take digests of two calls on each input.
+5. Compare replays with eager (a first call replays nothing), and take digests of two calls on each input. To the
+   outside this is the end of warm-up: phases follow one another and none comes back.
 6. Forget the references, so that they take no memory while the mode is timed.
 
 This module imports torch; the worker imports it once the environment variables of the cell are set.
@@ -25,6 +26,7 @@ from models.instance import Instance, instantiate
 from models.registry import find
 from optimizations import torch_internals
 from suite.cell_errors import Inaccurate, Unsupported
+from suite.gpu import LEAST_COMPUTE_CAPABILITY
 from suite.iteration import Iterate, callable_for, iteration, seed_all, set_numerics
 from suite.measure import copies
 from suite.measure.captured import CaptureLog
@@ -42,9 +44,6 @@ from suite.schema import Block, CompileTimes, Copies, Correctness, Memory, Metri
 
 CALLS_TO_REPLAY = 3
 """CUDAGraph Trees warm a function up in the first call, record it in the second, and replay it from the third on."""
-
-LEAST_CAPABILITY = (7, 0)
-"""The oldest compute capability that Triton, and so Inductor, generates code for."""
 
 
 class LiveCell:
@@ -73,7 +72,6 @@ class LiveCell:
             start_toolchain(self._instance.device)
         trial = self._trial(eager)
         compile_times = self._compile_and_warm_up()
-        self._announce("check")
         correctness = self._check(eager, trial)
         del eager
         self._take_optimizer_in()
@@ -273,10 +271,10 @@ def _require_device(device: str) -> None:
     if not torch.cuda.is_available():
         raise Unsupported("PyTorch finds no NVIDIA GPU here; `--device cpu --size tiny` runs the small sizes without")
     capability = torch.cuda.get_device_capability()
-    if capability < LEAST_CAPABILITY:
+    if capability < LEAST_COMPUTE_CAPABILITY:
+        had, least = (".".join(map(str, version)) for version in (capability, LEAST_COMPUTE_CAPABILITY))
         raise Unsupported(
-            f"{torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}; "
-            f"torch.compile needs {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]} or newer"
+            f"{torch.cuda.get_device_name()} has compute capability {had}; torch.compile needs {least} or newer"
         )
 
 
