@@ -41,6 +41,8 @@ from optimizations.replay.captured import (
     Node,
     NodePath,
     Placeholder,
+    Provenance,
+    RecordedCaptures,
 )
 
 EVERYTHING = Available(off={}, ptx={})
@@ -132,7 +134,7 @@ def refusals(graph: CapturedGraph) -> st.SearchStrategy[dict[NodePath, tuple[str
     return st.fixed_dictionaries({}, optional=at_hand)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(data=st.data(), case=cases(), choice=st.sampled_from(Choice))
 def test_replay_by_the_plan_gives_every_node_the_new_addresses(data: st.DataObject, case: Case, choice: Choice) -> None:
     off = {applier: f"no {applier}" for applier in data.draw(st.sets(st.sampled_from(Applier)))}
@@ -177,6 +179,25 @@ def test_with_the_host_applier_no_input_is_copied_for_want_of_an_applier(case: C
     for verdict, one in zip(analysis.verdicts, plan.inputs, strict=True):
         in_child_graph = any(len(use.node) > 1 for use in verdict.uses)
         assert one.indirect == (verdict.indirect and not in_child_graph)
+
+
+@settings(max_examples=50, deadline=None)
+@given(case=cases(), choice=st.sampled_from(Choice))
+def test_recorded_captures_give_the_plan_of_the_captures_themselves(
+    tmp_path_factory: pytest.TempPathFactory, case: Case, choice: Choice
+) -> None:
+    path = tmp_path_factory.mktemp("recorded") / "captures.json"
+    source = Provenance(label="synthetic", gpu="none", driver="none", torch="none")
+    RecordedCaptures(provenance=source, first=case.first, second=case.second, control=case.control).save(path)
+    loaded = RecordedCaptures.load(path)
+    plans = [
+        make_plan(one.graph, find_pointer_uses(one, other, control=control), choice, EVERYTHING)
+        for one, other, control in (
+            (case.first, case.second, case.control),
+            (loaded.first, loaded.second, loaded.control),
+        )
+    ]
+    assert plans[0] == plans[1]
 
 
 def analysed(nodes: Sequence[Node], uses: Sequence[PointerUse]) -> tuple[CapturedGraph, Analysis]:
