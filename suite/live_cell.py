@@ -74,6 +74,7 @@ class LiveCell:
         compile_times = self._compile_and_warm_up()
         correctness = self._check(eager, trial)
         del eager
+        self._states.clear()
         self._take_optimizer_in()
         restart_peak(self._instance.device)
         return Prepared(

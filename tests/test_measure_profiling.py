@@ -1,0 +1,65 @@
+"""How many iterations are profiled, and what happens where they differ or nothing is seen. Traces are scripted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from suite.measure import profiling
+from suite.measure.memory import peak, reserved_bytes, restart_peak
+
+
+def trace_of(kernels: int) -> dict:
+    return {
+        "traceEvents": [
+            {"ph": "X", "cat": "kernel", "name": "k", "dur": 2.0, "args": {"correlation": number}}
+            for number in range(kernels)
+        ]
+    }
+
+
+@pytest.fixture
+def sessions(monkeypatch):
+    """Profiler sessions that see as many kernels as the list `seen` says, in turn; their lengths are in `asked`."""
+    seen: list[int] = []
+    asked: list[int] = []
+
+    def scripted(iterate, iterations: int) -> dict:
+        asked.append(iterations)
+        return trace_of(seen[len(asked) - 1])
+
+    monkeypatch.setattr(profiling, "_trace", scripted)
+    return seen, asked
+
+
+def test_the_first_session_is_thrown_away(sessions):
+    seen, asked = sessions
+    seen += [99, 6]
+    profile = profiling.profile_iterations(lambda index: None)
+    assert profile is not None
+    assert asked == [1, 3]
+    assert (profile.coverage.eager_kernels, profile.coverage.profiled_iterations) == (2, 3)
+    assert profile.kernel_time_us == 4.0
+
+
+def test_iterations_that_differ_are_profiled_alone(sessions, capsys):
+    seen, asked = sessions
+    seen += [5, 7, 4]
+    profile = profiling.profile_iterations(lambda index: None)
+    assert profile is not None
+    assert asked == [1, 3, 1]
+    assert (profile.coverage.eager_kernels, profile.coverage.profiled_iterations) == (4, 1)
+    assert "7 kernel events outside of graphs in 3 iterations" in capsys.readouterr().out
+
+
+def test_a_profiler_that_sees_no_kernel_has_measured_nothing(sessions):
+    seen, _ = sessions
+    seen += [0, 0]
+    assert profiling.profile_iterations(lambda index: None) is None
+
+
+def test_memory_is_not_counted_on_a_cpu():
+    device = torch.device("cpu")
+    restart_peak(device)
+    assert peak(device) is None
+    assert reserved_bytes(device) is None
