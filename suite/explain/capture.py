@@ -6,9 +6,11 @@ each graph, so that graphs behind a break are seen as well, up to a value that n
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ _TRAINING_LIMIT = (
     "training: the forward graph is seen, lowered without autograd; the backward graph, what forward keeps for it, and "
     "the optimizer are not"
 )
+_BREAK_LIMIT = "what runs between FX graphs, and in functions that Dynamo leaves to Python, is not counted"
 _ONE_CALL_LIMIT = "one call is traced: what is compiled anew for other shapes or values is not seen"
 
 
@@ -56,7 +59,13 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     found = Capture()
     torch_internals.reset_dynamo()
     reasons = torch_internals.dynamo_utils.graph_break_reasons
-    with pretended_gpu() as shortcuts, torch.no_grad(), program.mode, program.surroundings():
+    with (
+        pretended_gpu() as shortcuts,
+        _functions_left_to_python(found.breaks),
+        torch.no_grad(),
+        program.mode,
+        program.surroundings(),
+    ):
         call = torch.compile(program.module, backend=_backend(found, settings))
         try:
             call(*program.args, **program.kwargs)
@@ -69,10 +78,27 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
             for reason in reasons
         )
     found.limits.extend(shortcuts.taken)
+    if found.breaks:
+        found.limits.append(_BREAK_LIMIT)
     if program.training:
         found.limits.append(_TRAINING_LIMIT)
     found.limits.append(_ONE_CALL_LIMIT)
     return found
+
+
+@contextlib.contextmanager
+def _functions_left_to_python(breaks: list[GraphBreak]) -> Iterator[None]:
+    """Notes functions that Dynamo gives up as a whole, because it could not go on behind a break (in a loop, say)."""
+    describe = torch_internals.describe_skipped_frame
+
+    def noted(error: BaseException, code: CodeType, *arguments: Any) -> str:
+        reason = f"{_first_line(str(error))}; {code.co_name} itself runs without graphs"
+        breaks.append(GraphBreak(reason=reason, source_line=_innermost(getattr(error, "real_stack", ()))))
+        description: str = describe(error, code, *arguments)
+        return description
+
+    with torch_internals.replaced("describe_skipped_frame", noted):
+        yield
 
 
 def _backend(found: Capture, settings: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
@@ -97,6 +123,10 @@ def _backend(found: Capture, settings: Mapping[str, Mapping[str, Any]]) -> Calla
             )
         )
         found.lowered.append(lowered)
+        found.limits.extend(
+            f"graph {index}: a CUDA graph would take a CPU tensor, and whether it can be recorded is not known: {line}"
+            for line in (stock.takes_cpu_tensors if stock is not None else ())
+        )
         found.limits.extend(f"graph {index} was not lowered for {name}: {why}" for name, why in failures.items())
         return graph_module.forward
 
@@ -119,6 +149,8 @@ def _lowering(setting: str, graph: LoweredGraph) -> Lowering:
 
 
 def _captures_all(graph: LoweredGraph) -> bool | None:
+    if graph.takes_cpu_tensors:
+        return None
     outside = graph.outside
     left = outside.gpu_kernels + outside.cpu_kernels
     return left == 0 if left + graph.in_graphs.gpu_kernels else None

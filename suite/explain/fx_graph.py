@@ -19,7 +19,8 @@ from suite.source_line import user_line
 
 _TRANSFERS = frozenset({"to", "cuda", "copy_", "type_as", "type"})
 """Methods whose business is to bring a value to where another one is."""
-_PINNED = "pin_memory"
+_WITH_NON_BLOCKING = frozenset({"to", "cuda", "copy_"})
+"""Those among them that may be told so by position."""
 
 _FROM_NUMPY = re.compile(r"^___from_numpy\((.*)\)$")
 _VARIABLE = re.compile(r"\b[LG]\['(\w+)'\]")
@@ -80,7 +81,7 @@ def _cpu_node(node: torch.fx.Node, kind: CpuKind) -> CpuNode:
 
 def _copies(node: torch.fx.Node) -> Iterator[Copy]:
     """A copy for each CPU tensor that an operation on the GPU takes."""
-    if not node.op.startswith("call_") or node.target is operator.getitem or not _lives_on(node, "cuda"):
+    if not node.op.startswith("call_") or _takes_member(node) or not _lives_on(node, "cuda"):
         return
     transfers = _target_name(node) in _TRANSFERS or not any(_lives_on(source, "cuda") for source in _sources(node))
     for source in _sources(node):
@@ -92,14 +93,25 @@ def _copies(node: torch.fx.Node) -> Iterator[Copy]:
             node=node.name,
             kind="copy" if transfers else "scalar" if passed_by_value else "implicit",
             copied_bytes=_bytes(tensors),
-            blocking=not passed_by_value and not _is_asynchronous(node, source),
+            blocking=not passed_by_value and not _is_asynchronous(node),
             source_line=_line(node),
         )
 
 
-def _is_asynchronous(node: torch.fx.Node, source: torch.fx.Node) -> bool:
-    flags = (*node.args[1:], node.kwargs.get("non_blocking"))
-    return any(flag is True for flag in flags) and _target_name(source) == _PINNED
+def _takes_member(node: torch.fx.Node) -> bool:
+    """Whether the node picks one of several results, which computes nothing."""
+    several = node.args[0] if node.args else None
+    return (
+        node.target is operator.getitem
+        and isinstance(several, torch.fx.Node)
+        and not isinstance(several.meta.get("example_value"), torch.Tensor)
+    )
+
+
+def _is_asynchronous(node: torch.fx.Node) -> bool:
+    return node.kwargs.get("non_blocking") is True or (
+        _target_name(node) in _WITH_NON_BLOCKING and any(flag is True for flag in node.args[1:])
+    )
 
 
 def _is_non_static_input(node: torch.fx.Node) -> bool:

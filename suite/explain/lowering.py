@@ -30,8 +30,10 @@ FIXED_OPTIONS: Mapping[str, Any] = {
     "fx_graph_cache": False,
     "fx_graph_remote_cache": False,
     "compile_threads": 1,
+    # Else Inductor compiles test programs to see which vector instructions this CPU has.
+    "cpp.vec_isa_ok": True,
 }
-"""Inductor settings that every offline lowering needs; none of them changes the generated code."""
+"""Inductor settings that every offline lowering needs; none of them changes what is launched where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,15 @@ class LoweredGraph:
         recorded: the places in `module.partitions` (or -1 for the whole of `call`) that stock PyTorch would record as
             CUDA graphs.
         not_captured: Inductor's reasons for the rest.
+        takes_cpu_tensors: user's lines of operations in partitions that take a CPU tensor with dimensions. Inductor
+            lets them in; whether they can be recorded is seen on a GPU only.
     """
 
     source: str
     module: GeneratedModule
     recorded: tuple[int, ...]
     not_captured: tuple[NotCaptured, ...]
+    takes_cpu_tensors: tuple[str, ...]
 
     @property
     def in_graphs(self) -> Body:
@@ -114,6 +119,7 @@ class _Observer:
     sources: list[str] = field(default_factory=list)
     reasons: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     recorded: list[int] = field(default_factory=list)
+    takes_cpu_tensors: dict[str, None] = field(default_factory=dict)
     _partition: int = -1
 
     @contextlib.contextmanager
@@ -127,21 +133,23 @@ class _Observer:
     def _load_nothing(self) -> Callable[[Any, Any], Any]:
         def compile_to_module_lines(graph: Any, wrapper_code: Any) -> Any:
             self.sources.append(wrapper_code.value)
-            self._explain_partitions(graph.scheduler)
+            self._explain_partitions(graph)
             runner = SimpleNamespace(partitions=[], recursively_apply_fns=self._record_partitions)
             return SimpleNamespace(call=_never_called, runner=runner, __file__="<not loaded>")
 
         return compile_to_module_lines
 
-    def _explain_partitions(self, scheduler: Any) -> None:
+    def _explain_partitions(self, graph: Any) -> None:
         if not torch_internals.inductor_config.graph_partition:
             return
-        for node in scheduler.nodes:
-            reason = scheduler.should_partition(node)
-            if reason is not None and not isinstance(node, torch_internals.NopKernelSchedulerNode):
-                origins = (origin for part in node.get_nodes() for origin in _origins(part))
-                line = next(filter(None, (user_line(origin.meta.get("stack_trace")) for origin in origins)), None)
-                self.reasons[(reason, line)] += 1
+        for node in graph.scheduler.nodes:
+            if isinstance(node, torch_internals.NopKernelSchedulerNode):
+                continue
+            reason = graph.scheduler.should_partition(node)
+            if reason is not None:
+                self.reasons[(reason, _line(node))] += 1
+            elif any(_is_cpu_data(graph.try_get_buffer(read.name)) for read in node.read_writes.reads):
+                self.takes_cpu_tensors[_line(node) or node.get_name()] = None
 
     def _record_partitions(self, record: Sequence[Callable[[Any], Any]]) -> None:
         for self._partition, function in enumerate(record):
@@ -190,15 +198,21 @@ class _Observer:
                 NotCaptured(reason=reason, source_line=line, count=count)
                 for (reason, line), count in self.reasons.items()
             ),
+            takes_cpu_tensors=tuple(self.takes_cpu_tensors),
         )
 
 
-def _origins(scheduler_node: Any) -> Iterator[torch.fx.Node]:
-    ir_node = scheduler_node.node
-    if ir_node is not None:
-        first = ir_node.get_origin_node()
-        yield from [first] if first is not None else ()
-        yield from ir_node.get_origins()
+def _line(scheduler_node: Any) -> str | None:
+    """The user's line a node of Inductor's schedule comes from."""
+    ir_nodes = [part.node for part in scheduler_node.get_nodes() if part.node is not None]
+    origins = [origin for node in ir_nodes for origin in (node.get_origin_node(), *node.get_origins()) if origin]
+    return next(filter(None, (user_line(origin.meta.get("stack_trace")) for origin in origins)), None)
+
+
+def _is_cpu_data(buffer: Any) -> bool:
+    """Whether a buffer of Inductor's is a CPU tensor that cannot be passed by value."""
+    device = None if buffer is None else buffer.get_device()
+    return device is not None and device.type == "cpu" and len(buffer.get_size()) > 0
 
 
 def _copied(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:

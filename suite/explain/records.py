@@ -32,7 +32,7 @@ CopyKind = Literal["copy", "implicit", "scalar"]
 
 
 class Copy(Record):
-    """A host-to-device copy each call makes. `blocking`: the host waits, because the source is pageable memory.
+    """A host-to-device copy each call makes. `blocking`: the host waits for it, as it does unless told otherwise.
 
     `kind`: the program asks for it (`copy`), or an operation on the GPU takes a CPU tensor, for example as an index
     (`implicit`). A CPU tensor of rank 0 in GPU arithmetic (`scalar`) is passed by value and does not block.

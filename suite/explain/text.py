@@ -42,7 +42,10 @@ def summary(explanation: Explanation) -> str:
 def _parts(explanation: Explanation) -> Iterator[RenderableType]:
     batch = "" if explanation.batch is None else f", batch {explanation.batch}"
     variant = "" if explanation.variant is None else f" ({explanation.variant})"
-    yield Text(f"{explanation.target}{variant}: {explanation.task}{batch}, PyTorch {explanation.torch}", style="bold")
+    size = "" if explanation.size == "full" else f", {explanation.size} size"
+    yield Text(
+        f"{explanation.target}{variant}: {explanation.task}{batch}{size}, PyTorch {explanation.torch}", style="bold"
+    )
     yield Text(summary(explanation))
     for graph in explanation.graphs:
         yield from _graph(graph)

@@ -1,0 +1,254 @@
+"""Small programs with one obstacle each, for the tests of `encore explain`. Every function is a `module:callable`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Made = tuple[nn.Module, tuple[Any, ...]]
+
+WIDTH = 64
+
+
+class MaskAttribute(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.mask = torch.ones(8, WIDTH).tril()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x) + self.mask.to(x.device)).softmax(-1)
+
+
+def mask_attribute() -> Made:
+    return MaskAttribute(), (torch.randn(8, WIDTH),)
+
+
+class NumpyScalar(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.temperature = numpy.power(WIDTH, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) / self.temperature
+
+
+def numpy_scalar() -> Made:
+    return NumpyScalar(), (torch.randn(8, WIDTH),)
+
+
+class StagedArgument(nn.Module):
+    def __init__(self, *, non_blocking: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.non_blocking = non_blocking
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.to("cuda", non_blocking=self.non_blocking)).relu()
+
+
+def staged_argument() -> Made:
+    return StagedArgument(non_blocking=False).to("cuda"), (torch.randn(8, WIDTH),)
+
+
+def asynchronous_argument() -> Made:
+    return StagedArgument(non_blocking=True).to("cuda"), (torch.randn(8, WIDTH),)
+
+
+class CpuOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.arange(WIDTH, dtype=torch.float32)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.cos(), self.table.sin()
+
+
+def cpu_output() -> Made:
+    return CpuOutput(), (torch.randn(8, WIDTH),)
+
+
+class CpuIndex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = torch.tensor([0, 2, 5])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cos()[self.rows].sin()
+
+
+def cpu_index() -> Made:
+    return CpuIndex(), (torch.randn(8, WIDTH),)
+
+
+class MutatedCpuState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return x * 2
+
+
+def mutated_cpu_state() -> Made:
+    return MutatedCpuState(), (torch.randn(8, WIDTH),)
+
+
+class ConstructorChain(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.arange(WIDTH) * 0.5
+        return x + angles.sin().to(x.device)
+
+
+def constructor_chain() -> Made:
+    return ConstructorChain(), (torch.randn(8, WIDTH),)
+
+
+class LengthsReadByHost(nn.Module):
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        mask = self.mask(x, lengths)
+        kept = lengths[lengths > 3]
+        return (x * mask).cos() * kept.shape[0]
+
+    def mask(self, x: Tensor, lengths: Tensor) -> Tensor:
+        mask = torch.ones_like(x)
+        for row in range(x.shape[0]):
+            mask[row, lengths[row] :] = 0
+        return mask
+
+
+def lengths_read_by_host() -> Made:
+    return LengthsReadByHost(), (torch.ones(2, WIDTH), torch.tensor([3, 5]))
+
+
+class WeightReadByHost(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if y.sum() > 0:
+            y = y.cos()
+        return y.sin()
+
+
+def weight_read_by_host() -> Made:
+    return WeightReadByHost(), (torch.randn(8, WIDTH),)
+
+
+class MutatedInput(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x.add_(1)
+        return x.cos()
+
+
+def mutated_input() -> Made:
+    return MutatedInput(), (torch.randn(8, WIDTH),)
+
+
+def dropout() -> Made:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)).train(), (torch.randn(8, WIDTH),)
+
+
+def convolution() -> Made:
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8))
+    images = torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last)
+    return layers.eval().to(memory_format=torch.channels_last), (images,)
+
+
+class Attention(nn.Module):
+    def __init__(self, dtype: torch.dtype, *, masked: bool) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(24, 24, dtype=torch.bool).tril() if masked else None)
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(x, x, x, attn_mask=self.mask)
+
+
+def _attention(dtype: torch.dtype, *, masked: bool = False) -> Made:
+    return Attention(dtype, masked=masked), (torch.randn(2, 4, 24, 32, dtype=dtype),)
+
+
+def attention_bf16() -> Made:
+    return _attention(torch.bfloat16)
+
+
+def attention_bf16_masked() -> Made:
+    return _attention(torch.bfloat16, masked=True)
+
+
+def attention_fp32() -> Made:
+    return _attention(torch.float32)
+
+
+def attention_fp64() -> Made:
+    return _attention(torch.float64)
+
+
+class DeviceConstant(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.tensor([0.25] * WIDTH, device=x.device) + torch.full((WIDTH,), 2.0, device=x.device)
+
+
+def device_constant() -> Made:
+    return DeviceConstant(), (torch.randn(8, WIDTH),)
+
+
+class WithExampleInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Tensor:
+        y: Tensor = self.linear(x)
+        return y if scale is None else y * scale
+
+    def example_inputs(self) -> tuple[Tensor]:
+        return (torch.randn(8, WIDTH),)
+
+
+def with_keywords() -> tuple[nn.Module, list[Tensor], Mapping[str, Tensor]]:
+    return WithExampleInputs(), [torch.randn(8, WIDTH)], {"scale": torch.ones(WIDTH)}
+
+
+class Raises(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.sin()
+        torch.compiler.disable(_raise)(y)
+        return y
+
+
+def _raise(y: Tensor) -> None:
+    raise ArithmeticError("no such number")
+
+
+def raises() -> Made:
+    return Raises(), (torch.randn(8, WIDTH),)
+
+
+def dies() -> Made:
+    os.abort()
+
+
+def hangs() -> Made:
+    time.sleep(600)
+    return mask_attribute()
+
+
+def returns_a_number() -> int:
+    return 3
+
+
+ready_made = nn.Linear(WIDTH, WIDTH)
+not_callable = 3

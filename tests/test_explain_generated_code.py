@@ -1,0 +1,98 @@
+"""Counting what a generated module does, on sources written by hand in the form Inductor gives them."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+from suite.explain.generated_code import Body, TritonKernel, read_module, triton_kernels
+
+PARTITIONED = dedent(
+    """
+    from torch._inductor.async_compile import AsyncCompile
+    async_compile = AsyncCompile()
+    triton_poi_a_0 = async_compile.triton('triton_poi_a_0', '''source of a''', device_str='cuda')
+    cpp_fused_b_1 = async_compile.cpp_pybinding(['float*'], '''source of b''')
+    triton_poi_c_2 = async_compile.triton('triton_poi_c_2', '''source of c''', device_str='cuda')
+
+    def partition_0(args):
+        arg0_1, = args
+        with torch.cuda._DeviceGuard(0):
+            torch.cuda.set_device(0)
+            buf0 = empty_strided_cuda((8, 8), (8, 1), torch.float32)
+            triton_poi_a_0.run(arg0_1, buf0, 64, stream=stream0)
+            extern_kernels.mm(buf0, reinterpret_tensor(buf0, (8, 8), (1, 8), 0), out=buf0)
+            buf1 = torch.ops.aten._scaled_dot_product_flash_attention.default(buf0, buf0, buf0)
+            buf2 = torch.ops.aten.view.dtype(buf1, torch.int32)
+        return (buf2, )
+
+    def partition_10(args):
+        with torch.cuda._DeviceGuard(0):
+            triton_poi_c_2.run(args[0], 1, stream=stream0)
+
+    def partition_2(args):
+        with torch.cuda._DeviceGuard(0):
+            triton_poi_c_2.run(args[0], 1, stream=stream0)
+            triton_poi_c_2.run(args[0], 1, stream=stream0)
+            args[0].copy_(args[1], False)
+
+    async_compile.wait(globals())
+
+    class Runner:
+        def __init__(self, partitions):
+            self.partitions = partitions
+
+        def call(self, args):
+            arg0_1, arg1_1 = args
+            cpp_fused_b_1(arg1_1)
+            extern_kernels.mm(arg1_1, arg1_1, out=arg1_1)
+            with torch.cuda._DeviceGuard(0):
+                torch.cuda.set_device(0)
+                buf3 = empty_strided_cuda((8, ), (1, ), torch.float32)
+                buf3.copy_(arg1_1, False)
+                buf4.copy_(arg2_1, True)
+            buf5.copy_(buf3, False)
+            (buf6,) = self.partitions[0]([arg0_1])
+            return (buf6, )
+    """
+)
+
+UNPARTITIONED = dedent(
+    """
+    triton_poi_a_0 = async_compile.triton('triton_poi_a_0', '''source of a''', device_str='cuda')
+
+    def call(args):
+        with torch.cuda._DeviceGuard(0):
+            triton_poi_a_0.run(args[0], 64, stream=stream0)
+            buf0 = torch.ops.aten.nonzero.default(args[0])
+        buf1 = torch.ops.aten.nonzero.default(args[1])
+        return (buf0, buf1)
+    """
+)
+
+
+def test_partitions_come_in_the_order_of_their_numbers_with_what_they_launch() -> None:
+    first, third, eleventh = read_module(PARTITIONED).partitions
+    assert first == Body(gpu_kernels=3), "a Triton kernel, a library call and an operator; a view launches nothing"
+    assert third == Body(gpu_kernels=2), "a copy inside a partition stays on the GPU"
+    assert eleventh == Body(gpu_kernels=1)
+
+
+def test_call_counts_cpu_work_and_copies_apart_from_partitions() -> None:
+    assert read_module(PARTITIONED).call == Body(cpu_kernels=2, host_to_device_copies=2, blocking_copies=1)
+
+
+def test_without_partitions_everything_is_in_call_and_the_guard_tells_the_device() -> None:
+    module = read_module(UNPARTITIONED)
+    assert module.partitions == ()
+    assert module.call == Body(gpu_kernels=2, cpu_kernels=1)
+
+
+def test_nothing_generated_does_nothing() -> None:
+    assert read_module("").call == Body()
+
+
+def test_triton_kernels_are_had_with_their_sources() -> None:
+    assert triton_kernels(PARTITIONED) == (
+        TritonKernel("triton_poi_a_0", "source of a"),
+        TritonKernel("triton_poi_c_2", "source of c"),
+    )

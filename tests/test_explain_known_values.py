@@ -1,0 +1,81 @@
+"""Fake tensors that know their values: what is followed, what is forgotten, what stays unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from suite.explain import known_values
+from suite.explain.known_values import KnownValuesMode, UnknownValue
+
+
+@pytest.fixture
+def mode() -> Iterator[KnownValuesMode]:
+    with KnownValuesMode() as mode:
+        yield mode
+
+
+def test_constants_are_followed_to_the_gpu_and_through_arithmetic(mode: KnownValuesMode) -> None:
+    lengths = torch.tensor([3, 2, 5]).to("cuda")
+    assert lengths.device.type == "cuda"
+    assert (lengths * 2)[1].item() == 4
+
+
+@pytest.mark.parametrize("lengths", [[3, 1], [0, 4]])
+def test_writes_through_views_are_followed(mode: KnownValuesMode, lengths: list[int]) -> None:
+    on_gpu = torch.tensor(lengths, device="cuda")
+    mask = torch.ones(2, 4, device="cuda")
+    for row in range(2):
+        mask[row, on_gpu[row] :] = 0
+    assert [int(mask[row].sum().item()) for row in range(2)] == lengths
+
+
+def test_boolean_indexing_has_the_shape_its_values_give(mode: KnownValuesMode) -> None:
+    text = torch.tensor([4, -1, 7, -1], device="cuda")
+    kept = text[text != -1]
+    assert kept.shape == (2,)
+    assert kept.device.type == "cuda"
+    assert kept[1].item() == 7
+
+
+def test_weights_are_unknown_and_reading_one_says_so(mode: KnownValuesMode) -> None:
+    linear = nn.Linear(4, 4)
+    with pytest.raises(UnknownValue, match="reads a value"):
+        linear.weight[0, 0].item()
+
+
+def test_random_inputs_are_known_only_where_asked_for(mode: KnownValuesMode) -> None:
+    with mode.random_values():
+        known, same = (
+            torch.randint(0, 10**6, (3,), generator=torch.Generator().manual_seed(7), device=device)
+            for device in ("cuda", "cpu")
+        )
+    unknown = torch.randint(0, 10**6, (3,), device="cuda")
+    assert known.is_cuda
+    assert [value.item() for value in known] == [value.item() for value in same]
+    with pytest.raises(UnknownValue):
+        unknown[2].item()
+
+
+def test_a_tensor_written_with_something_unknown_is_unknown_from_then_on(mode: KnownValuesMode) -> None:
+    table = torch.zeros(4)
+    row = table[1:]
+    assert row[0].item() == 0
+    table.copy_(torch.randn(4))
+    with pytest.raises(UnknownValue):
+        row[0].item()
+
+
+def test_large_tensors_are_not_computed(mode: KnownValuesMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_values, "LIMIT_ELEMENTS", 8)
+    assert torch.ones(8)[0].item() == 1
+    with pytest.raises(UnknownValue):
+        torch.ones(9)[0].item()
+
+
+def test_uninitialised_memory_is_unknown(mode: KnownValuesMode) -> None:
+    with pytest.raises(UnknownValue):
+        torch.empty(3)[0].item()

@@ -1,0 +1,304 @@
+"""What explain sees in small programs with one obstacle each, on FX graphs and by offline lowering for an H100.
+
+All programs are captured once, in one process of their own (`capture_programs`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import explain_programs
+import pytest
+from explain_programs import WIDTH
+
+from suite.explain.records import Copy, CpuNode, FxGraph, Lowering
+
+NAMES = (
+    "mask_attribute",
+    "numpy_scalar",
+    "staged_argument",
+    "asynchronous_argument",
+    "cpu_output",
+    "cpu_index",
+    "mutated_cpu_state",
+    "constructor_chain",
+    "lengths_read_by_host",
+    "weight_read_by_host",
+    "mutated_input",
+    "dropout",
+    "convolution",
+    "attention_bf16",
+    "attention_bf16_masked",
+    "attention_fp32",
+    "attention_fp64",
+    "device_constant",
+    "WithExampleInputs",
+    "with_keywords",
+    "raises",
+)
+BATCH = 8
+FLOAT_BYTES = 4
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("explain")
+    answer = folder / "answer.json"
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(here / "capture_programs.py"), str(answer), *NAMES],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(here),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+            "TRITON_CACHE_DIR": str(folder / "triton"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.exists(), done.stderr[-4000:]
+    loaded: dict[str, Any] = json.loads(answer.read_text())
+    return loaded
+
+
+class Seen:
+    """What was seen of one program."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.graphs = [FxGraph.model_validate(graph) for graph in answer["graphs"]]
+        self.breaks: list[dict[str, str]] = answer["breaks"]
+        self.limits: list[str] = answer["limits"]
+        self.failure: str | None = answer["failure"]
+        self.source: str = answer["sources"].get("graph", "")
+        self.compiled: list[dict[str, Any]] = answer["compiled"]
+
+    @property
+    def graph(self) -> FxGraph:
+        assert self.failure is None
+        (graph,) = self.graphs
+        return graph
+
+    @property
+    def stock(self) -> Lowering:
+        return self.lowering("graph")
+
+    @property
+    def unpartitioned(self) -> Lowering:
+        return self.lowering("graph-unpartitioned")
+
+    def lowering(self, setting: str) -> Lowering:
+        (lowering,) = (each for each in self.graph.lowerings if each.setting == setting)
+        return lowering
+
+
+@pytest.fixture
+def seen(request: pytest.FixtureRequest, answers: dict[str, Any]) -> Seen:
+    """The program a test is about: what its name has between `test_` and `__`."""
+    name = request.function.__name__.removeprefix("test_").partition("__")[0]
+    return Seen(answers["programs"][name])
+
+
+def line_of(text: str) -> int:
+    """Number of the one line of `explain_programs` that holds `text`."""
+    lines = inspect.getsource(explain_programs).splitlines()
+    (number,) = (number for number, line in enumerate(lines, start=1) if text in line)
+    return number
+
+
+def at(text: str) -> str:
+    return f"tests/explain_programs.py:{line_of(text)} in "
+
+
+def kinds(nodes: list[CpuNode]) -> list[str]:
+    return [node.kind for node in nodes]
+
+
+def only(copies: list[Copy]) -> Copy:
+    (copy,) = copies
+    return copy
+
+
+def test_mask_attribute__is_an_attribute_copied_in_each_call(seen: Seen) -> None:
+    (node,) = seen.graph.cpu_nodes
+    assert (node.kind, node.operation, node.shape, node.dtype) == ("attribute", "self.mask", [BATCH, WIDTH], "float32")
+    copy = only(seen.graph.copies)
+    assert (copy.kind, copy.blocking, copy.copied_bytes) == ("copy", True, BATCH * WIDTH * FLOAT_BYTES)
+    for line in (node.source_line, copy.source_line):
+        assert line is not None
+        assert line.startswith(at("self.mask.to(x.device)"))
+
+
+def test_mask_attribute__is_split_off_by_partitions_and_blocks_without_them(seen: Seen) -> None:
+    assert (seen.stock.partitions, seen.stock.kernels_in_graphs, seen.stock.kernels_outside) == (1, 2, 0)
+    assert (seen.unpartitioned.partitions, seen.unpartitioned.kernels_in_graphs) == (0, 0)
+    assert seen.unpartitioned.kernels_outside == 2
+    for lowering, reason in ((seen.stock, "DeviceCopy"), (seen.unpartitioned, "cpu device")):
+        assert (lowering.host_to_device_copies, lowering.blocking_copies) == (1, 1)
+        (why,) = lowering.not_captured
+        assert reason in why.reason
+        assert why.source_line is not None
+        assert why.source_line.startswith(at("self.mask.to(x.device)"))
+    assert seen.graph.stock_captures is True
+
+
+def test_mask_attribute__kernels_compile_to_ptx_for_several_gpus(seen: Seen) -> None:
+    assert {compiled["target"] for compiled in seen.compiled} == {"sm_80", "sm_90"}
+    for compiled in seen.compiled:
+        assert f".target {compiled['target']}" in compiled["ptx"]
+        assert f".visible .entry {compiled['name']}" in compiled["ptx"]
+        assert compiled["signature"]["in_out_ptr0"] == "*fp32"
+        assert compiled["cubin_bytes"] > 0
+
+
+def test_numpy_scalar__is_passed_by_value_or_moved_without_waiting(seen: Seen) -> None:
+    (node,) = seen.graph.cpu_nodes
+    assert (node.kind, node.operation, node.shape, node.dtype) == ("attribute", "self.temperature", [], "float64")
+    copy = only(seen.graph.copies)
+    assert (copy.kind, copy.blocking, copy.copied_bytes) == ("scalar", False, 8)
+    assert (seen.stock.cpu_kernels, seen.stock.host_to_device_copies, seen.stock.blocking_copies) == (1, 1, 0)
+    assert (seen.stock.partitions, seen.stock.kernels_outside) == (1, 0)
+    assert (seen.unpartitioned.partitions, seen.unpartitioned.kernels_outside) == (0, 2)
+    assert seen.graph.stock_captures is False, "the scalars are packed by a CPU kernel"
+
+
+def test_staged_argument__comes_with_each_call_and_is_no_input_of_a_graph(seen: Seen) -> None:
+    (node,) = seen.graph.cpu_nodes
+    assert (node.kind, node.operation) == ("argument", "x")
+    copy = only(seen.graph.copies)
+    assert (copy.kind, copy.blocking, copy.copied_bytes) == ("copy", True, BATCH * WIDTH * FLOAT_BYTES)
+    assert seen.graph.non_static_inputs == []
+    assert seen.stock.blocking_copies == 1
+
+
+def test_asynchronous_argument__does_not_make_the_host_wait(seen: Seen) -> None:
+    assert only(seen.graph.copies).blocking is False
+    assert (seen.stock.host_to_device_copies, seen.stock.blocking_copies) == (1, 0)
+
+
+def test_cpu_output__is_marked_beside_what_it_is_made_of(seen: Seen) -> None:
+    assert kinds(seen.graph.cpu_nodes) == ["attribute", "computed", "output"]
+    assert seen.graph.copies == []
+    assert (seen.stock.partitions, seen.stock.kernels_in_graphs, seen.stock.cpu_kernels) == (1, 1, 1)
+    assert seen.unpartitioned.partitions == 0
+    assert seen.graph.stock_captures is False
+
+
+def test_cpu_index__is_copied_by_the_indexing_and_no_capture_is_promised(seen: Seen) -> None:
+    copy = only(seen.graph.copies)
+    assert (copy.kind, copy.blocking, copy.copied_bytes) == ("implicit", True, 3 * 8)
+    assert seen.graph.stock_captures is None
+    (limit,) = (limit for limit in seen.limits if "CPU tensor" in limit)
+    assert at("[self.rows]") in limit
+
+
+def test_mutated_cpu_state__stays_on_the_cpu(seen: Seen) -> None:
+    assert kinds(seen.graph.cpu_nodes) == ["attribute", "computed"]
+    assert (seen.stock.partitions, seen.stock.kernels_in_graphs, seen.stock.cpu_kernels) == (1, 1, 1)
+    (why,) = seen.stock.not_captured
+    assert why.reason == "cpu ops"
+    assert why.source_line is not None
+    assert why.source_line.startswith(at("self.calls.add_(1)"))
+
+
+def test_constructor_chain__is_moved_to_the_gpu_by_stock(seen: Seen) -> None:
+    assert kinds(seen.graph.cpu_nodes) == ["constant", "computed", "computed"]
+    assert only(seen.graph.copies).copied_bytes == WIDTH * FLOAT_BYTES
+    for lowering in (seen.stock, seen.unpartitioned):
+        assert (lowering.partitions, lowering.host_to_device_copies, lowering.cpu_kernels) == (1, 0, 0)
+
+
+def test_lengths_read_by_host__break_the_graph_but_hide_nothing_behind(seen: Seen) -> None:
+    assert seen.failure is None
+    assert len(seen.graphs) == 2
+    reasons = Counter(each["reason"].partition(";")[0] for each in seen.breaks)
+    assert any("item()" in reason for reason in reasons)
+    assert reasons["Dynamic shape operator"] == 1
+    left = [each for each in seen.breaks if "mask itself runs without graphs" in each["reason"]]
+    assert [each["source_line"].startswith(at("lengths[row] :] = 0")) for each in left] == [True]
+    assert not any("comes after it is not seen" in limit for limit in seen.limits)
+
+
+def test_weight_read_by_host__ends_the_analysis_there_and_says_so(seen: Seen) -> None:
+    assert seen.graph.stock_captures is True
+    (limit,) = (limit for limit in seen.limits if "comes after it is not seen" in limit)
+    assert at("if y.sum() > 0:") in limit
+
+
+def test_mutated_input__keeps_its_graph_from_being_recorded(seen: Seen) -> None:
+    for lowering in (seen.stock, seen.unpartitioned):
+        assert (lowering.partitions, lowering.kernels_in_graphs, lowering.kernels_outside) == (0, 0, 1)
+        (why,) = lowering.not_captured
+        assert "mutated inputs" in why.reason
+        assert why.source_line is not None
+        assert why.source_line.startswith(at("x.add_(1)"))
+    assert seen.graph.stock_captures is False
+
+
+def test_dropout__draws_its_numbers_inside_the_graph(seen: Seen) -> None:
+    assert (seen.stock.partitions, seen.stock.kernels_outside, seen.stock.cpu_kernels) == (1, 0, 0)
+    assert seen.stock.kernels_in_graphs >= 2
+    assert "philox" in seen.source or "tl.rand" in seen.source or "inductor_seeds" in seen.source
+
+
+def test_convolution__runs_channels_last_as_library_calls(seen: Seen) -> None:
+    assert seen.source.count("extern_kernels.convolution(") == 2
+    assert (seen.stock.partitions, seen.stock.kernels_outside) == (1, 0)
+    assert "buf0, (2, 8, 14, 14), (1568, 1, 112, 8)" in seen.source, "strides of channels last"
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel", "launches"),
+    [
+        ("attention_bf16", "_scaled_dot_product_flash_attention", 1),
+        ("attention_bf16_masked", "_scaled_dot_product_efficient_attention", 2),
+        ("attention_fp32", "_scaled_dot_product_efficient_attention", 1),
+    ],
+)
+def test_attention_is_one_kernel_and_said_to_be_assumed(
+    answers: dict[str, Any], name: str, kernel: str, launches: int
+) -> None:
+    seen = Seen(answers["programs"][name])
+    assert f"torch.ops.aten.{kernel}.default(" in seen.source
+    assert seen.stock.kernels_in_graphs == launches
+    assert any("cuDNN" in limit for limit in seen.limits)
+
+
+def test_attention_fp64__has_no_fused_kernel(seen: Seen) -> None:
+    assert "_scaled_dot_product_" not in seen.source
+    assert seen.source.count("extern_kernels.bmm(") == 2
+    assert not any("cuDNN" in limit for limit in seen.limits)
+
+
+def test_device_constant__is_no_obstacle(seen: Seen) -> None:
+    assert seen.graph.cpu_nodes == []
+    assert (seen.stock.partitions, seen.stock.kernels_outside, seen.stock.host_to_device_copies) == (1, 0, 0)
+
+
+def test_WithExampleInputs__is_a_program_by_its_method(seen: Seen) -> None:
+    (entry,) = seen.graph.non_static_inputs
+    assert (entry.shape, entry.dtype, entry.input_bytes) == ([BATCH, WIDTH], "float32", BATCH * WIDTH * FLOAT_BYTES)
+    assert seen.graph.non_static_input_bytes == BATCH * WIDTH * FLOAT_BYTES
+
+
+def test_with_keywords__passes_them_on(seen: Seen) -> None:
+    sizes = sorted(entry.input_bytes or 0 for entry in seen.graph.non_static_inputs)
+    assert sizes == [WIDTH * FLOAT_BYTES, BATCH * WIDTH * FLOAT_BYTES]
+
+
+def test_raises__keeps_what_was_seen_before(seen: Seen) -> None:
+    assert seen.failure == "ArithmeticError('no such number')"
+    assert len(seen.graphs) == 1
+
+
+def test_the_pretence_ends_with_the_capture(answers: dict[str, Any]) -> None:
+    assert answers["cuda_afterwards"] is False

@@ -1,0 +1,95 @@
+"""Explanations as text."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from suite.explain.records import Copy, CpuNode, Explanation, FxGraph, GraphBreak, Lowering, NonStaticInput
+from suite.explain.text import MOST_ROWS, render, summary
+from suite.schema import SCHEMA_VERSION, NotCaptured
+
+LINE = "program.py:3 in forward: y = x + self.mask.to(x.device)"
+
+
+def explanation(*, cpu_nodes: int = 1, error: str | None = None, lowered: bool = True) -> Explanation:
+    node = CpuNode(
+        node="mask", operation="self.mask", kind="attribute", shape=[4, 4], dtype="float32", source_line=LINE
+    )
+    lowering = Lowering(
+        setting="graph",
+        target="sm_90",
+        partitions=2,
+        kernels_in_graphs=5,
+        kernels_outside=1,
+        cpu_kernels=3,
+        host_to_device_copies=1,
+        blocking_copies=1,
+        not_captured=[NotCaptured(reason="DeviceCopy ops", source_line=LINE, count=2)],
+    )
+    graph = FxGraph(
+        index=0,
+        operations=7,
+        cpu_nodes=[node] * cpu_nodes,
+        copies=[Copy(node="to", kind="copy", copied_bytes=3 * 2**20, blocking=True, source_line=LINE)],
+        non_static_inputs=[NonStaticInput(node="x", shape=[2], dtype="int64", input_bytes=16)],
+        non_static_input_bytes=16,
+        stock_captures=False,
+        lowerings=[lowering] if lowered else [],
+    )
+    return Explanation(
+        schema_version=SCHEMA_VERSION,
+        target="MMC",
+        variant="published",
+        task="inference",
+        batch=1,
+        torch="2.11.0",
+        graphs=[graph],
+        breaks=[GraphBreak(reason="Dynamic shape operator", source_line=LINE)] * 2,
+        limits=["one call is traced"],
+        error=error,
+    )
+
+
+def printed(explained: Explanation) -> str:
+    console = Console(file=StringIO(), width=200, no_color=True)
+    console.print(render(explained))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_the_summary_counts_what_matters() -> None:
+    assert summary(explanation()) == (
+        "1 FX graph, 1 CPU node, 1 host-to-device copy per call, stock captures 5 of 6 kernels"
+    )
+    assert summary(explanation(lowered=False)).endswith("not lowered")
+    assert summary(explanation(error="Trouble: at once")).endswith("; failed midway")
+
+
+def test_a_failure_is_the_summary() -> None:
+    failed = explanation(error="Trouble: here\nand there").model_copy(update={"graphs": []})
+    assert summary(failed) == "failed: Trouble: here"
+
+
+def test_everything_is_in_the_text() -> None:
+    text = printed(explanation(error="Trouble: [here]"))
+    for part in (
+        "MMC (published): inference, batch 1",
+        "not fully captured by stock",
+        "1 non-static input of 16 B",
+        "self.mask",
+        "3.0 MiB",
+        "DeviceCopy ops x2 at program.py:3",
+        "1 (1)",
+        "Dynamic shape operator",
+        "one call is traced",
+        "Trouble: [here]",
+    ):
+        assert part in text, part
+
+
+def test_long_lists_are_cut_with_a_count() -> None:
+    text = printed(explanation(cpu_nodes=MOST_ROWS + 5))
+    assert text.count("self.mask  ") == MOST_ROWS
+    assert "... and 5 more" in text

@@ -1,0 +1,96 @@
+"""The published obstacles of registered workloads, in their tiny sizes, as explain finds them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from suite.explain.records import Explanation, Lowering
+from suite.explain.run import explain_many
+from suite.explain.targets import Target
+
+TARGETS = (
+    ("MMC", "published"),
+    ("XLNET-I", "published"),
+    ("XLNET-I", "current"),
+    ("ST", "published"),
+    ("DCGAN", "published"),
+)
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def explanations() -> dict[tuple[str, str | None], Explanation]:
+    targets = [Target(name, variant, "tiny") for name, variant in TARGETS]
+    return {(each.target.name, each.target.variant): each.explanation for each in explain_many(targets)}
+
+
+def lowered(explanation: Explanation, setting: str) -> list[Lowering]:
+    assert explanation.error is None
+    return [lowering for graph in explanation.graphs for lowering in graph.lowerings if lowering.setting == setting]
+
+
+def test_mmc_copies_its_mask_in_each_call(explanations: dict[tuple[str, str], Explanation]) -> None:
+    explanation = explanations["MMC", "published"]
+    (graph,) = explanation.graphs
+    assert Counter(node.kind for node in graph.cpu_nodes) == {"attribute": 1, "constant": 1}
+    mask, rows = graph.copies
+    assert (mask.kind, rows.kind) == ("copy", "implicit")
+    assert mask.blocking
+    assert mask.source_line is not None
+    assert "self.causal_mask.to(x.device)" in mask.source_line
+    (stock,), (unpartitioned,) = lowered(explanation, "graph"), lowered(explanation, "graph-unpartitioned")
+    assert (stock.partitions, stock.kernels_outside, stock.blocking_copies) == (1, 0, 1)
+    assert (unpartitioned.partitions, unpartitioned.kernels_in_graphs) == (0, 0)
+    assert unpartitioned.kernels_outside == stock.kernels_in_graphs
+
+
+def test_xlnet_as_published_is_moved_with_partitions_and_blocked_without(
+    explanations: dict[tuple[str, str], Explanation],
+) -> None:
+    explanation = explanations["XLNET-I", "published"]
+    (graph,) = explanation.graphs
+    assert Counter(node.kind for node in graph.cpu_nodes) == {"constant": 2, "computed": 9}
+    assert len(graph.copies) == 1
+    (stock,), (unpartitioned,) = lowered(explanation, "graph"), lowered(explanation, "graph-unpartitioned")
+    assert (stock.partitions, stock.kernels_outside, stock.cpu_kernels, stock.host_to_device_copies) == (1, 0, 0, 0)
+    assert (unpartitioned.partitions, unpartitioned.cpu_kernels, unpartitioned.host_to_device_copies) == (0, 1, 1)
+    (why,) = unpartitioned.not_captured
+    assert "cpu device" in why.reason
+
+
+def test_xlnet_of_today_has_no_obstacle(explanations: dict[tuple[str, str], Explanation]) -> None:
+    explanation = explanations["XLNET-I", "current"]
+    (graph,) = explanation.graphs
+    assert (graph.cpu_nodes, graph.copies, graph.stock_captures) == ([], [], True)
+    for setting in ("graph", "graph-unpartitioned"):
+        (lowering,) = lowered(explanation, setting)
+        assert (lowering.partitions, lowering.kernels_outside, lowering.not_captured) == (1, 0, [])
+
+
+def test_st_breaks_where_lengths_are_read_and_takes_scalars_from_the_cpu(
+    explanations: dict[tuple[str, str], Explanation],
+) -> None:
+    explanation = explanations["ST", "published"]
+    scalars = [node for graph in explanation.graphs for node in graph.cpu_nodes]
+    assert {(node.kind, node.dtype, str(node.shape)) for node in scalars} == {("attribute", "float64", "[]")}
+    assert all(node.operation.endswith(".temperature") for node in scalars)
+    reasons = {each.reason.partition(";")[0] for each in explanation.breaks}
+    assert "Dynamic shape operator" in reasons
+    assert any("item()" in reason for reason in reasons)
+    with_scalars = [graph for graph in explanation.graphs if graph.cpu_nodes]
+    assert [len(graph.cpu_nodes) for graph in with_scalars] == [2, 4], "an attention in each encoder, two in a decoder"
+    for graph in with_scalars:
+        stock, unpartitioned = graph.lowerings
+        assert (stock.partitions, stock.kernels_outside) == (1, 0)
+        assert (stock.host_to_device_copies, stock.blocking_copies) == (1, 0)
+        assert (unpartitioned.partitions, unpartitioned.kernels_in_graphs) == (0, 0)
+
+
+def test_training_says_what_it_does_not_see(explanations: dict[tuple[str, str], Explanation]) -> None:
+    explanation = explanations["DCGAN", "published"]
+    assert explanation.task == "training"
+    assert any("backward" in limit for limit in explanation.limits)
+    assert [graph.stock_captures for graph in explanation.graphs] == [True]
