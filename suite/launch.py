@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -89,36 +89,47 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
         CannotWrite: the disk is full.
         Interrupted: Ctrl-C; the console has said how to go on.
     """
-    with _opened(request, console) as (writer, done, plan):
-        jobs = plan_jobs(select_workloads(plan.workloads, plan.variant), select_modes(plan.modes), plan.size, done)
-        where = describe(writer.path)
+    run = _open(request, console)
+    with run.writer:
+        where = describe(run.writer.path)
+        jobs = plan_jobs(
+            select_workloads(run.plan.workloads, run.plan.variant),
+            select_modes(run.plan.modes),
+            run.plan.size,
+            run.done,
+        )
         if not jobs:
-            console.print(f"{where} has all of its {len(done)} cells already; nothing to run")
+            console.print(f"{where} has all of its {len(run.done)} cells already; nothing to run")
             outcome = Outcome()
         else:
-            console.print(f"{where}: {sum(len(job.missing) for job in jobs)} cells to measure, {len(done)} are there")
+            missing = sum(len(job.missing) for job in jobs)
+            console.print(f"{where}: {missing} cells to measure, {len(run.done)} are there")
             try:
-                outcome = _measure(request, console, writer, done, plan, jobs, worker_command)
+                outcome = _measure(request, console, run, jobs, worker_command)
             except Interrupted:
                 console.print(f"interrupted; go on with: encore run --resume {where}")
                 raise
             except OSError as error:
-                raise store.write_error(writer.path / store.CELLS, error) from error
-    finished = Finished(writer.path, [*done, *outcome.cells], len(outcome.cells), outcome.not_started)
+                raise store.write_error(run.writer.path / store.CELLS, error) from error
+    finished = Finished(run.writer.path, [*run.done, *outcome.cells], len(outcome.cells), outcome.not_started)
     _say_result(console, finished)
     return finished
 
 
+@dataclass(frozen=True, slots=True)
+class _OpenRun:
+    """A run, locked for writing: the rows it has, and what it is to hold."""
+
+    writer: RunWriter
+    done: Sequence[Cell]
+    plan: RunPlan
+
+
 def _measure(
-    request: Request,
-    console: Console,
-    writer: RunWriter,
-    done: Sequence[Cell],
-    plan: RunPlan,
-    jobs: Sequence[Job],
-    worker_command: Sequence[str],
+    request: Request, console: Console, run: _OpenRun, jobs: Sequence[Job], worker_command: Sequence[str]
 ) -> Outcome:
-    estimates = Estimates([done, *_earlier_rows(writer.path)])
+    plan = run.plan
+    estimates = Estimates([run.done, *_earlier_rows(run.writer.path)])
     estimates_s = {
         job.workload.acronym: estimates.seconds(
             job.workload.acronym, job.workload.task, size=plan.size, device=plan.device, modes=job.missing
@@ -127,7 +138,7 @@ def _measure(
     }
     with display_for(console, estimates_s) as display:
         runner = Runner(
-            writer=writer,
+            writer=run.writer,
             settings=plan.settings,
             estimates_s=estimates_s,
             display=display,
@@ -139,27 +150,28 @@ def _measure(
         return runner.run(jobs)
 
 
-@contextmanager
-def _opened(request: Request, console: Console) -> Iterator[tuple[RunWriter, Sequence[Cell], RunPlan]]:
-    """The run to write, locked, with the rows it has and what it is to hold."""
-    if request.resume and request.resume != NEWEST:
-        resumed: Path | None = store.find_run(request.resume)
-        plan = None
-    else:
-        plan = _new_plan(request)
-        resumed = _newest_that_fits(request, plan, console) if request.resume else None
-    if resumed is None:
-        assert plan is not None
-        path = _new_folder(request, plan)
-        with RunWriter.create(path, _environment(path.resolve().name, request, plan)) as writer:
-            yield writer, (), plan
-        return
-    writer, recorded = RunWriter.reopen(resumed)
-    with writer:
+def _open(request: Request, console: Console) -> _OpenRun:
+    if request.resume is not None and request.resume != NEWEST:
+        return _go_on(request, console, store.find_run(request.resume), None)
+    plan = _new_plan(request)
+    if request.resume == NEWEST and (fitting := _newest_that_fits(request, plan, console)):
+        return _go_on(request, console, fitting, plan)
+    path = _new_folder(request, plan)
+    return _OpenRun(RunWriter.create(path, _environment(path.resolve().name, request, plan)), (), plan)
+
+
+def _go_on(request: Request, console: Console, path: Path, plan: RunPlan | None) -> _OpenRun:
+    """Opens a run that is there. `plan` None: what to do is in the run, and whether it fits is yet to be checked."""
+    writer, recorded = RunWriter.reopen(path)
+    try:
         plan = plan or _resumed_plan(request, recorded)
         if recorded.cut_line is not None:
-            console.print(f"{describe(resumed)}: its last line was cut short and is moved aside; that cell runs again")
-        yield writer, writer.set_aside(recorded.cells, lambda cell: _runs_again(request, plan, cell)), plan
+            console.print(f"{describe(path)}: its last line was cut short and is moved aside; that cell runs again")
+        done = writer.set_aside(recorded.cells, lambda cell: _runs_again(request, plan, cell))
+    except BaseException:
+        writer.close()
+        raise
+    return _OpenRun(writer, done, plan)
 
 
 def _runs_again(request: Request, plan: RunPlan, cell: Cell) -> bool:
