@@ -17,7 +17,7 @@ import torch.fx
 from optimizations import torch_internals
 from optimizations.options import Options, WrongOption
 from optimizations.placement import Feeds, place
-from optimizations.report import LEDGER, CompiledGraph, Entry
+from optimizations.report import LEDGER, CompiledGraph, Direction, Entry
 
 _FEEDS: weakref.WeakSet[Feeds] = weakref.WeakSet()
 """Run-time state of all graphs compiled in this process, for `reset`."""
@@ -94,14 +94,18 @@ def _watched(entry: Entry) -> Callable[..., Any]:
 
 
 def _outcome(result: Any, settings: Mapping[str, Any]) -> CompiledGraph:
-    direction = "backward" if settings.get("is_backward") else "inference" if settings.get("is_inference") else "forward"
+    direction: Direction = "forward"
+    if settings.get("is_backward"):
+        direction = "backward"
+    elif settings.get("is_inference"):
+        direction = "inference"
     reasons: list[str] = []
     if result.disabled_cudagraphs_reason:
         reasons.append(result.disabled_cudagraphs_reason)
     if result.cudagraph_info is not None:
         reasons.extend(result.cudagraph_info.cudagraph_fail_reasons)
-    if result.partition_maps is not None:
-        partitions = 0 if reasons else len(result.partition_maps)
-    else:
-        partitions = 0 if reasons or "cuda" not in result.device_types else 1
+    partitions = 0
+    if not reasons and "cuda" in result.device_types:
+        partitioned = torch_internals.inductor_config.graph_partition
+        partitions = len(result.partition_maps or ()) if partitioned else 1
     return CompiledGraph(direction, partitions, tuple(dict.fromkeys(reasons)))

@@ -57,7 +57,7 @@ def _lines(index: int, graph: PlacementReport) -> Iterator[str]:
     yield f"  on the CPU:       {len(graph.cpu_nodes_before)} nodes before, {len(graph.cpu_nodes_after)} after"
     yield f"  copied to device: {_copies(graph.copies_before)} before, {_copies(graph.copies_after)} after"
     for hoisted in graph.hoisted:
-        what = "literal" if hoisted.inlined else f"{hoisted.hoisted_bytes} bytes"
+        what = f"{hoisted.hoisted_bytes} bytes" if hoisted.form == "kept" else hoisted.form
         depends = f", depends on {', '.join(hoisted.attributes)}" if hoisted.attributes else ""
         yield f"  hoisted {hoisted.node} ({what}{depends}){_at(hoisted.source_line)}"
     for staged in graph.staged:

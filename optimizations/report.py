@@ -43,20 +43,25 @@ class Copy:
     source_line: str | None
 
 
+HoistedForm = Literal["kept", "literal", "rebuilt"]
+
+
 @dataclass(frozen=True, slots=True)
 class Hoisted:
-    """A value computed once on the CPU and kept on the GPU.
+    """A value that does not depend on the call.
 
-    `attributes` are the program's names of what it is computed from, each guarded in every call. `inlined` values are
-    of rank 0 and depend on nothing: they became literals of the graph and take no memory.
+    `form`: "kept" values are computed once on the CPU and kept on the GPU, `hoisted_bytes` each; `attributes` are the
+    program's names of what they are computed from, guarded in every call. Constants of rank 0 became "literal"s of the
+    graph. Other constants that come out the same on every device (integer ranges, masks) are "rebuilt" in the graph on
+    the GPU, where Inductor fuses them into their readers. These two take no memory.
     """
 
     node: str
+    form: HoistedForm
     shape: tuple[Size, ...]
     dtype: str
     hoisted_bytes: int
     attributes: tuple[str, ...]
-    inlined: bool
     source_line: str | None
 
 
@@ -105,6 +110,9 @@ class PlacementReport:
     left: tuple[Left, ...] = ()
 
 
+Direction = Literal["inference", "forward", "backward"]
+
+
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
     """What Inductor made of one direction of an FX graph.
@@ -114,7 +122,7 @@ class CompiledGraph:
     such record.
     """
 
-    direction: Literal["inference", "forward", "backward"]
+    direction: Direction
     partitions: int
     not_captured: tuple[str, ...]
 

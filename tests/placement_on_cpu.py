@@ -15,7 +15,8 @@ import torch.fx
 
 from optimizations import torch_internals
 from optimizations.placement import Feeds, Placement
-from optimizations.placement.observe import Observation, observe, tensors_in
+from optimizations.placement.observe import Observation, observe
+from optimizations.placement.operators import tensors_in
 
 CPU = torch.device("cpu")
 

@@ -202,7 +202,11 @@ class _Builder:
         versions = [fake._version for _, fake in self.values if isinstance(fake, torch.Tensor)]
         try:
             with self.mode:
-                value = getattr(fakes[0], target)(*fakes[1:], **keywords) if op == "call_method" else target(*fakes, **keywords)
+                value = (
+                    getattr(fakes[0], target)(*fakes[1:], **keywords)
+                    if op == "call_method"
+                    else target(*fakes, **keywords)
+                )
         except Exception:
             # Illegal on these devices, shapes or dtypes: not a program. A failed write must not have happened.
             assert versions == [fake._version for _, fake in self.values if isinstance(fake, torch.Tensor)]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.placement.rewrite import Attribute, FeedPlan, HoistedGroup, TensorLayout
+from optimizations.placement.feed_plan import Attribute, FeedPlan, HoistedGroup, TensorLayout
 from optimizations.placement.selector import selector
 from optimizations.placement.sources import Guard
 from optimizations.placement.staging import Staging
@@ -138,10 +138,8 @@ class _Group:
             # Before the values: a concurrent write to an attribute then fails the checks of the next call.
             self.checks = self._checks_for(attributes)
             values = self._group.compute(*attributes)
-            old = [*self.tensors] or [None] * len(values)
-            self.tensors = []
-            for layout, value in zip(self._group.layouts, values, strict=True):
-                self.tensors.append(self._upload(value, layout, old.pop(0)))
+            old: list[torch.Tensor | None] = [*self.tensors] or [None] * len(values)
+            self.tensors = list(map(self._upload, values, self._group.layouts, old))
 
     def release(self) -> None:
         self.tensors = []

@@ -8,7 +8,7 @@ the operators that each node dispatches to answer these questions through their 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,31 +17,7 @@ import torch.fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
-
-INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
-"""Their shape depends on values only where an index is a mask."""
-
-TRANSFERS = frozenset({"aten::_to_copy", "aten::copy_", "aten::copy", "prims::device_put"})
-MIXES_DEVICES = TRANSFERS | INDEXING | {"aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
-"""Operators that take CPU tensors of rank 1 and more beside GPU tensors because they move data, or move it themselves.
-
-Any other that does may insist on the CPU: `_pack_padded_sequence` reads its lengths there.
-"""
-
-DEVICE_DEPENDENT = frozenset(
-    f"aten::{name}"
-    for name in (
-        # which of equal elements comes first
-        *("sort", "argsort", "topk", "kthvalue", "mode", "median", "nanmedian", "argmax", "argmin"),
-        *("max.dim", "min.dim", "cummax", "cummin"),
-        # which of several writes to one place stays
-        *("index_put", "index_put_", "_index_put_impl_", "scatter", "scatter_", "put", "put_", "index_copy"),
-        *("index_copy_", "masked_scatter", "masked_scatter_"),
-        # signs and order of vectors
-        *("linalg_eig", "_linalg_eigh", "linalg_qr", "_linalg_svd", "geqrf", "linalg_ldl_factor_ex"),
-    )
-)
-"""Operators whose documented result leaves a choice that CPU and GPU may make differently."""
+from optimizations.placement.operators import gpu_obstacle, is_exact, needs_values, tensors_in, written
 
 
 class CannotObserve(RuntimeError):
@@ -58,6 +34,7 @@ class Effects:
     """What one node does beyond computing its value. Storages are numbered as in `Observation`.
 
     `opaque` says why nobody can know what the node does; `gpu_obstacle` why its CPU operands cannot be GPU tensors.
+    `exact`: all it does on the CPU gives the same bits on every device.
     """
 
     writes: set[int] = field(default_factory=set)
@@ -65,6 +42,7 @@ class Effects:
     random_on_cpu: bool = False
     opaque: str | None = None
     gpu_obstacle: str | None = None
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,19 +118,6 @@ def observe(
     return Observation(mode, observer.named_values, observer.tensors, observer.effects, log.storages)
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Tensors in nested lists, tuples, dictionaries and slices."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, slice):
-        yield from tensors_in((value.start, value.stop, value.step))
-
-
 class _Observer(torch.fx.Interpreter):
     """The interpreter of `observe`. All values stay alive, so that no storage number is given twice."""
 
@@ -223,7 +188,7 @@ class _Observer(torch.fx.Interpreter):
 def _operator_log() -> type:
     """The dispatch mode that notes effects; a class made late, because its base is one of PyTorch's private names."""
 
-    class OperatorLog(torch_internals.TorchDispatchMode):  # type: ignore[misc, name-defined]
+    class OperatorLog(torch_internals.TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
             self.effects = Effects()
@@ -244,16 +209,17 @@ def _operator_log() -> type:
             if func.namespace == "prim":  # asks a tensor for its device or layout
                 return func(*args, **(kwargs or {}))
             operands = list(tensors_in([args, dict(kwargs or {})]))
-            written = list(_written(func, args, kwargs or {}))
+            changed = list(written(func, args, kwargs or {}))
             result = func(*args, **(kwargs or {}))
             results = list(tensors_in(result))
             effects = self.effects
-            effects.writes.update(self.storage_of(tensor) for tensor in written)
-            if _needs_values(func, operands):
+            effects.writes.update(self.storage_of(tensor) for tensor in changed)
+            if needs_values(func, operands):
                 effects.host_reads.update(self.storage_of(t) for t in operands if t.device.type == "cpu")
             if any(tensor.device.type == "cpu" for tensor in (*operands, *results)):
                 effects.random_on_cpu |= torch.Tag.nondeterministic_seeded in func.tags
-                effects.gpu_obstacle = effects.gpu_obstacle or _gpu_obstacle(func, operands, results)
+                effects.gpu_obstacle = effects.gpu_obstacle or gpu_obstacle(func, operands, results)
+                effects.exact &= is_exact(func, (*operands, *results))
             if func.namespace not in ("aten", "prims"):
                 effects.opaque = f"{func} is a custom operator"
             for tensor in results:
@@ -261,38 +227,6 @@ def _operator_log() -> type:
             return result
 
     return OperatorLog
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    for position, parameter in enumerate(func._schema.arguments):
-        if parameter.alias_info is None or not parameter.alias_info.is_write:
-            continue
-        if position < len(args):
-            yield from tensors_in(args[position])
-        elif parameter.name in kwargs:
-            yield from tensors_in(kwargs[parameter.name])
-
-
-def _needs_values(func: Any, operands: Iterable[torch.Tensor]) -> bool:
-    if func._schema.name in INDEXING:
-        return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in list(operands)[1:])
-    if func._schema.name.startswith("aten::_assert_async"):
-        return True
-    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
-
-
-def _gpu_obstacle(func: Any, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> str | None:
-    """Why `func` cannot take its CPU operands from the GPU with the same result, or None."""
-    name = func._schema.name
-    on_cpu = [tensor for tensor in operands if tensor.device.type == "cpu"]
-    mixed = any(tensor.device.type != "cpu" for tensor in (*operands, *results))
-    if not mixed and not DEVICE_DEPENDENT.isdisjoint((name, func.name())):
-        return f"{func} leaves a choice that CPU and GPU may make differently"
-    if mixed and name not in MIXES_DEVICES and any(tensor.dim() > 0 for tensor in on_cpu):
-        return f"{func} takes a CPU tensor beside GPU tensors and may need it there"
-    if torch.version.cuda is not None and not torch_internals.has_kernel_for(func.name(), "CUDA"):
-        return f"{func} has no kernel for the GPU"
-    return None
 
 
 def _is_functorch(target: Any) -> bool:
@@ -337,7 +271,7 @@ def _shape_env(inputs: Sequence[Any]) -> Any:
 
 @contextlib.contextmanager
 def _global_state_kept() -> Iterator[None]:
-    """Graphs enter and leave autocast and gradient modes by calls; one that breaks off in between must not leak them."""
+    """Graphs enter and leave autocast and gradient modes by calls; one that breaks off in between leaks nothing."""
     devices = ("cpu", "cuda")
     autocast = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices]
     cache = torch.is_autocast_cache_enabled()

@@ -11,10 +11,12 @@ import torch.fx
 
 from optimizations import torch_internals
 from optimizations.options import Options
-from optimizations.placement.observe import CannotObserve, Observation, observe, tensors_in
-from optimizations.placement.plan import Plan, plan
+from optimizations.placement.feed_plan import FeedPlan
+from optimizations.placement.observe import CannotObserve, Observation, observe
+from optimizations.placement.operators import tensors_in
+from optimizations.placement.plan import Hoist, Plan, plan
 from optimizations.placement.residency import Node, Residency, residency
-from optimizations.placement.rewrite import FeedPlan, Rewritten, RewriteFailed, rewrite
+from optimizations.placement.rewrite import RewriteFailed, Rewritten, rewrite
 from optimizations.placement.sources import input_sources
 from optimizations.report import Copy, CpuNode, Hoisted, Left, PlacementReport, Staged
 
@@ -53,6 +55,8 @@ def place(
     result holds it as it is, with the reason in the report.
     """
     options = options or Options()
+    if not options.placement:
+        return _untouched(graph_module, "placement is switched off")
     layouts = _layouts(graph_module, example_inputs)
     missing = _missing_device(graph_module, layouts)
     if missing is not None:
@@ -100,15 +104,10 @@ class _Placing:
             if not decided.readers:
                 return _untouched(self.graph_module, "nothing could be moved", self._before(), decided.left)
             try:
-                rewritten = rewrite(
-                    self.graph_module,
-                    decided,
-                    self.observation,
-                    self.layouts,
-                    keep_addresses=not self.graph.differentiable,
-                )
+                rewritten = rewrite(self.graph_module, decided, self.observation, self.layouts)
             except RewriteFailed as error:
-                unit = self._unit_behind(error.node, decided)
+                rebuilt = any(hoist.value == error.node and hoist.form == "rebuilt" for hoist in decided.hoists)
+                unit = error.node if rebuilt else self._unit_behind(error.node, decided)
                 if unit is None:
                     return _untouched(self.graph_module, f"not rewritten: {error}", self._before(), decided.left)
                 vetoes[unit] = error.reason
@@ -147,7 +146,7 @@ class _Placing:
             cpu_nodes_after=after,
             copies_before=before.copies_before,
             copies_after=copies,
-            hoisted=tuple(self._hoisted(hoist.value, hoist.attributes, hoist.inline) for hoist in decided.hoists),
+            hoisted=tuple(map(self._hoisted, decided.hoists)),
             staged=staged,
             moved=decided.moves,
             cpu_outputs=decided.cpu_outputs,
@@ -177,12 +176,11 @@ class _Placing:
                     # A CPU tensor of rank 0 is passed to kernels by value, or goes over asynchronously with others.
                     yield Copy(node.name, operand, value.value_bytes, value.shape != (), node.source_line)
 
-    def _hoisted(self, value: str, attributes: Sequence[str], inline: bool) -> Hoisted:
-        node = self.graph.nodes[value]
-        names = tuple(self.graph.nodes[name].operation for name in attributes)
-        return Hoisted(
-            value, node.shape or (), node.dtype or "", node.value_bytes or 0, names, inline, node.source_line
-        )
+    def _hoisted(self, hoist: Hoist) -> Hoisted:
+        node = self.graph.nodes[hoist.value]
+        names = tuple(self.graph.nodes[name].operation for name in hoist.attributes)
+        size = (node.value_bytes or 0) if hoist.form == "kept" else 0
+        return Hoisted(node.name, hoist.form, node.shape or (), node.dtype or "", size, names, node.source_line)
 
     def _staged(self, name: str) -> Staged:
         node = self.graph.nodes[name]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from optimizations.options import Options
 from optimizations.placement.residency import MIXED, Node, Residency
 from optimizations.placement.sources import Guard, SourceKind
-from optimizations.report import Left
+from optimizations.report import HoistedForm, Left
 
 INLINE_DTYPES = frozenset(
     ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -29,7 +29,7 @@ class Hoist:
     value: str
     nodes: tuple[str, ...]
     attributes: tuple[str, ...]
-    inline: bool
+    form: HoistedForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Plan:
 
     Attributes:
         device: the GPU that values go to.
-        hoists: values fed from the GPU, or written into the graph as literals.
+        hoists: values that do not depend on the call.
         guards: how a change of each of the hoists' attributes is noticed.
         stages: CPU inputs that go over with each call.
         moves: CPU operations that will run on the GPU.
@@ -46,6 +46,7 @@ class Plan:
         snapshots: readers that made a copy by changing the device; the copy must stay one if the move would make it an
             alias, because somebody writes to it or to what it was copied from, or the caller gets it.
         cpu_outputs: returned values among `moves`.
+        keep_addresses: staged values may be overwritten by the next call, because no backward reads them later.
         left: nodes that stay, with reasons.
     """
 
@@ -57,6 +58,7 @@ class Plan:
     readers: tuple[str, ...] = ()
     snapshots: frozenset[str] = frozenset()
     cpu_outputs: tuple[str, ...] = ()
+    keep_addresses: bool = True
     left: tuple[Left, ...] = ()
 
 
@@ -72,7 +74,7 @@ class Component:
 def plan(graph: Residency, options: Options, vetoes: Mapping[str, str] | None = None) -> Plan:
     """The plan for `graph`, which must have exactly one GPU in `devices`.
 
-    `vetoes` are reasons against single units, from an earlier attempt that did not work out.
+    `vetoes` are reasons against single units, and against rebuilding single values, from an earlier attempt.
     """
     return _Planner(graph, options, vetoes or {}).plan()
 
@@ -128,13 +130,14 @@ class _Planner:
             readers=tuple(readers),
             snapshots=frozenset(name for name in readers if self._must_stay_a_copy(self.nodes[name])),
             cpu_outputs=tuple(name for name in self.graph.returned if name in moves),
+            keep_addresses=not self.graph.differentiable,
             left=tuple(self._left(components, readers)),
         )
 
     # What can be fed
 
     def _feed(self, node: Node) -> str:
-        """"hoist" or "stage" for a CPU input, or the reason why it can be neither."""
+        """ "hoist" or "stage" for a CPU input, or the reason why it can be neither."""
         if node.tensors != 1 or node.source is None:
             return "is no plain tensor"
         if node.requires_grad:
@@ -167,7 +170,7 @@ class _Planner:
         return all(operand in found or self.fed.get(operand) == "hoist" for operand in self.nodes[name].operands)
 
     def _memory_settled(self, node: Node, found: set[str]) -> bool:
-        """Whether all that shares or writes its memory is hoisted too, and nobody else reads it before the last write."""
+        """Whether all that shares or writes its memory is hoisted too, and nobody else reads before the last write."""
         for storage in (node.storages | node.writes) - self.graph.input_storages:
             if not found.issuperset(self.memory.users(storage)):
                 return False
@@ -301,8 +304,13 @@ class _Planner:
         needed = self._needed_for(value)
         attributes = tuple(name for name in needed if name in self.fed)
         node = self.nodes[value]
-        inline = not attributes and node.shape == () and node.dtype in INLINE_DTYPES
-        return Hoist(value, tuple(name for name in needed if name not in self.fed), attributes, inline)
+        nodes = tuple(name for name in needed if name not in self.fed)
+        form: HoistedForm = "kept"
+        if not attributes and node.shape == () and node.dtype in INLINE_DTYPES:
+            form = "literal"
+        elif not attributes and value not in self.vetoes and all(self.nodes[name].exact for name in nodes):
+            form = "rebuilt"
+        return Hoist(value, nodes, attributes, form)
 
     def _needed_for(self, value: str) -> list[str]:
         """`value` and everything it is computed from, writers of the same memory included, in order."""

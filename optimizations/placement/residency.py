@@ -31,7 +31,8 @@ class Node:
         device: where its value lives ("cpu", "cuda:0"), or where it writes if it has none; `MIXED`, or None for a node
             without tensors.
         operands: nodes it reads, in order, each once.
-        storages: memory its value is in. `writes` and `host_reads` likewise: memory it changes, or looks at on the host.
+        storages: memory its value is in. `writes`, `host_reads`: memory it changes, or looks at on the host.
+        exact: it gives the same bits on every device.
         tensors: how many tensors its value holds.
         static: all sizes are numbers, none of them of a symbolic operand.
         requires_grad: for an input or a leaf made in the graph.
@@ -51,6 +52,7 @@ class Node:
     random_on_cpu: bool = False
     opaque: str | None = None
     gpu_obstacle: str | None = None
+    exact: bool = False
     shape: tuple[Size, ...] | None = None
     dtype: str | None = None
     value_bytes: int | None = None
@@ -172,6 +174,7 @@ def _node(
         random_on_cpu=effects.random_on_cpu,
         opaque=effects.opaque,
         gpu_obstacle=effects.gpu_obstacle,
+        exact=effects.exact,
         shape=tuple(size if isinstance(size, int) else str(size) for size in single.shape) if single else None,
         dtype=str(single.dtype).removeprefix("torch.") if single else None,
         value_bytes=_bytes(facts),

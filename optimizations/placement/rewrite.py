@@ -7,7 +7,8 @@ allocated here; the inputs come to life in `feeds`, at the first call.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,61 +17,13 @@ import torch.fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from optimizations import torch_internals
+from optimizations.placement.feed_plan import Attribute, FeedPlan, HoistedGroup, TensorLayout
+from optimizations.placement.fx_editing import attribute, copy_of, retarget, returned
 from optimizations.placement.observe import CannotObserve, Observation, TensorFacts, observe
 from optimizations.placement.plan import Hoist, Plan
-from optimizations.placement.sources import Guard
 
 HOISTED = "encore_hoisted"
 STAGED = "encore_staged"
-
-
-@dataclass(frozen=True, slots=True)
-class TensorLayout:
-    """Shape, strides and dtype of a tensor on the GPU. Sizes are symbolic where they differ from call to call."""
-
-    shape: tuple[Any, ...]
-    stride: tuple[Any, ...]
-    dtype: torch.dtype
-
-    @property
-    def is_static(self) -> bool:
-        return all(isinstance(number, int) for number in (*self.shape, *self.stride))
-
-
-@dataclass(frozen=True, slots=True)
-class Attribute:
-    """An attribute that hoisted values depend on: argument `index` of the graph, or `constant` held by the graph."""
-
-    guard: Guard
-    index: int | None
-    constant: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class HoistedGroup:
-    """Values that depend on the same attributes. `compute` takes these, in order, and returns the values."""
-
-    compute: torch.fx.GraphModule
-    attributes: tuple[Attribute, ...]
-    layouts: tuple[TensorLayout, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FeedPlan:
-    """How the rewritten graph's arguments come from the original's.
-
-    They are: arguments `kept` (indices into the original's), then the values of all `hoisted` groups in order, then
-    the `staged` arguments (indices) with their layouts. Results `cpu_outputs` (indices) belong on the CPU.
-    `keep_addresses`: staged arguments may be overwritten by the next call, because no backward needs them.
-    """
-
-    device: torch.device
-    kept: tuple[int, ...]
-    hoisted: tuple[HoistedGroup, ...]
-    staged: tuple[int, ...]
-    staged_layouts: tuple[TensorLayout, ...]
-    cpu_outputs: tuple[int, ...]
-    keep_addresses: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +48,15 @@ def rewrite(
     plan: Plan,
     observation: Observation,
     inputs: Sequence[Any],
-    *,
-    keep_addresses: bool,
 ) -> Rewritten:
     """The graph after `plan`, checked against the original's `observation` node by node.
+
+    `inputs` are the ones that `observation` was made on.
 
     Raises:
         RewriteFailed: a node of the rewritten graph differs in shape, strides, dtype or device from what it should be.
     """
-    surgery = _Surgery(graph_module, plan, observation, inputs, keep_addresses)
+    surgery = _Surgery(graph_module, plan, observation, inputs)
     surgery.feed()
     surgery.move()
     surgery.sweep()
@@ -121,7 +74,6 @@ class _Surgery:
         plan: Plan,
         observation: Observation,
         inputs: Sequence[Any],
-        keep_addresses: bool,
     ) -> None:
         self.original = graph_module
         self.plan = plan
@@ -129,37 +81,43 @@ class _Surgery:
         self.device = torch.device(plan.device)
         self.result = copy_of(graph_module)
         self.graph = self.result.graph
-        self.nodes = {node.name: node for node in self.graph.nodes}
+        self.nodes = {
+            original.name: copy for original, copy in zip(graph_module.graph.nodes, self.graph.nodes, strict=True)
+        }
+        renamed = [name for name, copy in self.nodes.items() if copy.name != name]
+        if renamed:
+            raise RewriteFailed(renamed[0], "its copy got another name")
         self.placeholders = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
         self.inputs = dict(zip(self.placeholders, inputs, strict=True))
         self.fed: list[torch.fx.Node] = []
-        self.feeds = self._feed_plan(keep_addresses)
+        self.rebuilt: dict[str, str] = {}
+        self.last_added = self.nodes[self.placeholders[-1]] if self.placeholders else None
+        self.feeds = self._feed_plan()
 
     def feed(self) -> None:
-        """Adds the fed values and lets the readers read them."""
+        """Adds values on the GPU behind the inputs and lets the readers read them."""
         replacements: dict[str, torch.fx.Node] = {}
-        anchor = self.nodes[self.placeholders[-1]] if self.placeholders else None
-        context = self.graph.inserting_after(anchor) if anchor is not None else self.graph.inserting_before()
-        with context:
-            # Each insertion goes right behind the anchor: last first.
-            for hoist in reversed([hoist for hoist in self.plan.hoists if hoist.inline]):
+        kept = [value for group in _grouped(self.plan.hoists) for value in group]
+        for position, value in enumerate(kept):
+            replacements[value] = self._placeholder(f"{HOISTED}_{position}", value, static=True)
+        for position, value in enumerate(self.plan.stages):
+            name = f"{STAGED}_{position}"
+            replacements[value] = self._placeholder(name, value, static=self.plan.keep_addresses)
+        self.fed = list(replacements.values())
+        for hoist in self.plan.hoists:
+            if hoist.form == "literal":
                 replacements[hoist.value] = self._literal(hoist)
-            added = [(name, STAGED, self.plan.stages) for name in self.plan.stages]
-            order = [value for group in _grouped(self.plan.hoists) for value in group]
-            added = [(value, HOISTED, order) for value in order] + added
-            for value, prefix, all_of_kind in reversed(added):
-                placeholder = self._placeholder(f"{prefix}_{list(all_of_kind).index(value)}", value, prefix)
-                replacements[value] = placeholder
-                self.fed.insert(0, placeholder)
+            elif hoist.form == "rebuilt":
+                replacements[hoist.value] = self._rebuilt(hoist)
+                self.rebuilt[hoist.value] = replacements[hoist.value].name
         for reader in self.plan.readers:
-            node = self.nodes[reader]
             for value, replacement in replacements.items():
-                node.replace_input_with(self.nodes[value], replacement)
+                self.nodes[reader].replace_input_with(self.nodes[value], replacement)
 
     def move(self) -> None:
         """Lets the moved operations run on the GPU."""
         for name in self.plan.moves:
-            self._retarget(self.nodes[name])
+            retarget(self.nodes[name], self.device)
 
     def sweep(self) -> None:
         """Removes hoisted operations and CPU inputs that nobody reads any more."""
@@ -188,7 +146,10 @@ class _Surgery:
             raise RewriteFailed(error.node, str(error)) from error
         for name, facts in after.tensors.items():
             if name in self.before.tensors:
-                self._compare(name, self.before.tensors[name], facts)
+                device = self.device if name in self.plan.moves else None
+                _compare(name, self.before.tensors[name], facts, device)
+        for value, name in self.rebuilt.items():
+            _compare(value, self.before.tensors[value], after.tensors[name], self.device)
         return after
 
     def keep_copies(self, after: Observation) -> bool:
@@ -212,7 +173,7 @@ class _Surgery:
             if facts and facts != self.before.tensors.get(node.name) and node.op != "placeholder":
                 node.meta["example_value"] = after.values[node.name]
 
-    def _feed_plan(self, keep_addresses: bool) -> FeedPlan:
+    def _feed_plan(self) -> FeedPlan:
         hoists = {hoist.value: hoist for hoist in self.plan.hoists}
         groups = []
         for values in _grouped(self.plan.hoists):
@@ -224,21 +185,21 @@ class _Surgery:
                     tuple(self._layout(value) for value in values),
                 )
             )
-        returned = [node.name if isinstance(node, torch.fx.Node) else None for node in _returned(self.original)]
+        results = [node.name if isinstance(node, torch.fx.Node) else None for node in returned(self.original)]
         return FeedPlan(
             device=self.device,
             kept=tuple(range(len(self.placeholders))),
             hoisted=tuple(groups),
             staged=tuple(self.placeholders.index(name) for name in self.plan.stages),
             staged_layouts=tuple(self._layout(name) for name in self.plan.stages),
-            cpu_outputs=tuple(i for i, name in enumerate(returned) if name in self.plan.cpu_outputs),
-            keep_addresses=keep_addresses,
+            cpu_outputs=tuple(i for i, name in enumerate(results) if name in self.plan.cpu_outputs),
+            keep_addresses=self.plan.keep_addresses,
         )
 
     def _attribute(self, name: str) -> Attribute:
         if name in self.placeholders:
             return Attribute(self.plan.guards[name], self.placeholders.index(name), None)
-        return Attribute(self.plan.guards[name], None, _attribute_of(self.original, self.nodes[name].target))
+        return Attribute(self.plan.guards[name], None, attribute(self.original, self.nodes[name].target))
 
     def _layout(self, value: str) -> TensorLayout:
         """The layout of a copy on the GPU: that of `value` if it is dense, else without its gaps and overlaps."""
@@ -259,114 +220,90 @@ class _Surgery:
         graph.output(tuple(copies[hoist.value] for hoist in hoists))
         return torch.fx.GraphModule(self.original, graph)
 
-    def _placeholder(self, name: str, value: str, prefix: str) -> torch.fx.Node:
-        node = self.graph.placeholder(name)
+    def _add(self, make: Callable[[], torch.fx.Node]) -> torch.fx.Node:
+        """A new node behind the inputs and what was added before."""
+        if self.last_added is not None:
+            context = self.graph.inserting_after(self.last_added)
+        else:
+            context = self.graph.inserting_before(next(iter(self.graph.nodes)))
+        with context:
+            self.last_added = make()
+        return self.last_added
+
+    def _placeholder(self, name: str, value: str, *, static: bool) -> torch.fx.Node:
+        node = self._add(lambda: self.graph.placeholder(name))
         layout = self._layout(value)
         with self.before.mode:
             node.meta["example_value"] = torch.empty_strided(
                 layout.shape, layout.stride, dtype=layout.dtype, device=self.device
             )
-        # The source is a name of its own because AOTAutograd's cache tells inputs apart by their sources, and does not
-        # know which of them stay at their address.
-        torch_internals.describe_input(
-            node, torch_internals.ConstantSource(name), static=prefix == HOISTED or self.feeds.keep_addresses
-        )
+        # AOTAutograd's cache tells inputs apart by their sources, and does not know which of them stay at their
+        # address. So the source says it.
+        torch_internals.describe_input(node, torch_internals.ConstantSource(name), static=static)
         return node
 
     def _literal(self, hoist: Hoist) -> torch.fx.Node:
         """The value as a number in the graph, which Inductor folds into the kernels that read it."""
         with torch.inference_mode(False), torch.no_grad(), torch_internals.disable_current_modes():
             (value,) = self._computation([hoist])()
-        node = self.graph.call_function(
-            torch.full, ((), value.item()), {"dtype": value.dtype, "device": self.device}
-        )
+        settings = {"dtype": value.dtype, "device": self.device}
+        node = self._add(lambda: self.graph.call_function(torch.full, ((), value.item()), settings))
         node.meta["stack_trace"] = self.nodes[hoist.value].meta.get("stack_trace")
         return node
 
-    def _retarget(self, node: torch.fx.Node) -> None:
-        if node.op == "call_method" and node.target == "cpu":
-            node.target = "to"
-            node.args = (node.args[0], self.device, *node.args[1:])
-        else:
-            node.args = torch.fx.node.map_aggregate(node.args, self._device_argument)  # type: ignore[assignment]
-            node.kwargs = torch.fx.node.map_aggregate(dict(node.kwargs), self._device_argument)  # type: ignore[assignment]
-        makes_tensors = node.op == "call_function" and node.target in torch_internals.device_constructors()
-        if makes_tensors and node.kwargs.get("device") is None:
-            node.kwargs = {**node.kwargs, "device": self.device}
+    def _rebuilt(self, hoist: Hoist) -> torch.fx.Node:
+        """The operations behind a value once more, on the GPU."""
+        copies: dict[str, torch.fx.Node] = {}
 
-    def _device_argument(self, argument: Any) -> Any:
-        is_cpu = argument == "cpu" if isinstance(argument, str) else argument == torch.device("cpu")
-        return self.device if is_cpu else argument
+        def copied(node: torch.fx.Node) -> torch.fx.Node:
+            return self.graph.node_copy(node, lambda operand: copies[operand.name])
+
+        for node in self.original.graph.nodes:
+            if node.name in hoist.nodes:
+                copies[node.name] = self._add(functools.partial(copied, node))
+                retarget(copies[node.name], self.device)
+        return copies[hoist.value]
 
     def _still_needed(self, hoisted: set[str]) -> set[str]:
         """Hoisted operations that something else in the graph still reads, with all they depend on."""
         storages = {name: {facts.storage for facts in self.before.tensors[name]} for name in hoisted}
-        pending = [
-            name for name in hoisted if any(user.name not in hoisted for user in self.nodes[name].users)
-        ]
+        pending = [name for name in hoisted if any(user.name not in hoisted for user in self.nodes[name].users)]
         needed = set(pending)
         while pending:
             current = pending.pop()
             operands = [operand.name for operand in self.nodes[current].all_input_nodes]
-            writers = [
-                name for name in hoisted if not self.before.effects[name].writes.isdisjoint(storages[current])
-            ]
+            writers = [name for name in hoisted if not self.before.effects[name].writes.isdisjoint(storages[current])]
             for name in (*operands, *writers):
                 if name in hoisted and name not in needed:
                     needed.add(name)
                     pending.append(name)
         return needed
 
-    def _compare(self, name: str, before: Sequence[TensorFacts], after: Sequence[TensorFacts]) -> None:
-        moved = name in self.plan.moves
-        if len(before) != len(after):
-            raise RewriteFailed(name, "holds another number of tensors on the GPU")
-        for old, new in zip(before, after, strict=True):
-            device = self.device if moved else old.device
-            for what, expected, found in (
-                ("device", device, new.device),
-                ("dtype", old.dtype, new.dtype),
-                ("shape", old.shape, new.shape),
-                ("stride", old.stride, new.stride),
-            ):
-                if not _same(expected, found):
-                    raise RewriteFailed(name, f"has {what} {found} on the GPU where it should have {expected}")
 
-
-def copy_of(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A graph module with nodes of its own, and everything that Dynamo noted on the original.
-
-    Node names are the original's. Dynamo's records of real inputs are not taken along: they would keep these alive.
-    """
-    graph = torch.fx.Graph()
-    mapping: dict[torch.fx.Node, torch.fx.Node] = {}
-    graph.output(graph.graph_copy(graph_module.graph, mapping))
-    result = torch.fx.GraphModule(graph_module, graph)
-    for old, new in mapping.items():
-        new.meta.pop("grapharg", None)
-        torch_internals.copy_notes(old, new)
-    for name, child in graph_module.named_children():
-        # Graphs for saved tensors' hooks are children that no node refers to.
-        if not hasattr(result, name):
-            result.add_module(name, child)
-    result.meta.update(graph_module.meta)
-    torch_internals.copy_notes(graph_module, result)
-    return result
+def _compare(
+    name: str, before: Sequence[TensorFacts], after: Sequence[TensorFacts], device: torch.device | None
+) -> None:
+    """Raises unless `after` is as `before`, on `device` if that is given."""
+    if len(before) != len(after):
+        raise RewriteFailed(name, "holds another number of tensors on the GPU")
+    for old, new in zip(before, after, strict=True):
+        for what, expected, found in (
+            ("device", device or old.device, new.device),
+            ("dtype", old.dtype, new.dtype),
+            ("shape", old.shape, new.shape),
+            ("stride", old.stride, new.stride),
+        ):
+            if not _same(expected, found):
+                raise RewriteFailed(name, f"has {what} {found} on the GPU where it should have {expected}")
 
 
 def _grouped(hoists: Iterable[Hoist]) -> list[tuple[str, ...]]:
     """Values that are kept in memory, by the attributes they depend on, in order of the first of each group."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for hoist in hoists:
-        if not hoist.inline:
+        if hoist.form == "kept":
             groups.setdefault(hoist.attributes, []).append(hoist.value)
     return [tuple(values) for values in groups.values()]
-
-
-def _returned(graph_module: torch.fx.GraphModule) -> Sequence[Any]:
-    output = next(node for node in reversed(graph_module.graph.nodes) if node.op == "output")
-    (values,) = output.args
-    return values if isinstance(values, (tuple, list)) else (values,)
 
 
 def _new_alias(node: torch.fx.Node, before: Observation, after: Observation) -> bool:
@@ -378,17 +315,9 @@ def _new_alias(node: torch.fx.Node, before: Observation, after: Observation) -> 
     return False
 
 
-def _attribute_of(module: torch.nn.Module, target: Any) -> Any:
-    value: Any = module
-    for part in str(target).split("."):
-        value = getattr(value, part)
-    return value
-
-
 def _same(expected: Any, found: Any) -> bool:
     if isinstance(expected, tuple):
         return len(expected) == len(found) and all(map(_same, expected, found))
     if isinstance(expected, torch.SymInt) or isinstance(found, torch.SymInt):
         return statically_known_true(expected == found)
     return bool(expected == found)
-

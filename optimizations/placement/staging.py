@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.placement.feed_plan import FeedPlan, TensorLayout
 from optimizations.placement.selector import selector
-from optimizations.placement.rewrite import FeedPlan, TensorLayout
 
 ALIGNMENT_BYTES = 64
 """Where tensors start in the buffer. Inductor reads inputs in vectors of 16 bytes and checks only some of them."""
