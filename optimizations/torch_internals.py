@@ -157,6 +157,9 @@ NAMES: dict[str, Private] = {
         "torch", "ops.aten._scaled_dot_product_flash_attention", _2_11, "name the kernel attention would take"
     ),
     "functorch_config": Private("torch._functorch.config", None, _2_11, "switch AOTAutograd's cache off"),
+    "get_cpp_compiler": Private(
+        "torch._inductor.cpp_builder", "get_cpp_compiler", _2_11, "lower CPU operations without a C++ compiler"
+    ),
     "maybe_exchange_device": Private(
         "torch.cuda", "_maybe_exchange_device", _2_11, "leave a device context without a driver"
     ),
@@ -172,6 +175,9 @@ NAMES: dict[str, Private] = {
         "torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", _2_11, "load kernels without a GPU"
     ),
     "should_pad": Private("torch._inductor.fx_passes.pad_mm", "_should_pad", _2_11, "answer without a benchmark"),
+    "valid_vec_isa_list": Private(
+        "torch._inductor.cpu_vec_isa", "valid_vec_isa_list", _2_11, "lower CPU operations without a C++ compiler"
+    ),
 }
 
 _NOTES = ("_dynamo_source", "_param_name_to_source")

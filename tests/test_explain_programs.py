@@ -57,6 +57,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         env={
             **os.environ,
             "PYTHONPATH": str(here),
+            "PATH": str(folder),  # no C++ compiler: none is needed
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
