@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from optimizations.indirection.triton_kernels import triton_kernels
 from optimizations.replay.captured import MemoryRange
 from optimizations.replay.function import Capturable
 from optimizations.replay.placeholders import size_bytes
-from optimizations.replay.recapture import Recaptured, pool_memory, recapture
+from optimizations.replay.recapture import pool_memory, recapture
 
 
 class Node(Protocol):
@@ -160,10 +161,10 @@ class Attempt:
             return None
         managed = set(node.cudagraph_managed_idxs)
         arguments = [node.borrowed(value) if index in managed else value for index, value in enumerate(inputs)]
-
-        def capture(values: Sequence[Any]) -> Recaptured:
-            return recapture(self._capturable, values, device=node.device, stream=node.stream, driver=tools.driver)
-
+        # Refers to neither the attempt nor the node: a cycle would keep placeholders and the caller's tensors.
+        capture = functools.partial(
+            recapture, self._capturable, device=node.device, stream=node.stream, driver=tools.driver
+        )
         mutated = self._mutated & self._caller.keys()
         try:
             return IndirectRecording(self._capturable.choice, self._caller, mutated, arguments, capture, tools)

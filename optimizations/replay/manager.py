@@ -3,10 +3,14 @@
 Stock keeps its managers in a dictionary that only the importing thread and its autograd threads can reach. Encore's is
 made in each thread that needs it, and put into PyTorch's thread-local state, which the autograd engine hands on to the
 threads that run this thread's backward.
+
+Note [A reference for the thread-local state]. `torch._C._stash_obj_in_tls` takes an object over without counting a
+reference, and drops one when the thread ends. So one is counted here, or the object would die under those who use it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from collections.abc import Iterator
@@ -43,6 +47,7 @@ def container(device_index: int) -> EncoreContainer:
     if not torch_internals.is_key_in_tls(_TLS_KEY):
         made = _Containers()
         _ALL.add(made)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # Note [A reference for the thread-local state]
         torch_internals.stash_obj_in_tls(_TLS_KEY, made)
     containers: _Containers = torch_internals.get_obj_in_tls(_TLS_KEY)
     with containers.lock:

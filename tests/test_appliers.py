@@ -1,0 +1,350 @@
+"""The three appliers on a simulated driver that runs graphs on host memory: right results, and CUDA's rules kept."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from cuda.bindings import driver as real
+from fake_tensor_map import make_tensor_map, replace_address
+from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, SimulatedTools, floats, word
+
+from optimizations.indirection.apply import AppliedPlan
+from optimizations.indirection.cubin_cache import CubinCache
+from optimizations.indirection.editing import EditableGraph, LaunchParameters
+from optimizations.indirection.plan import Available, Choice, Plan, PtxNode, Slot, make_plan
+from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, UseKind
+from optimizations.indirection.table import (
+    WORDS_PER_LAUNCH,
+    AddressRefused,
+    PointerTable,
+    TableUnavailable,
+    build_table_kernel,
+)
+from optimizations.replay.captured import KernelNode
+from optimizations.replay.driver import CudaCallFailed
+from optimizations.replay.driver_read import read_graph
+
+COUNT = 8
+
+
+def double(source: bytes, destination: bytes, count: bytes) -> None:
+    """destination = 2 * source."""
+    size = int.from_bytes(count, "little")
+    values = list(floats(int.from_bytes(source, "little"), size))
+    floats(int.from_bytes(destination, "little"), size)[:] = [2 * value for value in values]
+
+
+def add(first: bytes, second: bytes, destination: bytes, count: bytes) -> None:
+    """destination = first + second."""
+    size = int.from_bytes(count, "little")
+    one, other = (list(floats(int.from_bytes(pointer, "little"), size)) for pointer in (first, second))
+    floats(int.from_bytes(destination, "little"), size)[:] = [a + b for a, b in zip(one, other, strict=True)]
+
+
+def through(pointer: bytes) -> bytes:
+    """What a rewritten kernel does first: the parameter holds the address of a slot."""
+    return ctypes.string_at(int.from_bytes(pointer, "little"), 8)
+
+
+def tensor(*values: float) -> torch.Tensor:
+    return torch.tensor([*values, *[0.0] * (COUNT - len(values))])
+
+
+@dataclass
+class Program:
+    """out = 2 * x; total = out + y[2:]; copied = y; filled = 7s, with x as input 0 and y as input 1."""
+
+    driver: SimulatedDriver
+    graph: int
+    x: torch.Tensor
+    y: torch.Tensor
+    out: torch.Tensor
+    total: torch.Tensor
+    copied: torch.Tensor
+
+    def results(self) -> list[torch.Tensor]:
+        return [self.out.clone(), self.total.clone(), self.copied.clone()]
+
+    @staticmethod
+    def expected(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        total = 2 * x
+        total[: COUNT - 2] += y[2:]
+        return [2 * x, total[: COUNT - 2], y]
+
+
+DELTA = 2 * 4
+
+
+@pytest.fixture
+def program() -> Program:
+    driver = SimulatedDriver()
+    x, y = tensor(1, 2, 3), tensor(10, 20, 30, 40)
+    out, total, copied = tensor(), torch.zeros(COUNT - 2), tensor()
+    doubling = Function("double", (8, 8, 4), double)
+    adding = Function("add", (8, 8, 8, 4), add)
+    driver.add_function(doubling)
+    driver.add_function(adding)
+    graph = driver.new_graph()
+    first = driver.add_node(
+        graph,
+        Node("KERNEL", doubling, [word(x.data_ptr()), word(out.data_ptr()), COUNT.to_bytes(4, "little")], (3, 2, 1)),
+    )
+    second = [
+        word(out.data_ptr()),
+        word(y.data_ptr() + DELTA),
+        word(total.data_ptr()),
+        (COUNT - 2).to_bytes(4, "little"),
+    ]
+    driver.add_node(graph, Node("KERNEL", adding, second), after=[first])
+    copy = {"source": y.data_ptr(), "destination": copied.data_ptr(), "bytes": COUNT * 4}
+    driver.add_node(graph, Node("MEMCPY", copy=copy))
+    return Program(driver, graph, x, y, out, total, copied)
+
+
+USES = (
+    PointerUse((0,), 0, 0, 0, 0),
+    PointerUse((1,), 1, 0, 1, DELTA),
+    PointerUse((2,), 0, 0, 1, 0, UseKind.MEMCPY_SOURCE),
+)
+
+
+def analysis_of(*uses: PointerUse) -> Analysis:
+    inputs = sorted({use.input for use in uses})
+    return Analysis(
+        tuple(InputVerdict(index, tuple(use for use in uses if use.input == index), ()) for index in inputs), ()
+    )
+
+
+def dereferencing(driver: SimulatedDriver, body: Callable[..., None], sizes: Sequence[int]) -> Callable[[PtxNode], int]:
+    """What stands for a rewritten Triton kernel: reads the node's parameters through the table."""
+
+    def rewritten(node: PtxNode) -> int:
+        places = {parameter for parameter, _ in node.parameters}
+
+        def run(*parameters: bytes) -> None:
+            body(*(through(one) if place in places else one for place, one in enumerate(parameters)))
+
+        return driver.add_function(Function("rewritten", tuple(sizes), run))
+
+    return rewritten
+
+
+def apply(program: Program, choice: Choice, tools: SimulatedTools, available: Available) -> tuple[AppliedPlan, Any]:
+    raw = real.CUgraph(program.graph)
+    captured = read_graph(program.driver, raw)
+    plan: Plan = make_plan(captured, analysis_of(*USES), choice, available)
+    applied = AppliedPlan(EditableGraph.of(program.driver, raw, captured), plan, tools)
+    graph = SimulatedGraph(program.driver, program.graph)
+    graph.instantiate()
+    applied.instantiated(real.CUgraphExec(graph.raw_cuda_graph_exec()), tools.stream())
+    return applied, graph
+
+
+def tools_for(program: Program) -> SimulatedTools:
+    tools = SimulatedTools(program.driver)
+    tools.rewritten["double"] = dereferencing(program.driver, double, (8, 8, 4))
+    return tools
+
+
+NODES = {
+    Choice.HOST: (3, 0, 0),
+    Choice.PRELUDE: (1, 2, 0),
+    Choice.PTX: (1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("choice", [Choice.HOST, Choice.PRELUDE, Choice.PTX])
+def test_a_graph_follows_its_inputs(program: Program, choice: Choice) -> None:
+    """Several times to new addresses, one input alone and both; where they lay before is poisoned."""
+    tools = tools_for(program)
+    captured = read_graph(program.driver, real.CUgraph(program.graph))
+    available = tools.available(captured) if choice is Choice.PTX else Available({}, {})
+    plan = make_plan(captured, analysis_of(*USES), choice, available)
+    assert (len(plan.host_nodes), len(plan.prelude_nodes), len(plan.ptx_nodes)) == NODES[choice]
+    applied, graph = apply(program, choice, tools, available)
+    at = {0: program.x.data_ptr(), 1: program.y.data_ptr()}
+    applied.point(at)
+    graph.replay()
+    expected = program.expected(program.x, program.y)
+    assert all(map(torch.equal, program.results(), expected))
+    current = {0: program.x.clone(), 1: program.y.clone()}
+    applied.point({index: one.data_ptr() for index, one in current.items()})
+    old = []
+    for step, moving in enumerate([(0, 1), (0,), (1,), (0, 1)]):
+        moved = {index: tensor(*(step + 3.0 * index + place for place in range(COUNT))) for index in moving}
+        old.append(current)
+        current = current | moved
+        applied.point({index: one.data_ptr() for index, one in moved.items()})
+        for memory in (program.x, program.y, *(old[-1][index] for index in moving)):
+            memory.fill_(float("nan"))
+        graph.replay()
+        assert all(map(torch.equal, program.results(), program.expected(current[0], current[1]))), step
+    program.driver.check_node_memory()
+    assert applied.failure() is None
+
+
+def test_only_nodes_of_moved_inputs_are_set_and_each_once(program: Program) -> None:
+    applied, _ = apply(program, Choice.HOST, SimulatedTools(program.driver), Available({}, {}))
+    program.driver.calls.clear()
+    assert applied.point({0: program.x.data_ptr()}) == 8
+    assert program.driver.calls == ["cuGraphExecKernelNodeSetParams"]
+    program.driver.calls.clear()
+    assert applied.point({1: program.y.data_ptr()}) == 16
+    assert sorted(program.driver.calls) == ["cuGraphExecKernelNodeSetParams", "cuGraphExecMemcpyNodeSetParams"]
+    program.driver.calls.clear()
+    assert applied.point({}) == 0
+    assert program.driver.calls == []
+
+
+def test_a_node_with_several_moved_inputs_is_set_once() -> None:
+    driver = SimulatedDriver()
+    a, b, out = tensor(1), tensor(2), tensor()
+    adding = Function("add", (8, 8, 8, 4), add)
+    driver.add_function(adding)
+    graph = driver.new_graph()
+    contents = [word(a.data_ptr()), word(b.data_ptr()), word(out.data_ptr()), COUNT.to_bytes(4, "little")]
+    driver.add_node(graph, Node("KERNEL", adding, contents))
+    uses = (PointerUse((0,), 0, 0, 0, 0), PointerUse((0,), 1, 0, 1, 0))
+    captured = read_graph(driver, real.CUgraph(graph))
+    plan = make_plan(captured, analysis_of(*uses), Choice.HOST, Available({}, {}))
+    tools = SimulatedTools(driver)
+    applied = AppliedPlan(EditableGraph.of(driver, real.CUgraph(graph), captured), plan, tools)
+    run = SimulatedGraph(driver, graph)
+    run.instantiate()
+    applied.instantiated(real.CUgraphExec(run.raw_cuda_graph_exec()), tools.stream())
+    c, d = tensor(5), tensor(6)
+    driver.calls.clear()
+    applied.point({0: c.data_ptr(), 1: d.data_ptr()})
+    assert driver.calls == ["cuGraphExecKernelNodeSetParams"]
+    run.replay()
+    assert torch.equal(out, c + d)
+
+
+def test_a_fill_follows_its_destination() -> None:
+    driver = SimulatedDriver()
+    memory, elsewhere = torch.zeros(16, dtype=torch.uint8), torch.zeros(16, dtype=torch.uint8)
+    graph = driver.new_graph()
+    driver.add_node(graph, Node("MEMSET", fill={"address": memory.data_ptr() + 4, "bytes": 8}))
+    captured = read_graph(driver, real.CUgraph(graph))
+    use = PointerUse((0,), 0, 0, 3, 4, UseKind.MEMSET)
+    plan = make_plan(captured, analysis_of(use), Choice.PTX, Available({}, {}))
+    tools = SimulatedTools(driver)
+    applied = AppliedPlan(EditableGraph.of(driver, real.CUgraph(graph), captured), plan, tools)
+    run = SimulatedGraph(driver, graph)
+    run.instantiate()
+    applied.instantiated(real.CUgraphExec(run.raw_cuda_graph_exec()), tools.stream())
+    assert applied.point({3: elsewhere.data_ptr()}) == 8
+    run.replay()
+    assert elsewhere.tolist() == [0] * 4 + [7] * 8 + [0] * 4
+    assert memory.sum() == 0
+
+
+@pytest.mark.parametrize("choice", [Choice.HOST, Choice.PRELUDE])
+def test_tensor_maps_are_made_for_the_new_address(choice: Choice) -> None:
+    driver = SimulatedDriver()
+    seen: list[bytes] = []
+    function = Function("uses_tma", (8, 128), lambda _, window: seen.append(window))
+    driver.add_function(function)
+    graph = driver.new_graph()
+    driver.add_node(graph, Node("KERNEL", function, [word(0), make_tensor_map(0x1000)]))
+    captured = read_graph(driver, real.CUgraph(graph))
+    use = PointerUse((0,), 1, 0, 0, 0x20, UseKind.TENSOR_MAP)
+    plan = make_plan(captured, analysis_of(use), choice, Available({}, {}))
+    tools = SimulatedTools(driver, replace_address)
+    applied = AppliedPlan(EditableGraph.of(driver, real.CUgraph(graph), captured), plan, tools)
+    run = SimulatedGraph(driver, graph)
+    run.instantiate()
+    applied.instantiated(real.CUgraphExec(run.raw_cuda_graph_exec()), tools.stream())
+    for address in (0x2000, 0x7F00_0000_3000):
+        assert applied.point({0: address}) == 128
+        run.replay()
+        assert seen[-1] == make_tensor_map(address + 0x20)
+    with pytest.raises(AddressRefused, match="input 0"):
+        applied.point({0: 0x2004})
+
+
+def test_the_prelude_runs_before_the_nodes_it_writes_and_only_they_become_updatable(program: Program) -> None:
+    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(program.driver), Available({}, {}))
+    driver = program.driver
+    nodes = driver.graphs[program.graph].nodes
+    assert [driver.nodes[node].updatable for node in nodes] == [True, True, False, False]
+    prelude = nodes[-1]
+    assert [edge for edge in driver.graphs[program.graph].edges if edge[0] == prelude] == [
+        (prelude, nodes[0]),
+        (prelude, nodes[1]),
+    ]
+    assert graph.instantiations == 1
+    assert "cuGraphUpload" in driver.calls
+    driver.calls.clear()
+    applied.point({0: program.x.data_ptr()})
+    assert driver.calls == ["cuLaunchKernel"], "one step, whatever the number of nodes; no node is set from the host"
+
+
+def test_an_update_that_failed_on_the_device_is_told(program: Program) -> None:
+    driver = program.driver
+
+    def refuses(table: bytes, nodes: bytes, updates: bytes, count: bytes, status: bytes) -> None:
+        ctypes.memmove(int.from_bytes(status, "little"), (98).to_bytes(4, "little"), 4)
+
+    driver.functions[driver.prelude_function].body = refuses
+    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(driver), Available({}, {}))
+    assert applied.failure() is None
+    graph.replay()
+    assert applied.failure() == "the prelude could not update a node (cudaError_t 98)"
+
+
+def test_a_rewritten_kernel_keeps_its_launch_and_takes_the_address_of_its_slot(program: Program) -> None:
+    tools = tools_for(program)
+    captured = read_graph(program.driver, real.CUgraph(program.graph))
+    apply(program, Choice.PTX, tools, tools.available(captured))
+    changed = read_graph(program.driver, real.CUgraph(program.graph)).nodes[0]
+    before = captured.nodes[0]
+    assert isinstance(before, KernelNode) and isinstance(changed, KernelNode)
+    assert changed.name == "rewritten"
+    assert (changed.grid, changed.block, changed.shared_bytes) == (before.grid, before.block, before.shared_bytes)
+    assert changed.parameters[0].data != before.parameters[0].data
+    assert changed.parameters[1:] == before.parameters[1:]
+
+
+@pytest.mark.parametrize("slots", [1, 3, WORDS_PER_LAUNCH, WORDS_PER_LAUNCH + 1, 1000])
+def test_a_table_is_written_from_the_first_change_to_the_last(slots: int) -> None:
+    driver = SimulatedDriver()
+    memory = torch.full((slots,), -1, dtype=torch.int64)
+    tools = SimulatedTools(driver)
+    table = PointerTable([Slot(8 * index, index, index) for index in range(slots)], memory, tools.table_write(), None)
+    everything = {index: 0x1000 * (index + 1) for index in range(slots)}
+    assert table.point(everything) == 8 * slots
+    assert memory.tolist() == [0x1000 * (index + 1) + index for index in range(slots)]
+    assert driver.calls.count("cuLaunchKernel") == -(-slots // WORDS_PER_LAUNCH)
+    memory.fill_(-1)
+    last = slots - 1
+    assert table.point({last: 0x77}) == 8
+    assert memory.tolist() == [-1] * last + [0x77 + last]
+    assert table.point({slots + 5: 0x1}) == 0, "an input without a slot"
+
+
+def test_a_failing_call_is_named(program: Program) -> None:
+    program.driver.failing = {"cuGraphAddDependencies"}
+    with pytest.raises(CudaCallFailed, match="cuGraphAddDependencies"):
+        apply(program, Choice.PRELUDE, SimulatedTools(program.driver), Available({}, {}))
+
+
+def test_content_that_does_not_fit_a_parameter_is_refused() -> None:
+    parameters = LaunchParameters([bytes(8), bytes(4)])
+    with pytest.raises(ValueError, match="8 bytes at 0 do not fit parameter 1 of 4 bytes"):
+        parameters.write(1, 0, bytes(8))
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_the_table_kernel_compiles(tmp_path: Any, target: str) -> None:
+    cache = CubinCache(tmp_path)
+    first = build_table_kernel(target, cache)
+    assert first.startswith(b"\x7fELF")
+    assert build_table_kernel(target, cache) == first
+    with pytest.raises(TableUnavailable, match="sm_1"):
+        build_table_kernel("sm_1", cache)
