@@ -38,12 +38,15 @@ def explain(
 
 
 def reset() -> None:
-    """Forget all reports, and give back the GPU memory of hoisted values and staging buffers.
+    """Forget all reports, and free Encore's CUDA graphs, their memory pools, its kernels, and what placement keeps on
+    the GPU.
 
-    Compiled functions stay usable: they allocate anew at their next call, and stock CUDA graphs record again.
+    Compiled functions stay usable: they allocate and record anew at their next calls.
     """
     from optimizations.backend import release_feeds
+    from optimizations.replay.maker import release_recordings
     from optimizations.report import LEDGER
 
     LEDGER.clear()
+    release_recordings()
     release_feeds()

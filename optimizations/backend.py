@@ -6,6 +6,7 @@ needs no import.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ import torch.fx
 from optimizations import torch_internals
 from optimizations.options import Options, WrongOption
 from optimizations.placement import Feeds, place
+from optimizations.replay.hook import Maker, asking, captured_by
 from optimizations.report import LEDGER, CompiledGraph, Direction, Entry
 
 _FEEDS: weakref.WeakSet[Feeds] = weakref.WeakSet()
@@ -45,12 +47,18 @@ def encore(
     settings = Options.parse(options)
     inductor = {"triton.cudagraphs": True, **settings.inductor}
     placement = place(graph_module, example_inputs, settings)
-    compiled = torch_internals.compile_fx.compile_fx(
-        placement.graph_module,
-        placement.example_inputs(example_inputs),
-        inner_compile=_watched(LEDGER.open(placement.report)),
-        config_patches=inductor,
-    )
+    entry = LEDGER.open(placement.report)
+    inner_compile = _watched(entry)
+    maker = _maker(settings, inductor, entry)
+    if maker is not None:
+        inner_compile = asking(inner_compile, maker)
+    with contextlib.nullcontext() if maker is None else captured_by(maker):
+        compiled = torch_internals.compile_fx.compile_fx(
+            placement.graph_module,
+            placement.example_inputs(example_inputs),
+            inner_compile=inner_compile,
+            config_patches=inductor,
+        )
     if placement.feeds is None:
         return compiled
     feeds = Feeds(placement.feeds)
@@ -62,6 +70,19 @@ def release_feeds() -> None:
     """Gives back the device memory of all hoisted values and staging buffers; the next calls allocate anew."""
     for feeds in list(_FEEDS):
         feeds.release()
+
+
+def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Maker | None:
+    """Who makes the CUDA graphs; None for stock."""
+    with torch_internals.inductor_config.patch(inductor):
+        triton = torch_internals.inductor_config.triton
+        stock = not triton.cudagraphs or not triton.cudagraph_trees
+    if settings.indirection == "off" or stock:
+        return None
+    from optimizations.indirection.plan import Choice
+    from optimizations.replay.maker import EncoreMaker
+
+    return EncoreMaker(Choice(settings.indirection), entry.recordings.append)
 
 
 def _fed(compiled: Callable[..., Any], feeds: Feeds, copies_out: bool) -> Callable[..., Any]:

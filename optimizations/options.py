@@ -24,7 +24,10 @@ class Options:
             around the version counter (through `.data` or a NumPy view).
         hoist_limit_bytes: no larger value is kept on the GPU; a table that is on the CPU for its size stays there.
         stage_limit_bytes: no larger argument is staged.
-        indirection: how replay passes inputs that moved. Only "off" so far: they are copied, as stock PyTorch does.
+        indirection: how replay passes inputs that moved. "off": they are copied, as stock PyTorch does. Otherwise
+            graphs read them in place, and this says how they learn the addresses: "host" sets the graph's nodes,
+            "prelude" lets a kernel in the graph do so, "ptx" rewrites Triton's kernels; "auto" chooses by the number of
+            nodes. Where one way does not work for a node another is taken; an input that none works for is copied.
         inductor: options for Inductor, by its own names ("max_autotune": True).
     """
 
@@ -32,7 +35,7 @@ class Options:
     attributes: Literal["hoist", "stage"] = "hoist"
     hoist_limit_bytes: int = 256 * 2**20
     stage_limit_bytes: int = 64 * 2**20
-    indirection: Literal["off"] = "off"
+    indirection: Literal["off", "auto", "host", "prelude", "ptx"] = "off"
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

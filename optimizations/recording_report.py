@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+Direction = Literal["inference", "forward", "backward"]
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayedInput:
@@ -42,7 +44,7 @@ class RecordingReport:
         proof_runs: runs of the graph that the proof took; `indirection_s` the time for all of it, captures included.
     """
 
-    direction: Literal["inference", "forward", "backward"]
+    direction: Direction
     nodes: int | None
     kernels: int | None
     inputs: tuple[ReplayedInput, ...]

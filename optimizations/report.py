@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from optimizations.recording_report import Direction, RecordingReport
+
 CpuKind = Literal["constant", "attribute", "argument", "computed"]
 Size = int | str
 """A size, or the symbol it goes by where it differs from call to call."""
@@ -110,9 +112,6 @@ class PlacementReport:
     left: tuple[Left, ...] = ()
 
 
-Direction = Literal["inference", "forward", "backward"]
-
-
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
     """What Inductor made of one direction of an FX graph.
@@ -129,23 +128,28 @@ class CompiledGraph:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """One FX graph that went through the backend, numbered in the order of compilation since the last `reset`."""
+    """One FX graph that went through the backend, numbered in the order of compilation since the last `reset`.
+
+    `recordings` holds a record for each CUDA graph that indirection was tried on, in the order they were recorded.
+    """
 
     index: int
     placement: PlacementReport
     compiled: tuple[CompiledGraph, ...]
+    recordings: tuple[RecordingReport, ...] = ()
 
 
 @dataclass(slots=True)
 class Entry:
-    """A graph's record while it may still grow: its backward is compiled long after its forward."""
+    """A graph's record while it may still grow: its backward is compiled, and graphs are recorded, long afterwards."""
 
     index: int
     placement: PlacementReport
     compiled: list[CompiledGraph] = field(default_factory=list)
+    recordings: list[RecordingReport] = field(default_factory=list)
 
     def snapshot(self) -> GraphReport:
-        return GraphReport(self.index, self.placement, tuple(self.compiled))
+        return GraphReport(self.index, self.placement, tuple(self.compiled), tuple(self.recordings))
 
 
 class Ledger:

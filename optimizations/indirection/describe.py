@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from optimizations.indirection.plan import Applier, Plan
 from optimizations.indirection.pointers import Analysis, PointerUse, UseKind
 from optimizations.indirection.recording import Outcome
 from optimizations.indirection.shape import format_path
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
-from optimizations.recording_report import RecordingReport, ReplayedInput
+from optimizations.recording_report import Direction, RecordingReport, ReplayedInput
 from optimizations.replay.captured import WORD_BYTES, KernelNode, NodePath
-
-Direction = Literal["inference", "forward", "backward"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from optimizations import torch_internals
 from optimizations.indirection.plan import Choice
-from optimizations.recording_report import RecordingReport
-
-Direction = Literal["inference", "forward", "backward"]
+from optimizations.recording_report import Direction, RecordingReport
 
 
 @dataclass(slots=True)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from optimizations.indirection.plan import Choice
-from optimizations.recording_report import RecordingReport
+from optimizations.indirection.tools import unload_kernels
+from optimizations.recording_report import Direction, RecordingReport
 from optimizations.replay import manager
-from optimizations.replay.function import Capturable, CapturedFunction, Direction
+from optimizations.replay.function import Capturable, CapturedFunction, forget_recordings
 
 
 class EncoreMaker:
@@ -56,3 +57,10 @@ class EncoreMaker:
         stock asserts that the manager is there.
         """
         return manager.container(device_index).get_tree_manager()
+
+
+def release_recordings() -> None:
+    """Free every graph, memory pool, placeholder and kernel of Encore's own. Functions record again when called."""
+    manager.shut_down()
+    forget_recordings()
+    unload_kernels()
