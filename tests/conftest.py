@@ -1,8 +1,13 @@
-"""Marks shared by all tests: `gpu` tests are collected everywhere and skipped where there is no CUDA device."""
+"""What all tests share: `gpu` tests are collected everywhere and skipped where there is no CUDA device; a slow machine
+fails no property test, whose examples are limited in number and not in time."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("encore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("encore")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
