@@ -109,7 +109,8 @@ def lower(
         except torch_internals.RestartAnalysis:
             raise
         except Exception as error:
-            raise LoweringFailed(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
+            first_line = str(error).strip().partition("\n")[0]
+            raise LoweringFailed(f"{type(error).__name__}: {first_line}") from error
     return observer.outcome()
 
 
@@ -165,7 +166,8 @@ class _Observer:
         mutated_input_idxs: Sequence[int] = (),
         **ignored: Any,
     ) -> Callable[..., Any]:
-        # Stock PyTorch finds this out at the first call, and then leaves the whole function out.
+        # Stock PyTorch finds this out at the first call, and then leaves the whole function out. It lets pass inputs
+        # that an earlier CUDA graph made; which these are is known at run time only, so none is taken for one here.
         mutated = [index for index in mutated_input_idxs if index not in static_input_idxs]
         if mutated:
             self._skip(torch_internals.cudagraph_utils.get_mutation_stack_trace(placeholders, mutated))

@@ -1,8 +1,8 @@
 """An H100 that is not there: PyTorch answers questions about its GPU from a table, so that it compiles for one.
 
 Inside `pretended_gpu()` Dynamo, AOTAutograd and Inductor behave as on a machine with that GPU, as long as every CUDA
-tensor is a fake one and nothing is launched. What a driver would be asked is answered here; what would have to be
-measured is answered in `Shortcuts`, which says so afterwards.
+tensor is a fake one and nothing is launched. Where PyTorch would measure on the GPU, an assumption stands in, which is
+noted in `Shortcuts`.
 
 The answers are global state of PyTorch and Triton, and some of what is computed from them stays in caches. Only a
 process of its own should enter `pretended_gpu`.
