@@ -6,6 +6,7 @@ operand here, although the analysis of the graph on fake tensors says it would n
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -96,8 +97,13 @@ def fake_cuda(tensor: torch.Tensor, mode: Any) -> torch.Tensor:
         )
 
 
-def graphs_of(program: Callable[..., Any], *args: Any, mode: Any = None, dynamic: bool | None = None) -> list[Any]:
-    """(graph module, example inputs) of each FX graph that Dynamo makes of one call on tensors that may be fake."""
+def graphs_of(
+    program: Callable[..., Any], *args: Any, mode: Any = None, dynamic: bool | None = None
+) -> list[tuple[torch.fx.GraphModule, list[Any]]]:
+    """(graph module, example inputs) of each FX graph of one call, with fake tensors of `mode` or with real ones.
+
+    On real CPU tensors the example inputs are what the same program for a GPU takes, value for value.
+    """
     found: list[tuple[torch.fx.GraphModule, list[Any]]] = []
 
     def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -105,7 +111,7 @@ def graphs_of(program: Callable[..., Any], *args: Any, mode: Any = None, dynamic
         return graph_module.forward
 
     torch_internals.reset_dynamo()
-    with mode or torch_internals.FakeTensorMode(allow_non_fake_inputs=True):
+    with mode or contextlib.nullcontext():
         torch.compile(program, backend=collect, dynamic=dynamic)(*args)
     return found
 

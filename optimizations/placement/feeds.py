@@ -43,15 +43,15 @@ class Feeds:
         self._hoisted: tuple[torch.Tensor, ...] | None = None
         self._checks = _Checks()
 
-    def bind(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    def bind(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """The rewritten graph's arguments for this call."""
         self._stream.follow()
         hoisted = self._hoisted
         if hoisted is None or self._checks.fail(arguments):
             hoisted = self._refresh(arguments)
         if self._staging is None:
-            return (*self._kept(arguments), *hoisted)
-        return (*self._kept(arguments), *hoisted, *self._staging.stage(arguments))
+            return self._kept(arguments) + hoisted
+        return self._kept(arguments) + hoisted + self._staging.stage(arguments)
 
     def copy_out(self, results: Sequence[Any]) -> tuple[Any, ...]:
         """The results as the caller expects them: those that belong on the CPU are there, ready to be read."""

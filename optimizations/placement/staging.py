@@ -39,7 +39,7 @@ class Staging:
         self._fixed: _Area | None = None
         self._by_shape: OrderedDict[tuple[torch.Size, ...], _Area] = OrderedDict()
 
-    def stage(self, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    def stage(self, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """The staged arguments on the device, in order. The copy is under way; the stream orders it before readers."""
         tensors = self._select(arguments)
         area = self._fixed
