@@ -212,6 +212,9 @@ def report(
         Path | None,
         typer.Option(metavar="DIR", help="Where to write figures; default: DIR/figures with --out DIR, else figures/."),
     ] = None,
+    readme: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A Markdown file whose generated tables to renew.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Render tables, figures and report.html from results."""
@@ -223,7 +226,7 @@ def report(
         found: Path | None = store.find_run(run)
     else:
         found = store.newest_run(*([] if recorded else [store.RUNS]), store.RECORDED)
-    made = _build_report(found, explanations, out, figures)
+    made = _build_report(found, explanations, out, figures, readme)
     if as_json:
         _print_json(made.model_dump(mode="json"))
     else:
@@ -294,7 +297,9 @@ def env(
         _console().print(listing.environment_table(record))
 
 
-def _build_report(run: Path | None, explanations: Path | None, out: Path | None, figures: Path | None) -> Report:
+def _build_report(
+    run: Path | None, explanations: Path | None, out: Path | None, figures: Path | None, readme: Path | None = None
+) -> Report:
     from suite import store
     from suite.report.build import build_report
 
@@ -303,6 +308,7 @@ def _build_report(run: Path | None, explanations: Path | None, out: Path | None,
         explanations,
         out or (run or store.REPOSITORY / "results") / "report",
         figures or (out / "figures" if out else store.REPOSITORY / "figures"),
+        readme,
     )
     if made.warning:
         _say(f"encore: {made.warning}")

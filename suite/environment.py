@@ -36,7 +36,7 @@ def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, Jso
     """The environment of a run that starts now on this machine."""
     torch, cuda = _torch_versions()
     gpu = _gpu_or_none()
-    commit, dirty = _git_state(REPOSITORY)
+    commit, dirty = git_state(REPOSITORY)
     return Environment(
         schema_version=SCHEMA_VERSION,
         run_id=run_id,
@@ -146,7 +146,7 @@ def _read(path: Path) -> str | None:
         return None
 
 
-def _git_state(repository: Path) -> tuple[str | None, bool | None]:
+def git_state(repository: Path) -> tuple[str | None, bool | None]:
     """(commit, whether code differs from it); Nones where the folder is no git checkout of its own."""
     commit = _git(repository, "rev-parse", "HEAD")
     if commit is None or _git(repository, "rev-parse", "--show-prefix") != "":

@@ -51,6 +51,24 @@ MODES: dict[str, Mode] = {
             options={"triton.cudagraphs": True, "graph_partition": False},
             uses_cuda_graphs=True,
         ),
+        Mode(
+            "placement",
+            "Encore's placement, then stock CUDA graphs",
+            baselines=("compile", "graph", "graph-unpartitioned"),
+            backend="encore",
+            options={"indirection": "off"},
+            uses_cuda_graphs=True,
+            bitwise_with="graph",
+        ),
+        Mode(
+            "indirection",
+            "Encore's placement, then CUDA graphs that read their inputs in place",
+            baselines=("compile", "graph", "placement"),
+            backend="encore",
+            options={"indirection": "auto"},
+            uses_cuda_graphs=True,
+            bitwise_with="graph",
+        ),
     )
 }
 
@@ -59,6 +77,10 @@ REFERENCE_MODE = "compile"
 
 GRAPH_MODE = "graph"
 """Outputs of other graph modes are compared with this mode's, bit for bit."""
+
+
+PLACEMENT_MODE = "placement"
+"""The mode whose name stands for placement alone where graphs are analysed without a GPU."""
 
 
 def select_modes(names: Iterable[str]) -> tuple[Mode, ...]:

@@ -18,7 +18,7 @@ import pytest
 from fixtures.synthetic_results import environment as synthetic
 
 from suite import gpu
-from suite.environment import _git_state, collect, cpu_info, differences, without_folder, without_paths
+from suite.environment import collect, cpu_info, differences, git_state, without_folder, without_paths
 from suite.errors import EXIT_WRONG_USE
 from suite.gpu import NoGpu, find_gpu, require_gpu
 from suite.schema import Environment
@@ -217,21 +217,21 @@ def test_dirty_is_about_code_and_not_about_figures(tmp_path: Path) -> None:
     (tmp_path / "suite" / "code.py").write_text("1")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "one")
-    commit, dirty = _git_state(tmp_path)
+    commit, dirty = git_state(tmp_path)
     assert (len(commit or ""), dirty) == (40, False)
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "new.png").write_text("drawn")
-    assert _git_state(tmp_path) == (commit, False)
+    assert git_state(tmp_path) == (commit, False)
     (tmp_path / "suite" / "more.py").write_text("2")
-    assert _git_state(tmp_path) == (commit, True)
+    assert git_state(tmp_path) == (commit, True)
 
 
 def test_a_folder_inside_another_checkout_has_no_commit(tmp_path: Path) -> None:
-    assert _git_state(tmp_path) == (None, None)
+    assert git_state(tmp_path) == (None, None)
     git(tmp_path, "init")
     git(tmp_path, "commit", "--allow-empty", "-m", "of something else")
     (tmp_path / "copy").mkdir()
-    assert _git_state(tmp_path / "copy") == (None, None)
+    assert git_state(tmp_path / "copy") == (None, None)
 
 
 def test_environments_differ_by_what_shapes_numbers_only() -> None:

@@ -18,7 +18,7 @@ import explain_programs
 import pytest
 from explain_programs import WIDTH
 
-from suite.explain.records import Copy, CpuNode, FxGraph, Lowering
+from suite.explain.records import Copy, CpuNode, FxGraph, Lowering, Placed
 
 NAMES = (
     "mask_attribute",
@@ -303,3 +303,54 @@ def test_raises__keeps_what_was_seen_before(seen: Seen) -> None:
 
 def test_the_pretence_ends_with_the_capture(answers: dict[str, Any]) -> None:
     assert answers["cuda_afterwards"] is False
+
+
+# After placement: the setting "placement", and what the graph's record says of it.
+
+
+def placed(seen: Seen) -> Placed:
+    assert seen.graph.placement is not None
+    return seen.graph.placement
+
+
+def forms(seen: Seen) -> list[str]:
+    return [value.form for value in placed(seen).values]
+
+
+@pytest.mark.parametrize("name", ["mask_attribute", "numpy_scalar", "cpu_index", "constructor_chain"])
+def test_placement_leaves_one_cuda_graph_and_no_copy_per_call(answers: dict[str, Any], name: str) -> None:
+    seen = Seen(answers["programs"][name])
+    after, lowered = placed(seen), seen.lowering("placement")
+    assert (after.untouched, after.cpu_nodes, after.copies, after.left) == (None, 0, 0, [])
+    assert (lowered.partitions, lowered.kernels_outside, lowered.cpu_kernels) == (1, 0, 0)
+    assert lowered.host_to_device_copies == 0
+    assert lowered.kernels_in_graphs >= 1
+
+
+def test_mask_attribute__is_kept_on_the_gpu_by_placement(seen: Seen) -> None:
+    (value,) = placed(seen).values
+    assert (value.form, value.value_bytes) == ("kept", BATCH * WIDTH * FLOAT_BYTES)
+    assert value.source_line is not None
+    assert value.source_line.startswith(at("self.mask.to(x.device)"))
+    assert seen.stock.blocking_copies == 1, "what there is to gain"
+
+
+def test_staged_argument__goes_over_in_one_copy_that_does_not_block(seen: Seen) -> None:
+    assert forms(seen) == ["staged"]
+    assert (placed(seen).copies, placed(seen).blocking_copies) == (1, 0)
+    lowered = seen.lowering("placement")
+    assert (lowered.host_to_device_copies, lowered.blocking_copies) == (1, 0)
+    assert seen.stock.blocking_copies == 1, "what there is to gain"
+
+
+def test_mutated_cpu_state__is_left_by_placement_with_the_reason(seen: Seen) -> None:
+    assert seen.graph.placement is not None
+    assert any("CPU memory" in left.reason or "writes" in left.reason for left in seen.graph.placement.left)
+    assert seen.graph.placement.cpu_nodes > 0
+
+
+def test_device_constant__gives_placement_nothing_to_do(seen: Seen) -> None:
+    after = placed(seen)
+    assert after.untouched is not None
+    assert (after.copies, after.values) == (0, [])
+    assert seen.lowering("placement").model_copy(update={"setting": "graph"}) == seen.stock

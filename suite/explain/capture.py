@@ -7,6 +7,7 @@ each graph, so that graphs behind a break are seen as well, up to a value that n
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +17,15 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.placement import place
 from suite.explain.build import Program
 from suite.explain.fx_graph import read_fx_graph
 from suite.explain.known_values import UnknownValue
 from suite.explain.lowering import LoweredGraph, LoweringFailed, lower
+from suite.explain.placed import lower_placed, placed, staging_copies
 from suite.explain.pretended_gpu import H100, pretended_gpu
 from suite.explain.records import FxGraph, GraphBreak, Lowering
-from suite.modes import GRAPH_MODE, MODES
+from suite.modes import GRAPH_MODE, MODES, PLACEMENT_MODE
 from suite.source_line import Frame, short_path
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {name: MODES[name].options for name in (GRAPH_MODE, "graph-unpartitioned")}
@@ -52,7 +55,7 @@ class Capture:
 
 
 def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTINGS) -> Capture:
-    """Trace one call of `program` and lower every FX graph for an H100 under each of `settings`.
+    """Trace one call of `program` and lower every FX graph for an H100 under each of `settings`, and after placement.
 
     For a process of its own, because of `pretended_gpu`.
     """
@@ -105,9 +108,15 @@ def _backend(found: Capture, settings: Mapping[str, Mapping[str, Any]]) -> Calla
     def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         lowered: dict[str, LoweredGraph] = {}
         failures: dict[str, str] = {}
-        for name, options in settings.items():
+        placement = place(graph_module, example_inputs)
+        ways: dict[str, Callable[[], LoweredGraph]] = {
+            name: functools.partial(lower, graph_module, example_inputs, options=options)
+            for name, options in settings.items()
+        }
+        ways[PLACEMENT_MODE] = lambda: lower_placed(placement, example_inputs, lowered.get(GRAPH_MODE))
+        for name, way in ways.items():
             try:
-                lowered[name] = lower(graph_module, example_inputs, options=options)
+                lowered[name] = way()
             except LoweringFailed as error:
                 failures[name] = str(error)
         # Only now: Dynamo may have been asked to trace the frame again, and then this graph does not count.
@@ -117,7 +126,11 @@ def _backend(found: Capture, settings: Mapping[str, Mapping[str, Any]]) -> Calla
         found.graphs.append(
             record.model_copy(
                 update={
-                    "lowerings": [_lowering(name, graph) for name, graph in lowered.items()],
+                    "lowerings": [
+                        _lowering(name, graph, staging_copies(placement.report) if name == PLACEMENT_MODE else 0)
+                        for name, graph in lowered.items()
+                    ],
+                    "placement": placed(graph_module, placement.report),
                     "stock_captures": _captures_all(stock) if stock is not None else None,
                 }
             )
@@ -133,7 +146,7 @@ def _backend(found: Capture, settings: Mapping[str, Mapping[str, Any]]) -> Calla
     return collect
 
 
-def _lowering(setting: str, graph: LoweredGraph) -> Lowering:
+def _lowering(setting: str, graph: LoweredGraph, staging_copies: int) -> Lowering:
     inside, outside = graph.in_graphs, graph.outside
     return Lowering(
         setting=setting,
@@ -142,7 +155,7 @@ def _lowering(setting: str, graph: LoweredGraph) -> Lowering:
         kernels_in_graphs=inside.gpu_kernels,
         kernels_outside=outside.gpu_kernels,
         cpu_kernels=outside.cpu_kernels,
-        host_to_device_copies=outside.host_to_device_copies,
+        host_to_device_copies=outside.host_to_device_copies + staging_copies,
         blocking_copies=outside.blocking_copies,
         not_captured=list(graph.not_captured),
     )

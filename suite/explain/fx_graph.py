@@ -75,7 +75,7 @@ def _cpu_node(node: torch.fx.Node, kind: CpuKind) -> CpuNode:
         kind=kind,
         shape=_shape(tensor),
         dtype=_dtype(tensor),
-        source_line=_line(node),
+        source_line=line_of(node),
     )
 
 
@@ -94,7 +94,7 @@ def _copies(node: torch.fx.Node) -> Iterator[Copy]:
             kind="copy" if transfers else "scalar" if passed_by_value else "implicit",
             copied_bytes=_bytes(tensors),
             blocking=not passed_by_value and not _is_asynchronous(node),
-            source_line=_line(node),
+            source_line=line_of(node),
         )
 
 
@@ -155,7 +155,7 @@ def _target_name(node: torch.fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
-def _line(node: torch.fx.Node) -> str | None:
+def line_of(node: torch.fx.Node) -> str | None:
     """The user's line that made the node; for an input, the first line that reads it."""
     if node.op != "placeholder":
         return user_line(node.meta.get("stack_trace"))

@@ -74,8 +74,49 @@ class Lowering(Record):
     not_captured: list[NotCaptured]
 
 
+PlacedForm = Literal["kept", "literal", "rebuilt", "staged", "cpu output"]
+
+
+class PlacedValue(Record):
+    """A CPU value that placement brings to the GPU.
+
+    `form`: "kept" on the GPU and refreshed when an attribute changes, a "literal" of the graph, "rebuilt" there on the
+    GPU, "staged" with each call, or a "cpu output", computed on the GPU and copied out behind the graph. `value_bytes`
+    0: it takes no memory; None: not known beforehand.
+    """
+
+    node: str
+    form: PlacedForm
+    value_bytes: int | None
+    source_line: str | None
+
+
+class LeftInPlace(Record):
+    """A node that placement leaves as it is although it is on the CPU or reads from there, and why."""
+
+    node: str
+    operation: str
+    reason: str
+    source_line: str | None
+
+
+class Placed(Record):
+    """One FX graph after placement.
+
+    `untouched` says why it is as before. `cpu_nodes`, `copies` and `blocking_copies` are those that remain: host-to-
+    device copies of one call, the one staging copy included and scalars passed by value left out.
+    """
+
+    untouched: str | None
+    cpu_nodes: int
+    copies: int
+    blocking_copies: int
+    values: list[PlacedValue]
+    left: list[LeftInPlace]
+
+
 class FxGraph(Record):
-    """One FX graph of the model, in the order Dynamo made them."""
+    """One FX graph of the model, in the order Dynamo made them. `placement` None: it was not planned."""
 
     index: int
     operations: int
@@ -87,6 +128,7 @@ class FxGraph(Record):
     """Whether stock CUDA graphs (default settings) would capture all its kernels, CPU ones included; None where that
     cannot be told, and where there is no kernel."""
     lowerings: list[Lowering]
+    placement: Placed | None = None
 
 
 class GraphBreak(Record):
@@ -95,7 +137,10 @@ class GraphBreak(Record):
 
 
 class Explanation(Record):
-    """All that `explain` tells of one model. `error` is set, and the rest may be empty, where the analysis failed."""
+    """All that `explain` tells of one model. `error` is set, and the rest may be empty, where the analysis failed.
+
+    `commit` and `dirty` are Encore's own: the git commit of the code that analysed, and whether it was changed since.
+    """
 
     schema_version: int
     target: str
@@ -104,6 +149,8 @@ class Explanation(Record):
     task: str
     batch: int | None
     torch: str
+    commit: str | None = None
+    dirty: bool | None = None
     graphs: list[FxGraph]
     breaks: list[GraphBreak]
     limits: list[str]

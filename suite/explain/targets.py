@@ -27,10 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 from models import registry
 from models.registry import Size
+from suite.environment import git_state
 from suite.errors import WrongUse
 from suite.explain.records import Explanation
 from suite.schema import SCHEMA_VERSION
 from suite.selection import select_workloads
+from suite.store import REPOSITORY
 
 if TYPE_CHECKING:
     from torch import nn
@@ -90,6 +92,7 @@ def _check_program_name(name: str, variant: str | None) -> None:
 def unexplained(target: Target, error: str | None) -> Explanation:
     """The explanation of `target` before anything is known of it."""
     workload = None if target.is_program else registry.find(target.name)
+    commit, dirty = git_state(REPOSITORY)
     return Explanation(
         schema_version=SCHEMA_VERSION,
         target=target.name,
@@ -98,6 +101,8 @@ def unexplained(target: Target, error: str | None) -> Explanation:
         task="inference" if workload is None else workload.task,
         batch=None if workload is None else workload.batch,
         torch=version("torch"),
+        commit=commit,
+        dirty=dirty,
         graphs=[],
         breaks=[],
         limits=[],

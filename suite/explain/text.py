@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from suite.explain.records import Copy, CpuNode, Explanation, FxGraph, Lowering
+from suite.explain.records import Copy, CpuNode, Explanation, FxGraph, Lowering, Placed, PlacedValue
 
 MOST_ROWS = 16
 """Longer lists are cut; the JSON output has all of it."""
@@ -79,11 +79,34 @@ def _graph(graph: FxGraph) -> Iterator[RenderableType]:
         yield _table(
             ("host to device", "kind", "bytes", "host waits", "line"), [_copy_row(copy) for copy in graph.copies]
         )
+    if graph.placement is not None:
+        yield from _placement(graph.placement)
     if graph.lowerings:
         yield _table(
             ("setting", "CUDA graphs", "kernels in", "kernels out", "CPU kernels", "copies (blocking)", "because"),
             [_lowering_row(lowering) for lowering in graph.lowerings],
         )
+
+
+def _placement(placement: Placed) -> Iterator[RenderableType]:
+    if placement.untouched is not None:
+        yield Padding(Text(f"placement leaves it as it is: {placement.untouched}"), (0, 0, 0, 2))
+    else:
+        copies = _count(placement.copies, "host-to-device copy", "host-to-device copies")
+        remain = f"{_count(placement.cpu_nodes, 'CPU node')} and {copies} ({placement.blocking_copies} blocking)"
+        yield Padding(Text(f"after placement {remain} remain"), (0, 0, 0, 2))
+    if placement.values:
+        yield _table(("brought to the GPU", "how", "bytes", "line"), [_value_row(value) for value in placement.values])
+    if placement.left:
+        yield _table(
+            ("left where it is", "operation", "because", "line"),
+            [(left.node, left.operation, left.reason, left.source_line or "") for left in placement.left],
+        )
+
+
+def _value_row(value: PlacedValue) -> tuple[str, ...]:
+    size = "" if value.value_bytes in (None, 0) else _bytes(value.value_bytes or 0)
+    return (value.node, value.form, size, value.source_line or "")
 
 
 def _cpu_row(node: CpuNode) -> tuple[str, ...]:

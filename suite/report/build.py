@@ -17,6 +17,7 @@ from suite.report.load import Run, cell_label, load_explanations, load_run
 from suite.report.page import Log, Page, PageFigure, Section, render
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
+from suite.report.readme import update_readme
 from suite.report.table import Table, make_table, to_csv, to_markdown
 from suite.schema import Cell, Record
 from suite.store import REPOSITORY, CannotWrite, write_atomically
@@ -56,7 +57,13 @@ class _Part:
     tables: tuple[Table, ...]
 
 
-def build_report(run: Path | None, explanations: Path | None, out: Path, figures_dir: Path | None = None) -> Report:
+def build_report(
+    run: Path | None,
+    explanations: Path | None,
+    out: Path,
+    figures_dir: Path | None = None,
+    readme: Path | None = None,
+) -> Report:
     """Write the report of a run, of explanations, or of both, into the folder `out`.
 
     Args:
@@ -65,9 +72,10 @@ def build_report(run: Path | None, explanations: Path | None, out: Path, figures
         out: gets `report.html` and `tables/`; made if it is not there.
         figures_dir: gets the figures; by default `out/figures`, which also takes what is not to go to `FIGURES`.
             Figures of an earlier report are replaced, other files in the folder stay.
+        readme: a Markdown file whose generated parts ("recorded" and "explained") get the overview tables.
 
     Raises:
-        WrongUse: neither a run nor explanations are given.
+        WrongUse: neither a run nor explanations are given, or `readme` has no such parts.
         InvalidResults: a file has wrong fields.
         CannotWrite: the disk is full.
     """
@@ -88,6 +96,8 @@ def build_report(run: Path | None, explanations: Path | None, out: Path, figures
         tables = _write_tables(parts, out / "tables")
         html = out / "report.html"
         write_atomically(html, render(_page(recorded, explained, sections, published)))
+        if readme is not None:
+            update_readme(readme, _readme_parts(parts))
     except CannotWrite as error:
         message = f"cannot write the report: {error.__cause__}. The results it is made of are intact; make room."
         raise CannotWrite(message) from error
@@ -148,6 +158,17 @@ def _explain_parts(explanations: tuple[Explanation, ...], published: Published) 
             explain_tables.all_tables(explanations, published),
         ),
     )
+
+
+def _readme_parts(parts: Iterable[_Part]) -> dict[str, str]:
+    """The overview tables of a run and of explanations, by the name of the README's part."""
+    names = {"overview": "recorded", "explain_overview": "explained"}
+    return {
+        names[table.name]: to_markdown(table, part.provenance)
+        for part in parts
+        for table in part.tables
+        if table.name in names
+    }
 
 
 def _write_figures(parts: Iterable[_Part], folder: Path) -> tuple[list[Section], list[Path]]:

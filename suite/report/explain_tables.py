@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from suite.explain.records import Copy, Explanation, Lowering
-from suite.modes import GRAPH_MODE
+from suite.modes import GRAPH_MODE, PLACEMENT_MODE
 from suite.report.load import FULL_SIZE, row_label
 from suite.report.published import PUBLISHED_VARIANT, Published
 from suite.report.table import Table, make_table
@@ -18,10 +18,13 @@ Row = dict[str, object]
 def all_tables(explanations: Sequence[Explanation], published: Published) -> tuple[Table, ...]:
     """Every table of the explanations, in the order of the report."""
     return (
+        overview(explanations),
         obstacles(explanations, published),
         lowerings(explanations),
+        placements(explanations),
         cpu_nodes(explanations),
         uncaptured(explanations),
+        left_in_place(explanations),
         limits(explanations),
     )
 
@@ -60,6 +63,23 @@ def total_bytes(copies: Sequence[Copy]) -> int | None:
     return sum(sizes) if len(sizes) == len(copies) else None
 
 
+def overview(explanations: Sequence[Explanation]) -> Table:
+    """One row per model: the share of kernels inside CUDA graphs under each setting, and blocking copies."""
+    names = settings(explanations)
+    counts = ["graph_breaks", "host_waits", "host_waits_placed", "non_static_input_bytes"]
+    return make_table(
+        "explain_overview",
+        "Kernels inside CUDA graphs",
+        "Share of the FX graphs' kernels that would be inside CUDA graphs, by offline lowering: graph is stock "
+        "PyTorch, graph-unpartitioned the same with graph_partition=False, placement Encore's. What runs between FX "
+        "graphs, after a graph break, is not counted and never captured. host waits: host-to-device copies for which "
+        "the host waits in each call, as the program is written and after placement. non-static inputs: data that "
+        "stock CUDA graphs copy before each replay.",
+        ["workload", *(f"{name}_percent" for name in names), *counts],
+        (_overview_row(explanation, names) for explanation in explanations),
+    )
+
+
 def obstacles(explanations: Sequence[Explanation], published: Published) -> Table:
     """One row per model: CPU nodes, copies, breaks, what stock would capture, bytes it would copy."""
     columns = ["workload", "task", "batch", "fx_graphs", "graph_breaks", "operations", "cpu_nodes", "cpu_constants"]
@@ -91,6 +111,34 @@ def lowerings(explanations: Sequence[Explanation]) -> Table:
         "these counts and is never in a CUDA graph. A model without a row could not be lowered in full.",
         columns,
         (row for explanation in explanations for row in _lowering_rows(explanation, settings(explanations))),
+    )
+
+
+def placements(explanations: Sequence[Explanation]) -> Table:
+    """Placement per model: CPU nodes, copies and CUDA graphs before and after, and how values come to the GPU."""
+    columns = ["workload", "cpu_nodes", "cpu_nodes_placed", "host_to_device_copies", "copies_placed"]
+    columns += ["blocking_copies", "blocking_copies_placed", "partitions", "partitions_placed"]
+    columns += ["values_kept", "values_in_graph", "values_staged", "cpu_outputs", "nodes_left"]
+    return make_table(
+        "explain_placement",
+        "What placement changes",
+        "Per call, as the program is written, scalars passed by value left out; `placed`: after Encore's placement. "
+        "partitions: pieces that would become CUDA graphs. Values are kept on the GPU and refreshed when they change, "
+        "made in the graph (as literals, or rebuilt), or staged with each call in one asynchronous copy per FX graph; "
+        "nodes left are in the table of what stays where it is. Models without a CPU node are left out.",
+        columns,
+        (_placement_row(explanation) for explanation in explanations if _has_cpu_nodes(explanation)),
+    )
+
+
+def left_in_place(explanations: Sequence[Explanation]) -> Table:
+    """What placement leaves as it is, with its reason and source line."""
+    return make_table(
+        "explain_left",
+        "Left where it is, and why",
+        "Nodes on the CPU, or reading from there, that placement does not move. Equal ones are counted together.",
+        ["workload", "operation", "reason", "source_line", "nodes"],
+        (row for explanation in explanations for row in _left_rows(explanation)),
     )
 
 
@@ -131,6 +179,23 @@ def limits(explanations: Sequence[Explanation]) -> Table:
     )
 
 
+def _overview_row(explanation: Explanation, names: Sequence[str]) -> Row:
+    row: Row = {"workload": explanation_label(explanation)}
+    if explanation.error and not explanation.graphs:
+        return row
+    for name in names:
+        parts = lowerings_of(explanation, name)
+        inside, outside = sum(one.kernels_in_graphs for one in parts), sum(one.kernels_outside for one in parts)
+        row[f"{name}_percent"] = 100 * inside / (inside + outside) if inside + outside else None
+    placed = [graph.placement for graph in explanation.graphs]
+    return row | {
+        "graph_breaks": len(explanation.breaks),
+        "host_waits": sum(copy.blocking for copy in host_to_device(explanation)),
+        "host_waits_placed": sum(each.blocking_copies for each in placed if each is not None) if all(placed) else None,
+        "non_static_input_bytes": sum(graph.non_static_input_bytes for graph in explanation.graphs),
+    }
+
+
 def _obstacle_row(explanation: Explanation, published: Published) -> Row:
     row: Row = {
         "workload": explanation_label(explanation),
@@ -165,6 +230,55 @@ def _obstacle_row(explanation: Explanation, published: Published) -> Row:
         "non_static_input_bytes": sum(graph.non_static_input_bytes for graph in graphs),
         "stock_captures": _captures_text([graph.stock_captures for graph in graphs]),
     }
+
+
+def _has_cpu_nodes(explanation: Explanation) -> bool:
+    return any(graph.cpu_nodes for graph in explanation.graphs)
+
+
+def _placement_row(explanation: Explanation) -> Row:
+    graphs = explanation.graphs
+    transfers = host_to_device(explanation)
+    row: Row = {
+        "workload": explanation_label(explanation),
+        "cpu_nodes": sum(node.kind != "output" for graph in graphs for node in graph.cpu_nodes),
+        "host_to_device_copies": len(transfers),
+        "blocking_copies": sum(copy.blocking for copy in transfers),
+    }
+    for column, setting in (("partitions", GRAPH_MODE), ("partitions_placed", PLACEMENT_MODE)):
+        parts = lowerings_of(explanation, setting)
+        row[column] = sum(part.partitions for part in parts) if parts else None
+    placed = [graph.placement for graph in graphs if graph.placement is not None]
+    if len(placed) < len(graphs):
+        return row
+    forms = Counter(value.form for each in placed for value in each.values)
+    return row | {
+        "cpu_nodes_placed": sum(each.cpu_nodes for each in placed),
+        "copies_placed": sum(each.copies for each in placed),
+        "blocking_copies_placed": sum(each.blocking_copies for each in placed),
+        "values_kept": forms["kept"],
+        "values_in_graph": forms["literal"] + forms["rebuilt"],
+        "values_staged": forms["staged"],
+        "cpu_outputs": forms["cpu output"],
+        "nodes_left": sum(len(each.left) for each in placed),
+    }
+
+
+def _left_rows(explanation: Explanation) -> Iterator[Row]:
+    equal = Counter(
+        (left.operation, left.reason, left.source_line)
+        for graph in explanation.graphs
+        if graph.placement is not None
+        for left in graph.placement.left
+    )
+    for (operation, reason, line), count in equal.items():
+        yield {
+            "workload": explanation_label(explanation),
+            "operation": operation,
+            "reason": reason,
+            "source_line": line,
+            "nodes": count,
+        }
 
 
 def _cpu_node_rows(explanation: Explanation) -> Iterator[Row]:

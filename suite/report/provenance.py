@@ -39,9 +39,7 @@ class Provenance:
 def of_run(run: Run) -> Provenance:
     """Provenance of a recorded run."""
     environment = run.environment
-    commit = environment.git_commit[:10] if environment.git_commit else None
-    if commit and environment.git_dirty:
-        commit += " + changes"
+    commit = _short(environment.git_commit, environment.git_dirty)
     device = environment.gpu.name if environment.gpu and not _only_on_cpu(run) else f"CPU {environment.cpu.model}"
     return Provenance(f"run {environment.run_id}", device, commit, environment.torch, _smoke_warning(run))
 
@@ -53,7 +51,13 @@ def of_explanations(explanations: tuple[Explanation, ...]) -> Provenance:
     versions = ", ".join(sorted({explanation.torch for explanation in explanations}))
     tiny = any(explanation.size != FULL_SIZE for explanation in explanations)
     warning = "TINY MODELS: these counts say nothing about the published sizes" if tiny else None
-    return Provenance("offline analysis without a GPU: counts, no times", device, None, versions, warning)
+    commits = {_short(explanation.commit, explanation.dirty) or "unknown" for explanation in explanations}
+    commit = None if commits == {"unknown"} else ", ".join(sorted(commits))
+    return Provenance("offline analysis without a GPU: counts, no times", device, commit, versions, warning)
+
+
+def _short(commit: str | None, dirty: bool | None) -> str | None:
+    return None if commit is None else commit[:10] + (" + changes" if dirty else "")
 
 
 def _only_on_cpu(run: Run) -> bool:

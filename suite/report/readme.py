@@ -1,0 +1,63 @@
+"""The README's tables, put in from results: no number there is written by hand.
+
+A generated part stands between two comments, `<!-- generated: NAME -->` and `<!-- end: NAME -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from suite.errors import WrongUse
+from suite.store import write_atomically
+
+
+def update_readme(readme: Path, parts: Mapping[str, str]) -> None:
+    """Put each text of `parts` between the comments of its name; what is there for other names stays.
+
+    Raises:
+        WrongUse: the file cannot be read, or has no such pair of comments.
+        CannotWrite: the disk is full; the file is as it was.
+    """
+    try:
+        text = readme.read_text(encoding="utf-8")
+    except OSError as error:
+        raise WrongUse(f"--readme {readme}: {error.strerror}; give a Markdown file with generated parts") from error
+    for name, content in parts.items():
+        text = _replaced(text, name, content, readme)
+    write_atomically(readme, text)
+
+
+def generated_part(text: str, name: str) -> str:
+    """What stands between the comments of `name` in `text`.
+
+    Raises:
+        WrongUse: there is no such pair of comments.
+    """
+    found = _pattern(name).search(text)
+    if found is None:
+        raise WrongUse(f"no generated part {name!r}: write `{_begin(name)}` and `{_end(name)}` where it should be")
+    return found["content"]
+
+
+def _replaced(text: str, name: str, content: str, readme: Path) -> str:
+    new, count = _pattern(name).subn(lambda found: f"{found['begin']}\n{content.strip()}\n\n{found['end']}", text)
+    if count != 1:
+        raise WrongUse(
+            f"--readme {readme}: {count} generated parts {name!r}; write `{_begin(name)}` and `{_end(name)}` once"
+        )
+    return new
+
+
+def _begin(name: str) -> str:
+    return f"<!-- generated: {name} -->"
+
+
+def _end(name: str) -> str:
+    return f"<!-- end: {name} -->"
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    begin, end = re.escape(_begin(name)), re.escape(_end(name))
+    return re.compile(f"(?P<begin>{begin}\n)(?P<content>.*?)(?P<end>{end})", re.DOTALL)

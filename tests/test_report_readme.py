@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fixtures.synthetic_results import explanation, write_explanations
+
+from suite.errors import WrongUse
+from suite.report.build import build_report
+from suite.report.readme import generated_part, update_readme
+
+README = """# Title
+<!-- generated: explained -->
+old
+<!-- end: explained -->
+between
+<!-- generated: recorded -->
+kept
+<!-- end: recorded -->
+after
+"""
+
+
+def test_a_generated_part_is_replaced_and_all_else_stays(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    for content in (r"| \1 | new |", "newer"):
+        update_readme(readme, {"explained": content})
+        text = readme.read_text()
+        assert generated_part(text, "explained").strip() == content
+        assert generated_part(text, "recorded").strip() == "kept"
+        assert text.startswith("# Title\n")
+        assert text.endswith("after\n")
+        assert "between" in text
+    assert "old" not in text
+
+
+def test_a_file_without_the_part_is_refused_and_stays(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(README.replace("<!-- end: explained -->", ""))
+    before = readme.read_text()
+    with pytest.raises(WrongUse, match="<!-- generated: explained -->"):
+        update_readme(readme, {"explained": "new"})
+    assert readme.read_text() == before
+    with pytest.raises(WrongUse, match="No such file"):
+        update_readme(tmp_path / "other.md", {"explained": "new"})
+    with pytest.raises(WrongUse, match="recorded"):
+        generated_part("nothing", "recorded")
+
+
+def test_a_report_renews_the_table_of_explanations(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    folder = write_explanations(tmp_path / "explained", [explanation("ST")])
+    build_report(None, folder, tmp_path / "report", readme=readme)
+    part = generated_part(readme.read_text(), "explained")
+    table = (tmp_path / "report" / "tables" / "explain_overview.md").read_text()
+    assert part.strip() == table.strip()
+    assert "| ST |" in part
+    assert generated_part(readme.read_text(), "recorded").strip() == "kept", "no run was given"
