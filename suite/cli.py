@@ -254,6 +254,7 @@ def explain(
     from suite.explain.run import explain_many
     from suite.explain.targets import find_targets
     from suite.explain.text import render, summary
+    from suite.store import describe
 
     if everything == bool(targets):
         raise WrongUse("name what to explain (`encore list --workloads` shows the workloads), or give --all")
@@ -261,8 +262,8 @@ def explain(
         raise WrongUse("--reuse needs --out DIR, the folder it may find explanations in")
     wanted = find_targets(targets or (), variant=variant, size=size.value)
     kept = reusable(wanted, out) if reuse and out else {}
-    if kept:
-        _say(f"{len(kept)} of {len(wanted)} are explained in {out} already, by this very code")
+    if kept and out:
+        _say(f"{len(kept)} of {len(wanted)} are explained in {describe(out)} already, by this very code")
     explanations = list(kept.values())
     with closing(explain_many([target for target in wanted if target not in kept], out=out)) as explained:
         for each in explained:
