@@ -1,0 +1,59 @@
+"""Options of the backend: known names, checked values, messages that say what is allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from optimizations import Options, WrongOption
+
+
+def test_defaults_are_what_no_options_give() -> None:
+    assert Options.parse(None) == Options.parse({}) == Options()
+
+
+def test_given_options_replace_defaults() -> None:
+    options = Options.parse({"attributes": "stage", "stage_limit_bytes": 10, "inductor": {"max_autotune": True}})
+    assert options == Options(attributes="stage", stage_limit_bytes=10, inductor={"max_autotune": True})
+
+
+def test_options_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Options().placement = False  # type: ignore[misc]
+
+
+def test_unknown_option_names_it_the_nearest_and_all_known_ones() -> None:
+    with pytest.raises(WrongOption) as caught:
+        Options.parse({"hoist_limit": 3})
+    message = str(caught.value)
+    assert "'hoist_limit'" in message
+    assert "did you mean hoist_limit_bytes" in message
+    for option in dataclasses.fields(Options):
+        assert option.name in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("attributes", "copy", "'hoist', 'stage'"),
+        ("indirection", "device", "'off', 'auto'"),
+        ("placement", 1, "True or False"),
+        ("hoist_limit_bytes", "1 MB", "an int"),
+        ("hoist_limit_bytes", True, "an int"),
+        ("stage_limit_bytes", -1, "a number of bytes"),
+        ("inductor", "max-autotune", "a mapping"),
+    ],
+)
+def test_wrong_value_says_what_is_allowed(name: str, value: object, allowed: str) -> None:
+    with pytest.raises(WrongOption, match=name) as caught:
+        Options.parse({name: value})
+    assert allowed in str(caught.value)
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import sys, optimizations; optimizations.Options.parse(None); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

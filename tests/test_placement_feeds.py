@@ -1,0 +1,223 @@
+"""Run time of placement, on the CPU as the device: values follow their attributes, and nothing is overwritten early."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import torch.fx
+
+from optimizations.placement.feed_plan import Attribute, FeedPlan, HoistedGroup, TensorLayout
+from optimizations.placement.feeds import Feeds
+from optimizations.placement.sources import Guard
+
+CPU = torch.device("cpu")
+
+
+def _group(
+    attributes: list[tuple[Guard, int]],
+    compute: Callable[..., Any],
+    example: torch.Tensor,
+    calls: list[int] | None = None,
+) -> HoistedGroup:
+    """A group of one value, which counts in `calls` how often it is computed."""
+
+    def counted(*values: torch.Tensor) -> Any:
+        if calls is not None:
+            calls.append(1)
+        return compute(*values)
+
+    graph = torch.fx.Graph()
+    inputs = [graph.placeholder(f"attribute_{position}") for position in range(len(attributes))]
+    graph.output((graph.call_function(counted, tuple(inputs)),))
+    layout = TensorLayout(tuple(example.shape), tuple(example.stride()), example.dtype)
+    return HoistedGroup(
+        torch.fx.GraphModule(torch.nn.Module(), graph),
+        tuple(Attribute(guard, index, None) for guard, index in attributes),
+        (layout,),
+    )
+
+
+def _feeds(*groups: HoistedGroup, kept: tuple[int, ...] = ()) -> Feeds:
+    return Feeds(
+        FeedPlan(
+            device=CPU,
+            kept=kept,
+            hoisted=groups,
+            staged=(),
+            staged_layouts=(),
+            cpu_outputs=(),
+            keep_addresses=True,
+        )
+    )
+
+
+def test_arguments_are_the_kept_ones_and_then_the_hoisted_values() -> None:
+    mask = torch.ones(2, 2)
+    feeds = _feeds(_group([(Guard.VERSION, 1)], operator.neg, mask), kept=(0, 2))
+    first, last = torch.zeros(1), torch.ones(1)
+    bound = feeds.bind((first, mask, last))
+    assert bound[0] is first
+    assert bound[1] is last
+    assert torch.equal(bound[2], -mask)
+
+
+def test_a_value_is_computed_once_while_its_attributes_stay() -> None:
+    calls: list[int] = []
+    mask, scale = torch.ones(2, 2), torch.tensor(3.0)
+    feeds = _feeds(_group([(Guard.VERSION, 0), (Guard.VALUE, 1)], torch.mul, mask, calls))
+    (value,) = feeds.bind((mask, scale))
+    for _ in range(5):
+        # A scalar that NumPy holds is a new tensor in each call.
+        assert feeds.bind((mask, scale.clone()))[0] is value
+    assert len(calls) == 1
+
+
+def _written_in_place(mask: torch.Tensor) -> torch.Tensor:
+    return mask.mul_(2)
+
+
+def _replaced(mask: torch.Tensor) -> torch.Tensor:
+    return mask * 2
+
+
+def _given_other_data(mask: torch.Tensor) -> torch.Tensor:
+    mask.data = mask * 2
+    return mask
+
+
+def _written_through_a_view(mask: torch.Tensor) -> torch.Tensor:
+    mask[0].fill_(7)
+    return mask
+
+
+@pytest.mark.parametrize("change", [_written_in_place, _replaced, _given_other_data, _written_through_a_view])
+def test_a_changed_attribute_shows_in_the_next_call_at_the_same_address(change: Callable[..., torch.Tensor]) -> None:
+    mask = torch.rand(3, 2)
+    feeds = _feeds(_group([(Guard.VERSION, 0)], operator.neg, mask))
+    (before,) = feeds.bind((mask,))
+    address = before.data_ptr()
+    del before
+    mask = change(mask)
+    (after,) = feeds.bind((mask,))
+    assert torch.equal(after, -mask)
+    assert after.data_ptr() == address
+
+
+def test_an_attribute_freed_and_allocated_again_at_its_address_is_noticed() -> None:
+    """The allocator likes to hand out the same address; a version counter starts at 0 again."""
+    feeds = _feeds(_group([(Guard.VERSION, 0)], operator.neg, torch.zeros(64)))
+    for number in range(20):
+        attribute = torch.full((64,), float(number))
+        assert torch.equal(feeds.bind((attribute,))[0], -attribute)
+        del attribute
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (torch.tensor(0.0), torch.tensor(-0.0)),
+        (torch.tensor(float("nan")), torch.tensor(1.0)),
+        (torch.tensor(1, dtype=torch.int8), torch.tensor(2, dtype=torch.int8)),
+        (torch.tensor(False), torch.tensor(True)),
+        (torch.tensor(1 + 2j), torch.tensor(1 - 2j)),
+        (torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(1.0078125, dtype=torch.bfloat16)),
+        (torch.from_numpy(numpy.arange(4.0)), torch.from_numpy(numpy.arange(4.0) + 1e-16 * numpy.eye(4)[2] * 4)),
+    ],
+)
+def test_values_are_compared_bit_by_bit(old: torch.Tensor, new: torch.Tensor) -> None:
+    calls: list[int] = []
+    feeds = _feeds(_group([(Guard.VALUE, 0)], torch.clone, old, calls))
+    for value, computed in ((old, 1), (old.clone(), 1), (new, 2), (new.clone(), 2), (old, 3)):
+        (fed,) = feeds.bind((value,))
+        assert (
+            fed.view(torch.uint8).tolist() == value.reshape(fed.shape).view(torch.uint8).tolist() if fed.dim() else True
+        )
+        assert torch.equal(fed, value) or torch.isnan(value).any()
+        assert len(calls) == computed
+
+
+def test_a_value_saved_for_backward_is_not_overwritten() -> None:
+    scale = torch.tensor(2.0)
+    feeds = _feeds(_group([(Guard.VALUE, 0)], torch.clone, scale))
+    weight = torch.ones(3, requires_grad=True)
+    first = (weight * feeds.bind((scale,))[0]).sum()
+    second = (weight * feeds.bind((torch.tensor(5.0),))[0]).sum()
+    (gradient,) = torch.autograd.grad(first, weight)
+    assert gradient.tolist() == [2.0, 2.0, 2.0]
+    (gradient,) = torch.autograd.grad(second, weight)
+    assert gradient.tolist() == [5.0, 5.0, 5.0]
+
+
+def test_only_what_depends_on_a_changed_attribute_is_computed_again() -> None:
+    changed: list[int] = []
+    unchanged: list[int] = []
+    constant: list[int] = []
+    feeds = _feeds(
+        _group([(Guard.VALUE, 0)], torch.clone, torch.tensor(0.0), changed),
+        _group([(Guard.VALUE, 1)], torch.clone, torch.tensor(0.0), unchanged),
+        _group([], lambda: torch.arange(3), torch.arange(3), constant),
+    )
+    for number in range(4):
+        feeds.bind((torch.tensor(float(number)), torch.tensor(1.0)))
+    assert (len(changed), len(unchanged), len(constant)) == (4, 1, 1)
+
+
+def test_values_made_in_inference_mode_work_outside_of_it_and_the_other_way_round() -> None:
+    mask = torch.ones(2)
+    feeds = _feeds(_group([(Guard.VERSION, 0)], operator.neg, mask))
+    with torch.inference_mode():
+        feeds.bind((mask,))
+    mask.add_(1)
+    (value,) = feeds.bind((mask,))
+    assert value.tolist() == [-2.0, -2.0]
+    weight = torch.ones(2, requires_grad=True)
+    (weight * value).sum().backward()
+    mask.add_(1)
+    with torch.inference_mode():
+        assert feeds.bind((mask,))[0].tolist() == [-3.0, -3.0]
+
+
+def test_a_constant_of_the_graph_is_guarded_too() -> None:
+    constant = torch.ones(2)
+    group = _group([(Guard.VERSION, 0)], operator.neg, constant)
+    group = HoistedGroup(group.compute, (Attribute(Guard.VERSION, None, constant),), group.layouts)
+    feeds = _feeds(group)
+    assert feeds.bind(())[0].tolist() == [-1.0, -1.0]
+    constant.add_(1)
+    assert feeds.bind(())[0].tolist() == [-2.0, -2.0]
+
+
+def test_released_feeds_start_again() -> None:
+    mask = torch.ones(2)
+    calls: list[int] = []
+    feeds = _feeds(_group([(Guard.VERSION, 0)], operator.neg, mask, calls))
+    feeds.bind((mask,))
+    feeds.release()
+    assert feeds.bind((mask,))[0].tolist() == [-1.0, -1.0]
+    assert len(calls) == 2
+
+
+def test_the_steady_state_touches_no_tensor_operation() -> None:
+    """Anything dispatched per call would cost more than all guards together."""
+    mask, scale = torch.ones(2, 2), torch.tensor(3.0)
+    feeds = _feeds(_group([(Guard.VERSION, 0)], operator.neg, mask), _group([(Guard.VALUE, 1)], torch.clone, scale))
+    feeds.bind((mask, scale))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        feeds.bind((mask, scale))
+    assert [event.name for event in profile.events() if event.name.startswith("aten::")] == []
+
+
+def test_copied_out_results_are_on_the_cpu_and_differentiable() -> None:
+    plan = FeedPlan(CPU, (), (), (), (), cpu_outputs=(1,), keep_addresses=True)
+    weight = torch.ones(2, requires_grad=True)
+    first, second = Feeds(plan).copy_out((weight * 2, weight * 3))
+    assert second.device == CPU
+    second.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [3.0, 3.0]
+    assert first.tolist() == [2.0, 2.0]

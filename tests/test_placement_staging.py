@@ -1,0 +1,172 @@
+"""Staging, with the CPU as the device: one copy per call, aligned views, and no buffer reused while it is in flight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from optimizations.placement import staging as staging_module
+from optimizations.placement.feed_plan import FeedPlan, TensorLayout
+from optimizations.placement.staging import ALIGNMENT_BYTES, BUFFERS_LIMIT, LAYOUTS_LIMIT, Staging
+
+CPU = torch.device("cpu")
+
+
+def _layout(tensor: torch.Tensor) -> TensorLayout:
+    dense = torch.empty_like(tensor)
+    return TensorLayout(tuple(dense.shape), tuple(dense.stride()), dense.dtype)
+
+
+def _staging(*layouts: TensorLayout, keep_addresses: bool = True) -> Staging:
+    return Staging(
+        FeedPlan(CPU, (), (), tuple(range(len(layouts))), layouts, cpu_outputs=(), keep_addresses=keep_addresses)
+    )
+
+
+TENSORS = (
+    torch.tensor(3),
+    torch.arange(5, dtype=torch.int8),
+    torch.rand(2, 3),
+    torch.rand(4, 2).t(),
+    torch.zeros(0, 7),
+    torch.tensor([True, False, True]),
+    torch.rand(3, dtype=torch.float64),
+    torch.tensor([1 + 2j]),
+    torch.rand(3).to(torch.bfloat16),
+    torch.rand(2, 3)[:, 1:],
+    torch.rand(3, 1).expand(3, 4),
+)
+
+
+@pytest.mark.parametrize("keep_addresses", [True, False])
+def test_each_call_brings_its_own_values_in_dense_layout(keep_addresses: bool) -> None:
+    staging = _staging(*map(_layout, TENSORS), keep_addresses=keep_addresses)
+    for _ in range(3):
+        tensors = tuple(torch.rand(tensor.shape).mul(3).to(tensor.dtype) for tensor in TENSORS)
+        for staged, tensor, given in zip(staging.stage(tensors), tensors, TENSORS, strict=True):
+            assert torch.equal(staged, tensor)
+            assert staged.stride() == torch.empty_like(given).stride()
+            assert staged.dtype == given.dtype
+
+
+def test_every_staged_tensor_is_aligned_relative_to_the_buffer() -> None:
+    staging = _staging(*map(_layout, TENSORS))
+    staged = staging.stage(TENSORS)
+    (buffer,) = staging.buffers()
+    for tensor in staged:
+        assert (tensor.data_ptr() - buffer.data_ptr()) % ALIGNMENT_BYTES == 0 or tensor.numel() == 0
+
+
+def test_all_arguments_go_over_in_one_copy() -> None:
+    staging = _staging(*map(_layout, TENSORS))
+    staging.stage(TENSORS)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
+        staging.stage(TENSORS)
+    names = [event.name for event in profile.events()]
+    # One copy of each into the buffer on the host, one of the buffer to the device.
+    assert names.count("aten::_foreach_copy_") == 1
+    assert sum(name == "aten::copy_" for name in names) == len(TENSORS) + 1
+
+
+def test_addresses_stay_only_where_nobody_keeps_values() -> None:
+    value = torch.rand(3)
+    fixed = _staging(_layout(value))
+    assert fixed.stage((value,))[0] is fixed.stage((value,))[0]
+    fresh = _staging(_layout(value), keep_addresses=False)
+    (first,) = fresh.stage((torch.ones(3),))
+    fresh.stage((torch.zeros(3),))
+    assert first.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_sizes_that_differ_between_calls_get_a_buffer_each() -> None:
+    mode_symbol = object()
+    layout = TensorLayout((mode_symbol,), (1,), torch.float32)
+    staging = _staging(layout)
+    for size in (3, 5, 3, 0, 5):
+        value = torch.rand(size)
+        assert torch.equal(staging.stage((value,))[0], value)
+    assert len(staging.buffers()) == 3
+    for size in range(10, 10 + 2 * LAYOUTS_LIMIT):
+        staging.stage((torch.rand(size),))
+    assert len(staging.buffers()) == LAYOUTS_LIMIT
+
+
+class _LateEvent:
+    """An event that passes when told so."""
+
+    made: list[_LateEvent]
+
+    def __init__(self) -> None:
+        self.passed = True
+        self.waited = 0
+        self.made.append(self)
+
+    def record(self, stream: Any) -> None:
+        self.passed = False
+
+    def query(self) -> bool:
+        return self.passed
+
+    def synchronize(self) -> None:
+        self.waited += not self.passed
+        self.passed = True
+
+
+@pytest.fixture
+def late_events(monkeypatch: pytest.MonkeyPatch) -> list[_LateEvent]:
+    """Copies that stay in flight until somebody waits, for host buffers that believe they feed a GPU."""
+    _LateEvent.made = []
+    sent = staging_module._HostBuffer.sent
+    monkeypatch.setattr(torch.cuda, "Event", _LateEvent)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(
+        staging_module._HostBuffer, "sent", lambda buffer, device: sent(buffer, torch.device("cuda", 0))
+    )
+    return _LateEvent.made
+
+
+def test_a_buffer_in_flight_is_not_written(late_events: list[_LateEvent]) -> None:
+    staging = _staging(_layout(torch.rand(3)))
+    for number in range(BUFFERS_LIMIT):
+        staging.stage((torch.full((3,), float(number)),))
+    assert len(late_events) == BUFFERS_LIMIT
+    assert not any(event.waited for event in late_events)
+    hosts = [host.views[0].tolist()[0] for host in staging._fixed._ring]  # type: ignore[union-attr]
+    assert hosts == [float(number) for number in range(BUFFERS_LIMIT)]
+
+
+def test_only_a_full_ring_waits_and_only_for_the_oldest(late_events: list[_LateEvent]) -> None:
+    staging = _staging(_layout(torch.rand(3)))
+    for number in range(BUFFERS_LIMIT + 1):
+        staging.stage((torch.full((3,), float(number)),))
+    assert [event.waited for event in late_events] == [1] + [0] * (BUFFERS_LIMIT - 1)
+
+
+def test_a_passed_buffer_is_used_again(late_events: list[_LateEvent]) -> None:
+    staging = _staging(_layout(torch.rand(3)))
+    for _ in range(5):
+        staging.stage((torch.rand(3),))
+        for event in late_events:
+            event.passed = True
+    assert len(late_events) == 1
+
+
+def test_released_staging_starts_again() -> None:
+    value = torch.rand(3)
+    staging = _staging(_layout(value))
+    staging.stage((value,))
+    staging.release()
+    assert staging.buffers() == []
+    assert torch.equal(staging.stage((value,))[0], value)
+
+
+def test_staging_in_inference_mode_can_be_used_outside() -> None:
+    value = torch.rand(3)
+    staging = _staging(_layout(value))
+    with torch.inference_mode():
+        staging.stage((value,))
+    (staged,) = staging.stage((value * 2,))
+    assert torch.equal(staged, value * 2)
+    assert not staged.is_inference()
