@@ -44,6 +44,7 @@ NAMES: dict[str, Private] = {
     "cudagraph_trees": Private("torch._inductor.cudagraph_trees", None, _2_11, "CUDAGraph Trees: nodes, managers"),
     # fake tensors: programs for a GPU on a machine without one
     "FakeTensorMode": Private("torch._subclasses.fake_tensor", "FakeTensorMode", _2_11, "build models without a GPU"),
+    "OpOverload": Private("torch._ops", "OpOverload", _2_11, "tell single operators from those that run whole graphs"),
     # placement: reading and rewriting Dynamo's graphs, feeding what they need
     "ConstantSource": Private(
         "torch._dynamo.source", "ConstantSource", _2_11, "name an added input in AOTAutograd's cache key"

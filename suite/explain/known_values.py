@@ -79,7 +79,7 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
 
     def _evaluate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any] | None:
         """The real result of an operation, in a tuple; None where it cannot be known."""
-        if not isinstance(func, torch._ops.OpOverload) or func.overloadpacket.__name__ in _UNINITIALISED:
+        if not isinstance(func, torch_internals.OpOverload) or func.overloadpacket.__name__ in _UNINITIALISED:
             return None
         if torch.Tag.nondeterministic_seeded in func.tags and not self._random_is_known:
             return None
