@@ -114,7 +114,7 @@ class LiveCell:
             copies=Copies(
                 placeholder_bytes=counted.copied_bytes if counted else None,
                 placeholder_tensors=counted.tensors if counted else None,
-                pointer_bytes=None,
+                pointer_bytes=counted.pointer_bytes if counted else None,
                 device_to_device_bytes=profile.device_to_device_bytes,
                 host_to_device=profile.host_to_device,
             )

@@ -21,7 +21,7 @@ from simulated_cuda import SimulatedDriver, SimulatedTools
 from simulated_work import aligned
 
 from optimizations import torch_internals
-from optimizations.replay import attempt, manager
+from optimizations.replay import attempt, containers, manager
 from optimizations.replay.placeholders import size_bytes
 
 QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagraph_asserts": False}
@@ -197,7 +197,7 @@ def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         monkeypatch.setattr(torch._C, name, lambda *_: None)
     with torch_internals.inductor_config.patch(QUICK):
         yield cuda
-    manager.shut_down()
+    containers.shut_down()
 
 
 def ineligible(value: torch.Tensor, device: int) -> str | None:

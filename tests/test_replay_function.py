@@ -140,7 +140,13 @@ def test_the_maker_hands_on_what_inductor_says(
     monkeypatch.setattr(maker_module.manager, "record", record)
     reports: list[Any] = []
     made = EncoreMaker(Choice.HOST, reports.append).cudagraphify(
-        total, (0,), is_backward=backward, is_inference=inference, device_index=3, stack_traces=None, placeholders=("p",)
+        total,
+        (0,),
+        is_backward=backward,
+        is_inference=inference,
+        device_index=3,
+        stack_traces=None,
+        placeholders=("p",),
     )
     made([torch.ones(2)])
     (entry,) = record.made

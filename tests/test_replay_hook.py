@@ -1,72 +1,21 @@
-"""The hook reaches the compilations that ask for it, and no others: with Inductor compiling for real, on the CPU.
-
-Inductor makes CUDA graphs of CUDA programs only. Here it is told that a program for the CPU is one (`cuda_in_disguise`);
-everything from `compile_fx` to `post_compile` then runs as for a GPU, up to the maker, which is a fake.
-"""
+"""The hook reaches the compilations that ask for it, and no others: with Inductor compiling for real, on the CPU."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from inductor_in_disguise import FakeMaker, cuda_in_disguise, other_program, program
 
 from optimizations import torch_internals
 from optimizations.replay import hook
 from optimizations.replay.hook import DISPATCHED, asking, captured_by
 
-
-class FakeMaker:
-    """Notes what it is asked to make graphs of, and lets it run as it is."""
-
-    def __init__(self) -> None:
-        self.made: list[dict[str, Any]] = []
-        self.calls = 0
-        self.managers: list[int] = []
-
-    def cudagraphify(self, model: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        self.made.append({**dict(zip(("static_input_idxs",), args, strict=False)), **kwargs})
-
-        def run(inputs: list[Any]) -> Any:
-            self.calls += 1
-            return model(inputs)
-
-        return run
-
-    def get_manager(self, device_index: int, create_if_none_exists: bool = True) -> Any:
-        self.managers.append(device_index)
-        return self
-
-    @property
-    def directions(self) -> list[str]:
-        return [
-            "backward" if one["is_backward"] else "inference" if one["is_inference"] else "forward" for one in self.made
-        ]
-
-
-@pytest.fixture
-def cuda_in_disguise(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMaker]:
-    """Inductor takes CPU programs for CUDA ones. Yields what stands in stock's place."""
-    stock = FakeMaker()
-    monkeypatch.setattr(torch_internals.cudagraph_utils, "check_lowering_disable_cudagraph", lambda mapping: None)
-    monkeypatch.setattr(torch_internals.compile_fx, "cudagraphify", stock.cudagraphify)
-    monkeypatch.setattr(torch_internals.cudagraph_trees, "get_manager", stock.get_manager)
-    graph_class = torch_internals.CompiledFxGraph
-    init = graph_class.__init__
-
-    def on_a_gpu(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        self.device_idxs.add(0)
-
-    monkeypatch.setattr(graph_class, "__init__", on_a_gpu)
-    torch_internals.reset_dynamo()
-    with torch_internals.fresh_cache():
-        yield stock
-    torch_internals.reset_dynamo()
-
+__all__ = ["cuda_in_disguise"]
 
 PATCHES = {"triton.cudagraphs": True, "graph_partition": False}
 
@@ -88,18 +37,6 @@ def backend_of(maker: FakeMaker) -> Callable[..., Any]:
 
 def stock_backend(graph_module: Any, inputs: Any) -> Any:
     return torch_internals.compile_fx.compile_fx(graph_module, inputs, config_patches=PATCHES)
-
-
-WEIGHT = torch.eye(8) * 2
-
-
-def program(x: torch.Tensor) -> torch.Tensor:
-    """Only calls of a library, so that nothing has to be compiled by a C++ compiler."""
-    return torch.mm(x, WEIGHT)
-
-
-def other_program(x: torch.Tensor) -> torch.Tensor:
-    return torch.mm(torch.mm(x, WEIGHT), WEIGHT)
 
 
 def test_only_functions_that_ask_go_to_the_maker(cuda_in_disguise: FakeMaker) -> None:

@@ -21,9 +21,11 @@ from optimizations import torch_internals
 from optimizations.indirection.plan import Choice
 from optimizations.recording_report import RecordingReport
 from optimizations.replay import manager
+from optimizations.replay.containers import managers, shut_down
 from optimizations.replay.function import forget_recordings
 from optimizations.replay.maker import EncoreMaker
 from optimizations.replay.node import EncoreNode
+from suite.measure import copies
 
 __all__ = ["cuda_on_cpu"]
 
@@ -88,7 +90,7 @@ class Compiled:
 
 
 def nodes() -> list[EncoreNode]:
-    return [node for one in manager.managers() for node in one.nodes()]
+    return [node for one in managers() for node in one.nodes()]
 
 
 def check(compiled: Compiled, w: torch.Tensor, calls: int = 8) -> None:
@@ -116,6 +118,21 @@ def test_warm_up_recording_and_replays_compute_the_same(cuda_on_cpu: CudaOnCpu, 
     (report,) = compiled.reports
     assert (report.copied_bytes, report.pointer_bytes) == (0, 16)
     assert [(one.name, one.indirect) for one in report.inputs] == [("x", True), ("y", True)]
+
+
+def test_the_suite_counts_pointers_instead_of_data(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    check(compiled, w)
+    x, y, misaligned = values(1), values(2), values(3, offset=1)
+    with copies.counting() as count:
+        compiled(x, y, w)
+    assert (count.copied_bytes, count.pointer_bytes) == (0, 16)
+    with copies.counting() as count:
+        compiled(x, y, w)
+    assert (count.copied_bytes, count.pointer_bytes) == (0, 0)
+    with copies.counting() as count:
+        compiled(misaligned, y, w)
+    assert (count.copied_bytes, count.pointer_bytes) == (COUNT * 4, 8)
 
 
 def test_moved_inputs_do_not_record_anew_and_moved_parameters_do(cuda_on_cpu: CudaOnCpu) -> None:
@@ -227,7 +244,7 @@ def test_a_mutated_input_in_the_pool_is_left_to_stock(cuda_on_cpu: CudaOnCpu) ->
     compiled = Compiled(model, mutated_input_idxs=(0,))
     for step in range(3):
         compiled(values(step), values(step), w)
-    (pool,) = {tuple(one.cuda_graphs_thread_pool) for one in manager.managers()}
+    (pool,) = {tuple(one.cuda_graphs_thread_pool) for one in managers()}
     own, y = cuda_on_cpu.memory[pool][0], values(5)
     own.copy_(values(50))
     before = own.clone()
@@ -285,7 +302,7 @@ def test_forward_and_backward_share_a_manager_and_their_trees(cuda_on_cpu: CudaO
         (grad,) = backward.function([tangent, saved, w])
         assert torch.equal(grad, 2 * tangent + expected * w), step
         del saved, grad
-    assert len(manager.managers()) == 1
+    assert len(managers()) == 1
     assert [report.direction for report in (*forward.reports, *backward.reports)] == ["forward", "backward"]
 
 
@@ -329,11 +346,11 @@ def test_after_a_shutdown_nothing_is_left_and_functions_record_again(cuda_on_cpu
     gc.disable()
     try:
         del node
-        manager.shut_down()
+        shut_down()
         forget_recordings()
         assert [thing() for thing in held] == [None, None, None]
     finally:
         gc.enable()
-    assert manager.managers() == []
+    assert managers() == []
     check(compiled, w)
     assert len(compiled.reports) == 2

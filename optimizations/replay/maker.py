@@ -8,7 +8,7 @@ from typing import Any
 from optimizations.indirection.plan import Choice
 from optimizations.indirection.tools import unload_kernels
 from optimizations.recording_report import Direction, RecordingReport
-from optimizations.replay import manager
+from optimizations.replay import containers, manager
 from optimizations.replay.function import Capturable, CapturedFunction, forget_recordings
 
 
@@ -61,6 +61,6 @@ class EncoreMaker:
 
 def release_recordings() -> None:
     """Free every graph, memory pool, placeholder and kernel of Encore's own. Functions record again when called."""
-    manager.shut_down()
+    containers.shut_down()
     forget_recordings()
     unload_kernels()

@@ -1,24 +1,14 @@
-"""The managers of Encore's recordings, one per thread and device, apart from stock's.
-
-Stock keeps its managers in a dictionary that only the importing thread and its autograd threads can reach. Encore's is
-made in each thread that needs it, and put into PyTorch's thread-local state, which the autograd engine hands on to the
-threads that run this thread's backward.
-
-Note [A reference for the thread-local state]. `torch._C._stash_obj_in_tls` takes an object over without counting a
-reference, and drops one when the thread ends. So one is counted here, or the object would die under those who use it.
-"""
+"""Managers of Encore's recordings: CUDAGraph Trees whose nodes read their inputs in place."""
 
 from __future__ import annotations
 
-import ctypes
-import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from optimizations import torch_internals
 from optimizations.indirection.following import OwnedMemory
 from optimizations.replay.attempt import ineligible_reason
+from optimizations.replay.containers import thread_containers
 from optimizations.replay.function import Capturable
 from optimizations.replay.node import EncoreNode
 from optimizations.replay.rebind import with_globals
@@ -28,32 +18,15 @@ trees = torch_internals.cudagraph_trees
 CUDAGraphTreeManager: Any = trees.CUDAGraphTreeManager
 TreeManagerContainer: Any = trees.TreeManagerContainer
 
-_TLS_KEY = "encore_containers"
-
-
-class _Containers:
-    """The containers of one thread, by device."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.by_device: dict[int, EncoreContainer] = {}
-
-
-_ALL: weakref.WeakSet[_Containers] = weakref.WeakSet()
-
 
 def container(device_index: int) -> EncoreContainer:
     """The container of this thread (of the thread whose backward this one runs) for a CUDA device."""
-    if not torch_internals.is_key_in_tls(_TLS_KEY):
-        made = _Containers()
-        _ALL.add(made)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # Note [A reference for the thread-local state]
-        torch_internals.stash_obj_in_tls(_TLS_KEY, made)
-    containers: _Containers = torch_internals.get_obj_in_tls(_TLS_KEY)
+    containers = thread_containers()
     with containers.lock:
         if device_index not in containers.by_device:
             containers.by_device[device_index] = EncoreContainer(device_index)
-        return containers.by_device[device_index]
+        found: EncoreContainer = containers.by_device[device_index]
+        return found
 
 
 class EncoreManager(CUDAGraphTreeManager):
@@ -126,23 +99,3 @@ def _is_candidate(value: Any, device_index: int) -> bool:
 
 record = with_globals(trees.cudagraphify, get_container=container)
 """`torch._inductor.cudagraph_trees.cudagraphify` with the managers of this module. See `function.Record`."""
-
-
-def managers(device_index: int | None = None) -> list[EncoreManager]:
-    """The managers there are, of all threads, on one device or on all."""
-    return [
-        found.tree_manager
-        for containers in list(_ALL)
-        for index, found in list(containers.by_device.items())
-        if found.tree_manager is not None and device_index in (None, index)
-    ]
-
-
-def shut_down() -> None:
-    """Shut every manager down and forget it: graphs, memory pools and placeholders are freed."""
-    for containers in list(_ALL):
-        with containers.lock:
-            for found in containers.by_device.values():
-                if found.tree_manager is not None:
-                    found.tree_manager.shutdown()
-            containers.by_device.clear()

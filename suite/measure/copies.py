@@ -3,6 +3,9 @@
 Stock CUDAGraph Trees copy every input that is neither static nor an output of another graph before each replay, in
 `CUDAGraphNode._copy_inputs_and_remove_from_src`. For the length of one `counting` block that method is wrapped; timed
 iterations never run wrapped.
+
+Graphs that read inputs in place go through the same method for the inputs they copy, and keep counts of their own:
+bytes of pointers written, and of inputs that had to be copied for one call (`optimizations.indirection.following`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
+from optimizations.replay.containers import managers
 
 
 class RecordedGraph(Protocol):
@@ -26,10 +30,11 @@ class RecordedGraph(Protocol):
 
 @dataclass(slots=True)
 class CopyCount:
-    """Bytes and tensors copied so far."""
+    """Bytes and tensors copied so far. `pointer_bytes`: written instead of data."""
 
     copied_bytes: int = 0
     tensors: int = 0
+    pointer_bytes: int = 0
 
 
 def copied_bytes(tensor: torch.Tensor, expanded_dims: Sequence[int]) -> int:
@@ -61,7 +66,17 @@ def counting(node_class: type | None = None) -> Iterator[CopyCount]:
         stock(self, destinations, sources)
 
     target._copy_inputs_and_remove_from_src = counted
+    before = followed_bytes()
     try:
         yield count
     finally:
         target._copy_inputs_and_remove_from_src = stock
+        pointer_bytes, stand_in_bytes = (now - then for now, then in zip(followed_bytes(), before, strict=True))
+        count.pointer_bytes += pointer_bytes
+        count.copied_bytes += stand_in_bytes
+
+
+def followed_bytes() -> tuple[int, int]:
+    """Of all graphs that read inputs in place, so far: bytes of pointers written, and of inputs copied for one call."""
+    followers = [node.follower for manager in managers() for node in manager.nodes() if node.follower is not None]
+    return sum(one.pointer_bytes for one in followers), sum(one.stand_in_bytes for one in followers)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.replay.containers import managers
 from suite.schema import GraphCounts, NotCaptured
 from suite.source_line import user_line
 
@@ -130,14 +131,13 @@ class _MutationHandler(logging.Handler):
 
 
 def recorded_graphs(device: torch.device) -> list[Any]:
-    """Every `torch.cuda.CUDAGraph` that CUDAGraph Trees hold a recording in on this device."""
+    """Every `torch.cuda.CUDAGraph` that CUDAGraph Trees, stock's and Encore's, hold a recording in on this device."""
     if device.type != "cuda":
         return []
-    trees = torch_internals.cudagraph_trees
-    manager = trees.get_manager(torch.cuda.current_device() if device.index is None else device.index, False)
-    if manager is None:
-        return []
-    nodes = list(manager.get_roots())
+    index = torch.cuda.current_device() if device.index is None else device.index
+    stock = torch_internals.cudagraph_trees.get_manager(index, False)
+    found = [*managers(index), *([stock] if stock is not None else [])]
+    nodes = [root for manager in found for root in manager.get_roots()]
     for node in nodes:  # grows while it is walked: the trees are visited breadth first
         for children in node.children.values():
             nodes.extend(children)

@@ -1,0 +1,62 @@
+"""Where Encore's managers are kept: per thread and device, apart from stock's.
+
+Stock keeps its managers in a dictionary that only the importing thread and its autograd threads can reach. Encore's is
+made in each thread that needs one, and put into PyTorch's thread-local state, which the autograd engine hands on to the
+threads that run this thread's backward.
+
+Note [A reference for the thread-local state]. `torch._C._stash_obj_in_tls` takes an object over without counting a
+reference, and drops one when the thread ends. So one is counted here, or the object would die under those who use it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from typing import Any
+
+from optimizations import torch_internals
+
+_TLS_KEY = "encore_containers"
+
+
+class ThreadContainers:
+    """The containers (`manager.EncoreContainer`) of one thread, by device."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.by_device: dict[int, Any] = {}
+
+
+_ALL: weakref.WeakSet[ThreadContainers] = weakref.WeakSet()
+
+
+def thread_containers() -> ThreadContainers:
+    """Those of this thread, or of the thread whose backward this one runs."""
+    if not torch_internals.is_key_in_tls(_TLS_KEY):
+        made = ThreadContainers()
+        _ALL.add(made)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # Note [A reference for the thread-local state]
+        torch_internals.stash_obj_in_tls(_TLS_KEY, made)
+    found: ThreadContainers = torch_internals.get_obj_in_tls(_TLS_KEY)
+    return found
+
+
+def managers(device_index: int | None = None) -> list[Any]:
+    """The managers there are (`manager.EncoreManager`), of all threads, on one CUDA device or on all."""
+    return [
+        container.tree_manager
+        for containers in list(_ALL)
+        for index, container in list(containers.by_device.items())
+        if container.tree_manager is not None and device_index in (None, index)
+    ]
+
+
+def shut_down() -> None:
+    """Shut every manager down and forget it: graphs, memory pools and placeholders are freed."""
+    for containers in list(_ALL):
+        with containers.lock:
+            for container in containers.by_device.values():
+                if container.tree_manager is not None:
+                    container.tree_manager.shutdown()
+            containers.by_device.clear()

@@ -1,0 +1,97 @@
+"""`torch.compile(backend="encore")` sends graphs to Encore's maker exactly where indirection is on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from inductor_in_disguise import FakeMaker, cuda_in_disguise, program
+
+import optimizations
+from optimizations.indirection.plan import Choice
+from optimizations.options import Options, WrongOption
+from optimizations.recording_report import RecordingReport
+from optimizations.replay import maker as maker_module
+
+__all__ = ["cuda_in_disguise"]
+
+
+class FakeEncore(FakeMaker):
+    """In the place of `EncoreMaker`: notes its arguments, and reports one recording."""
+
+    made_with: ClassVar[list[Any]] = []
+
+    def __init__(self, choice: Choice, report: Callable[[RecordingReport], None]) -> None:
+        super().__init__()
+        self.made_with.append(choice)
+        report(RecordingReport("inference", 3, 2, (), 0, 16, (), None, 6, 0.5))
+
+
+@pytest.fixture
+def encore(cuda_in_disguise: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMaker]:
+    """Yields what stands in stock's place."""
+    FakeEncore.made_with = []
+    monkeypatch.setattr(maker_module, "EncoreMaker", FakeEncore)
+    optimizations.reset()
+    yield cuda_in_disguise
+    optimizations.reset()
+
+
+def call(options: Mapping[str, Any]) -> None:
+    inductor = {"graph_partition": False, **options.get("inductor", {})}
+    compiled = torch.compile(program, backend="encore", options={**options, "inductor": inductor})
+    x = torch.ones(8, 8)
+    assert torch.equal(compiled(x), program(x))
+
+
+def test_stock_makes_the_graphs_by_default(encore: FakeMaker) -> None:
+    assert Options().indirection == "off", "until a GPU has shown it"
+    call({})
+    assert FakeEncore.made_with == []
+    assert encore.directions == ["inference"]
+
+
+@pytest.mark.parametrize("choice", ["auto", "host", "prelude", "ptx"])
+def test_encore_makes_them_where_indirection_is_on_and_reports(encore: FakeMaker, choice: str) -> None:
+    call({"indirection": choice})
+    assert FakeEncore.made_with == [Choice(choice)]
+    assert encore.made == []
+    (graph,) = optimizations.report()
+    assert [recording.pointer_bytes for recording in graph.recordings] == [16]
+
+
+@pytest.mark.parametrize(
+    ("inductor", "stock_is_asked"), [({"triton.cudagraphs": False}, False), ({"triton.cudagraph_trees": False}, True)]
+)
+def test_without_cuda_graphs_or_without_trees_everything_is_stock(
+    encore: FakeMaker, inductor: Mapping[str, Any], stock_is_asked: bool
+) -> None:
+    call({"indirection": "auto", "inductor": inductor})
+    assert FakeEncore.made_with == []
+    assert bool(encore.made) == stock_is_asked
+
+
+def test_a_wrong_choice_names_the_choices() -> None:
+    with pytest.raises(
+        WrongOption, match="'indirection' cannot be 'gpu'; allowed: 'off', 'auto', 'host', 'prelude', 'ptx'"
+    ):
+        Options.parse({"indirection": "gpu"})
+
+
+def test_every_choice_of_the_option_is_one_of_the_plan() -> None:
+    for choice in Choice:
+        assert Options.parse({"indirection": choice.value}).indirection == choice.value
+
+
+def test_reset_gives_everything_back(encore: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[str] = []
+    monkeypatch.setattr(maker_module.containers, "shut_down", lambda: freed.append("graphs"))
+    monkeypatch.setattr(maker_module, "forget_recordings", lambda: freed.append("recordings"))
+    monkeypatch.setattr(maker_module, "unload_kernels", lambda: freed.append("kernels"))
+    call({"indirection": "auto"})
+    assert optimizations.report()
+    optimizations.reset()
+    assert optimizations.report() == ()
+    assert freed == ["graphs", "recordings", "kernels"], "kernels last: graphs use them"
