@@ -259,6 +259,8 @@ class FakeDriver:
     def cuGraphKernelNodeGetAttribute(self, node: Any, kind: IntEnum) -> tuple[Any, ...]:
         if kind.name == "CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN":
             return (cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None)
+        if kind.name == "CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING":
+            return (cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED, None)
         value = cuda.CUkernelNodeAttrValue()
         set_value = self.nodes[int(node)].get("attributes", {}).get(kind.name)
         if set_value:
@@ -424,8 +426,8 @@ def test_every_failing_call_is_named(call: str) -> None:
     driver = FakeDriver([{"type": KERNEL, "params": launch}], {1: ([100], [(100, 100, 0)])})
     driver.functions[7] = {"name": b"k", "layout": [(0, 8)]}
     read_graph(driver, 1)
-    driver.fails[call] = cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED
-    with pytest.raises(CudaCallFailed, match=rf"{call} failed: CUDA_ERROR_NOT_SUPPORTED \(801\)"):
+    driver.fails[call] = cuda.CUresult.CUDA_ERROR_INVALID_HANDLE
+    with pytest.raises(CudaCallFailed, match=rf"{call} failed: CUDA_ERROR_INVALID_HANDLE \(400\)"):
         read_graph(driver, 1)
 
 
@@ -443,3 +445,12 @@ def test_check_returns_what_the_call_returns() -> None:
     assert check(lambda: (success,)) is None
     assert check(lambda value: (success, value), 3) == 3
     assert check(lambda: (success, 1, 2)) == (1, 2)
+
+
+def test_a_function_the_library_does_not_have_is_named() -> None:
+    def cuFuncGetParamInfo(function: int, index: int) -> tuple[Any, ...]:
+        raise RuntimeError('Function "cuFuncGetParamInfo" not found')
+
+    with pytest.raises(CudaCallFailed, match=r"cuFuncGetParamInfo failed: .* not found$") as caught:
+        check(cuFuncGetParamInfo, 1, 0)
+    assert caught.value.code is None

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -60,11 +62,25 @@ def test_generated_kernels_gain_one_load_per_pointer_and_no_spill(
 
     rewritten = dereference(original, kernel.pointers)
 
-    cache = CubinCache(tmp_path / "cubins")
-    before, after = assemble(original, entry, cache=cache), assemble(rewritten, read_kernel(rewritten), cache=cache)
-    assert opcodes(after.cubin)["LDG"] == opcodes(before.cubin)["LDG"] + len(kernel.pointers)
-    assert after.resources.spill_store_bytes == before.resources.spill_store_bytes
-    assert after.resources.spill_load_bytes == before.resources.spill_load_bytes
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        before, after = pool.map(lambda ptx: measured(ptx, CubinCache(tmp_path / "cubins")), (original, rewritten))
+    assert after.global_loads == before.global_loads + len(kernel.pointers)
+    # No kernel spills more; with registers at their limit a few spill 8 bytes less.
+    assert after.resources.spill_store_bytes <= before.resources.spill_store_bytes
+    assert after.resources.spill_load_bytes <= before.resources.spill_load_bytes
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an assembled kernel takes, and how many global loads (`LDG`) its machine code has."""
+
+    resources: Resources
+    global_loads: int
+
+
+def measured(ptx: str, cache: CubinCache) -> Measured:
+    assembled = assemble(ptx, read_kernel(ptx), cache=cache)
+    return Measured(assembled.resources, opcodes(assembled.cubin)["LDG"])
 
 
 PTX = """

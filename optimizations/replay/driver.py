@@ -7,10 +7,13 @@ from typing import Any
 
 
 class CudaCallFailed(RuntimeError):
-    """A call failed. `call` is its name, `code` the number it returned, `result` the library's name for that."""
+    """A call failed. `call` is its name, `code` the number it returned, `result` the library's name for that.
 
-    def __init__(self, call: str, code: int, result: str) -> None:
-        super().__init__(f"{call} failed: {result} ({code})")
+    `code` is None where the installed library does not have the function.
+    """
+
+    def __init__(self, call: str, code: int | None, result: str) -> None:
+        super().__init__(f"{call} failed: {result}" + ("" if code is None else f" ({code})"))
         self.call = call
         self.code = code
         self.result = result
@@ -23,9 +26,12 @@ def check(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
         None, the one value, or a tuple of values, as the function has 0, 1 or more of them.
 
     Raises:
-        CudaCallFailed: the return code is not 0, which is success.
+        CudaCallFailed: the return code is not 0, which is success, or the installed library is too old for the call.
     """
-    code, *values = function(*arguments)
+    try:
+        code, *values = function(*arguments)
+    except RuntimeError as error:  # how the bindings say that a library or a function of it is missing
+        raise CudaCallFailed(function.__name__, None, str(error)) from error
     if int(code) != 0:
         raise CudaCallFailed(function.__name__, int(code), getattr(code, "name", str(code)))
     if not values:

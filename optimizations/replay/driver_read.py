@@ -28,6 +28,9 @@ from optimizations.replay.driver import CudaCallFailed, check
 ATTRIBUTE_VALUE_BYTES = 64
 """Size of `CUlaunchAttributeValue` (cuda.h)."""
 
+UNREADABLE = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_NOT_SUPPORTED")
+"""How the driver answers for an attribute it does not know, or that this GPU does not have."""
+
 CLUSTER_DIMENSION = "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION"
 
 LAUNCH_PARAM_END, LAUNCH_PARAM_BUFFER_POINTER, LAUNCH_PARAM_BUFFER_SIZE = 0, 1, 2
@@ -161,7 +164,7 @@ def _packed_buffer(extra: int) -> int:
 
 
 def _read_attributes(driver: Any, handle: Any) -> tuple[LaunchAttribute, ...]:
-    """Attributes whose value is not all zero. A kind the driver does not know is left out."""
+    """Attributes whose value is not all zero. A kind that cannot be read is left out."""
     found = []
     for kind in driver.CUkernelNodeAttrID:
         if kind.name == "CU_LAUNCH_ATTRIBUTE_IGNORE":
@@ -169,7 +172,7 @@ def _read_attributes(driver: Any, handle: Any) -> tuple[LaunchAttribute, ...]:
         try:
             value = check(driver.cuGraphKernelNodeGetAttribute, handle, kind)
         except CudaCallFailed as error:
-            if error.code == int(driver.CUresult.CUDA_ERROR_INVALID_VALUE):
+            if error.result in UNREADABLE:
                 continue
             raise
         content = ctypes.string_at(int(value.getPtr()), ATTRIBUTE_VALUE_BYTES)
