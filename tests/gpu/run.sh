@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Everything that a short stay on a GPU machine should bring home, in one go.
+set -uo pipefail
+root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
+
+usage() {
+    cat <<'TEXT'
+Usage: tests/gpu/run.sh OUT [--minutes N] [--stages tests,micro,suite] [--run ARCHIVE] [options of `encore run`]
+
+Runs the tests that need a GPU, the microbenchmarks, and as many workloads as the rest of the time allows. Writes to the
+folder OUT, at most eight files:
+
+  summary.txt       what ran, with exit codes and seconds
+  environment.json  GPU, driver, versions, commit
+  tests.log, tests.xml
+  micro.log, micro.tar.gz
+  run.log, run.tar.gz (the run and its report)
+
+  --minutes N     time for all of it (9)
+  --stages LIST   only these (tests,micro,suite)
+  --run ARCHIVE   a run.tar.gz from an earlier stay, to go on with
+
+PYTHON names the interpreter (.venv/bin/python, else python3). The exit code is 0 if every stage's was.
+TEXT
+}
+
+case "${1:-}" in "" | -h | --help)
+    usage
+    [ $# -gt 0 ]
+    exit $((2 * $?))
+    ;;
+esac
+
+mkdir -p "$1" && out="$(cd -- "$1" && pwd)" || exit 2
+shift
+minutes=9
+stages=tests,micro,suite
+archive=
+while [ $# -gt 0 ]; do
+    case "$1" in
+    --minutes) minutes="${2:?--minutes needs a number}" && shift 2 ;;
+    --stages) stages="${2:?--stages needs a list}" && shift 2 ;;
+    --run) archive="$(realpath -- "${2:?--run needs a file}")" && shift 2 ;;
+    *) break ;;
+    esac
+done
+[[ "$minutes" =~ ^[1-9][0-9]*$ ]] || { echo "--minutes $minutes is no whole number above 0" >&2 && exit 2; }
+
+python="${PYTHON:-$root/.venv/bin/python}"
+[ -x "$python" ] || python="$(command -v python3)"
+work="$(mktemp -d)"
+trap 'rm -rf -- "$work"' EXIT
+cd -- "$root" || exit 2
+
+# `torch.compile(backend="encore")` finds the backend by the installed package's entry point.
+if ! "$python" -c 'from importlib.metadata import distribution; distribution("encore")' 2>/dev/null; then
+    "$python" -m pip install --quiet --no-deps --no-build-isolation --editable "$root" || exit 2
+fi
+encore() { "$python" -P -m suite "$@"; }
+encore env --require-gpu || exit
+encore env --json >"$out/environment.json"
+
+started=$SECONDS
+failed=0
+left() { echo $((minutes * 60 - (SECONDS - started))); }
+
+# stage NAME SECONDS COMMAND...: no longer than SECONDS, output to OUT/NAME.log
+stage() {
+    local name="$1" limit="$2" begun=$SECONDS status
+    shift 2
+    if [ "$limit" -lt 20 ]; then
+        echo "$name: not started, $limit s are left" | tee -a "$out/summary.txt"
+        failed=1
+        return
+    fi
+    timeout --signal=INT --kill-after=20 "$limit" "$@" >"$out/$name.log" 2>&1
+    status=$?
+    echo "$name: exit code $status after $((SECONDS - begun)) s" | tee -a "$out/summary.txt"
+    tail -n 3 -- "$out/$name.log"
+    [ "$status" -eq 0 ] || failed=1
+}
+
+: >"$out/summary.txt"
+if [[ ",$stages," == *,tests,* ]]; then
+    stage tests $(($(left) * 45 / 100)) "$python" -m pytest -m gpu -p no:cacheprovider --junitxml "$out/tests.xml"
+fi
+if [[ ",$stages," == *,micro,* ]]; then
+    stage micro $(($(left) * 30 / 100)) "$python" -P -m suite micro --all --out "$work/micro"
+    [ ! -d "$work/micro" ] || tar -C "$work" -czf "$out/micro.tar.gz" micro
+fi
+if [[ ",$stages," == *,suite,* ]]; then
+    run="$work/run"
+    where=(--out "$run")
+    if [ -n "$archive" ]; then
+        tar -C "$work" -xzf "$archive" || exit 2
+        where=(--resume "$run")
+    fi
+    # A minute is kept for the report and the archive.
+    limit=$(($(left) - 60))
+    [ "$limit" -lt 20 ] || stage run "$limit" "$python" -P -m suite run "${where[@]}" --budget "${limit}s" "$@"
+    if [ -f "$run/cells.jsonl" ]; then
+        encore report "$run" --out "$run/report" >>"$out/run.log" 2>&1 || failed=1
+        tar -C "$work" -czf "$out/run.tar.gz" run
+    fi
+fi
+cat -- "$out/summary.txt"
+exit "$failed"
