@@ -129,7 +129,5 @@ def test_after_a_failed_update_everything_is_pointed_at_again() -> None:
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), max_size=6), st.integers(0, 300))
 def test_owned_memory_is_searched_by_range(blocks: list[tuple[int, int]], address: int) -> None:
     ranges = [MemoryRange(address=start * 8, size_bytes=size) for start, size in blocks]
-    disjoint = [
-        one for one in ranges if not any(other is not one and other.address == one.address for other in ranges)
-    ]
+    disjoint = [one for one in ranges if not any(other is not one and other.address == one.address for other in ranges)]
     assert (address in OwnedMemory(disjoint)) == any(address in one for one in disjoint)

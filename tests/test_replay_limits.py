@@ -1,0 +1,82 @@
+"""Reasons against inputs that come from the graph as a whole, and the alignment an address needs."""
+
+from __future__ import annotations
+
+import pytest
+from test_plan import kernel, word
+
+from optimizations.indirection.limits import LIBRARY_ALIGNMENT_BYTES, alignment_bytes, limit, with_reasons
+from optimizations.indirection.plan import ALIGNMENT_BYTES, TENSOR_MAP_ALIGNMENT_BYTES, InputPlan
+from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, ReasonCode, UseKind
+from optimizations.replay.captured import CapturedGraph, MemcpyEnd, MemcpyNode, Node
+
+END = MemcpyEnd(memory="device", address=4096)
+
+
+def copy_of(height: int = 1, depth: int = 1) -> MemcpyNode:
+    return MemcpyNode(source=END, destination=END, width_bytes=64, height=height, depth=depth)
+
+
+def graph_of(*nodes: Node) -> CapturedGraph:
+    return CapturedGraph(nodes=nodes, edges=())
+
+
+def analysis_of(*uses: PointerUse, inputs: int = 2) -> Analysis:
+    return Analysis(
+        tuple(InputVerdict(index, tuple(use for use in uses if use.input == index), ()) for index in range(inputs)), ()
+    )
+
+
+def codes(analysis: Analysis) -> list[list[ReasonCode]]:
+    return [[reason.code for reason in verdict.reasons] for verdict in analysis.verdicts]
+
+
+def test_an_ordinary_graph_limits_nothing() -> None:
+    analysis = analysis_of(PointerUse((1,), 0, 0, 0, 0, UseKind.MEMCPY_SOURCE))
+    assert limit(analysis, graph_of(kernel([word(1)]), copy_of()), ()) == analysis
+
+
+def test_an_aliased_input_is_copied() -> None:
+    assert codes(limit(analysis_of(), graph_of(), {1})) == [[], [ReasonCode.OUTPUT_ALIAS]]
+
+
+@pytest.mark.parametrize(("height", "depth", "copied"), [(1, 1, False), (2, 1, True), (1, 3, True)])
+def test_an_input_in_a_copy_of_several_dimensions_is_copied(height: int, depth: int, copied: bool) -> None:
+    uses = PointerUse((0,), 0, 0, 1, 0, UseKind.MEMCPY_DESTINATION), PointerUse((1,), 0, 0, 0, 0)
+    found = limit(analysis_of(*uses), graph_of(copy_of(height, depth), kernel([word(1)])), ())
+    assert codes(found) == [[], [ReasonCode.NO_APPLIER] if copied else []]
+
+
+def test_a_collective_keeps_every_input_where_it_is() -> None:
+    collective = kernel([word(1)]).model_copy(update={"name": "ncclDevKernel_AllReduce_Sum_f32"})
+    found = limit(analysis_of(), graph_of(kernel([word(1)]), collective), ())
+    assert codes(found) == [[ReasonCode.COLLECTIVE], [ReasonCode.COLLECTIVE]]
+    assert "ncclDevKernel_AllReduce_Sum_f32" in found.verdicts[0].reasons[0].message
+
+
+def test_reasons_add_up_and_the_uses_stay() -> None:
+    use = PointerUse((0,), 0, 0, 0, 0)
+    once = with_reasons(analysis_of(use), ReasonCode.UNPROVEN, {0: "it differs"})
+    twice = with_reasons(once, ReasonCode.OUTPUT_ALIAS, {0: "an alias", 5: "no such input"})
+    assert codes(twice) == [[ReasonCode.UNPROVEN, ReasonCode.OUTPUT_ALIAS], []]
+    assert twice.uses == (use,)
+
+
+TRITON = {(0,)}
+
+
+@pytest.mark.parametrize(
+    ("uses", "planned", "expected"),
+    [
+        ([PointerUse((0,), 0, 0, 0, 0)], ALIGNMENT_BYTES, ALIGNMENT_BYTES),
+        ([PointerUse((1,), 0, 0, 0, 0)], ALIGNMENT_BYTES, LIBRARY_ALIGNMENT_BYTES),
+        ([PointerUse((0,), 0, 0, 0, 0), PointerUse((1,), 0, 0, 0, 0)], ALIGNMENT_BYTES, LIBRARY_ALIGNMENT_BYTES),
+        ([PointerUse((1,), 0, 0, 0, 0, UseKind.MEMCPY_SOURCE)], ALIGNMENT_BYTES, ALIGNMENT_BYTES),
+        ([PointerUse((1,), 0, 0, 0, 0, UseKind.MEMSET)], ALIGNMENT_BYTES, ALIGNMENT_BYTES),
+        ([PointerUse((0,), 0, 0, 0, 0, UseKind.TENSOR_MAP)], TENSOR_MAP_ALIGNMENT_BYTES, TENSOR_MAP_ALIGNMENT_BYTES),
+    ],
+)
+def test_kernels_of_libraries_get_the_alignment_they_were_chosen_for(
+    uses: list[PointerUse], planned: int, expected: int
+) -> None:
+    assert alignment_bytes(InputPlan(0, (), planned, (), ()), uses, TRITON) == expected
