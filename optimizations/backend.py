@@ -47,7 +47,7 @@ def encore(
     settings = Options.parse(options)
     inductor = {"triton.cudagraphs": True, **settings.inductor}
     placement = place(graph_module, example_inputs, settings)
-    entry = LEDGER.open(placement.report)
+    entry = Entry(placement.report)
     inner_compile = _watched(entry)
     maker = _maker(settings, inductor, entry)
     if maker is not None:
@@ -59,6 +59,7 @@ def encore(
             inner_compile=inner_compile,
             config_patches=inductor,
         )
+    LEDGER.add(entry)
     if placement.feeds is None:
         return compiled
     feeds = Feeds(placement.feeds)

@@ -6,8 +6,6 @@ string, a number or a tuple of such, so that `dataclasses.asdict` of a record ca
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -143,13 +141,12 @@ class GraphReport:
 class Entry:
     """A graph's record while it may still grow: its backward is compiled, and graphs are recorded, long afterwards."""
 
-    index: int
     placement: PlacementReport
     compiled: list[CompiledGraph] = field(default_factory=list)
     recordings: list[RecordingReport] = field(default_factory=list)
 
-    def snapshot(self) -> GraphReport:
-        return GraphReport(self.index, self.placement, tuple(self.compiled), tuple(self.recordings))
+    def snapshot(self, index: int) -> GraphReport:
+        return GraphReport(index, self.placement, tuple(self.compiled), tuple(self.recordings))
 
 
 class Ledger:
@@ -157,20 +154,16 @@ class Ledger:
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
-        self._numbers: Iterator[int] = itertools.count()
 
-    def open(self, placement: PlacementReport) -> Entry:
-        """A new entry for a graph about to be compiled."""
-        entry = Entry(next(self._numbers), placement)
+    def add(self, entry: Entry) -> None:
+        """Keeps the entry of a graph that was compiled. One that Dynamo asks for again with other guesses is not."""
         self._entries.append(entry)
-        return entry
 
     def snapshot(self) -> tuple[GraphReport, ...]:
-        return tuple(entry.snapshot() for entry in self._entries)
+        return tuple(entry.snapshot(index) for index, entry in enumerate(self._entries))
 
     def clear(self) -> None:
         self._entries.clear()
-        self._numbers = itertools.count()
 
 
 LEDGER = Ledger()

@@ -16,6 +16,7 @@ import torch.fx
 
 from optimizations import torch_internals
 from optimizations.placement import Feeds, Placement
+from optimizations.placement.fx_editing import copy_of
 from optimizations.placement.observe import Observation, observe
 from optimizations.placement.operators import tensors_in
 
@@ -130,3 +131,15 @@ def on_cuda(module: torch.nn.Module, mode: Any) -> torch.nn.Module:
 
 def _tables(module: torch.nn.Module) -> Iterable[dict[str, Any]]:
     return vars(module)["_parameters"], vars(module)["_buffers"]
+
+
+def retargeted(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy of a graph for the GPU that works on CPU tensors, for programs that write to nothing."""
+    copy = copy_of(graph_module)
+    for node in copy.graph.nodes:
+        if node.op == "call_method" and node.target == "cuda":
+            node.target, node.args = "to", (node.args[0], CPU)
+        node.args, node.kwargs = _on_cpu(node.args), _on_cpu(node.kwargs)
+        node.meta.pop("example_value", None)
+    copy.recompile()
+    return copy

@@ -44,7 +44,7 @@ class Plan:
         moves: CPU operations that will run on the GPU.
         readers: operations whose CPU operands will be GPU values: `moves`, and GPU operations.
         snapshots: readers that made a copy by changing the device; the copy must stay one if the move would make it an
-            alias, because somebody writes to it or to what it was copied from, or the caller gets it.
+            alias, because somebody later writes to it or to what it was copied from, or the caller gets it.
         cpu_outputs: returned values among `moves`.
         keep_addresses: staged values may be overwritten by the next call, because no backward reads them later.
         left: nodes that stay, with reasons.
@@ -96,8 +96,8 @@ class _Memory:
                 memory.writers.setdefault(storage, []).append(node.name)
         return memory
 
-    def is_written(self, storages: Iterable[int]) -> bool:
-        return any(storage in self.writers for storage in storages)
+    def written_by(self, storages: Iterable[int]) -> Iterator[str]:
+        return (writer for storage in storages for writer in self.writers.get(storage, ()))
 
     def users(self, storage: int) -> list[str]:
         return self.members.get(storage, []) + self.writers.get(storage, [])
@@ -142,7 +142,7 @@ class _Planner:
             return "is no plain tensor"
         if node.requires_grad:
             return "requires a gradient, which has to arrive on the CPU"
-        if self.memory.is_written(node.storages):
+        if any(self.memory.written_by(node.storages)):
             return "shares memory with something the graph writes to"
         source, size = node.source, node.value_bytes
         guarded = source.kind is SourceKind.ATTRIBUTE and source.guard is not None and node.static
@@ -332,7 +332,8 @@ class _Planner:
         if not changes_device or not node.tensors:
             return False
         read = [storage for operand in node.operands for storage in self.nodes[operand].storages]
-        if self.memory.is_written((*node.storages, *read)):
+        writers = self.memory.written_by((*node.storages, *read))
+        if any(self.order[writer] > self.order[node.name] for writer in writers):
             return True
         aliases = {name for storage in node.storages for name in self.memory.members[storage]}
         return node.on_gpu and not aliases.isdisjoint(self.graph.returned)

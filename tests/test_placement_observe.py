@@ -1,0 +1,263 @@
+"""What a run on fake tensors tells about nodes: effects of operators whatever Python calls led to them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+from placement_on_cpu import fake_cuda, graphs_of
+
+from optimizations import torch_internals
+from optimizations.placement.observe import CannotObserve, Effects, Observation, observe
+from optimizations.placement.operators import tensors_in
+
+GPU = torch.device("cuda:0")
+
+
+def _observed(
+    target: Any, *operands: Any, method: bool = False, devices: str = "", **keywords: Any
+) -> tuple[Observation, Effects]:
+    """One call on tensors like `operands`; a letter of `devices` per tensor says where it is ("g" or "c")."""
+    graph = torch.fx.Graph()
+    arguments, inputs = [], []
+    where = iter(devices + "c" * len(operands))
+    mode = torch_internals.FakeTensorMode()
+    for position, operand in enumerate(operands):
+        if isinstance(operand, torch.Tensor):
+            arguments.append(graph.placeholder(f"input_{position}"))
+            inputs.append(fake_cuda(operand, mode) if next(where) == "g" else operand)
+        else:
+            arguments.append(operand)
+    create = graph.call_method if method else graph.call_function
+    call = create(target, tuple(arguments), keywords)
+    call.name = "call"
+    graph.output((call,))
+    observation = observe(torch.fx.GraphModule(torch.nn.Module(), graph), inputs)
+    return observation, observation.effects["call"]
+
+
+def _storages(observation: Observation, name: str) -> set[int]:
+    return {facts.storage for facts in observation.tensors[name]}
+
+
+@pytest.mark.parametrize(
+    ("target", "operands", "method"),
+    [
+        ("add_", (torch.ones(3), 1), True),
+        (operator.iadd, (torch.ones(3), torch.ones(3)), False),
+        (operator.setitem, (torch.ones(3), 0, 2.0), False),
+        ("copy_", (torch.ones(3), torch.zeros(3)), True),
+        ("unsqueeze_", (torch.ones(3), 0), True),
+        (torch.nn.init.ones_, (torch.ones(3),), False),
+        (torch.ops.aten.relu_.default, (torch.ones(3),), False),
+    ],
+)
+def test_writes_are_seen_through_any_spelling(target: Any, operands: tuple[Any, ...], method: bool) -> None:
+    observation, effects = _observed(target, *operands, method=method)
+    assert effects.writes == _storages(observation, "input_0")
+
+
+def test_writes_through_a_keyword_are_seen() -> None:
+    graph = torch.fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    call = graph.call_function(torch.add, (a, a), {"out": b})
+    graph.output((call,))
+    observation = observe(torch.fx.GraphModule(torch.nn.Module(), graph), [torch.ones(3), torch.ones(3)])
+    assert observation.effects[call.name].writes == _storages(observation, "b")
+
+
+@pytest.mark.parametrize(
+    ("target", "operands", "method", "aliases"),
+    [
+        ("view", (torch.ones(4), 2, 2), True, True),
+        ("reshape", (torch.ones(4), 2, 2), True, True),
+        ("reshape", (torch.ones(2, 2).t(), -1), True, False),
+        ("contiguous", (torch.ones(4),), True, True),
+        ("float", (torch.ones(4),), True, True),
+        ("double", (torch.ones(4),), True, False),
+        ("clone", (torch.ones(4),), True, False),
+        (operator.getitem, (torch.ones(4), slice(0, 2)), False, True),
+        (operator.getitem, (torch.ones(4), [0, 1]), False, False),
+        (torch.nn.functional.dropout, (torch.ones(4), 0.5, False), False, True),
+    ],
+)
+def test_aliases_are_those_of_the_run(target: Any, operands: tuple[Any, ...], method: bool, aliases: bool) -> None:
+    observation, _ = _observed(target, *operands, method=method)
+    assert observation.share_memory("call", "input_0") is aliases
+
+
+def test_a_transfer_makes_new_memory_on_the_other_device_only() -> None:
+    there, _ = _observed("to", torch.ones(3), GPU, method=True)
+    assert not there.share_memory("call", "input_0")
+    assert there.tensors["call"][0].device == GPU
+    here, _ = _observed("to", torch.ones(3), GPU, method=True, devices="g")
+    assert here.share_memory("call", "input_0")
+
+
+def test_inputs_that_are_views_of_one_memory_share_a_storage() -> None:
+    graph = torch.fx.Graph()
+    a, b, c = (graph.placeholder(name) for name in "abc")
+    graph.output((a, b, c))
+    base = torch.ones(4)
+    observation = observe(torch.fx.GraphModule(torch.nn.Module(), graph), [base[:2], base[2:], base.clone()])
+    assert observation.share_memory("a", "b")
+    assert not observation.share_memory("a", "c")
+
+
+@pytest.mark.parametrize(
+    ("target", "operands", "random"),
+    [
+        (torch.rand, (3,), True),
+        (torch.bernoulli, (torch.ones(3),), True),
+        (torch.nn.functional.dropout, (torch.ones(3), 0.5, True), True),
+        (torch.nn.functional.dropout, (torch.ones(3), 0.5, False), False),
+        (torch.ones, (3,), False),
+    ],
+)
+def test_random_numbers_on_the_cpu_are_seen(target: Any, operands: tuple[Any, ...], random: bool) -> None:
+    assert _observed(target, *operands)[1].random_on_cpu is random
+
+
+def test_random_numbers_on_the_gpu_are_no_matter() -> None:
+    assert not _observed(torch.rand_like, torch.ones(3), devices="g")[1].random_on_cpu
+
+
+@pytest.mark.parametrize(
+    ("target", "operands"),
+    [
+        ("item", (torch.tensor(2),)),
+        ("nonzero", (torch.ones(3),)),
+        (operator.getitem, (torch.ones(3), torch.ones(3, dtype=torch.bool))),
+        (torch.unique, (torch.ones(3),)),
+        (torch.repeat_interleave, (torch.ones(3, dtype=torch.int64),)),
+    ],
+)
+def test_reads_of_values_on_the_host_are_seen_or_the_graph_is_left(target: Any, operands: tuple[Any, ...]) -> None:
+    """Without symbols for unknown sizes PyTorch refuses such calls; with them the effect is noted."""
+    try:
+        observation, effects = _observed(target, *operands, method=isinstance(target, str))
+    except CannotObserve as error:
+        assert error.node == "call"
+    else:
+        assert effects.host_reads >= _storages(observation, f"input_{len(operands) - 1}")
+
+
+def test_reads_of_values_are_seen_where_dynamo_captures_them() -> None:
+    with torch_internals.dynamo_config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        ((graph_module, inputs),) = graphs_of(lambda x, n: x[n.nonzero()[:, 0]] * n.sum().item(), *_pair())
+    layouts = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    observation = observe(graph_module, layouts, same_memory_as=inputs)
+    readers = {name for name, effects in observation.effects.items() if effects.host_reads}
+    assert {name.split("_")[0] for name in readers} == {"nonzero", "item"}
+
+
+def _pair() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.rand(4), torch.tensor([0, 1, 0, 2])
+
+
+@pytest.mark.parametrize(
+    ("target", "operands", "devices", "obstacle"),
+    [
+        (operator.add, (torch.ones(3), torch.tensor(1.0)), "gc", None),
+        (operator.getitem, (torch.ones(3), torch.tensor([1, 0])), "gc", None),
+        ("copy_", (torch.ones(3), torch.ones(3)), "gc", None),
+        ("index_put_", (torch.ones(3), (torch.tensor([1]),), torch.tensor(1.0)), "g", None),
+        (torch.sort, (torch.ones(3),), "c", "leaves a choice"),
+        (torch.max, (torch.ones(3), 0), "c", "leaves a choice"),
+        (torch.max, (torch.ones(3),), "c", None),
+        (torch.histogram, (torch.ones(3), torch.ones(3)), "cc", "has no kernel for the GPU"),
+    ],
+)
+def test_what_keeps_operands_on_the_cpu(
+    target: Any, operands: tuple[Any, ...], devices: str, obstacle: str | None
+) -> None:
+    _, effects = _observed(target, *operands, method=isinstance(target, str), devices=devices)
+    if obstacle is None:
+        assert effects.gpu_obstacle is None
+    else:
+        assert obstacle in (effects.gpu_obstacle or "")
+
+
+def test_an_operator_of_unknown_ways_with_cpu_tensors_beside_gpu_tensors_keeps_them() -> None:
+    graph = torch.fx.Graph()
+    a, b = graph.placeholder("a"), graph.placeholder("b")
+    call = graph.call_function(torch_internals.foreach_copy_, ([a], [b]))
+    graph.output((a,))
+    inputs = [fake_cuda(torch.ones(3), torch_internals.FakeTensorMode()), torch.ones(3)]
+    observation = observe(torch.fx.GraphModule(torch.nn.Module(), graph), inputs)
+    assert "may need it there" in (observation.effects[call.name].gpu_obstacle or "")
+
+
+@pytest.mark.parametrize(
+    ("target", "operands", "exact"),
+    [
+        (torch.arange, (5,), True),
+        (torch.arange, (4, 0, -1.0), False),
+        (torch.full, ((3,), float("-inf")), True),
+        (torch.triu, (torch.ones(3, 3), 1), True),
+        (operator.add, (torch.arange(3), 2), True),
+        (operator.add, (torch.ones(3), 2), False),
+        (torch.sin, (torch.ones(3),), False),
+        (torch.tensor, ([1, 2, 3],), True),
+        (operator.lt, (torch.arange(3), 2), True),
+    ],
+)
+def test_what_is_exact_on_every_device(target: Any, operands: tuple[Any, ...], exact: bool) -> None:
+    assert _observed(target, *operands)[1].exact is exact
+
+
+def test_custom_operators_are_opaque() -> None:
+    @torch.library.custom_op("encore_tests::double", mutates_args=())
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    double.register_fake(torch.empty_like)
+    _, effects = _observed(torch.ops.encore_tests.double, torch.ones(3))
+    assert "custom operator" in (effects.opaque or "")
+
+
+def test_operators_that_run_graphs_are_opaque_and_may_write() -> None:
+    def program(x: torch.Tensor, mask: torch.Tensor) -> Any:
+        def body(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return torch.sin(x) * mask
+
+        return torch.utils.checkpoint.checkpoint(body, x, mask, use_reentrant=False)
+
+    import torch.utils.checkpoint
+
+    ((graph_module, inputs),) = graphs_of(program, torch.ones(3, requires_grad=True), torch.ones(3))
+    observation = observe(graph_module, inputs)
+    (opaque,) = [effects for effects in observation.effects.values() if effects.opaque]
+    assert "runs a graph of its own" in (opaque.opaque or "")
+    assert opaque.writes
+
+
+@pytest.mark.parametrize("call", [torch.func.grad, torch.vmap])
+def test_function_transforms_are_left_alone(call: Callable[..., Any]) -> None:
+    def program(x: torch.Tensor) -> Any:
+        return call(lambda y: (y * 2).sum())(x)
+
+    ((graph_module, inputs),) = graphs_of(program, torch.ones(3))
+    with pytest.raises(CannotObserve, match="function transforms"):
+        observe(graph_module, inputs)
+
+
+def test_global_modes_are_as_before_even_if_the_run_breaks_off() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch_internals.set_grad_enabled, (False,))
+    graph.call_function(torch_internals.enter_autocast, ("cpu", torch.bfloat16, True, None))
+    graph.output((graph.call_function(operator.matmul, (x, x)),))
+    with pytest.raises(CannotObserve):
+        observe(torch.fx.GraphModule(torch.nn.Module(), graph), [torch.ones(2, 3)])
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_tensors_in_nested_values() -> None:
+    a, b, c, d = (torch.ones(1) for _ in range(4))
+    assert list(tensors_in([a, (b, {"k": c}), slice(None, d), 3, None])) == [a, b, c, d]

@@ -1,0 +1,274 @@
+"""The rewritten graph: inputs, literals and rebuilt values in place, originals swept, copies kept where they count."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+from placement_on_cpu import bits, fake_cuda, graphs_of, placed_runner, runner
+
+from optimizations import Options, torch_internals
+from optimizations.placement import Placement, place
+from optimizations.placement.fx_editing import copy_of, retarget
+
+GPU = torch.device("cuda:0")
+
+
+def _traced(
+    program: Callable[..., Any], *tensors: torch.Tensor, on_cpu: tuple[int, ...] = (), dynamic: bool | None = None
+) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """The graph of a program on fake CUDA tensors, all but those `on_cpu`."""
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    arguments = [tensor if i in on_cpu else fake_cuda(tensor, mode) for i, tensor in enumerate(tensors)]
+    with torch.no_grad():
+        ((graph_module, inputs),) = graphs_of(program, *arguments, mode=mode, dynamic=dynamic)
+    return graph_module, inputs
+
+
+def _placed(program: Callable[..., Any], *tensors: torch.Tensor, on_cpu: tuple[int, ...] = ()) -> Placement:
+    return place(*_traced(program, *tensors, on_cpu=on_cpu))
+
+
+def _names(placement: Placement, op: str) -> list[str]:
+    return [node.name for node in placement.graph_module.graph.nodes if node.op == op]
+
+
+def test_added_inputs_stand_behind_the_kept_ones_and_say_whether_they_stay() -> None:
+    placement = _placed(
+        lambda x, t, y: x * torch.linspace(0, 1, 3).exp().to(x.device) + t.to(x.device) + y,
+        *(torch.ones(3), torch.ones(3), torch.ones(3)),
+        on_cpu=(1,),
+    )
+    assert _names(placement, "placeholder") == ["l_x_", "l_y_", "encore_hoisted_0", "encore_staged_0"]
+    assert placement.feeds is not None
+    assert placement.feeds.kept == (0, 2)
+    assert placement.feeds.staged == (1,)
+    added = [node for node in placement.graph_module.graph.nodes if node.name.startswith("encore")]
+    for node in added:
+        assert torch_internals.static_input_type(node) == "unguarded"
+        # AOTAutograd wants each source once.
+        assert torch_internals.dynamo_source(node).name == node.name
+
+
+def test_example_inputs_describe_added_inputs_without_allocating_them() -> None:
+    graph_module, inputs = _traced(lambda x, t: x + t.to(x.device), torch.ones(3), torch.ones(3), on_cpu=(1,))
+    x, staged = place(graph_module, inputs).example_inputs(inputs)
+    assert any(x is given for given in inputs)
+    assert x.device == GPU
+    assert isinstance(staged, torch_internals.FakeTensor)
+    assert (staged.device, staged.dtype, tuple(staged.shape)) == (GPU, torch.float32, (3,))
+
+
+def test_literals_are_the_very_numbers() -> None:
+    placement = _placed(
+        lambda x: x * torch.tensor(0.1) + torch.tensor(0.1, dtype=torch.float64).sqrt().to(x), torch.ones(3)
+    )
+    literals = [node for node in placement.graph_module.graph.nodes if node.target is torch.full]
+    assert [(node.args[1], node.kwargs["dtype"]) for node in literals] == [
+        (torch.tensor(0.1).item(), torch.float32),
+        (torch.tensor(0.1, dtype=torch.float64).sqrt().item(), torch.float64),
+    ]
+    assert [value.form for value in placement.report.hoisted] == ["literal", "literal"]
+
+
+def test_masks_written_in_the_graph_are_rebuilt_with_their_writes_in_order() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        mask = torch.empty(3, 3)
+        mask.fill_(float("-inf"))
+        mask.triu_(1)
+        return x + mask.to(x.device)
+
+    graph_module, inputs = _traced(program, torch.ones(3, 3))
+    placement = place(graph_module, inputs)
+    assert [value.form for value in placement.report.hoisted] == ["kept"]  # empty memory is not exact by itself
+    assert bits(list(placed_runner(placement, inputs)(torch.ones(3, 3)))) == bits([program(torch.ones(3, 3))])
+
+    def exact(x: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(3, 3)
+        mask.fill_(float("-inf"))
+        mask.triu_(1)
+        return x + mask.to(x.device)
+
+    graph_module, inputs = _traced(exact, torch.ones(3, 3))
+    placement = place(graph_module, inputs)
+    assert [value.form for value in placement.report.hoisted] == ["rebuilt"]
+    methods = [node.target for node in placement.graph_module.graph.nodes if node.op == "call_method"]
+    assert methods == ["fill_", "triu_", "to"]
+    assert bits(list(placed_runner(placement, inputs)(torch.ones(3, 3)))) == bits([exact(torch.ones(3, 3))])
+
+
+TABLE = torch.arange(6.0).reshape(2, 3)
+
+
+def _writes_to_its_copy(x: torch.Tensor) -> Any:
+    one, other = TABLE.to(x.device), TABLE.to(x.device)
+    one.add_(x)
+    return one * 2, other * 1
+
+
+def _returns_its_copy(x: torch.Tensor) -> Any:
+    return TABLE.to(x.device), x + 1
+
+
+def _returns_a_view_of_its_copy(x: torch.Tensor) -> Any:
+    return TABLE.to(x.device)[0], x + 1
+
+
+def _only_reads(x: torch.Tensor) -> Any:
+    return TABLE.to(x.device) * x, x + 1
+
+
+@pytest.mark.parametrize(
+    ("program", "clones"),
+    [(_writes_to_its_copy, 1), (_returns_its_copy, 1), (_returns_a_view_of_its_copy, 1), (_only_reads, 0)],
+)
+def test_a_copy_stays_one_only_where_somebody_could_tell(program: Callable[..., Any], clones: int) -> None:
+    graph_module, inputs = _traced(program, torch.ones(2, 3))
+    placement = place(graph_module, inputs)
+    assert [node.target for node in placement.graph_module.graph.nodes].count("clone") == clones
+    values = {"l_x_": torch.ones(2, 3), "g_table_": TABLE}
+    arguments = [values[node.name] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    expected = bits(list(runner(graph_module, inputs)(*arguments)))
+    placed = placed_runner(placement, inputs)
+    first, second = placed(*arguments), placed(*arguments)
+    # The caller may do with its results what it likes.
+    first[0].fill_(99.0)
+    assert bits(list(second)) == expected
+    assert bits(list(placed(*arguments))) == expected
+
+
+def test_a_copy_to_the_cpu_is_taken_when_it_was() -> None:
+    def program(x: torch.Tensor) -> Any:
+        before = x.cpu()
+        x.add_(1)
+        return before, x * 2
+
+    graph_module, inputs = _traced(program, torch.ones(3))
+    placement = place(graph_module, inputs)
+    assert placement.report.cpu_outputs == ("before",)
+    before, doubled = placed_runner(placement, inputs)(torch.ones(3))
+    assert (before.tolist(), doubled.tolist()) == ([1.0] * 3, [4.0] * 3)
+
+
+def test_what_is_still_read_on_the_cpu_stays_beside_what_moved() -> None:
+    def program(x: torch.Tensor, t: torch.Tensor) -> Any:
+        table = torch.linspace(0, 1, 3).exp()
+        return x * table.to(x.device), table + t
+
+    graph_module, inputs = _traced(program, torch.ones(3), torch.ones(3), on_cpu=(1,))
+    placement = place(graph_module, inputs)
+    assert {node.node for node in placement.report.cpu_nodes_after} == {"linspace", "table", "l_t_", "add"}
+    found = placed_runner(placement, inputs)(torch.ones(3), torch.ones(3))
+    assert bits(list(found)) == bits(list(program(torch.ones(3), torch.ones(3))))
+
+
+def test_an_operation_that_would_differ_on_the_gpu_is_left_with_what_differs() -> None:
+    def program(x: torch.Tensor, t: torch.Tensor) -> Any:
+        # The copy is dense; without the change of device it would be the expanded tensor itself.
+        copied = x[:1].expand(3, 3).cpu()
+        return copied.to(x.device) * 2, x + t.to(x.device)
+
+    graph_module, inputs = _traced(program, torch.ones(3, 3), torch.ones(3, 3), on_cpu=(1,))
+    report = place(graph_module, inputs).report
+    reasons = {left.node: left.reason for left in report.left}
+    assert reasons["copied"] == "has stride (0, 1) on the GPU where it should have (3, 1)"
+    assert reasons["to"].startswith("goes together with copied: ")
+    assert [staged.node for staged in report.staged] == ["l_t_"]
+
+
+def test_a_graph_on_several_gpus_is_left() -> None:
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    graph = torch.fx.Graph()
+    x, y, t = (graph.placeholder(name) for name in "xyt")
+    graph.output((graph.call_function(operator.add, (x, t)), y))
+    with mode:
+        inputs = [torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1"), torch.tensor(1.0)]
+    placement = place(torch.fx.GraphModule(torch.nn.Module(), graph), inputs)
+    assert placement.feeds is None
+    assert "one CUDA device; here: cuda:0, cuda:1" in (placement.report.untouched or "")
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "reason"),
+    [
+        (lambda x: x + 1, {}, "nothing is on the CPU"),
+        (lambda x: x + TABLE.to(x.device), {"placement": False}, "placement is switched off"),
+        (lambda x: x + torch.rand(3).to(x.device), {}, "nothing could be moved"),
+        (lambda x: torch.vmap(lambda row: row * torch.tensor(2.0))(x), {}, "function transforms"),
+    ],
+)
+def test_untouched_graphs_are_the_very_ones_with_a_reason(
+    program: Callable[..., Any], options: dict[str, Any], reason: str
+) -> None:
+    graph_module, inputs = _traced(program, torch.ones(2, 3))
+    placement = place(graph_module, inputs, Options(**options))
+    assert placement.graph_module is graph_module
+    assert placement.example_inputs(inputs) == inputs
+    assert placement.feeds is None
+    assert reason in (placement.report.untouched or "")
+
+
+def _with_sizes(x: torch.Tensor, t: torch.Tensor, index: torch.Tensor) -> Any:
+    positions = torch.arange(x.shape[0])
+    angles = t.float()[:, None] * torch.linspace(0, 1, x.shape[1] if isinstance(x.shape[1], int) else 4)
+    moved = x + angles.to(x.device) + positions.to(x.device)[:, None]
+    return moved, x[index], (x.sum() * 2).cpu()
+
+
+def test_sizes_may_differ_between_calls() -> None:
+    example = (torch.ones(5, 4), torch.arange(5), torch.tensor([0, 2, 1]))
+    torch_internals.reset_dynamo()
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    arguments = [fake_cuda(example[0], mode), *example[1:]]
+    with torch.no_grad():
+        ((graph_module, inputs),) = graphs_of(_with_sizes, *arguments, mode=mode, dynamic=True)
+        placement = place(graph_module, inputs)
+    assert placement.report.cpu_nodes_after == ()
+    assert placement.report.left == ()
+    assert len(placement.report.staged) == 2
+    assert all(staged.staged_bytes is None for staged in placement.report.staged)
+    layouts = [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    placed = placed_runner(placement, layouts)
+    original = runner(graph_module, layouts)
+    for rows, picked in ((5, 3), (7, 2), (2, 6), (7, 2)):
+        x = torch.rand(rows, 4)
+        t, index = torch.randint(0, 9, (rows,)), torch.randint(0, rows, (picked,))
+        ((_, real),) = graphs_of(_with_sizes, x, t, index, dynamic=True)
+        real = [int(value) if isinstance(value, torch.SymInt) else value for value in real]
+        found = bits(list(placed(*real)))
+        assert found == bits(list(original(*real)))
+        assert found == bits(list(_with_sizes(x, t, index)))
+
+
+def test_a_copy_of_a_graph_has_the_same_names_and_notes_and_none_of_the_real_inputs() -> None:
+    graph_module, _ = _traced(lambda x: x + TABLE.to(x.device), torch.ones(2, 3))
+    copied = copy_of(graph_module)
+    pairs = list(zip(graph_module.graph.nodes, copied.graph.nodes, strict=True))
+    assert all(old.name == new.name and old is not new for old, new in pairs)
+    assert all(torch_internals.dynamo_source(old) is torch_internals.dynamo_source(new) for old, new in pairs)
+    assert not any("grapharg" in new.meta for _, new in pairs)
+    assert copied.meta["dynamo_compile_id"] is graph_module.meta["dynamo_compile_id"]
+
+
+@pytest.mark.parametrize(
+    ("op", "target", "arguments", "keywords", "expected"),
+    [
+        ("call_method", "cpu", (), {}, ("to", (GPU,), {})),
+        ("call_method", "to", ("cpu",), {}, ("to", (GPU,), {})),
+        ("call_method", "to", (torch.device("cpu"), torch.float64), {}, ("to", (GPU, torch.float64), {})),
+        ("call_method", "to", (torch.float64,), {}, ("to", (torch.float64,), {})),
+        ("call_function", torch.zeros, (3,), {}, (torch.zeros, (3,), {"device": GPU})),
+        ("call_function", torch.zeros, (3,), {"device": "cpu"}, (torch.zeros, (3,), {"device": GPU})),
+        ("call_function", torch.add, (3,), {}, (torch.add, (3,), {})),
+    ],
+)
+def test_retargeted_calls(op: str, target: Any, arguments: Any, keywords: Any, expected: Any) -> None:
+    graph = torch.fx.Graph()
+    operands = (graph.placeholder("x"),) if op == "call_method" else ()
+    node = graph.create_node(op, target, (*operands, *arguments), keywords)
+    retarget(node, GPU)
+    assert (node.target, node.args[len(operands) :], dict(node.kwargs)) == expected

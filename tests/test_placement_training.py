@@ -1,0 +1,141 @@
+"""Placement under autograd: gradients, forwards that wait for their backwards, and what AOTAutograd makes of it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from placement_on_cpu import CPU, bits, fake_cuda, graphs_of, on_cuda, placed_runner, retargeted, runner
+from torch import nn
+
+from optimizations import torch_internals
+from optimizations.placement import Feeds, Placement, place
+
+
+class Scored(nn.Module):
+    """A CPU mask, a NumPy scalar, weights per call from the CPU, and a score given back there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.mask = torch.tensor([[0.5, 1.0, 2.0]])
+        self.temperature = numpy.float64(1.5)
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.linear(x) * self.mask.to(x.device) / self.temperature
+        scores = scores * weights.exp().to(x.device)
+        return scores, (scores**2).mean().cpu()
+
+
+def _inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 3, generator=generator), torch.randn(3, generator=generator)
+
+
+def _traced() -> tuple[torch.fx.GraphModule, list[Any], Placement]:
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    x, weights = _inputs(0)
+    ((graph_module, inputs),) = graphs_of(on_cuda(Scored(), mode), fake_cuda(x, mode), weights, mode=mode)
+    return graph_module, inputs, place(graph_module, inputs)
+
+
+def _arguments(module: nn.Module, seed: int) -> list[torch.Tensor]:
+    ((_, arguments),) = graphs_of(module, *_inputs(seed))
+    return arguments
+
+
+def test_training_graphs_are_placed_and_staged_memory_is_not_reused() -> None:
+    _, _, placement = _traced()
+    assert placement.report.left == ()
+    assert placement.report.cpu_nodes_after == ()
+    assert placement.feeds is not None
+    assert len(placement.feeds.staged) == 1
+    assert not placement.feeds.keep_addresses
+    assert placement.report.cpu_outputs == ("cpu",)
+
+
+def test_gradients_are_the_same_when_forwards_wait_for_their_backwards() -> None:
+    """Two forwards, then both backwards, with the attributes changed in between: each sees what its forward saw."""
+    graph_module, inputs, placement = _traced()
+    torch.manual_seed(1)
+    module = Scored()
+    found = []
+    for run in (runner(graph_module, inputs), placed_runner(placement, inputs)):
+        own = copy.deepcopy(module)
+        losses = []
+        for seed in (1, 2, 3):
+            losses.append(run(*_arguments(own, seed))[1])
+            own.mask = own.mask * 3
+            own.temperature = own.temperature + 1
+        for loss in losses:
+            loss.backward()
+        found.append(bits([*losses, *(parameter.grad for parameter in own.parameters())]))
+    assert found[0] == found[1]
+
+
+def test_attributes_that_require_gradients_are_left() -> None:
+    class Trained(Scored):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask.requires_grad_()
+
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    x, weights = _inputs(0)
+    ((graph_module, inputs),) = graphs_of(on_cuda(Trained(), mode), fake_cuda(x, mode), weights, mode=mode)
+    report = place(graph_module, inputs).report
+    (left,) = report.left
+    assert "L['self'].mask requires a gradient" in left.reason
+    assert "mask.to(x.device)" in (left.source_line or "")
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_autograd_and_inductor_are_told_which_addresses_stay(grad: bool) -> None:
+    """Stock code down to Inductor's door, on the CPU: static inputs, gradients, and results are right."""
+    with torch.set_grad_enabled(grad):
+        _, _, placement = _traced()
+        assert placement.feeds is not None
+        told: list[list[str]] = []
+
+        def compile_inner(graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Any:
+            names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+            if not settings.get("is_backward"):
+                told.append([names[index] for index in settings["static_input_idxs"]])
+            return _boxed(graph)
+
+        torch.manual_seed(1)
+        module = Scored()
+        arguments = _arguments(module, 1)
+        on_cpu = dataclasses.replace(placement.feeds, device=CPU)
+        example_inputs = Placement(placement.graph_module, on_cpu, placement.report).example_inputs(arguments)
+        compiled = torch_internals.compile_fx.compile_fx(
+            retargeted(placement.graph_module), example_inputs, inner_compile=compile_inner
+        )
+        feeds = Feeds(on_cpu)
+        for seed in (1, 2):
+            arguments = _arguments(module, seed)
+            expected = module(*_inputs(seed))
+            found = compiled(*feeds.bind(tuple(arguments)))
+            assert bits([*found]) == bits([*expected])
+            if grad:
+                parameters = list(module.parameters())
+                of_expected = torch.autograd.grad(expected[1], parameters)
+                of_found = torch.autograd.grad(found[1], parameters)
+                torch.testing.assert_close(of_found, of_expected)
+    (static,) = told
+    # Parameters and buffers are static by Dynamo's marks; kept values always, staged ones without a backward.
+    assert len(static) == 2 + 2 + (0 if grad else 1)
+
+
+def _boxed(graph: torch.fx.GraphModule) -> Any:
+    def run(arguments: list[Any]) -> Any:
+        results = graph(*arguments)
+        arguments.clear()
+        return results
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
