@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from suite import cli_micro
 from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EncoreError, WrongUse
 from suite.interrupt import Interrupted, interruptible
 
@@ -30,6 +31,8 @@ app = typer.Typer(
     help="CUDA graphs under PyTorch 2: run real workloads, measure them, draw what was measured.",
     epilog="Start with: encore list",
 )
+
+app.add_typer(cli_micro.app, name="micro")
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 

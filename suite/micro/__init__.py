@@ -1,0 +1,1 @@
+"""Microbenchmarks: one mechanism alone, over sizes that no single workload has."""

@@ -1,0 +1,89 @@
+"""Draws the indirection microbenchmark: time per replay against each quantity that was varied."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from suite.micro.records import MicroRun
+from suite.micro.sweeps import VARIANTS, Sweep, Variant
+from suite.report.units import format_bytes
+
+COLOURS: Mapping[Variant, str] = {"copy": "#E69F00", "host": "#CC79A7", "prelude": "#0072B2", "ptx": "#009E73"}
+
+PANELS: tuple[tuple[str, tuple[Sweep, ...]], ...] = (
+    ("Inputs", ("inputs",)),
+    ("Bytes of the input", ("bytes", "odd bytes")),
+    ("Nodes that read the input", ("nodes",)),
+)
+
+Line = list[tuple[int, float]]
+
+
+def lines(run: MicroRun, sweeps: Iterable[Sweep]) -> dict[tuple[Variant, bool], Line]:
+    """Median microseconds by the quantity varied, for each variant, with moved inputs or without."""
+    wanted = set(sweeps)
+    found: dict[tuple[Variant, bool], Line] = {}
+    for measured in run.points:
+        if measured.sweep in wanted:
+            for series in measured.series:
+                if series.host_us:
+                    line = found.setdefault((series.variant, series.moved), [])
+                    line.append((measured.point.x, median(series.host_us)))
+    return {key: sorted(line) for key, line in found.items()}
+
+
+def draw(run: MicroRun) -> Figure:
+    """Three panels, logarithmic both ways; unmoved inputs dashed."""
+    with matplotlib.rc_context({"font.size": 9, "font.family": "DejaVu Sans", "pdf.fonttype": 42}):
+        figure = Figure(figsize=(11, 4.2), layout="constrained")
+        axes = figure.subplots(1, len(PANELS), sharey=True)
+        for axis, (title, sweeps) in zip(axes, PANELS, strict=True):
+            _draw_panel(axis, lines(run, sweeps), in_bytes="bytes" in sweeps)
+            axis.set_xlabel(title)
+        axes[0].set_ylabel("Time per replay, \N{MICRO SIGN}s (median)")
+        figure.legend(handles=list(_handles()), loc="outside upper center", ncols=len(VARIANTS) + 2, frameon=False)
+        figure.supxlabel(_caption(run), fontsize=7)
+    return figure
+
+
+def render(figure: Figure, form: str) -> bytes:
+    """The figure as `png` or `pdf`."""
+    buffer = io.BytesIO()
+    options: dict[str, Any] = {"dpi": 150, "metadata": {"Software": None}} if form == "png" else {}
+    figure.savefig(buffer, format=form, facecolor="white", **options)
+    return buffer.getvalue()
+
+
+def _draw_panel(axis: Axes, panel: Mapping[tuple[Variant, bool], Line], *, in_bytes: bool) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    for (variant, moved), line in panel.items():
+        axis.plot(*zip(*line, strict=True), color=COLOURS[variant], linestyle="-" if moved else "--", linewidth=1.4)
+    if in_bytes:
+        axis.xaxis.set_major_formatter(lambda value, _: format_bytes(value).replace(".0 ", " "))
+        axis.tick_params(axis="x", rotation=30)
+    else:
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.grid(color="#808080", alpha=0.3, linewidth=0.6)
+
+
+def _handles() -> Iterable[Line2D]:
+    for variant in VARIANTS:
+        yield Line2D([], [], color=COLOURS[variant], label=variant)
+    yield Line2D([], [], color="#404040", linestyle="-", label="inputs moved")
+    yield Line2D([], [], color="#404040", linestyle="--", label="inputs unmoved")
+
+
+def _caption(run: MicroRun) -> str:
+    environment = run.environment
+    device = environment.gpu.name if environment.gpu else f"CPU {environment.cpu.model}"
+    commit = f", commit {environment.git_commit[:10]}" if environment.git_commit else ""
+    return f"{device}, driver {environment.driver}, PyTorch {environment.torch}, {environment.run_id}{commit}"

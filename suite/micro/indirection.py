@@ -1,0 +1,233 @@
+"""Measures what a replay costs when its inputs move: copied by stock's fused copy, or read in place by each applier.
+
+For every point the variants' graphs are captured from the same kernels, and are analysed, planned and changed by the
+code that does it for a compiled function. Every variant's result is checked on both sets of inputs before it is timed.
+Rounds alternate over the variants, so that clock drift hits all alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.indirection.apply import AppliedPlan
+from optimizations.indirection.editing import EditableGraph
+from optimizations.indirection.following import FollowedInput, Follower, OwnedMemory
+from optimizations.indirection.plan import Choice, Plan, make_plan
+from optimizations.indirection.pointers import find_pointer_uses
+from optimizations.indirection.tools import RecordingTools, device_tools, unload_kernels
+from optimizations.replay.captured import Capture, CapturedGraph, MemoryRange, Placeholder
+from optimizations.replay.driver_read import read_graph
+from optimizations.replay.placeholders import OutsidePlaceholder, outside_placeholders
+from suite.errors import EncoreError
+from suite.measure.gpu_state import gpu_reader
+from suite.micro.kernel import ELEMENTS, compiled, launch
+from suite.micro.records import MeasuredPoint, Series
+from suite.micro.sweeps import VARIANTS, Point, Variant
+
+LEAD_IN = 3
+"""Replays before the samples of each round that are not timed."""
+
+FREE_SHARE = 0.8
+"""Part of the free memory that a point may take."""
+
+
+class WrongResult(EncoreError):
+    """A variant computed something else than the kernels do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A variant, ready to be called with a list of inputs. Bytes are those of one replay whose inputs all moved."""
+
+    run: Callable[[list[torch.Tensor]], None]
+    copied_bytes: int
+    pointer_bytes: int
+
+
+class Bench:
+    """The microbenchmark on one CUDA device. `samples` per series are spread over `rounds`."""
+
+    def __init__(self, device: int, *, samples: int, rounds: int) -> None:
+        self._device = torch.device("cuda", device)
+        self._samples = samples
+        self._rounds = rounds
+        properties = torch.cuda.get_device_properties(self._device)
+        self._read_gpu = gpu_reader(f"GPU-{properties.uuid}")
+        sample = torch.ones(ELEMENTS, device=self._device)
+        kernel = compiled(sample, torch.empty_like(sample))
+        self._tools = RecordingTools(device_tools(device), {kernel.kernel.name: kernel})
+
+    def close(self) -> None:
+        """Unload what was loaded for the variants."""
+        unload_kernels()
+
+    def measure(self, point: Point) -> MeasuredPoint:
+        """All variants at one point.
+
+        Raises:
+            WrongResult: a variant computes something else.
+        """
+        free, _ = torch.cuda.mem_get_info(self._device)
+        if point.device_bytes > FREE_SHARE * free:
+            reason = f"it takes {point.device_bytes} bytes of device memory, and {free} are free"
+            return self._record(point, [], skipped=reason)
+        before = self._read_gpu()
+        with torch.cuda.device(self._device):
+            series = self._measure(point)
+        torch.cuda.empty_cache()
+        return self._record(point, series).model_copy(update={"gpu_before": before, "gpu_after": self._read_gpu()})
+
+    def _record(self, point: Point, series: list[Series], skipped: str | None = None) -> MeasuredPoint:
+        return MeasuredPoint(
+            sweep=point.sweep,
+            inputs=point.inputs,
+            input_bytes=point.input_bytes,
+            nodes=point.nodes,
+            series=series,
+            gpu_before=None,
+            gpu_after=None,
+            skipped=skipped,
+        )
+
+    def _measure(self, point: Point) -> list[Series]:
+        elements = point.input_bytes // 4
+        sets = [
+            [torch.full((elements,), float(which + index), device=self._device) for index in range(point.inputs)]
+            for which in (1, 1000)
+        ]
+        outputs = torch.zeros(point.nodes, ELEMENTS, device=self._device)
+        placeholders = outside_placeholders(dict(enumerate(sets[0])))
+        ready: dict[Variant, Replay] = {}
+        unavailable: dict[Variant, str] = {}
+        for variant in VARIANTS:
+            made = self._variant(variant, point, placeholders, outputs)
+            if isinstance(made, str):
+                unavailable[variant] = made
+            else:
+                self._check(variant, made, sets, outputs)
+                ready[variant] = made
+        samples = self._time(ready, sets)
+        return [
+            Series(
+                variant=variant,
+                moved=moved,
+                host_us=samples.get((variant, moved), []),
+                copied_bytes=ready[variant].copied_bytes if variant in ready else 0,
+                pointer_bytes=ready[variant].pointer_bytes if variant in ready and moved else 0,
+                unavailable=unavailable.get(variant),
+            )
+            for variant in VARIANTS
+            for moved in (True, False)
+        ]
+
+    def _variant(
+        self, variant: Variant, point: Point, placeholders: dict[int, OutsidePlaceholder], outputs: torch.Tensor
+    ) -> Replay | str:
+        """The variant at this point, or why it cannot be had."""
+        tensors = [one.tensor for one in placeholders.values()]
+        graph = self._capture(tensors, outputs)
+        if variant == "copy":
+            graph.instantiate()
+            return Replay(_copying(graph, tensors), copied_bytes=point.inputs * point.input_bytes, pointer_bytes=0)
+        driver = self._tools.driver
+        raw = driver.CUgraph(graph.raw_cuda_graph())
+        other = self._capture([one.shifted for one in placeholders.values()], outputs)
+        first = _captured(read_graph(driver, raw), {index: one.memory for index, one in placeholders.items()})
+        second = _captured(
+            read_graph(driver, driver.CUgraph(other.raw_cuda_graph())),
+            {index: one.shifted_memory for index, one in placeholders.items()},
+        )
+        analysis = find_pointer_uses(first, second)
+        plan = make_plan(first.graph, analysis, Choice(variant), self._tools.available(first.graph))
+        objection = _objection(plan, variant)
+        if objection is not None:
+            return objection
+        applied = AppliedPlan(EditableGraph.of(driver, raw, first.graph), plan, self._tools)
+        graph.instantiate()
+        applied.instantiated(driver.CUgraphExec(graph.raw_cuda_graph_exec()), self._tools.stream())
+        followed = [FollowedInput(one.input, one.alignment_bytes) for one in plan.inputs]
+        follower = Follower(followed, point.inputs, applied, OwnedMemory(()))
+        pointers = applied.point({index: one.memory.address for index, one in placeholders.items()})
+        return Replay(_following(graph, follower), copied_bytes=0, pointer_bytes=pointers)
+
+    def _capture(self, inputs: Sequence[torch.Tensor], outputs: torch.Tensor) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            for node, output in enumerate(outputs):
+                launch(inputs[node % len(inputs)], output)
+        return graph
+
+    def _check(
+        self, variant: Variant, replay: Replay, sets: Sequence[list[torch.Tensor]], outputs: torch.Tensor
+    ) -> None:
+        for inputs in (*sets, sets[0]):
+            outputs.zero_()
+            replay.run(inputs)
+            expected = torch.stack([2 * inputs[node % len(inputs)][:ELEMENTS] for node in range(len(outputs))])
+            if not torch.equal(outputs, expected):
+                raise WrongResult(f"variant {variant} computes something else than its kernels do; nothing was timed")
+
+    def _time(
+        self, ready: dict[Variant, Replay], sets: Sequence[list[torch.Tensor]]
+    ) -> dict[tuple[Variant, bool], list[float]]:
+        samples: dict[tuple[Variant, bool], list[float]] = {}
+        per_round = -(-self._samples // self._rounds)
+        for _ in range(self._rounds):
+            for variant, replay in ready.items():
+                for moved in (True, False):
+                    found = samples.setdefault((variant, moved), [])
+                    found += self._round(replay, sets if moved else sets[:1], per_round)
+        return samples
+
+    def _round(self, replay: Replay, sets: Sequence[list[torch.Tensor]], count: int) -> list[float]:
+        """Microseconds from a call to completion on the device; the inputs rotate over `sets`."""
+        taken = []
+        for number in range(-LEAD_IN, count):
+            inputs = sets[number % len(sets)]
+            torch.cuda.synchronize()
+            start = time.perf_counter_ns()
+            replay.run(inputs)
+            torch.cuda.synchronize()
+            if number >= 0:
+                taken.append((time.perf_counter_ns() - start) / 1000)
+        return taken
+
+
+def _copying(graph: torch.cuda.CUDAGraph, placeholders: list[torch.Tensor]) -> Callable[[list[torch.Tensor]], None]:
+    copy = torch_internals.foreach_copy_
+
+    def run(inputs: list[torch.Tensor]) -> None:
+        copy(placeholders, inputs)
+        graph.replay()
+
+    return run
+
+
+def _following(graph: torch.cuda.CUDAGraph, follower: Follower) -> Callable[[list[torch.Tensor]], None]:
+    def run(inputs: list[torch.Tensor]) -> None:
+        follower.follow(inputs)
+        graph.replay()
+
+    return run
+
+
+def _captured(graph: CapturedGraph, memory: dict[int, MemoryRange]) -> Capture:
+    placeholders = tuple(Placeholder(input=index, memory=one) for index, one in memory.items())
+    return Capture(graph=graph, placeholders=placeholders)
+
+
+def _objection(plan: Plan, variant: Variant) -> str | None:
+    """Why the plan is not one of this variant alone; None where it is."""
+    copied = [reason.message for one in plan.inputs for reason in one.reasons]
+    if copied:
+        return copied[0]
+    nodes = {"host": plan.host_nodes, "prelude": plan.prelude_nodes, "ptx": plan.ptx_nodes}
+    if any(found for name, found in nodes.items() if name != variant):
+        return next((reason for _, reason in plan.fallbacks), "another applier was taken")
+    return None

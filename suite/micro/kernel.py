@@ -1,0 +1,31 @@
+"""The kernel of the indirection microbenchmark. It reads so little that only replay itself takes time."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from optimizations.indirection.ptx import read_kernel
+from optimizations.indirection.triton_kernels import TritonKernel
+
+ELEMENTS = 128
+"""Elements that one node reads and writes; the smallest input has twice as many."""
+
+
+@triton.jit
+def consume(source, destination, elements: tl.constexpr):  # type: ignore[no-untyped-def]
+    """destination = 2 * source, of the first `elements` elements."""
+    places = tl.arange(0, elements)
+    tl.store(destination + places, tl.load(source + places) * 2)
+
+
+def launch(source: torch.Tensor, destination: torch.Tensor) -> None:
+    """One node's work."""
+    consume[(1,)](source, destination, elements=ELEMENTS)
+
+
+def compiled(source: torch.Tensor, destination: torch.Tensor) -> TritonKernel:
+    """The kernel, compiled for the device of these tensors, and its PTX."""
+    ptx = str(consume[(1,)](source, destination, elements=ELEMENTS).asm["ptx"])
+    return TritonKernel(ptx, read_kernel(ptx), ())
