@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,21 +14,37 @@ from suite.errors import WrongUse
 if TYPE_CHECKING:
     from suite.micro.records import MicroRun
 
-app = typer.Typer(no_args_is_help=True, help="Measure one mechanism alone, over sizes that no single workload has.")
+app = typer.Typer(help="Measure one mechanism alone, over sizes that no single workload has.")
 
 RESULTS = "indirection.json"
 FIGURE = "indirection"
+DEFAULT_SAMPLES, DEFAULT_ROUNDS = 100, 5
 
 
-@app.callback()
-def micro() -> None:
+@app.callback(invoke_without_command=True)
+def micro(
+    context: typer.Context,
+    everything: Annotated[bool, typer.Option("--all", help="Every microbenchmark, with its defaults.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --all: a folder for each goes in here.", show_default=False)
+    ] = None,
+) -> None:
     """Measure one mechanism alone, over sizes that no single workload has."""
+    if everything == (context.invoked_subcommand is not None) or (out is not None and not everything):
+        raise WrongUse(
+            "name a microbenchmark (`encore micro --help` lists them), or give --all, with --out DIR or without"
+        )
+    if everything:
+        for name, benchmark in EVERYTHING.items():
+            benchmark(out=out / name if out is not None else None)
 
 
 @app.command(epilog="Example: encore micro indirection --quick")
 def indirection(
-    samples: Annotated[int, typer.Option(help="Samples per series.", min=1)] = 100,
-    rounds: Annotated[int, typer.Option(help="Alternating rounds the samples are spread over.", min=1)] = 5,
+    samples: Annotated[int, typer.Option(help="Samples per series.", min=1)] = DEFAULT_SAMPLES,
+    rounds: Annotated[
+        int, typer.Option(help="Alternating rounds the samples are spread over.", min=1)
+    ] = DEFAULT_ROUNDS,
     quick: Annotated[bool, typer.Option("--quick", help="Every third point, 20 samples.")] = False,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where to write; default: a new folder in results/runs.")
@@ -38,45 +55,46 @@ def indirection(
 ) -> None:
     """Time per replay for copied inputs and for inputs read in place, over inputs, bytes and nodes. Needs a GPU."""
     from suite.micro.records import read_micro_run
-    from suite.store import describe, write_atomically
 
     if draw is not None:
         _draw(read_micro_run(draw), out or draw.parent)
-        return
-    folder, run = _measure(samples=20 if quick else samples, rounds=rounds, quick=quick, out=out)
-    write_atomically(folder / RESULTS, run.model_dump_json(indent=1) + "\n")
-    print(f"{describe(folder / RESULTS)}: {len(run.points)} points")
-    _draw(run, folder)
+    elif rounds > samples:
+        raise WrongUse(f"--rounds {rounds} is more than --samples {samples}: each round needs at least one sample")
+    else:
+        measure_indirection(samples=20 if quick else samples, rounds=rounds, quick=quick, out=out)
 
 
-def _measure(*, samples: int, rounds: int, quick: bool, out: Path | None) -> tuple[Path, MicroRun]:
+def measure_indirection(
+    *, samples: int = DEFAULT_SAMPLES, rounds: int = DEFAULT_ROUNDS, quick: bool = False, out: Path | None = None
+) -> None:
+    """Measure and draw. The file is renewed after each point, so that an interrupt costs one."""
     from datetime import UTC, datetime
 
     from suite import environment
     from suite.gpu import require_gpu
     from suite.micro.records import MICRO_SCHEMA_VERSION, MicroRun
     from suite.micro.sweeps import points
-    from suite.store import RUNS
+    from suite.store import RUNS, describe, write_atomically
 
-    if rounds > samples:
-        raise WrongUse(f"--rounds {rounds} is more than --samples {samples}: each round needs at least one sample")
     require_gpu()
     from suite.micro.indirection import Bench
 
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-micro-indirection"
+    folder = out or RUNS / name
     settings = {"samples": samples, "rounds": rounds, "quick": quick}
     here = environment.collect(name, ("encore", *sys.argv[1:]), settings)
+    run = MicroRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, points=[])
     wanted = points(quick=quick)
     bench = Bench(0, samples=samples, rounds=rounds)
-    measured = []
     try:
         for number, point in enumerate(wanted, start=1):
-            measured.append(bench.measure(point))
+            run = run.model_copy(update={"points": [*run.points, bench.measure(point)]})
+            write_atomically(folder / RESULTS, run.model_dump_json(indent=1) + "\n")
             print(f"{number} of {len(wanted)}: {point.sweep}, {point.x}", file=sys.stderr, flush=True)
     finally:
         bench.close()
-    run = MicroRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, points=measured)
-    return out or RUNS / name, run
+    print(f"{describe(folder / RESULTS)}: {len(run.points)} points")
+    _draw(run, folder)
 
 
 def _draw(run: MicroRun, folder: Path) -> None:
@@ -87,3 +105,7 @@ def _draw(run: MicroRun, folder: Path) -> None:
     for form in ("png", "pdf"):
         write_atomically(folder / f"{FIGURE}.{form}", figure.render(drawn, form))
     print(f"{describe(folder / FIGURE)}.png and .pdf")
+
+
+EVERYTHING: Mapping[str, Callable[..., None]] = {"indirection": measure_indirection}
+"""What `--all` runs, by the name of its command: functions that take `out`, the folder to write to."""

@@ -1,4 +1,4 @@
-"""The indirection microbenchmark: what it varies, its records, its figure, its kernel, and its command without a GPU."""
+"""The indirection microbenchmark: what it varies, its records, figure and kernel, and its command without a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optimizations.indirection.plan import Available, Choice, make_plan
 from optimizations.indirection.pointers import PointerUse
 from optimizations.indirection.ptx import dereference, read_kernel
 from optimizations.replay.captured import CapturedGraph
-from suite import environment
+from suite import cli_micro, environment
 from suite.cli import app, main
 from suite.errors import EXIT_WRONG_USE, WrongUse
 from suite.gpu import NoGpu
@@ -147,6 +147,50 @@ def test_the_figure_can_be_drawn_again(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["micro", "indirection", "--draw", str(path)])
     assert result.exit_code == 0, result.output
     assert {one.name for one in tmp_path.iterdir()} == {"indirection.json", "indirection.png", "indirection.pdf"}
+
+
+@pytest.mark.parametrize("arguments", [[], ["--out", "x"], ["--all", "indirection"]])
+def test_a_microbenchmark_or_all_must_be_named(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["micro", *arguments])
+    assert ended.value.code == EXIT_WRONG_USE
+
+
+def test_all_runs_each_into_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path | None] = []
+    monkeypatch.setattr(
+        cli_micro, "EVERYTHING", {"one": lambda out: asked.append(out), "two": lambda out: asked.append(out)}
+    )
+    for arguments in (["--all"], ["--all", "--out", str(tmp_path)]):
+        with pytest.raises(SystemExit) as ended:
+            main(["micro", *arguments])
+        assert not ended.value.code
+    assert asked == [None, None, tmp_path / "one", tmp_path / "two"]
+
+
+class FakeBench:
+    """Measures what `measured_at` makes up; fails at the third point."""
+
+    def __init__(self, device: int, *, samples: int, rounds: int) -> None:
+        self.done = 0
+
+    def measure(self, point: Point) -> MeasuredPoint:
+        self.done += 1
+        if self.done == 3:
+            raise RuntimeError("the device is gone")
+        return measured_at(point)
+
+    def close(self) -> None: ...
+
+
+def test_an_interrupt_keeps_the_points_measured_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from suite.micro import indirection
+
+    monkeypatch.setattr("suite.gpu.require_gpu", lambda: None)
+    monkeypatch.setattr(indirection, "Bench", FakeBench)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        cli_micro.measure_indirection(out=tmp_path)
+    assert [one.point for one in read_micro_run(tmp_path / "indirection.json").points] == list(points()[:2])
 
 
 def test_more_rounds_than_samples_are_refused() -> None:
