@@ -23,6 +23,8 @@ class EncoreMaker:
     def __init__(self, choice: Choice, report: Callable[[RecordingReport], None]) -> None:
         self._choice = choice
         self._report = report
+        # Made in the thread that compiles, which hands it on to its autograd threads; made there it would not last.
+        containers.thread_containers()
 
     def cudagraphify(
         self,

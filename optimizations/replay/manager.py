@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from optimizations import torch_internals
 from optimizations.indirection.following import OwnedMemory
 from optimizations.replay.attempt import ineligible_reason
@@ -74,8 +76,12 @@ class EncoreManager(CUDAGraphTreeManager):
                 nodes.extend(children)
 
     def shutdown(self) -> None:
-        """As stock's; frees what the nodes hold beside their graphs as well. Nothing can be run any more."""
+        """As stock's; frees what the nodes hold beside their graphs as well. Nothing can be run any more.
+
+        Waits for the device: a replay under way on another stream reads what is freed here.
+        """
         nodes = list(self.nodes())
+        torch.cuda.synchronize(self.device_index)
         super().shutdown()
         for node in nodes:
             node.release()

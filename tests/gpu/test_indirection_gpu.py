@@ -1,7 +1,7 @@
 """What only a GPU can show of indirection: real captures, real updates, results bit for bit those of stock's graphs.
 
-`ENCORE_CAPTURES=DIR` keeps the real captures that are compared here, as JSON for tests without a GPU. The workloads come
-last: they compile for longest, and the rest says more about what is wrong.
+`ENCORE_CAPTURES=DIR` keeps the real captures that are compared here, as JSON for tests without a GPU. The workloads
+come last: they compile for longest, and the rest says more about what is wrong.
 """
 
 from __future__ import annotations
