@@ -107,5 +107,35 @@ def _draw(run: MicroRun, folder: Path) -> None:
     print(f"{describe(folder / FIGURE)}.png and .pdf")
 
 
-EVERYTHING: Mapping[str, Callable[..., None]] = {"indirection": measure_indirection}
+@app.command(epilog="Example: encore micro feeds")
+def feeds(
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to write; default: a new folder in results/runs.")
+    ] = None,
+) -> None:
+    """Host time that placement adds to a call in which nothing changed. Needs no GPU."""
+    measure_feeds(out=out)
+
+
+def measure_feeds(*, out: Path | None = None) -> None:
+    """Measure, print and write `feeds.json`."""
+    from datetime import UTC, datetime
+
+    from rich.console import Console
+
+    from suite import environment
+    from suite.micro.feeds import FeedRun, measure, table
+    from suite.micro.records import MICRO_SCHEMA_VERSION
+    from suite.store import RUNS, describe, write_atomically
+
+    name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-micro-feeds"
+    here = environment.collect(name, ("encore", *sys.argv[1:]), {})
+    run = FeedRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, costs=list(measure()))
+    path = (out or RUNS / name) / "feeds.json"
+    write_atomically(path, run.model_dump_json(indent=1) + "\n")
+    Console(highlight=False).print(table(run))
+    print(describe(path))
+
+
+EVERYTHING: Mapping[str, Callable[..., None]] = {"feeds": measure_feeds, "indirection": measure_indirection}
 """What `--all` runs, by the name of its command: functions that take `out`, the folder to write to."""

@@ -29,11 +29,14 @@ def summary(explanation: Explanation) -> str:
     kernels = [lowering for graph in explanation.graphs for lowering in graph.lowerings[:1]]
     inside = sum(lowering.kernels_in_graphs for lowering in kernels)
     total = inside + sum(lowering.kernels_outside for lowering in kernels)
-    copies = sum(len(graph.copies) for graph in explanation.graphs)
+    # Scalars are passed by value: no copy is made for them.
+    copies = sum(copy.kind != "scalar" for graph in explanation.graphs for copy in graph.copies)
+    placed = [graph.placement for graph in explanation.graphs if graph.placement is not None]
+    after = f" ({sum(each.copies for each in placed)} after placement)" if placed else ""
     parts = [
         f"{_count(len(explanation.graphs), 'FX graph')}",
         f"{_count(sum(len(graph.cpu_nodes) for graph in explanation.graphs), 'CPU node')}",
-        f"{_count(copies, 'host-to-device copy', 'host-to-device copies')} per call",
+        f"{_count(copies, 'host-to-device copy', 'host-to-device copies')} per call{after}",
         f"stock captures {inside} of {total} kernels" if kernels else "not lowered",
     ]
     return ", ".join(parts) + ("; failed midway" if explanation.error is not None else "")

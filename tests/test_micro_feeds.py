@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from optimizations.placement.benchmark import measure_steady_feeds
+from suite.cli import app
+from suite.micro import feeds
+from suite.micro.feeds import FeedRun
+
+
+def test_guards_cost_more_than_no_guards_and_every_one_of_them_counts() -> None:
+    few = measure_steady_feeds(scalars=1, tensors=0, kept=10, rounds=5, calls=300)
+    many = measure_steady_feeds(scalars=24, tensors=0, kept=10, rounds=5, calls=300)
+    assert 0 < few.bare_us < few.host_us < many.host_us
+    assert few.fastest_us <= few.host_us <= few.slowest_us
+
+
+def test_the_command_writes_each_cost_with_the_machine_it_was_taken_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = iter([(0, 0), (6, 1)])
+
+    def quick() -> object:
+        return (measure_steady_feeds(scalars=s, tensors=t, kept=4, rounds=3, calls=50) for s, t in points)
+
+    monkeypatch.setattr(feeds, "measure", quick)
+    done = CliRunner().invoke(app, ["micro", "feeds", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    run = FeedRun.model_validate_json((tmp_path / "feeds.json").read_text())
+    assert [(cost.scalars, cost.tensors) for cost in run.costs] == [(0, 0), (6, 1)]
+    assert run.environment.cpu.model
+    assert f"{run.costs[1].host_us:.2f}" in done.output
+
+
+def test_the_sweep_has_the_sizes_of_the_speech_transformer() -> None:
+    assert {6, 12} <= set(feeds.SCALARS)
+    assert 1 in feeds.TENSORS
