@@ -31,7 +31,7 @@ COMPILE_OPTIONS = ("enable_fp_fusion", "launch_pdl")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", help="acronyms; all registered ones by default")
-    parser.add_argument("--per-workload", type=int, default=4)
+    parser.add_argument("--per-workload", type=int, default=3)
     parser.add_argument("--one", action="store_true", help="print the kernels of one workload, from this process")
     chosen = parser.parse_args()
     if chosen.one:
