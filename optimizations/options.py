@@ -48,7 +48,7 @@ class Options:
         known = [option.name for option in dataclasses.fields(cls)]
         for name in given or {}:
             if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=3)
+                near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)
                 hint = f"did you mean {', '.join(near)}? " if near else ""
                 raise WrongOption(f"unknown option {name!r} of backend 'encore'; {hint}Known: {', '.join(known)}.")
         options = cls(**(given or {}))

@@ -219,13 +219,15 @@ class _Builder:
             self.values.append((node, value))
 
     def finish(self, outputs: Sequence[tuple[int, int]]) -> Program:
-        """Returns values, the latest first; most CPU values are brought to the GPU and used there before."""
+        """Returns values, the latest first; most CPU values go to the GPU before, and some GPU values to the CPU."""
         nodes = []
         for index, use in outputs:
             node, value = self.values[-1 - index % len(self.values)]
             if value.device.type == "cpu" and use:
                 node = self.graph.call_method("to", (node, GPU))
                 node = node if use == 1 else self.graph.call_function(operator.mul, (node, 2))
+            elif value.device == GPU and use == 1:
+                node = self.graph.call_function(operator.mul, (self.graph.call_method("cpu", (node,)), 2))
             nodes.append(node)
         self.graph.output(tuple(nodes))
         placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
@@ -253,7 +255,7 @@ def _arguments(kind: str, operands: list[Any]) -> tuple[Any, ...]:
 def programs(draw: st.DrawFn) -> Program:
     """A program of at most `STEPS` operations that returns up to four of its values."""
     small = st.integers(0, 250)
-    drawn = draw(st.lists(st.tuples(small, small, small, small), min_size=3, max_size=STEPS))
+    drawn = draw(st.lists(st.tuples(small, small, small, small), min_size=6, max_size=STEPS))
     outputs = draw(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 3)), min_size=1, max_size=4))
     builder = _Builder()
     for choice, *operands in drawn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -13,7 +14,7 @@ from placement_programs import INPUTS, Program, fresh_arguments, programs
 
 from optimizations.placement import place
 
-PROGRAMS = 600
+PROGRAMS = 800
 _seen: Counter[str] = Counter()
 
 
@@ -57,7 +58,14 @@ def _calls(run: Any, used: tuple[int, ...]) -> list[Any]:
         arguments = [arguments[position] for position in used]
         torch.manual_seed(seed)
         results.append((run(*arguments), arguments))
-    return [bits([list(values), arguments]) for values, arguments in results]
+    return [(bits([list(values), arguments]), _shared([*values, *arguments])) for values, arguments in results]
+
+
+def _shared(values: list[Any]) -> list[tuple[int, int]]:
+    """Which results and arguments share memory: a caller that writes to one would see it in the other."""
+    storages = [value.untyped_storage().data_ptr() for value in values]
+    pairs = itertools.combinations(range(len(values)), 2)
+    return [(one, other) for one, other in pairs if storages[one] == storages[other] and values[one].numel()]
 
 
 def _count(placement: Any) -> None:

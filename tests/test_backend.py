@@ -1,0 +1,193 @@
+"""The backend: found by name, checked options, untouched pass-through, and placement joined to its feeds."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from placement_on_cpu import CPU, bits, fake_cuda, graphs_of, runner
+from torch import nn
+
+import optimizations
+from optimizations import UnsupportedTorch, WrongOption, backend, torch_internals
+from optimizations.backend import encore
+from optimizations.placement import Feeds
+from optimizations.report import GraphReport
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch_internals.reset_dynamo()
+    optimizations.reset()
+    yield
+    optimizations.reset()
+    torch_internals.reset_dynamo()
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.mask = torch.tensor([1.0, 0.0, 2.0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.mask.to(x.device)
+
+
+def test_the_backend_is_found_by_its_name() -> None:
+    assert "encore" in torch.compiler.list_backends()
+
+
+def test_a_model_without_cuda_tensors_goes_to_inductor_as_it_is() -> None:
+    module = Masked().eval()
+    x = torch.randn(2, 3)
+    state = bits(list(module.state_dict().values()))
+    with torch.no_grad():
+        expected = module(x)
+        compiled = torch.compile(module, backend="encore", fullgraph=True)
+        torch.testing.assert_close(compiled(x), expected)
+        (report,) = optimizations.report()
+        assert report.placement.untouched == "no tensor is on a GPU"
+        assert [piece.direction for piece in report.compiled] == ["inference"]
+        assert report.compiled[0].partitions == 0
+        module.mask = module.mask * 2
+        torch.testing.assert_close(compiled(x), expected * 2)
+        # The module stays what it was.
+        assert bits(list(module.state_dict().values())) == state
+        assert bits(copy.deepcopy(module)(x)) == bits(module(x))
+        assert bits(pickle.loads(pickle.dumps(module))(x)) == bits(module(x))  # noqa: S301 our own bytes
+        torch.testing.assert_close(module.to(torch.float64)(x.double()).float(), expected * 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"options": {"hoist": True}}, "unknown option 'hoist' of backend 'encore'; did you mean hoist_limit_bytes"),
+        ({"options": {"attributes": "move"}}, "option 'attributes' cannot be 'move'; allowed: 'hoist', 'stage'"),
+        ({"mode": "max-autotune"}, "backend 'encore' has no modes, got mode='max-autotune'"),
+    ],
+)
+def test_wrong_options_are_named_with_the_right_ones(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match="WrongOption") as caught:
+        torch.compile(lambda x: x + 1, backend="encore", **settings)(torch.ones(2))
+    assert message in str(caught.value)
+
+
+def test_an_unknown_pytorch_is_refused_with_the_known_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph_module, inputs = _traced(Masked().eval())
+    monkeypatch.setattr(torch_internals, "SUPPORTED", ("1.0", "2.0"))
+    with pytest.raises(UnsupportedTorch, match=r"knows PyTorch 1\.0 up to but not including 2\.0"):
+        encore(graph_module, inputs)
+
+
+def test_a_missing_internal_is_named_with_what_it_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    private = dataclasses.replace(torch_internals.NAMES["detect_fake_mode"], attribute="gone")
+    monkeypatch.setitem(torch_internals.NAMES, "detect_fake_mode", private)
+    with pytest.raises(UnsupportedTorch, match=r"no torch\._guards\.gone, which Encore needs to describe inputs"):
+        torch_internals.resolve("detect_fake_mode")
+
+
+def _traced(module: nn.Module) -> tuple[torch.fx.GraphModule, list[Any]]:
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad():
+        module = copy.deepcopy(module)
+        for name, parameter in list(module.linear.named_parameters()):
+            setattr(module.linear, name, nn.Parameter(fake_cuda(parameter.detach(), mode)))
+        ((graph_module, inputs),) = graphs_of(module, fake_cuda(torch.randn(2, 3), mode), mode=mode)
+    return graph_module, inputs
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Inductor is replaced by execution on the CPU, which is the device of all feeds. Returns what it was asked."""
+    asked: list[dict[str, Any]] = []
+
+    class Compiler:
+        @staticmethod
+        def compile_fx(
+            graph_module: torch.fx.GraphModule, inputs: Sequence[Any], **settings: Any
+        ) -> Callable[..., Any]:
+            asked.append({"graph": graph_module, "inputs": inputs, **settings})
+            return runner(graph_module, inputs)
+
+    monkeypatch.setattr(torch_internals, "compile_fx", Compiler, raising=False)
+    monkeypatch.setattr(backend, "Feeds", lambda plan: Feeds(dataclasses.replace(plan, device=CPU)))
+    return asked
+
+
+def test_placed_graphs_are_fed_and_follow_their_attributes(on_cpu: list[dict[str, Any]]) -> None:
+    module = Masked().eval()
+    graph_module, inputs = _traced(module)
+    run = encore(graph_module, inputs, options={"inductor": {"max_autotune": True}})
+    (asked,) = on_cpu
+    assert asked["config_patches"] == {"triton.cudagraphs": True, "max_autotune": True}
+    assert [node.name for node in asked["graph"].graph.nodes if node.op == "placeholder"][-1] == "encore_hoisted_0"
+    with torch.no_grad():
+        for factor in (1.0, 1.0, 3.0):
+            module.mask.mul_(factor)
+            x = torch.randn(2, 3)
+            ((_, arguments),) = graphs_of(module, x)
+            assert bits(list(run(*arguments))) == bits([module(x)])
+
+
+def test_several_compiled_functions_keep_to_themselves(on_cpu: list[dict[str, Any]]) -> None:
+    modules = [Masked().eval(), Masked().eval()]
+    modules[1].mask = modules[1].mask + 1
+    runs = [encore(*_traced(module)) for module in modules]
+    with torch.no_grad():
+        for _ in range(3):
+            for module, run in zip(modules, runs, strict=True):
+                x = torch.randn(2, 3)
+                ((_, arguments),) = graphs_of(module, x)
+                assert bits(list(run(*arguments))) == bits([module(x)])
+                module.mask.add_(1)
+    assert [report.index for report in optimizations.report()] == [0, 1]
+
+
+def test_reports_grow_and_reset_forgets_and_frees(
+    on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Masked().eval()
+    graph_module, inputs = _traced(module)
+    run = encore(graph_module, inputs)
+    (report,) = optimizations.report()
+    assert isinstance(report, GraphReport)
+    assert [hoisted.attributes for hoisted in report.placement.hoisted] == [("L['self'].mask",)]
+    with torch.no_grad():
+        ((_, arguments),) = graphs_of(module, torch.ones(2, 3))
+        before = bits(list(run(*arguments)))
+        optimizations.reset()
+        assert optimizations.report() == ()
+        assert bits(list(run(*arguments))) == before
+
+
+def test_placement_can_be_switched_off(on_cpu: list[dict[str, Any]]) -> None:
+    graph_module, inputs = _traced(Masked().eval())
+    encore(graph_module, inputs, options={"placement": False})
+    (asked,) = on_cpu
+    assert asked["graph"] is graph_module
+    assert asked["inputs"] == inputs
+    assert optimizations.report()[0].placement.untouched == "placement is switched off"
+
+
+def test_a_graph_that_fails_to_compile_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo compiles some graphs twice: the first attempt ends with a signal to trace again."""
+
+    class Refusing:
+        @staticmethod
+        def compile_fx(*arguments: Any, **settings: Any) -> Any:
+            raise RuntimeError("trace again")
+
+    monkeypatch.setattr(torch_internals, "compile_fx", Refusing, raising=False)
+    with pytest.raises(RuntimeError, match="trace again"):
+        encore(*_traced(Masked().eval()))
+    assert optimizations.report() == ()
+
+
+def test_wrong_option_is_a_value_error() -> None:
+    assert issubclass(WrongOption, ValueError)

@@ -1,0 +1,61 @@
+"""`optimizations.explain`: placement told beforehand, graph by graph, in records and in words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from placement_examples import WIDTH, TimedDenoiser
+from placement_on_cpu import fake_cuda, on_cuda
+
+import optimizations
+from optimizations import WrongOption, torch_internals
+
+
+def test_each_graph_is_told_before_and_after() -> None:
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.no_grad(), mode:
+        module = on_cuda(TimedDenoiser().eval(), mode)
+        explanation = optimizations.explain(module, fake_cuda(torch.ones(2, WIDTH), mode), torch.tensor(3))
+    (graph,) = explanation.graphs
+    assert len(graph.cpu_nodes_before) > 8
+    assert graph.cpu_nodes_after == ()
+    text = str(explanation)
+    assert f"{len(graph.cpu_nodes_before)} nodes before, 0 after" in text
+    assert "2 (2 blocking) before, 1 (0 blocking) after" in text
+    assert "staged L['timestep'] (8 bytes)" in text
+    assert "depends on L['self'].alphas" in text
+    assert "placement_examples.py" in text
+
+
+def test_graphs_behind_a_break_are_told_too_with_reasons() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x = x + torch.rand(3).to(x.device)
+        torch._dynamo.graph_break()
+        return x * 2
+
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        explanation = optimizations.explain(program, fake_cuda(torch.ones(3), mode))
+    assert [graph.untouched for graph in explanation.graphs] == ["nothing could be moved", "nothing is on the CPU"]
+    assert "left rand (rand): draws random numbers on the CPU" in str(explanation)
+    assert "test_explanation.py" in explanation.graphs[0].left[0].source_line  # type: ignore[operator]
+
+
+def test_explaining_twice_works_and_compiles_nothing() -> None:
+    optimizations.reset()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    for _ in range(12):
+        assert optimizations.explain(program, torch.ones(2)).graphs[0].untouched == "no tensor is on a GPU"
+    assert optimizations.report() == ()
+
+
+def test_a_call_without_a_graph_says_so() -> None:
+    assert "no FX graph" in str(optimizations.explain(lambda: 3))
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(WrongOption, match="hoist_limit"):
+        optimizations.explain(lambda: 3, options={"hoist_limit": 1})
