@@ -40,7 +40,7 @@ class FakeTrial:
         return [0.0, self.spread]
 
     def indirect(self, data: int, moved: Collection[int]) -> Sequence[float]:
-        self.runs.append((data, frozenset(moved)))
+        self.runs += [(data, None), (data, frozenset(moved))]
         shows = self.only_on in (None, data)
         bad = bool(self.wrong & set(moved)) or any(one <= set(moved) for one in self.wrong_together)
         return [0.0, self.error if self.broken or (bad and shows) else self.spread]
@@ -82,7 +82,7 @@ def test_a_variant_that_is_wrong_with_nothing_moved_is_refused_as_such() -> None
     verdict = prove((0, 1), trial)
     assert verdict.proven == ()
     assert verdict.refused[0].startswith("with all inputs in their placeholders on data set 0")
-    assert len(trial.runs) == 6, "nobody tries the inputs one by one"
+    assert len(trial.runs) == 8, "nobody tries the inputs one by one"
 
 
 def test_a_failure_on_the_device_counts_even_if_the_outcome_is_right() -> None:

@@ -159,6 +159,24 @@ def test_a_pointer_that_is_hidden_beside_a_visible_one_is_found_by_the_outcome(d
     assert "differs by up to" in reasons(recorded, Y)
 
 
+@pytest.mark.parametrize("data", [torch.float32, torch.int32])
+def test_a_graph_that_does_nothing_is_not_taken_for_right(
+    driver: SimulatedDriver, monkeypatch: pytest.MonkeyPatch, data: torch.dtype
+) -> None:
+    """What the run before it left in memory must not be taken for its outcome."""
+    launch = SimulatedDriver.launch
+
+    def all_but_the_last(self: SimulatedDriver, executable: int) -> None:
+        if executable != max(self.executables):
+            launch(self, executable)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedDriver, "launch", all_but_the_last)
+        recorded = record(Work(driver), x=values(1).view(data), y=values(100).view(data))
+    assert recorded.outcome.follower is None
+    assert "differs by up to" in reasons(recorded, X)
+
+
 def test_a_prelude_that_does_not_work_is_replaced_by_host_updates(driver: SimulatedDriver) -> None:
     driver.functions[driver.prelude_function].body = lambda *_: None
     recorded = record(Work(driver), Choice.PRELUDE)

@@ -21,6 +21,9 @@ from typing import Protocol
 SPREAD_MARGIN = 4.0
 """Two runs understate how far runs can lie apart; a wrong pointer is off by far more than this."""
 
+RUNS_PER_COMPARISON = 4
+"""Three of the graph as captured, one of the indirected one."""
+
 
 class Trial(Protocol):
     """A captured graph, an indirected one, and data to run both on.
@@ -38,7 +41,8 @@ class Trial(Protocol):
         """Run it once more: deviations from the outcome kept."""
 
     def indirect(self, data: int, moved: Collection[int]) -> Sequence[float]:
-        """Run the indirected graph with these inputs moved: deviations from the outcome kept."""
+        """Run the graph as captured on other data, so that nothing is left of the outcome; then the indirected graph
+        with these inputs moved: deviations from the outcome kept."""
 
     def failure(self) -> str | None:
         """What went wrong on the device outside of any outcome; None where nothing did."""
@@ -107,7 +111,7 @@ class _Counted:
             self._trial.reference(data)
             repeated = self._trial.repeat(data)
             indirect = self._trial.indirect(data, moved)
-            self.runs += 3
+            self.runs += RUNS_PER_COMPARISON
             failed = self._trial.failure()
             if failed is not None:
                 return f"on data set {data} {failed}"

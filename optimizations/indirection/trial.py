@@ -8,6 +8,9 @@ Note [What a run destroys]. A graph may reuse the memory of an input that is dea
 of a placeholder in the pool. It also writes what the function mutates. All of that is put back before each run, and
 once more at the end.
 
+Note [What an earlier run left]. Both graphs write the same memory, so a node of the indirected one that did nothing
+would leave the right result of the run before it. So the captured graph runs on other data in between.
+
 Note [The second set of data]. Values must be ones the program could pass: an index out of range stops the process. The
 first set is the caller's data, the second the same with floating-point values halved and shifted by a quarter, which
 leaves indices that are stored as floats in range, and what is no number as it is.
@@ -16,7 +19,7 @@ leaves indices that are stored as floats in range, and what is no number as it i
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -134,16 +137,17 @@ class DeviceTrial:
 
     def reference(self, data: int) -> None:
         """See `proof.Trial`."""
-        self._run_captured(data)
+        self._run_captured(data, values_of)
         self._kept = [tensor.clone() for tensor in self._outcome(self._in_placeholders())]
 
     def repeat(self, data: int) -> list[float]:
         """See `proof.Trial`."""
-        self._run_captured(data)
+        self._run_captured(data, values_of)
         return self._deviations(self._in_placeholders())
 
     def indirect(self, data: int, moved: Collection[int]) -> list[float]:
         """See `proof.Trial`."""
+        self._run_captured(data, other_values_of)  # Note [What an earlier run left]
         self._restore()
         where = self._in_placeholders()
         for index, placeholder in self._placeholders.items():
@@ -170,10 +174,10 @@ class DeviceTrial:
         self._executables.append(executable)
         return executable
 
-    def _run_captured(self, data: int) -> None:
+    def _run_captured(self, data: int, values: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
         self._restore()
         for index, placeholder in self._placeholders.items():
-            placeholder.data.copy_(values_of(self._caller[index], data))
+            placeholder.data.copy_(values(self._caller[index], data))
         self._launch(self._reference_run)
 
     def _launch(self, executable: Any) -> None:
@@ -202,6 +206,15 @@ def values_of(tensor: torch.Tensor, data: int) -> torch.Tensor:
     if data and dtype.is_floating_point and dtype.itemsize >= ARITHMETIC_BYTES:
         return (values.view(dtype) * 0.5 + 0.25).view(torch.uint8)
     return values
+
+
+def other_values_of(tensor: torch.Tensor, data: int) -> torch.Tensor:
+    """Bytes of other values than in a set of data, as far as there are any that are safe: see `placeholders.poison`."""
+    if tensor.dtype.is_floating_point:
+        return values_of(tensor, (data + 1) % DATA_SETS)
+    if tensor.dtype is torch.bool or tensor.dtype.is_complex:
+        return data_of(tensor)
+    return torch.zeros_like(data_of(tensor))
 
 
 def blind_reason(tensor: torch.Tensor) -> str | None:
