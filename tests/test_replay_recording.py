@@ -75,7 +75,7 @@ def record(
     inputs = [outside.get(index, stock.get(index, value)) for index, value in enumerate(arguments)]
     graph, captured = work.record(inputs)
     written = [work.w] if work.writes_parameter else []
-    destroyed = [one.view(torch.uint8) for one in (captured.pool, *written, *stock.values())]
+    destroyed = [one.view(torch.uint8) for one in (*written, *stock.values())]
     recorded = RecordedInputs(
         again=inputs,
         memory={
