@@ -7,7 +7,6 @@ needs no import.
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,9 +16,10 @@ import torch.fx
 
 from optimizations import torch_internals
 from optimizations.options import Options, WrongOption
+from optimizations.outcome import watched, watching
 from optimizations.placement import Feeds, place
 from optimizations.replay.hook import Maker, asking, captured_by
-from optimizations.report import LEDGER, CompiledGraph, Direction, Entry
+from optimizations.report import LEDGER, Entry
 
 _FEEDS: weakref.WeakSet[Feeds] = weakref.WeakSet()
 """Run-time state of all graphs compiled in this process, for `reset`."""
@@ -48,11 +48,11 @@ def encore(
     inductor = {"triton.cudagraphs": True, **settings.inductor}
     placement = place(graph_module, example_inputs, settings)
     entry = Entry(placement.report)
-    inner_compile = _watched(entry)
+    inner_compile = watching(torch_internals.compile_fx_inner, entry.compiled.append)
     maker = _maker(settings, inductor, entry)
     if maker is not None:
         inner_compile = asking(inner_compile, maker)
-    with contextlib.nullcontext() if maker is None else captured_by(maker):
+    with watched(entry.compiled.append), contextlib.nullcontext() if maker is None else captured_by(maker):
         compiled = torch_internals.compile_fx.compile_fx(
             placement.graph_module,
             placement.example_inputs(example_inputs),
@@ -99,35 +99,3 @@ def _fed(compiled: Callable[..., Any], feeds: Feeds, copies_out: bool) -> Callab
             return compiled(*feeds.bind(arguments))
 
     return run
-
-
-def _watched(entry: Entry) -> Callable[..., Any]:
-    """Inductor's own compilation of one direction, which also notes what became of it."""
-    compile_inner = torch_internals.compile_fx_inner
-
-    @functools.wraps(compile_inner)
-    def compile_and_note(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
-        result = compile_inner(graph_module, inputs, **settings)
-        if isinstance(result, torch_internals.CompiledFxGraph):
-            entry.compiled.append(_outcome(result, settings))
-        return result
-
-    return compile_and_note
-
-
-def _outcome(result: Any, settings: Mapping[str, Any]) -> CompiledGraph:
-    direction: Direction = "forward"
-    if settings.get("is_backward"):
-        direction = "backward"
-    elif settings.get("is_inference"):
-        direction = "inference"
-    reasons: list[str] = []
-    if result.disabled_cudagraphs_reason:
-        reasons.append(result.disabled_cudagraphs_reason)
-    if result.cudagraph_info is not None:
-        reasons.extend(result.cudagraph_info.cudagraph_fail_reasons)
-    partitions = 0
-    if not reasons and "cuda" in result.device_types:
-        partitioned = torch_internals.inductor_config.graph_partition
-        partitions = len(result.partition_maps or ()) if partitioned else 1
-    return CompiledGraph(direction, partitions, tuple(dict.fromkeys(reasons)))

@@ -115,8 +115,7 @@ class CompiledGraph:
     """What Inductor made of one direction of an FX graph.
 
     `partitions` counts the pieces that become CUDA graphs (1 without graph partition), `not_captured` gives Inductor's
-    own words where there are none. A graph loaded from AOTAutograd's cache passes nobody who could count, and has no
-    such record.
+    own words where there are none.
     """
 
     direction: Direction

@@ -64,6 +64,17 @@ def test_a_model_without_cuda_tensors_goes_to_inductor_as_it_is() -> None:
         torch.testing.assert_close(module.to(torch.float64)(x.double()).float(), expected * 2)
 
 
+def test_a_backward_is_reported_when_it_is_compiled_and_when_it_comes_from_the_cache() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with torch_internals.fresh_cache():
+        for _ in range(2):
+            torch_internals.reset_dynamo()
+            optimizations.reset()
+            torch.compile(lambda x: (x * 2).sin().sum(), backend="encore")(weight).backward()
+            (report,) = optimizations.report()
+            assert sorted(piece.direction for piece in report.compiled) == ["backward", "forward"]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
