@@ -32,6 +32,7 @@ from suite.measure import copies
 from suite.measure.captured import CaptureLog
 from suite.measure.compile_times import restart_timers, start_toolchain, timer_seconds
 from suite.measure.correctness import TOLERANCE, Verdict, combine, compare_with_eager, compute_dtype
+from suite.measure.encore_report import encore_report
 from suite.measure.gpu_state import gpu_reader
 from suite.measure.graphs import GraphLog, recorded_graphs
 from suite.measure.memory import Peak, peak, reserved_bytes, restart_peak
@@ -122,6 +123,7 @@ class LiveCell:
             else None,
             memory=memory,
             kernel_time_us=profile.kernel_time_us if profile else None,
+            encore_report=encore_report() if self._mode.backend == "encore" else None,
         )
 
     def _build(self) -> None:
