@@ -1,6 +1,7 @@
 """One recording with indirection: a node of CUDAGraph Trees whose inputs, where proven, are read in place.
 
-Three methods of the stock node are overridden, each around the stock one: recording inputs, record, copy inputs.
+Three methods of the stock node are overridden, each around the stock one: recording inputs, record, copy inputs. Two
+more get a line for functions that write their inputs: the check of invariants, and the launch.
 
 Note [Outside of the pool]. Stock counts recording inputs that are not static as memory of the pool, and checks that
 every live block there is accounted for. Inputs that lie outside must look static while the graph is recorded: their
