@@ -12,7 +12,7 @@ folder OUT, at most eight files:
 
   summary.txt       what ran, with exit codes and seconds
   environment.json  GPU, driver, versions, commit
-  tests.log, tests.xml
+  tests.log, tests.tar.gz (results as XML, and real captures to test with elsewhere)
   micro.log, micro.tar.gz
   run.log, run.tar.gz (the run and its report)
 
@@ -82,7 +82,10 @@ stage() {
 
 : >"$out/summary.txt"
 if [[ ",$stages," == *,tests,* ]]; then
-    stage tests $(($(left) * 45 / 100)) "$python" -m pytest -m gpu -p no:cacheprovider --junitxml "$out/tests.xml"
+    export ENCORE_CAPTURES="$work/tests/captures"
+    mkdir -p "$ENCORE_CAPTURES"
+    stage tests $(($(left) * 45 / 100)) "$python" -m pytest -m gpu -p no:cacheprovider --junitxml "$work/tests/tests.xml"
+    tar -C "$work" -czf "$out/tests.tar.gz" tests
 fi
 if [[ ",$stages," == *,micro,* ]]; then
     stage micro $(($(left) * 30 / 100)) "$python" -P -m suite micro --all --out "$work/micro"
