@@ -35,149 +35,173 @@ class Private:
     why: str
 
 
-_2_11 = ("2.11",)
+_CHECKED = ("2.11", "2.15")
+"""All names were found in the CUDA wheels of these versions; the tests run on the first of them."""
 
 NAMES: dict[str, Private] = {
-    "inductor_config": Private("torch._inductor.config", None, _2_11, "switch CUDA graphs and graph partition"),
-    "dynamo_config": Private("torch._dynamo.config", None, _2_11, "recompile limits, compile-time settings"),
-    "dynamo_utils": Private("torch._dynamo.utils", None, _2_11, "counters and compile-time timers"),
-    "cudagraph_trees": Private("torch._inductor.cudagraph_trees", None, _2_11, "CUDAGraph Trees: nodes, managers"),
+    "inductor_config": Private("torch._inductor.config", None, _CHECKED, "switch CUDA graphs and graph partition"),
+    "dynamo_config": Private("torch._dynamo.config", None, _CHECKED, "recompile limits, compile-time settings"),
+    "dynamo_utils": Private("torch._dynamo.utils", None, _CHECKED, "counters and compile-time timers"),
+    "cudagraph_trees": Private("torch._inductor.cudagraph_trees", None, _CHECKED, "CUDAGraph Trees: nodes, managers"),
     # fake tensors: programs for a GPU on a machine without one
-    "FakeTensorMode": Private("torch._subclasses.fake_tensor", "FakeTensorMode", _2_11, "build models without a GPU"),
-    "OpOverload": Private("torch._ops", "OpOverload", _2_11, "tell single operators from those that run whole graphs"),
+    "FakeTensorMode": Private(
+        "torch._subclasses.fake_tensor", "FakeTensorMode", _CHECKED, "build models without a GPU"
+    ),
+    "OpOverload": Private(
+        "torch._ops", "OpOverload", _CHECKED, "tell single operators from those that run whole graphs"
+    ),
     # placement: reading and rewriting Dynamo's graphs, feeding what they need
     "ConstantSource": Private(
-        "torch._dynamo.source", "ConstantSource", _2_11, "name an added input in AOTAutograd's cache key"
+        "torch._dynamo.source", "ConstantSource", _CHECKED, "name an added input in AOTAutograd's cache key"
     ),
-    "HigherOrderOperator": Private("torch._ops", "HigherOrderOperator", _2_11, "see operators that run whole graphs"),
+    "HigherOrderOperator": Private(
+        "torch._ops", "HigherOrderOperator", _CHECKED, "see operators that run whole graphs"
+    ),
     "TorchDispatchMode": Private(
-        "torch.utils._python_dispatch", "TorchDispatchMode", _2_11, "see which operators a node really runs"
+        "torch.utils._python_dispatch", "TorchDispatchMode", _CHECKED, "see which operators a node really runs"
     ),
-    "compile_fx_inner": Private("torch._inductor.compile_fx", "compile_fx_inner", _2_11, "see what became of a graph"),
-    "current_raw_stream": Private("torch._C", "_cuda_getCurrentRawStream", _2_11, "notice a change of stream cheaply"),
-    "detect_fake_mode": Private("torch._guards", "detect_fake_mode", _2_11, "describe inputs that do not exist yet"),
+    "compile_fx_inner": Private(
+        "torch._inductor.compile_fx", "compile_fx_inner", _CHECKED, "see what became of a graph"
+    ),
+    "current_raw_stream": Private(
+        "torch._C", "_cuda_getCurrentRawStream", _CHECKED, "notice a change of stream cheaply"
+    ),
+    "detect_fake_mode": Private("torch._guards", "detect_fake_mode", _CHECKED, "describe inputs that do not exist yet"),
     "device_constructors": Private(
-        "torch.utils._device", "_device_constructors", _2_11, "know the functions that make tensors on a device"
+        "torch.utils._device", "_device_constructors", _CHECKED, "know the functions that make tensors on a device"
     ),
     "disable_current_modes": Private(
-        "torch.utils._python_dispatch", "_disable_current_modes", _2_11, "compute a constant while others trace"
+        "torch.utils._python_dispatch", "_disable_current_modes", _CHECKED, "compute a constant while others trace"
     ),
-    "enter_autocast": Private("torch.amp.autocast_mode", "_enter_autocast", _2_11, "see autocast inside of a graph"),
-    "foreach_copy_": Private("torch", "_foreach_copy_", _2_11, "pack several CPU arguments in one call"),
+    "enter_autocast": Private("torch.amp.autocast_mode", "_enter_autocast", _CHECKED, "see autocast inside of a graph"),
+    "foreach_copy_": Private("torch", "_foreach_copy_", _CHECKED, "pack several CPU arguments in one call"),
     "has_kernel_for": Private(
-        "torch", "_C._dispatch_has_computed_kernel_for_dispatch_key", _2_11, "know what a GPU can run"
+        "torch", "_C._dispatch_has_computed_kernel_for_dispatch_key", _CHECKED, "know what a GPU can run"
     ),
     "is_from_global_source": Private(
-        "torch._dynamo.source", "is_from_global_source", _2_11, "tell attributes from arguments"
+        "torch._dynamo.source", "is_from_global_source", _CHECKED, "tell attributes from arguments"
     ),
     "is_from_nonlocal_source": Private(
-        "torch._dynamo.source", "is_from_nonlocal_source", _2_11, "tell attributes from arguments"
+        "torch._dynamo.source", "is_from_nonlocal_source", _CHECKED, "tell attributes from arguments"
     ),
-    "set_grad_enabled": Private("torch", "_C._set_grad_enabled", _2_11, "see that a graph switches gradients on"),
-    "storage_use_count": Private("torch", "_C._storage_Use_Count", _2_11, "see that a value is saved for backward"),
-    "tensor_use_count": Private("torch", "Tensor._use_count", _2_11, "see that a value is saved for backward"),
+    "set_grad_enabled": Private("torch", "_C._set_grad_enabled", _CHECKED, "see that a graph switches gradients on"),
+    "storage_use_count": Private("torch", "_C._storage_Use_Count", _CHECKED, "see that a value is saved for backward"),
+    "tensor_use_count": Private("torch", "Tensor._use_count", _CHECKED, "see that a value is saved for backward"),
     # replay: recording with, and beside, CUDAGraph Trees
     "CachingAutotuner": Private(
-        "torch._inductor.runtime.triton_heuristics", "CachingAutotuner", _2_11, "find the PTX of a captured kernel"
+        "torch._inductor.runtime.triton_heuristics", "CachingAutotuner", _CHECKED, "find the PTX of a captured kernel"
     ),
-    "CompileContext": Private("torch._guards", "CompileContext", _2_11, "name a recording after its compilation"),
+    "CompileContext": Private("torch._guards", "CompileContext", _CHECKED, "name a recording after its compilation"),
     "clone_preserve_strides": Private(
-        "torch._inductor.utils", "clone_preserve_strides", _2_11, "stand in for a misaligned input"
+        "torch._inductor.utils", "clone_preserve_strides", _CHECKED, "stand in for a misaligned input"
     ),
     "data_ptrs_equal": Private(
-        "torch", "_C._tensors_data_ptrs_at_indices_equal", _2_11, "see in C++ whether an input moved"
+        "torch", "_C._tensors_data_ptrs_at_indices_equal", _CHECKED, "see in C++ whether an input moved"
     ),
     "get_manager": Private(
-        "torch._inductor.cudagraph_trees", "get_manager", _2_11, "tell the right manager that a backward runs"
+        "torch._inductor.cudagraph_trees", "get_manager", _CHECKED, "tell the right manager that a backward runs"
     ),
     "get_obj_in_tls": Private(
-        "torch", "_C._get_obj_in_tls", _2_11, "reach a thread's managers from its autograd threads"
+        "torch", "_C._get_obj_in_tls", _CHECKED, "reach a thread's managers from its autograd threads"
     ),
     "is_key_in_tls": Private(
-        "torch", "_C._is_key_in_tls", _2_11, "reach a thread's managers from its autograd threads"
+        "torch", "_C._is_key_in_tls", _CHECKED, "reach a thread's managers from its autograd threads"
     ),
     "stash_obj_in_tls": Private(
-        "torch", "_C._stash_obj_in_tls", _2_11, "reach a thread's managers from its autograd threads"
+        "torch", "_C._stash_obj_in_tls", _CHECKED, "reach a thread's managers from its autograd threads"
     ),
     "triton_cache_dir": Private(
-        "torch._inductor.runtime.cache_dir_utils", "triton_cache_dir", _2_11, "find the PTX of a captured kernel"
+        "torch._inductor.runtime.cache_dir_utils", "triton_cache_dir", _CHECKED, "find the PTX of a captured kernel"
     ),
     # suite: what a worker measures
-    "pytree": Private("torch.utils._pytree", None, _2_11, "name the tensors in a model's output"),
-    "TorchDynamoException": Private("torch._dynamo.exc", "TorchDynamoException", _2_11, "tell a failed compilation"),
-    "fresh_cache": Private("torch._inductor.utils", "fresh_cache", _2_11, "keep a trial compilation out of the caches"),
-    "CompiledFxGraph": Private("torch._inductor.output_code", "CompiledFxGraph", _2_11, "count graphs and partitions"),
-    "Scheduler": Private("torch._inductor.scheduler", "Scheduler", _2_11, "see what a partition was split at, and why"),
-    "cudagraph_utils": Private("torch._inductor.cudagraph_utils", None, _2_11, "read why a graph was not captured"),
+    "pytree": Private("torch.utils._pytree", None, _CHECKED, "name the tensors in a model's output"),
+    "TorchDynamoException": Private("torch._dynamo.exc", "TorchDynamoException", _CHECKED, "tell a failed compilation"),
+    "fresh_cache": Private(
+        "torch._inductor.utils", "fresh_cache", _CHECKED, "keep a trial compilation out of the caches"
+    ),
+    "CompiledFxGraph": Private(
+        "torch._inductor.output_code", "CompiledFxGraph", _CHECKED, "count graphs and partitions"
+    ),
+    "Scheduler": Private(
+        "torch._inductor.scheduler", "Scheduler", _CHECKED, "see what a partition was split at, and why"
+    ),
+    "cudagraph_utils": Private("torch._inductor.cudagraph_utils", None, _CHECKED, "read why a graph was not captured"),
     # suite: explain, which compiles for a GPU that is not there
-    "CudaInterface": Private("torch._dynamo.device_interface", "CudaInterface", _2_11, "describe the GPU to Inductor"),
+    "CudaInterface": Private(
+        "torch._dynamo.device_interface", "CudaInterface", _CHECKED, "describe the GPU to Inductor"
+    ),
     "DataDependentOutputException": Private(
-        "torch._subclasses.fake_tensor", "DataDependentOutputException", _2_11, "see that a value would be needed"
+        "torch._subclasses.fake_tensor", "DataDependentOutputException", _CHECKED, "see that a value would be needed"
     ),
     "DynamicOutputShapeException": Private(
-        "torch._subclasses.fake_tensor", "DynamicOutputShapeException", _2_11, "see that a shape depends on values"
+        "torch._subclasses.fake_tensor", "DynamicOutputShapeException", _CHECKED, "see that a shape depends on values"
     ),
-    "FakeTensor": Private("torch._subclasses.fake_tensor", "FakeTensor", _2_11, "tensors without data"),
+    "FakeTensor": Private("torch._subclasses.fake_tensor", "FakeTensor", _CHECKED, "tensors without data"),
     "NopKernelSchedulerNode": Private(
-        "torch._inductor.scheduler", "NopKernelSchedulerNode", _2_11, "pass over nodes that launch nothing"
+        "torch._inductor.scheduler", "NopKernelSchedulerNode", _CHECKED, "pass over nodes that launch nothing"
     ),
-    "PyCodeCache": Private("torch._inductor.codecache", "PyCodeCache", _2_11, "load the source of a generated kernel"),
-    "RestartAnalysis": Private("torch._dynamo.exc", "RestartAnalysis", _2_11, "let Dynamo trace a frame again"),
+    "PyCodeCache": Private(
+        "torch._inductor.codecache", "PyCodeCache", _CHECKED, "load the source of a generated kernel"
+    ),
+    "RestartAnalysis": Private("torch._dynamo.exc", "RestartAnalysis", _CHECKED, "let Dynamo trace a frame again"),
     "attention_math": Private(
-        "torch", "ops.aten._scaled_dot_product_attention_math", _2_11, "express attention in plain operations"
+        "torch", "ops.aten._scaled_dot_product_attention_math", _CHECKED, "express attention in plain operations"
     ),
     "avoid_device_init": Private(
-        "torch._subclasses.fake_tensor", "FakeTensorMode.avoid_device_init", _2_11, "keep constants on the CPU"
+        "torch._subclasses.fake_tensor", "FakeTensorMode.avoid_device_init", _CHECKED, "keep constants on the CPU"
     ),
-    "compile_fx": Private("torch._inductor.compile_fx", None, _2_11, "lower a graph as stock PyTorch does"),
+    "compile_fx": Private("torch._inductor.compile_fx", None, _CHECKED, "lower a graph as stock PyTorch does"),
     "compile_to_module_lines": Private(
-        "torch._inductor.graph", "GraphLowering._compile_to_module_lines", _2_11, "stop before code is loaded"
+        "torch._inductor.graph", "GraphLowering._compile_to_module_lines", _CHECKED, "stop before code is loaded"
     ),
     "create_compile_meta": Private(
-        "torch._inductor.runtime.triton_heuristics", "CachingAutotuner._create_compile_meta", _2_11, "compile a kernel"
+        "torch._inductor.runtime.triton_heuristics",
+        "CachingAutotuner._create_compile_meta",
+        _CHECKED,
+        "compile a kernel",
     ),
     "create_compile_options": Private(
         "torch._inductor.runtime.triton_heuristics",
         "CachingAutotuner._create_compile_options",
-        _2_11,
+        _CHECKED,
         "compile a kernel with the options Inductor uses",
     ),
-    "cuda_lazy_init": Private("torch.cuda", "_lazy_init", _2_11, "leave the driver alone"),
-    "cudagraphify": Private("torch._inductor.compile_fx", "cudagraphify", _2_11, "see what would be recorded"),
+    "cuda_lazy_init": Private("torch.cuda", "_lazy_init", _CHECKED, "leave the driver alone"),
+    "cudagraphify": Private("torch._inductor.compile_fx", "cudagraphify", _CHECKED, "see what would be recorded"),
     "describe_skipped_frame": Private(
-        "torch._dynamo.convert_frame", "format_error_msg", _2_11, "see which functions Dynamo leaves to Python"
+        "torch._dynamo.convert_frame", "format_error_msg", _CHECKED, "see which functions Dynamo leaves to Python"
     ),
     "efficient_attention": Private(
-        "torch", "ops.aten._scaled_dot_product_efficient_attention", _2_11, "name the kernel attention would take"
+        "torch", "ops.aten._scaled_dot_product_efficient_attention", _CHECKED, "name the kernel attention would take"
     ),
     "ensure_cuda_device_guard_set": Private(
-        "torch", "_C._ensureCUDADeviceGuardSet", _2_11, "index fake CUDA tensors without a driver"
+        "torch", "_C._ensureCUDADeviceGuardSet", _CHECKED, "index fake CUDA tensors without a driver"
     ),
-    "exchange_device": Private("torch.cuda", "_exchange_device", _2_11, "enter a device context without a driver"),
+    "exchange_device": Private("torch.cuda", "_exchange_device", _CHECKED, "enter a device context without a driver"),
     "flash_attention": Private(
-        "torch", "ops.aten._scaled_dot_product_flash_attention", _2_11, "name the kernel attention would take"
+        "torch", "ops.aten._scaled_dot_product_flash_attention", _CHECKED, "name the kernel attention would take"
     ),
-    "functorch_config": Private("torch._functorch.config", None, _2_11, "switch AOTAutograd's cache off"),
+    "functorch_config": Private("torch._functorch.config", None, _CHECKED, "switch AOTAutograd's cache off"),
     "get_cpp_compiler": Private(
-        "torch._inductor.cpp_builder", "get_cpp_compiler", _2_11, "lower CPU operations without a C++ compiler"
+        "torch._inductor.cpp_builder", "get_cpp_compiler", _CHECKED, "lower CPU operations without a C++ compiler"
     ),
     "maybe_exchange_device": Private(
-        "torch.cuda", "_maybe_exchange_device", _2_11, "leave a device context without a driver"
+        "torch.cuda", "_maybe_exchange_device", _CHECKED, "leave a device context without a driver"
     ),
     "module_apply": Private(
-        "torch.nn.modules.module", "Module._apply", _2_11, "move modules of fake parameters, shared ones too"
+        "torch.nn.modules.module", "Module._apply", _CHECKED, "move modules of fake parameters, shared ones too"
     ),
     "post_compile": Private(
-        "torch._inductor.output_code", "CompiledFxGraph.post_compile", _2_11, "read why a graph is not recorded"
+        "torch._inductor.output_code", "CompiledFxGraph.post_compile", _CHECKED, "read why a graph is not recorded"
     ),
-    "reset_dynamo": Private("torch._dynamo", "reset", _2_11, "trace from the beginning"),
-    "scoped_library": Private("torch.library", "_scoped_library", _2_11, "override an operator for a while"),
+    "reset_dynamo": Private("torch._dynamo", "reset", _CHECKED, "trace from the beginning"),
+    "scoped_library": Private("torch.library", "_scoped_library", _CHECKED, "override an operator for a while"),
     "set_driver_to_gpu": Private(
-        "torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", _2_11, "load kernels without a GPU"
+        "torch._inductor.runtime.triton_helpers", "set_driver_to_gpu", _CHECKED, "load kernels without a GPU"
     ),
-    "should_pad": Private("torch._inductor.fx_passes.pad_mm", "_should_pad", _2_11, "answer without a benchmark"),
+    "should_pad": Private("torch._inductor.fx_passes.pad_mm", "_should_pad", _CHECKED, "answer without a benchmark"),
     "valid_vec_isa_list": Private(
-        "torch._inductor.cpu_vec_isa", "valid_vec_isa_list", _2_11, "lower CPU operations without a C++ compiler"
+        "torch._inductor.cpu_vec_isa", "valid_vec_isa_list", _CHECKED, "lower CPU operations without a C++ compiler"
     ),
 }
 
