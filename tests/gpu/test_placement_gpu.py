@@ -1,0 +1,377 @@
+"""What only a GPU can show of placement: captured whole, fed without waiting, right with moving and changing inputs."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from placement_examples import WIDTH, DetectionScalars, MaskedBlocks, TimedDenoiser
+from torch import nn
+
+import optimizations
+from optimizations import backend
+from optimizations.placement.feeds import Feeds
+
+pytestmark = pytest.mark.gpu
+
+CALLS = 24
+WARM_UP = 4
+BUDGET_US = 5.0
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """Every test begins and ends without a compiled function, a report or a graph."""
+    yield
+    optimizations.reset()
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def encore(function: Any, **settings: Any) -> Any:
+    return torch.compile(function, backend="encore", options={"indirection": "off"}, **settings)
+
+
+def stock(function: Any, **settings: Any) -> Any:
+    return torch.compile(function, options={"triton.cudagraphs": True}, **settings)
+
+
+def _text(seed: int) -> list[torch.Tensor]:
+    return [torch.randint(0, 16, (3, 6), generator=torch.Generator().manual_seed(seed)).cuda()]
+
+
+def _image(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.rand(1, 3, 5, 7, generator=generator).cuda(), 9 * torch.rand(4, 4, generator=generator).cuda()]
+
+
+def _step(seed: int) -> list[torch.Tensor]:
+    # The timestep stays on the CPU, as schedulers keep it.
+    return [torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(seed)).cuda(), torch.tensor(seed % 50)]
+
+
+def _change_mask(module: Any) -> None:
+    module.mask[0, 2] += 1.0
+
+
+def _change_scalar(module: Any) -> None:
+    module.scale = numpy.float64(float(module.scale) + 1.0)
+
+
+def _change_table(module: Any) -> None:
+    module.alphas = module.alphas * 0.99
+
+
+EXAMPLES: dict[str, tuple[Callable[[], nn.Module], Callable[[int], list[torch.Tensor]], Callable[[Any], None]]] = {
+    "mask": (MaskedBlocks, _text, _change_mask),
+    "scalars": (DetectionScalars, _image, _change_scalar),
+    "timestep": (TimedDenoiser, _step, _change_table),
+}
+
+
+def results(function: Any, *inputs: Any) -> list[torch.Tensor]:
+    """The results of a call of a new step, copied out of the graph's memory."""
+    torch.compiler.cudagraph_mark_step_begin()
+    with torch.no_grad():
+        found = function(*inputs)
+    return [one.clone() for one in (found if isinstance(found, (list, tuple)) else (found,))]
+
+
+def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_results_are_eagers_with_new_addresses_and_changing_attributes(name: str) -> None:
+    make, inputs, change = EXAMPLES[name]
+    torch.manual_seed(0)
+    module = make().cuda().eval()
+    compiled = encore(module, fullgraph=True)
+    alive = []
+    for seed in range(CALLS):
+        if seed in (8, 9, 16):
+            change(module)
+        given = inputs(seed)
+        alive.append(given)  # so that no two calls get the same addresses
+        close(results(compiled, *given), results(module, *given))
+    (report,) = optimizations.report()
+    assert report.placement.cpu_nodes_after == ()
+    assert [piece.partitions for piece in report.compiled] == [1]
+    assert report.compiled[0].not_captured == ()
+
+
+@pytest.mark.parametrize("name", ["mask", "scalars"])
+def test_results_are_stocks_bit_for_bit(name: str) -> None:
+    """Where stock does the same arithmetic: it moves CPU operations of its own, but copies masks and scalars."""
+    make, inputs, change = EXAMPLES[name]
+    torch.manual_seed(0)
+    module = make().cuda().eval()
+    other = copy.deepcopy(module)
+    placed, plain = encore(module), stock(other)
+    for seed in range(CALLS):
+        if seed == 12:
+            change(module)
+            change(other)
+        given = inputs(seed)
+        for one, two in zip(results(placed, *given), results(plain, *given), strict=True):
+            assert torch.equal(one, two)
+
+
+def _steady_events(function: Any, *inputs: Any) -> tuple[list[str], list[str]]:
+    """Names of runtime calls and of device activities in one steady call."""
+    for _ in range(WARM_UP):
+        results(function, *inputs)
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile, torch.no_grad():
+        function(*inputs)
+    events = list(profile.events())
+    calls = [event.name for event in events if event.name.startswith("cuda")]
+    on_device = [event.name for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+    return calls, on_device
+
+
+@pytest.mark.parametrize(("name", "copies"), [("mask", 0), ("scalars", 0), ("timestep", 1)])
+def test_a_steady_call_is_one_graph_launch_that_nobody_waits_for(name: str, copies: int) -> None:
+    make, inputs, _ = EXAMPLES[name]
+    compiled = encore(make().cuda().eval())
+    calls, on_device = _steady_events(compiled, *inputs(1))
+    assert sum(call.startswith("cudaGraphLaunch") for call in calls) == 1
+    # The profiler itself waits for the device when it stops, after the last launch or copy.
+    last = max(i for i, call in enumerate(calls) if "Launch" in call or "Memcpy" in call)
+    assert not [call for call in calls[:last] if call in WAITS]
+    to_device = [activity for activity in on_device if "HtoD" in activity]
+    assert len(to_device) == copies
+    assert all("Pinned" in activity for activity in to_device)
+
+
+def test_arguments_of_calls_in_flight_are_not_overwritten() -> None:
+    """The host runs ahead by many calls, each with another timestep, while the device is busy."""
+
+    def program(x: torch.Tensor, t: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return x * t.to(x.device) + ids.to(x.device).sum()
+
+    compiled = encore(program)
+    x = torch.ones(64, device="cuda")
+    work = torch.randn(4096, 4096, device="cuda")
+    for seed in range(WARM_UP):
+        results(compiled, x, torch.full((64,), float(seed)), torch.tensor([seed]))
+    torch.cuda.synchronize()
+    for _ in range(50):
+        work = torch.tanh(work @ work)
+    found = []
+    for seed in range(64):
+        t, ids = torch.full((64,), float(seed)), torch.tensor([seed])
+        found.append(results(compiled, x, t, ids)[0])
+        t.fill_(-1.0)  # the caller may use its tensors again at once
+        ids.fill_(-1)
+    torch.cuda.synchronize()
+    assert [value[0].item() for value in found] == [2.0 * seed for seed in range(64)]
+
+
+def test_calls_may_change_the_stream() -> None:
+    module = TimedDenoiser().cuda().eval()
+    compiled = encore(module)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.current_stream()]
+    for seed in range(CALLS):
+        given = _step(seed)
+        if seed % 5 == 0:
+            _change_table(module)
+        expected = results(module, *given)
+        stream = streams[seed % 3]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            found = results(compiled, *given)
+        torch.cuda.current_stream().wait_stream(stream)
+        close(found, expected)
+
+
+class Scored(nn.Module):
+    """A CPU mask, a NumPy scalar, weights per call from the CPU, and a score given back there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.mask = torch.linspace(0.5, 2.0, 16)
+        self.temperature = numpy.float64(1.5)
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        scores = self.linear(x) * self.mask.to(x.device) / self.temperature
+        return ((scores * weights.exp().to(x.device)) ** 2).mean().cpu()
+
+
+def _gradients(module: nn.Module) -> list[torch.Tensor]:
+    gradients = [parameter.grad.clone() for parameter in module.parameters() if parameter.grad is not None]
+    module.zero_grad()
+    return gradients
+
+
+def test_gradients_are_eagers_and_a_loss_for_the_cpu_is_there() -> None:
+    torch.manual_seed(0)
+    module = Scored().cuda()
+    eager = copy.deepcopy(module)
+    compiled = encore(module)
+    for seed in range(CALLS):
+        generator = torch.Generator().manual_seed(seed)
+        x, weights = torch.randn(8, 16, generator=generator).cuda(), torch.randn(16, generator=generator)
+        if seed == 10:
+            for one in (module, eager):
+                one.mask = one.mask * 2
+                one.temperature = numpy.float64(3.0)
+        torch.compiler.cudagraph_mark_step_begin()
+        loss = compiled(x, weights)
+        expected = eager(x, weights)
+        assert loss.device.type == "cpu"
+        assert abs(loss.item() - expected.item()) <= 1e-4 * abs(expected.item())
+        loss.backward()
+        expected.backward()
+        close(_gradients(module), _gradients(eager))
+
+
+def test_forwards_may_wait_for_their_backwards_while_attributes_change() -> None:
+    torch.manual_seed(0)
+    module = Scored().cuda()
+    eager = copy.deepcopy(module)
+    compiled = encore(module)
+    for _ in range(4):
+        losses, expected = [], []
+        torch.compiler.cudagraph_mark_step_begin()
+        for seed in range(3):
+            x, weights = torch.randn(8, 16).cuda(), torch.randn(16)
+            losses.append(compiled(x, weights))
+            expected.append(eager(x, weights))
+            for one in (module, eager):
+                one.mask = one.mask + seed
+        sum(losses).backward()  # type: ignore[union-attr]
+        sum(expected).backward()  # type: ignore[union-attr]
+        close(_gradients(module), _gradients(eager))
+
+
+@pytest.mark.parametrize("surroundings", [torch.no_grad, torch.inference_mode])
+def test_modes_may_alternate(surroundings: Any) -> None:
+    module = TimedDenoiser().cuda().eval()
+    compiled = encore(module)
+    for seed in range(8):
+        given = _step(seed)
+        with surroundings():
+            expected = module(*given)
+            torch.compiler.cudagraph_mark_step_begin()
+            close([compiled(*given).clone()], [expected])
+        close(results(compiled, *given), results(module, *given))
+
+
+def test_sizes_may_differ_between_calls() -> None:
+    def program(x: torch.Tensor, t: torch.Tensor, index: torch.Tensor) -> Any:
+        positions = torch.arange(x.shape[0])
+        return x + t.float().to(x.device)[:, None] + positions.to(x.device)[:, None], x[index]
+
+    compiled = encore(program, dynamic=True)
+    for rows, picked in ((5, 3), (7, 2), (2, 6), (7, 2), (5, 3), (9, 9)) * 3:
+        x = torch.randn(rows, 4, device="cuda")
+        t, index = torch.randint(0, 9, (rows,)), torch.randint(0, rows, (picked,))
+        close(results(compiled, x, t, index), results(program, x, t, index))
+
+
+def test_graph_breaks_and_several_functions_keep_to_themselves() -> None:
+    @torch.compiler.disable
+    def outside(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    class Broken(MaskedBlocks):
+        def forward(self, text: torch.Tensor) -> torch.Tensor:
+            x = super().forward(text) * self.mask.to(text.device).isfinite().sum()
+            return outside(x) + self.mask[:1, :1].to(text.device)
+
+    modules = [Broken().cuda().eval(), Broken().cuda().eval()]
+    compiled = [encore(module) for module in modules]
+    plain = stock(copy.deepcopy(modules[0]))
+    unchanged = copy.deepcopy(modules[0])
+    for seed in range(CALLS):
+        given = _text(seed)
+        for module, function in zip(modules, compiled, strict=True):
+            close(results(function, *given), results(module, *given))
+            if seed % 6 == 5:
+                module.mask[0, 0] += 1.0
+        # Stock functions of the same process are what they were.
+        close(results(plain, *given), results(unchanged, *given))
+
+
+def test_results_do_not_change_when_hoisted_values_do() -> None:
+    """A copy of an attribute that the caller gets is the caller's, also when the attribute changes afterwards."""
+    table = torch.arange(4.0)
+
+    class Giving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = table
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            copied = self.table.to(x.device)
+            return copied, copied + x
+
+    module = Giving().cuda()
+    compiled = encore(module)
+    x = torch.ones(4, device="cuda")
+    for _ in range(WARM_UP):
+        results(compiled, x)
+    first = results(compiled, x)
+    first[0].fill_(99.0)
+    assert results(compiled, x)[0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    table.add_(1)
+    assert results(compiled, x)[0].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_feeds_with_nothing_to_refresh_cost_under_five_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Feeds] = []
+
+    def recording(plan: Any) -> Feeds:
+        made.append(Feeds(plan))
+        return made[-1]
+
+    monkeypatch.setattr(backend, "Feeds", recording)
+    module = MaskedBlocks().cuda().eval()
+    compiled = encore(module)
+    seen: list[tuple[Any, ...]] = []
+    bind = Feeds.bind
+    monkeypatch.setattr(Feeds, "bind", lambda feeds, arguments: seen.append(arguments) or bind(feeds, arguments))
+    for seed in range(WARM_UP):
+        results(compiled, *_text(seed))
+    ((feeds,), arguments) = made, seen[-1]
+    times = []
+    for _ in range(20):
+        start = time.perf_counter_ns()
+        for _ in range(1000):
+            bind(feeds, arguments)
+        times.append((time.perf_counter_ns() - start) / 1e6)
+    assert min(times) < BUDGET_US, f"{times} us per call"
+
+
+def test_reset_gives_the_memory_back() -> None:
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.ones(32, 2**20)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.table.to(x.device)[0, 0]
+
+    module = Large()
+    compiled = encore(module)
+    x = torch.ones(4, device="cuda")
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    for _ in range(WARM_UP):
+        results(compiled, x)
+    held = torch.cuda.memory_allocated() - before
+    assert held >= 2**27
+    optimizations.reset()
+    assert torch.cuda.memory_allocated() - before < held - 2**26
+    assert results(compiled, x)[0].tolist() == [2.0] * 4
