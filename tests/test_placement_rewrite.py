@@ -244,6 +244,17 @@ def test_sizes_may_differ_between_calls() -> None:
         assert found == bits(list(_with_sizes(x, t, index)))
 
 
+def test_a_number_that_differs_between_calls_is_read_on_the_host_and_the_rest_is_placed() -> None:
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    x = fake_cuda(torch.ones(2, 3), mode)
+    with torch.no_grad():
+        ((graph_module, inputs),) = graphs_of(lambda x, t: x * t + TABLE.to(x.device), x, 0.5, mode=mode, dynamic=True)
+    report = place(graph_module, inputs).report
+    assert [(left.node, left.reason) for left in report.left] == [("item", "reads values on the host")]
+    assert [node.node for node in report.cpu_nodes_after] == ["l_t_"]
+    assert not any(transfer.blocking for transfer in report.copies_after)
+
+
 def test_a_copy_of_a_graph_has_the_same_names_and_notes_and_none_of_the_real_inputs() -> None:
     graph_module, _ = _traced(lambda x: x + TABLE.to(x.device), torch.ones(2, 3))
     copied = copy_of(graph_module)

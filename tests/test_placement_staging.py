@@ -162,6 +162,13 @@ def test_released_staging_starts_again() -> None:
     assert torch.equal(staging.stage((value,))[0], value)
 
 
+def test_a_default_device_changes_nothing() -> None:
+    value = torch.rand(3)
+    with torch.device("meta"):
+        (staged,) = _staging(_layout(value)).stage((value,))
+    assert torch.equal(staged, value)
+
+
 def test_staging_in_inference_mode_can_be_used_outside() -> None:
     value = torch.rand(3)
     staging = _staging(_layout(value))

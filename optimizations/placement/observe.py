@@ -154,7 +154,7 @@ class _Observer(torch.fx.Interpreter):
         if n.op == "call_function" and isinstance(n.target, torch_internals.HigherOrderOperator):
             value = self._not_run(n, effects)
         else:
-            value = super().run_node(n)
+            value = self._run(n, effects)
         self.named_values[n.name] = value
         self.tensors[n.name] = tuple(self._facts(tensor) for tensor in tensors_in(value))
         return value
@@ -163,16 +163,29 @@ class _Observer(torch.fx.Interpreter):
         value = super().get_attr(target, args, kwargs)
         return self.mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
 
+    def _run(self, n: torch.fx.Node, effects: Effects) -> Any:
+        """The value of a node. One that depends on data is what Dynamo noted: its symbols are the graph's."""
+        try:
+            value = super().run_node(n)
+        except torch_internals.DataDependentOutputException:
+            effects.host_reads.update(self._operand_storages(n))
+            return self._noted(n)
+        return self._noted(n) if effects.host_reads and "example_value" in n.meta else value
+
     def _not_run(self, n: torch.fx.Node, effects: Effects) -> Any:
         """The value Dynamo saw for an operator that runs graphs of its own; what these do to operands is not known."""
         effects.opaque = f"{n.target} runs a graph of its own"
-        effects.writes.update(
-            self.log.storage_of(tensor)
-            for tensor in tensors_in([self.env[operand] for operand in n.all_input_nodes if operand in self.env])
-        )
+        effects.writes.update(self._operand_storages(n))
+        return self._noted(n)
+
+    def _noted(self, n: torch.fx.Node) -> Any:
         if "example_value" not in n.meta:
             raise CannotObserve(n.name, "nothing is known of its value")
         return _map_tensors(n.meta["example_value"], lambda tensor: _fake_like(tensor, self.mode))
+
+    def _operand_storages(self, n: torch.fx.Node) -> list[int]:
+        values = [self.env[operand] for operand in n.all_input_nodes]
+        return [self.log.storage_of(tensor) for tensor in tensors_in(values)]
 
     def _facts(self, tensor: torch.Tensor) -> TensorFacts:
         return TensorFacts(

@@ -131,7 +131,7 @@ class _Planner:
             snapshots=frozenset(name for name in readers if self._must_stay_a_copy(self.nodes[name])),
             cpu_outputs=tuple(name for name in self.graph.returned if name in moves),
             keep_addresses=not self.graph.differentiable,
-            left=tuple(self._left(components, readers)),
+            left=tuple(self._left(components)),
         )
 
     # What can be fed
@@ -338,19 +338,18 @@ class _Planner:
         aliases = {name for storage in node.storages for name in self.memory.members[storage]}
         return node.on_gpu and not aliases.isdisjoint(self.graph.returned)
 
-    def _left(self, components: Iterable[Component], readers: Iterable[str]) -> Iterator[Left]:
+    def _left(self, components: Iterable[Component]) -> Iterator[Left]:
         for component in components:
             for name in component.members if component.reason is not None else ():
                 reason = component.reason or ""
                 if name != component.blocker:
                     reason = f"goes together with {component.blocker}: {reason}"
                 yield self._leave(name, reason)
-        read_on_gpu = set(readers)
         for node in self.nodes.values():
-            if not node.on_cpu or node.name in read_on_gpu:
-                continue
             if node.name in self.graph.returned and node.name in self.hoistable:
                 yield self._leave(node.name, "its CPU value is visible outside of the graph: it is returned")
+            elif node.host_reads and node.device is None:
+                yield self._leave(node.name, "reads values on the host")
 
     def _leave(self, name: str, reason: str) -> Left:
         node = self.nodes[name]

@@ -205,7 +205,9 @@ class _Surgery:
         """The layout of a copy on the GPU: that of `value` if it is dense, else without its gaps and overlaps."""
         (facts,) = self.before.tensors[value]
         with self.before.mode:
-            copy = torch.empty_like(torch.empty_strided(facts.shape, facts.stride, dtype=facts.dtype))
+            copy = torch.empty_like(
+                torch.empty_strided(facts.shape, facts.stride, dtype=facts.dtype, device=self.device)
+            )
         return TensorLayout(tuple(copy.shape), tuple(copy.stride()), copy.dtype)
 
     def _computation(self, hoists: Sequence[Hoist]) -> torch.fx.GraphModule:

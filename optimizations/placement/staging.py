@@ -105,7 +105,8 @@ class _Area:
         """See Note [Buffers in flight]."""
         if not self._ring or not (self._ring[0].is_free() or len(self._ring) == BUFFERS_LIMIT):
             with torch.inference_mode(False):
-                memory = torch.empty(self._size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+                pinned = self._device.type == "cuda"
+                memory = torch.empty(self._size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
                 self._ring.append(_HostBuffer(memory, self._carved(memory)))
         else:
             self._ring[0].wait()
