@@ -1,10 +1,18 @@
 """What all tests share: `gpu` tests are collected everywhere and skipped where there is no CUDA device; a slow machine
-fails no property test, whose examples are limited in number and not in time."""
+fails no property test, whose examples are limited in number and not in time; compiled kernels are cached for one
+session only, so that no test depends on what an earlier one left on the machine."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+_CACHES = tempfile.TemporaryDirectory(prefix="encore-tests-")
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_CACHES.name}/inductor"
+os.environ["TRITON_CACHE_DIR"] = f"{_CACHES.name}/triton"
 
 settings.register_profile("encore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("encore")

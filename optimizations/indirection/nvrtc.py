@@ -1,4 +1,8 @@
-"""Compiles CUDA C++ with the NVRTC that comes with the torch wheel."""
+"""Compiles CUDA C++ with the NVRTC that comes with the torch wheel.
+
+Note [Buffers NVRTC writes to]. They are bytearrays. The bindings also take `bytes` and write into them, but Python
+shares `bytes` of length 1 across the whole process: an empty log (one NUL) would turn every b" " into NUL.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,14 @@ def compile_cubin(nvrtc: Any, source: str, name: str, target: str, options: Sequ
             check(nvrtc.nvrtcCompileProgram, program, len(flags), flags)
         except CudaCallFailed as error:
             raise CompilationFailed(f"NVRTC for {target}: {error}: {_log(nvrtc, program)}") from error
-        cubin = b" " * check(nvrtc.nvrtcGetCUBINSize, program)
+        cubin = bytearray(check(nvrtc.nvrtcGetCUBINSize, program))  # Note [Buffers NVRTC writes to]
         check(nvrtc.nvrtcGetCUBIN, program, cubin)
-        return Compiled(cubin, _log(nvrtc, program))
+        return Compiled(bytes(cubin), _log(nvrtc, program))
     finally:
         check(nvrtc.nvrtcDestroyProgram, program)
 
 
 def _log(nvrtc: Any, program: Any) -> str:
-    said = b" " * check(nvrtc.nvrtcGetProgramLogSize, program)
+    said = bytearray(check(nvrtc.nvrtcGetProgramLogSize, program))
     check(nvrtc.nvrtcGetProgramLog, program, said)
-    return said.rstrip(b"\0").decode(errors="replace").strip()
+    return bytes(said).rstrip(b"\0").decode(errors="replace").strip()

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+from cuda.bindings import nvrtc
+
+from optimizations.indirection.nvrtc import CompilationFailed, compile_cubin
+
+KERNEL = 'extern "C" __global__ void set(int* place) { *place = 1; }'
+
+
+def test_a_kernel_is_compiled_and_an_empty_log_leaves_the_process_alone() -> None:
+    compiled = compile_cubin(nvrtc, KERNEL, "set.cu", "sm_90")
+    assert compiled.image.startswith(b"\x7fELF")
+    # Note [Buffers NVRTC writes to]: this object is one for the whole process.
+    assert " ".encode() == bytes([32])
+
+
+def test_what_nvrtc_said_is_in_the_error() -> None:
+    with pytest.raises(CompilationFailed, match=r"sm_90.*set\.cu\(1\): error"):
+        compile_cubin(nvrtc, "no declaration", "set.cu", "sm_90")
