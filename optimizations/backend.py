@@ -7,6 +7,7 @@ needs no import.
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import torch.fx
 from optimizations import torch_internals
 from optimizations.options import Options, WrongOption
 from optimizations.outcome import watched, watching
-from optimizations.placement import Feeds, place
+from optimizations.placement import Feeds, Placement, place, untouched
 from optimizations.replay.hook import Maker, asking, captured_by
 from optimizations.report import LEDGER, Entry
 
@@ -46,7 +47,7 @@ def encore(
         )
     settings = Options.parse(options)
     inductor = {"triton.cudagraphs": True, **settings.inductor}
-    placement = place(graph_module, example_inputs, settings)
+    placement = _placed(graph_module, example_inputs, settings)
     entry = Entry(placement.report)
     inner_compile = watching(torch_internals.compile_fx_inner, entry.compiled.append)
     maker = _maker(settings, inductor, entry)
@@ -71,6 +72,16 @@ def release_feeds() -> None:
     """Gives back the device memory of all hoisted values and staging buffers; the next calls allocate anew."""
     for feeds in list(_FEEDS):
         feeds.release()
+
+
+def _placed(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Options) -> Placement:
+    """The graph after placement, or as it was: a program that stock compiles must not fail because of placement."""
+    try:
+        return place(graph_module, example_inputs, settings)
+    except Exception as error:
+        reason = f"placement failed: {type(error).__name__}: {error}"
+        warnings.warn(f"Encore leaves a graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
+        return untouched(graph_module, reason)
 
 
 def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Maker | None:

@@ -200,5 +200,19 @@ def test_a_graph_that_fails_to_compile_is_not_reported(monkeypatch: pytest.Monke
     assert optimizations.report() == ()
 
 
+def test_a_defect_in_placement_costs_placement_only(
+    on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defective(*arguments: Any) -> Any:
+        raise KeyError("node")
+
+    monkeypatch.setattr(backend, "place", defective)
+    graph_module, inputs = _traced(Masked().eval())
+    with pytest.warns(UserWarning, match="placement failed: KeyError"):
+        encore(graph_module, inputs)
+    assert on_cpu[0]["graph"] is graph_module
+    assert "KeyError" in (optimizations.report()[0].placement.untouched or "")
+
+
 def test_wrong_option_is_a_value_error() -> None:
     assert issubclass(WrongOption, ValueError)

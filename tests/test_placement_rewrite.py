@@ -192,12 +192,18 @@ def test_a_graph_on_several_gpus_is_left() -> None:
     assert "one CUDA device; here: cuda:0, cuda:1" in (placement.report.untouched or "")
 
 
+def _switches_autocast(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return x + (TABLE @ TABLE.t()).sum().to(x.device)
+
+
 @pytest.mark.parametrize(
     ("program", "options", "reason"),
     [
         (lambda x: x + 1, {}, "nothing is on the CPU"),
         (lambda x: x + TABLE.to(x.device), {"placement": False}, "placement is switched off"),
         (lambda x: x + torch.rand(3).to(x.device), {}, "nothing could be moved"),
+        (_switches_autocast, {}, "switches autocast on the CPU"),
         (lambda x: torch.vmap(lambda row: row * torch.tensor(2.0))(x), {}, "function transforms"),
     ],
 )

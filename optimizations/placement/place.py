@@ -56,17 +56,17 @@ def place(
     """
     options = options or Options()
     if not options.placement:
-        return _untouched(graph_module, "placement is switched off")
+        return untouched(graph_module, "placement is switched off")
     layouts = _layouts(graph_module, example_inputs)
     missing = _missing_device(graph_module, layouts)
     if missing is not None:
-        return _untouched(graph_module, missing)
+        return untouched(graph_module, missing)
     if any(node.target is torch_internals.enter_autocast and "cpu" in node.args for node in graph_module.graph.nodes):
-        return _untouched(graph_module, "the graph switches autocast on the CPU on and off")
+        return untouched(graph_module, "the graph switches autocast on the CPU on and off")
     try:
         observation = observe(graph_module, layouts, same_memory_as=example_inputs)
     except CannotObserve as error:
-        return _untouched(graph_module, f"not analysed: {error}")
+        return untouched(graph_module, f"not analysed: {error}")
     placeholders = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
     requires_grad = {
         name: isinstance(example, torch.Tensor) and example.requires_grad
@@ -94,22 +94,22 @@ class _Placing:
     def place(self) -> Placement:
         devices = self.graph.devices
         if not devices:
-            return _untouched(self.graph_module, "no tensor is on a GPU", self._before())
+            return untouched(self.graph_module, "no tensor is on a GPU", self._before())
         if len(devices) > 1 or not devices[0].startswith("cuda"):
             reason = f"placement moves values to one CUDA device; here: {', '.join(devices)}"
-            return _untouched(self.graph_module, reason, self._before())
+            return untouched(self.graph_module, reason, self._before())
         vetoes: dict[str, str] = {}
         while True:
             decided = plan(self.graph, self.options, vetoes)
             if not decided.readers:
-                return _untouched(self.graph_module, "nothing could be moved", self._before(), decided.left)
+                return untouched(self.graph_module, "nothing could be moved", self._before(), decided.left)
             try:
                 rewritten = rewrite(self.graph_module, decided, self.observation, self.layouts)
             except RewriteFailed as error:
                 rebuilt = any(hoist.value == error.node and hoist.form == "rebuilt" for hoist in decided.hoists)
                 unit = error.node if rebuilt else self._unit_behind(error.node, decided)
                 if unit is None:
-                    return _untouched(self.graph_module, f"not rewritten: {error}", self._before(), decided.left)
+                    return untouched(self.graph_module, f"not rewritten: {error}", self._before(), decided.left)
                 vetoes[unit] = error.reason
                 continue
             return Placement(rewritten.graph_module, rewritten.feeds, self._report(decided, rewritten))
@@ -187,12 +187,13 @@ class _Placing:
         return Staged(name, node.operation, node.shape or (), node.dtype or "", node.value_bytes, node.source_line)
 
 
-def _untouched(
+def untouched(
     graph_module: torch.fx.GraphModule,
     reason: str,
     before: PlacementReport | None = None,
     left: tuple[Left, ...] = (),
 ) -> Placement:
+    """The placement that leaves a graph as it is. `before` tells what is known of it."""
     cpu_nodes = before.cpu_nodes_before if before is not None else ()
     copies = before.copies_before if before is not None else ()
     report = PlacementReport(
