@@ -207,22 +207,23 @@ def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Correctnes
     """`own` with the bitwise comparison filled in, where the mode has one to make.
 
     Modes with CUDA graphs are compared with `bitwise_with`, or for information with stock graphs; only if the other
-    mode is deterministic with itself, since otherwise a difference would say nothing.
+    mode is deterministic with itself, since otherwise a difference would say nothing. One that is equal is enough.
     """
-    other = mode.bitwise_with or (GRAPH_MODE if mode.uses_cuda_graphs and mode.name != GRAPH_MODE else None)
-    if other is None:
+    others = mode.bitwise_with or ((GRAPH_MODE,) if mode.uses_cuda_graphs and mode.name != GRAPH_MODE else ())
+    if not others:
         return own
-    reference = known.get(other)
-    equal = own.digests == reference.digests if reference and reference.deterministic else None
-    return own.model_copy(update={"bitwise_with": other, "bitwise": equal})
+    equal = {name: own.digests == known[name].digests for name in others if name in known and known[name].deterministic}
+    name = max(equal, key=lambda name: equal[name], default=others[0])
+    return own.model_copy(update={"bitwise_with": name, "bitwise": equal.get(name)})
 
 
 def bitwise_failure(mode: Mode, correctness: Correctness) -> Failed | None:
     """The failure of a mode that must equal another one bit for bit and does not."""
-    if mode.bitwise_with is None or correctness.bitwise is not False:
+    if not mode.bitwise_with or correctness.bitwise is not False:
         return None
     return Failed(
         status=Status.FAIL_ACCURACY,
-        error=f"outputs must equal those of {mode.bitwise_with!r} (deterministic with itself) bit for bit, and do not",
+        error=f"outputs must equal those of {' or '.join(mode.bitwise_with)} bit for bit (a mode that is deterministic "
+        "with itself), and do not",
         correctness=correctness,
     )

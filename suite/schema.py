@@ -83,7 +83,8 @@ class Correctness(Record):
     distance from a float32 (float64) run, present only where the plain tolerance did not decide.
     `digests[i]` is the SHA-256 over the output, loss and gradient bytes of input set i; `deterministic` says whether a
     second call on the same inputs and seed gave the same digest. `bitwise` compares with the mode named in
-    `bitwise_with` and is None where that mode is not deterministic with itself or did not run.
+    `bitwise_with` (of several that would do, one that is equal) and is None where none of them is deterministic with
+    itself, or none ran.
     """
 
     passed: bool

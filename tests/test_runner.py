@@ -163,7 +163,7 @@ def test_errors_and_logs_hold_no_path_of_this_machine(bench: Bench) -> None:
 
 
 def test_a_mode_whose_bits_differ_fails_before_it_is_timed(bench: Bench) -> None:
-    strict = Mode("strict", "must equal graph", baselines=("compile",), uses_cuda_graphs=True, bitwise_with="graph")
+    strict = Mode("strict", "must equal graph", baselines=("compile",), uses_cuda_graphs=True, bitwise_with=("graph",))
     bench.run({"strict": "other_digest"}, modes=(MODES["compile"], MODES["graph"], strict))
     cell = bench.cells()["strict"]
     assert cell.status is Status.FAIL_ACCURACY
@@ -193,10 +193,31 @@ def test_bits_are_compared_for_information_where_the_mode_does_not_promise_them(
 
 @pytest.mark.parametrize("known", [{}, {"graph": correctness(["a", "c"], deterministic=False)}])
 def test_no_verdict_on_bits_without_a_deterministic_reference(known: Mapping[str, Correctness]) -> None:
-    strict = Mode("strict", "must equal graph", baselines=("compile",), bitwise_with="graph")
+    strict = Mode("strict", "must equal graph", baselines=("compile",), bitwise_with=("graph",))
     compared = compare_bitwise(strict, correctness(["a", "b"]), known)
     assert (compared.bitwise_with, compared.bitwise) == ("graph", None)
     assert bitwise_failure(strict, compared) is None
+
+
+@pytest.mark.parametrize(
+    ("graph", "other", "expected"),
+    [
+        (["a", "b"], ["x", "y"], ("graph", True)),
+        (["x", "y"], ["a", "b"], ("graph-unpartitioned", True)),
+        (["x", "y"], ["u", "v"], ("graph", False)),
+    ],
+)
+def test_the_bits_of_one_of_several_modes_are_enough(
+    graph: list[str], other: list[str], expected: tuple[str, bool]
+) -> None:
+    strict = MODES["placement"]
+    known = {"graph": correctness(graph), "graph-unpartitioned": correctness(other)}
+    compared = compare_bitwise(strict, correctness(["a", "b"]), known)
+    assert (compared.bitwise_with, compared.bitwise) == expected
+    failure = bitwise_failure(strict, compared)
+    assert (failure is None) == expected[1]
+    if failure is not None:
+        assert "graph or graph-unpartitioned" in failure.error
 
 
 def test_modes_without_graphs_are_not_compared_bit_for_bit() -> None:
@@ -276,7 +297,7 @@ def test_a_missing_mode_is_measured_beside_its_baseline_which_gets_no_second_row
 
 
 def test_a_retried_mode_is_compared_with_the_bits_of_earlier_rows(bench: Bench) -> None:
-    strict = Mode("strict", "must equal graph", baselines=("compile",), uses_cuda_graphs=True, bitwise_with="graph")
+    strict = Mode("strict", "must equal graph", baselines=("compile",), uses_cuda_graphs=True, bitwise_with=("graph",))
     first = bench.run(modes=ALL_MODES[1:3])
     bench.run({"strict": "other_digest"}, done=first.cells, modes=(*ALL_MODES[1:3], strict))
     assert bench.cells()["strict"].status is Status.FAIL_ACCURACY
