@@ -13,7 +13,8 @@ import torch
 from placement_on_cpu import CPU, bits, fake_cuda, graphs_of, on_cuda, placed_runner, retargeted, runner
 from torch import nn
 
-from optimizations import torch_internals
+import optimizations
+from optimizations import backend, torch_internals
 from optimizations.placement import Feeds, Placement, place
 
 
@@ -129,6 +130,37 @@ def test_autograd_and_inductor_are_told_which_addresses_stay(grad: bool) -> None
     (static,) = told
     # Parameters and buffers are static by Dynamo's marks; kept values always, staged ones without a backward.
     assert len(static) == 2 + 2 + (0 if grad else 1)
+
+
+def test_the_whole_way_through_dynamo_and_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.compile(backend="encore")` of a training step, placed as for a GPU, with the CPU as the device."""
+    _, _, for_gpu = _traced()
+    assert for_gpu.feeds is not None
+    feeds = dataclasses.replace(for_gpu.feeds, device=CPU)
+    placement = Placement(retargeted(for_gpu.graph_module), feeds, for_gpu.report)
+    monkeypatch.setattr(backend, "place", lambda *arguments: placement)
+    torch.manual_seed(1)
+    module = Scored()
+    eager = copy.deepcopy(module)
+    torch_internals.reset_dynamo()
+    optimizations.reset()
+    compiled = torch.compile(module, backend="encore", fullgraph=True)
+    for seed in range(6):
+        if seed == 3:
+            for one in (module, eager):
+                one.mask.add_(1.0)
+                one.temperature = numpy.float64(0.5)
+        inputs = _inputs(seed)
+        (scores, loss), (expected_scores, expected) = compiled(*inputs), eager(*inputs)
+        torch.testing.assert_close((scores, loss), (expected_scores, expected))
+        loss.backward()
+        expected.backward()
+    for one, other in zip(module.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    (report,) = optimizations.report()
+    assert sorted(piece.direction for piece in report.compiled) == ["backward", "forward"]
+    optimizations.reset()
+    torch_internals.reset_dynamo()
 
 
 def _boxed(graph: torch.fx.GraphModule) -> Any:
