@@ -239,3 +239,11 @@ def test_provenance_of_a_run_is_on_its_figures():
     run = Run(environment(), (cell("EOS", "compile", device="cpu"),))
     figure = draw(chart_of({("a", "graph"): Bar(1.0)}), provenance.of_run(run))
     assert "SMOKE RUN on the CPU" in figure._suptitle.get_text()
+
+
+def test_many_groups_are_spread_evenly_over_panels():
+    names = [f"w{number}" for number in range(17)]
+    figure = draw(chart_of({(name, "graph"): Bar(2.0) for name in names}), ORIGIN)
+    shown = [[item.get_text() for item in axes.get_xticklabels()] for axes in figure.axes]
+    assert [len(labels) for labels in shown] == [9, 8]
+    assert [label for labels in shown for label in labels] == names

@@ -73,11 +73,9 @@ _LOWEST_BYTES = 1.0
 
 
 def draw(chart: Chart, provenance: Provenance) -> Figure:
-    """The chart as a figure: at most 14 groups side by side, the rest in panels below."""
+    """The chart as a figure: at most 14 groups side by side; more are spread evenly over panels, one below another."""
     with matplotlib.rc_context(_STYLE):
-        panels = [
-            chart.groups[start : start + _GROUPS_PER_PANEL] for start in range(0, len(chart.groups), _GROUPS_PER_PANEL)
-        ]
+        panels = _panels(chart.groups)
         width = max(7.5, 1.1 + 0.92 * max(len(panel) for panel in panels))
         figure = Figure(figsize=(width, 1.9 + 3.1 * len(panels)), layout="constrained")
         axes = figure.subplots(len(panels), 1, squeeze=False, sharey=True)[:, 0]
@@ -116,6 +114,12 @@ def _rendered(figure: Figure, form: str, **options: Any) -> bytes:
     with matplotlib.rc_context(_STYLE):
         figure.savefig(buffer, format=form, **options)
     return buffer.getvalue()
+
+
+def _panels(groups: tuple[str, ...]) -> list[tuple[str, ...]]:
+    count = max(1, math.ceil(len(groups) / _GROUPS_PER_PANEL))
+    size = max(1, math.ceil(len(groups) / count))
+    return [groups[start : start + size] for start in range(0, max(1, len(groups)), size)]
 
 
 def _draw_panel(axis: Axes, chart: Chart, groups: tuple[str, ...]) -> None:
