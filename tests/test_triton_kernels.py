@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from cuda.bindings import driver as real
 from simulated_cuda import SimulatedDriver
 from triton_corpus import compile_ptx, corpus
@@ -34,7 +35,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache folder of Triton's with one kernel, compiled for an H100 without one."""
     root = tmp_path_factory.mktemp("triton")
     with pytest.MonkeyPatch.context() as patch:
+        # Both: once anything has set Triton's knob, it no longer looks at the environment.
         patch.setenv("TRITON_CACHE_DIR", str(root))
+        patch.setattr(triton.knobs.cache, "dir", str(root))
         compile_ptx(KERNEL, 90, tmp_path_factory.mktemp("source"))
         yield root
 
