@@ -1,4 +1,4 @@
-"""Writing a file so that a reader sees the old content or the new, never a part."""
+"""Writing a file so that a reader, or a crash, sees the old content or the new, never a part."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)  # mkstemp's files are for their owner alone
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

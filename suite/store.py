@@ -13,7 +13,6 @@ import difflib
 import errno
 import fcntl
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import IO, TypeVar
 
 from pydantic import ValidationError
 
+from optimizations import atomic_file
 from suite.errors import EncoreError, WrongUse
 from suite.schema import SCHEMA_VERSION, Cell, Environment, Record
 
@@ -167,27 +167,16 @@ def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file so that a reader, or a crash, sees the old content or the new, never a part.
+    """Writes a file, and its folder, so that a reader or a crash sees the old content or the new, never a part.
 
     Raises:
         CannotWrite: the disk is full; the old content is intact.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        atomic_file.write_atomically(path, content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise write_error(path, error) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_error(path: Path, error: OSError) -> OSError | CannotWrite:
