@@ -74,3 +74,20 @@ class TimedDenoiser(nn.Module):
         embedding = torch.cat([angles.sin(), angles.cos()], dim=-1).to(x.device)
         alpha = self.alphas[timestep.reshape(1)].to(device=x.device, dtype=x.dtype)
         return (x - (1 - alpha).sqrt() * self.project(x + embedding)) / alpha.sqrt()
+
+
+Program = tuple[nn.Module, tuple[torch.Tensor, ...]]
+
+
+def masked_blocks() -> Program:
+    """For `encore explain placement_examples:masked_blocks`, from this folder; likewise the two below."""
+    return MaskedBlocks().to("cuda"), (torch.randint(16, (2, 6), device="cuda"),)
+
+
+def detection_scalars() -> Program:
+    image, boxes = torch.randn(2, 3, 8, 8, device="cuda"), torch.rand(5, 4, device="cuda")
+    return DetectionScalars().to("cuda"), (image, boxes)
+
+
+def timed_denoiser() -> Program:
+    return TimedDenoiser().to("cuda"), (torch.randn(2, WIDTH, device="cuda"), torch.tensor(7))
