@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from suite.explain.records import Copy, CpuNode, Explanation, FxGraph, GraphBreak, Lowering, NonStaticInput
+from suite.explain.records import Copy, CpuNode, Explanation, FxGraph, GraphBreak, Lowering, NonStaticInput, Placed
 from suite.explain.text import MOST_ROWS, render, summary
 from suite.schema import SCHEMA_VERSION, NotCaptured
 
@@ -63,7 +63,24 @@ def test_the_summary_counts_what_matters() -> None:
     assert summary(explanation()) == (
         "1 FX graph, 1 CPU node, 1 host-to-device copy per call, stock captures 5 of 6 kernels"
     )
-    assert summary(explanation(lowered=False)).endswith("not lowered")
+    assert summary(explanation(lowered=False)).endswith("not lowered as stock would")
+    (graph,) = explanation().graphs
+    other = [lowering.model_copy(update={"setting": "placement"}) for lowering in graph.lowerings]
+    changed = explanation().model_copy(update={"graphs": [graph.model_copy(update={"lowerings": other})]})
+    assert summary(changed).endswith("not lowered as stock would"), "what placement captures is not stock's"
+
+
+def test_scalars_are_no_copies_and_placement_is_counted() -> None:
+    (graph,) = explanation().graphs
+    scalar = Copy(node="mul", kind="scalar", copied_bytes=8, blocking=False, source_line=LINE)
+    placement = Placed(untouched=None, cpu_nodes=0, copies=0, blocking_copies=0, values=[], left=[])
+    changed = graph.model_copy(update={"copies": [*graph.copies, scalar], "placement": placement})
+    assert "1 host-to-device copy per call (0 after placement)" in summary(
+        explanation().model_copy(update={"graphs": [changed]})
+    )
+
+
+def test_a_midway_failure_is_said() -> None:
     assert summary(explanation(error="Trouble: at once")).endswith("; failed midway")
 
 

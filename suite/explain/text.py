@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from suite.explain.records import Copy, CpuNode, Explanation, FxGraph, Lowering, Placed, PlacedValue
+from suite.modes import GRAPH_MODE
 
 MOST_ROWS = 16
 """Longer lists are cut; the JSON output has all of it."""
@@ -26,9 +27,10 @@ def summary(explanation: Explanation) -> str:
     """One line: what was found, or why nothing was."""
     if explanation.error is not None and not explanation.graphs:
         return f"failed: {explanation.error.splitlines()[0]}"
-    kernels = [lowering for graph in explanation.graphs for lowering in graph.lowerings[:1]]
-    inside = sum(lowering.kernels_in_graphs for lowering in kernels)
-    total = inside + sum(lowering.kernels_outside for lowering in kernels)
+    stock = [one for graph in explanation.graphs for one in graph.lowerings if one.setting == GRAPH_MODE]
+    lowered = bool(stock) and len(stock) == len(explanation.graphs)
+    inside = sum(lowering.kernels_in_graphs for lowering in stock)
+    total = inside + sum(lowering.kernels_outside for lowering in stock)
     # Scalars are passed by value: no copy is made for them.
     copies = sum(copy.kind != "scalar" for graph in explanation.graphs for copy in graph.copies)
     placed = [graph.placement for graph in explanation.graphs if graph.placement is not None]
@@ -37,7 +39,7 @@ def summary(explanation: Explanation) -> str:
         f"{_count(len(explanation.graphs), 'FX graph')}",
         f"{_count(sum(len(graph.cpu_nodes) for graph in explanation.graphs), 'CPU node')}",
         f"{_count(copies, 'host-to-device copy', 'host-to-device copies')} per call{after}",
-        f"stock captures {inside} of {total} kernels" if kernels else "not lowered",
+        f"stock captures {inside} of {total} kernels" if lowered else "not lowered as stock would",
     ]
     return ", ".join(parts) + ("; failed midway" if explanation.error is not None else "")
 
