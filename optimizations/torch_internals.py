@@ -256,7 +256,13 @@ def replaced(name: str, value: Any) -> Iterator[None]:
     Raises:
         UnsupportedTorch: this PyTorch does not have it.
     """
-    owner, attribute = place(name)
+    with replaced_attribute(*place(name), value):
+        yield
+
+
+@contextlib.contextmanager
+def replaced_attribute(owner: Any, attribute: str, value: Any) -> Iterator[None]:
+    """An attribute of a module or class replaced by `value` while the block runs."""
     before = vars(owner)[attribute]
     setattr(owner, attribute, value)
     try:

@@ -10,7 +10,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from suite.measure.captured import CaptureLog, DriverError, NodeCounts, nodes_under_capture
+from optimizations.replay.driver import CudaCallFailed
+from suite.measure.captured import CaptureLog, NodeCounts, nodes_under_capture
 
 
 class Result(enum.IntEnum):
@@ -80,12 +81,12 @@ def test_nodes_are_counted_by_kind_and_in_child_graphs_too():
     "call", ["cuStreamGetCaptureInfo", "cuGraphGetNodes", "cuGraphNodeGetType", "cuGraphChildGraphNodeGetGraph"]
 )
 def test_a_call_that_fails_is_named(call):
-    with pytest.raises(DriverError, match=f"{call} failed: .*INVALID_VALUE|{call} failed: 1"):
+    with pytest.raises(CudaCallFailed, match=f"{call} failed: .*INVALID_VALUE|{call} failed: 1"):
         nodes_under_capture(FakeDriver([KERNEL, [KERNEL]], failing=call), 7)
 
 
 def test_a_stream_that_is_not_captured_is_an_error():
-    with pytest.raises(DriverError, match="not being captured"):
+    with pytest.raises(CudaCallFailed, match="not being captured"):
         nodes_under_capture(FakeDriver([KERNEL], Capture.CU_STREAM_CAPTURE_STATUS_NONE), 7)
 
 
@@ -134,6 +135,20 @@ def test_a_count_that_fails_leaves_the_capture_to_end(captured):
     assert graph.ended
     assert log.kernels([graph]) is None
     assert log.errors and "cuGraphGetNodes" in log.errors[0]
+
+
+def test_a_driver_without_the_call_costs_the_count_only(captured):
+    """How the bindings say that the installed library does not have a function."""
+
+    class OldDriver(FakeDriver):
+        def cuStreamGetCaptureInfo(self, stream: int) -> tuple:
+            raise RuntimeError('Function "cuStreamGetCaptureInfo" not found')
+
+    log = CaptureLog()
+    graph = captured(log, OldDriver([KERNEL]))
+    assert graph.ended
+    assert log.kernels([graph]) is None
+    assert log.errors and "not found" in log.errors[0]
 
 
 def test_a_count_that_crashes_leaves_the_capture_to_end(captured):

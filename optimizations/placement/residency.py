@@ -5,7 +5,6 @@ Node names stand for nodes, numbers for storages. Nothing here refers to FX, so 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +16,10 @@ from optimizations import torch_internals
 from optimizations.placement.observe import Observation, TensorFacts
 from optimizations.placement.sources import InputSource
 from optimizations.report import CpuKind, Size
+from optimizations.stack_trace import user_frame
 
 CPU = "cpu"
 MIXED = "several devices"
-_FRAME = re.compile(r'File "(?P<path>[^"]+)", line (?P<number>\d+), in (?P<function>[^\n]+)(?:\n\s*(?P<code>[^\n]+))?')
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +131,8 @@ def source_line(node: torch.fx.Node) -> str | None:
     if trace is None and not node.op.startswith("call_"):
         traces = (user.meta.get("stack_trace") for user in node.users)
         trace = next((found for found in traces if found is not None), None)
-    frames = list(_FRAME.finditer(trace or ""))
-    outside = [frame for frame in frames if "/torch/" not in frame["path"]]
-    if not frames:
-        return None
-    last = (outside or frames)[-1]
-    place = f"{last['path']}:{last['number']} in {last['function'].strip()}"
-    code = (last["code"] or "").strip()
-    return f"{place}: {code}" if code and not code.startswith("File ") else place
+    frame = user_frame(trace)
+    return None if frame is None else str(frame)
 
 
 def _node(

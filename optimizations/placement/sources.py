@@ -59,12 +59,13 @@ def _placeholder_source(node: torch.fx.Node, example: Any) -> InputSource:
     source = torch_internals.dynamo_source(node)
     if source is None:
         return InputSource(SourceKind.ARGUMENT, str(node.target), None)
-    if not _stays_between_calls(source):
+    if not stays_between_calls(source):
         return InputSource(SourceKind.ARGUMENT, source.name, None)
     return InputSource(SourceKind.ATTRIBUTE, source.name, _guard(node, example))
 
 
-def _stays_between_calls(source: Any) -> bool:
+def stays_between_calls(source: Any) -> bool:
+    """Whether an input with this source of Dynamo's is reached through a module, a global or a closure."""
     kind = source.guard_source
     return (
         kind.is_unspecialized_nn_module()

@@ -18,6 +18,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.placement import place
+from optimizations.stack_trace import Frame
 from suite.explain.build import Program
 from suite.explain.fx_graph import read_fx_graph
 from suite.explain.known_values import UnknownValue
@@ -26,7 +27,7 @@ from suite.explain.placed import lower_placed, placed, staging_copies
 from suite.explain.pretended_gpu import H100, pretended_gpu
 from suite.explain.records import FxGraph, GraphBreak, Lowering
 from suite.modes import GRAPH_MODE, MODES, PLACEMENT_MODE
-from suite.source_line import Frame, short_path
+from suite.source_line import line_of_frame, short_path
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {name: MODES[name].options for name in (GRAPH_MODE, "graph-unpartitioned")}
 """Inductor options of each lowering, by the mode that uses them; the first are stock PyTorch's own."""
@@ -178,7 +179,7 @@ def _innermost(stack: Sequence[traceback.FrameSummary]) -> str | None:
     own = short_path(__file__).rpartition("/")[0]
     for frame in reversed(stack):
         if not short_path(frame.filename).startswith(("torch/", own, "<")):
-            return str(Frame(frame.filename, frame.lineno or 0, frame.name, frame.line or ""))
+            return line_of_frame(Frame(frame.filename, frame.lineno or 0, frame.name, frame.line or ""))
     return None
 
 

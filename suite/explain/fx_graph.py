@@ -8,12 +8,12 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from models.instance import tensors_of
 from optimizations import torch_internals
+from optimizations.placement.sources import stays_between_calls
 from suite.explain.records import Copy, CpuKind, CpuNode, FxGraph, NonStaticInput
 from suite.source_line import user_line
 
@@ -43,16 +43,6 @@ def read_fx_graph(graph_module: torch.fx.GraphModule, index: int) -> FxGraph:
     )
 
 
-def comes_from_module_or_global(source: Any) -> bool:
-    """Whether an input is reached through a module, a global or a closure (and so is the same object in each call)."""
-    while source is not None:
-        kind = source.guard_source
-        if kind.is_unspecialized_nn_module() or kind.is_specialized_nn_module() or kind.name.startswith("GLOBAL"):
-            return True
-        source = getattr(source, "base", None)
-    return False
-
-
 def _cpu_nodes(node: torch.fx.Node) -> Iterator[CpuNode]:
     if node.op == "output":
         returned = (argument for argument in node.all_input_nodes if _lives_on(argument, "cpu"))
@@ -63,7 +53,8 @@ def _cpu_nodes(node: torch.fx.Node) -> Iterator[CpuNode]:
 
 def _kind(node: torch.fx.Node) -> CpuKind:
     if node.op == "placeholder":
-        return "attribute" if comes_from_module_or_global(torch_internals.dynamo_source(node)) else "argument"
+        source = torch_internals.dynamo_source(node)
+        return "attribute" if source is not None and stays_between_calls(source) else "argument"
     return "computed" if any(_tensors(argument) for argument in node.all_input_nodes) else "constant"
 
 

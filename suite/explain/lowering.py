@@ -21,7 +21,7 @@ import torch
 from optimizations import torch_internals
 from suite.explain.generated_code import Body, GeneratedModule, read_module
 from suite.schema import NotCaptured
-from suite.source_line import user_line
+from suite.source_line import reason_and_line, user_line
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 
@@ -189,8 +189,7 @@ class _Observer:
         return post_compile
 
     def _skip(self, message: str) -> None:
-        reason, _, trace = message.partition("Found from")
-        self.reasons[(reason.strip().rstrip("."), user_line(trace))] += 1
+        self.reasons[reason_and_line(message)] += 1
 
     def outcome(self) -> LoweredGraph:
         return LoweredGraph(

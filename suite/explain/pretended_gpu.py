@@ -81,7 +81,7 @@ def pretended_gpu(gpu: GpuModel = H100) -> Iterator[Shortcuts]:
     torch_internals.ensure_cuda_device_guard_set()
     with contextlib.ExitStack() as stack:
         for owner, attribute, answer in _answers(gpu):
-            stack.enter_context(_replaced(owner, attribute, answer))
+            stack.enter_context(torch_internals.replaced_attribute(owner, attribute, answer))
         # Constants of a traced program stay on the CPU instead of being moved to the device at once.
         stack.enter_context(torch_internals.replaced("avoid_device_init", property(lambda mode: True)))
         stack.enter_context(torch_internals.replaced("cuda_lazy_init", lambda: None))
@@ -182,13 +182,3 @@ def _triton_driver(gpu: GpuModel) -> Iterator[None]:
         yield
     finally:
         triton.runtime.driver.set_active(None)
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, attribute: str, value: Any) -> Iterator[None]:
-    before = vars(owner)[attribute]
-    setattr(owner, attribute, value)
-    try:
-        yield
-    finally:
-        setattr(owner, attribute, before)

@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-
-class DriverError(RuntimeError):
-    """A driver call did not succeed; the message names the call and CUDA's code."""
+from optimizations.replay.driver import CudaCallFailed, check
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +41,27 @@ def nodes_under_capture(driver: Any, stream: int) -> NodeCounts:
     `driver` is `cuda.bindings.driver`.
 
     Raises:
-        DriverError: the stream is not being captured, or a call fails.
+        CudaCallFailed: the stream is not being captured, or a call fails.
     """
     # The driver's versions of this call return more or fewer values; status, id and graph come first in all of them.
-    status, _, graph, *_ = _checked(driver.cuStreamGetCaptureInfo(driver.CUstream(stream)), "cuStreamGetCaptureInfo")
+    status, _, graph, *_ = check(driver.cuStreamGetCaptureInfo, driver.CUstream(stream))
     if status != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
-        raise DriverError(f"cuStreamGetCaptureInfo: the stream is not being captured ({status})")
+        raise CudaCallFailed("cuStreamGetCaptureInfo", None, f"the stream is not being captured ({status})")
     return nodes_of(driver, graph)
 
 
 def nodes_of(driver: Any, graph: Any) -> NodeCounts:
     """Counts of a `CUgraph`, child graphs included."""
     kinds = driver.CUgraphNodeType
-    _, count = _checked(driver.cuGraphGetNodes(graph, 0), "cuGraphGetNodes")
+    _, count = check(driver.cuGraphGetNodes, graph, 0)
     total = NodeCounts()
     if not count:
         return total
-    nodes, _ = _checked(driver.cuGraphGetNodes(graph, count), "cuGraphGetNodes")
+    nodes, _ = check(driver.cuGraphGetNodes, graph, count)
     for node in nodes:
-        (kind,) = _checked(driver.cuGraphNodeGetType(node), "cuGraphNodeGetType")
+        kind = check(driver.cuGraphNodeGetType, node)
         if kind == kinds.CU_GRAPH_NODE_TYPE_GRAPH:
-            (child,) = _checked(driver.cuGraphChildGraphNodeGetGraph(node), "cuGraphChildGraphNodeGetGraph")
-            total += nodes_of(driver, child)
+            total += nodes_of(driver, check(driver.cuGraphChildGraphNodeGetGraph, node))
         elif kind == kinds.CU_GRAPH_NODE_TYPE_KERNEL:
             total += NodeCounts(kernels=1)
         elif kind == kinds.CU_GRAPH_NODE_TYPE_MEMCPY:
@@ -74,13 +71,6 @@ def nodes_of(driver: Any, graph: Any) -> NodeCounts:
         else:
             total += NodeCounts(others=1)
     return total
-
-
-def _checked(result: tuple[Any, ...], call: str) -> tuple[Any, ...]:
-    code, *values = result
-    if int(code) != 0:
-        raise DriverError(f"{call} failed: {code}")
-    return tuple(values)
 
 
 class CaptureLog:
@@ -97,7 +87,7 @@ class CaptureLog:
         """Note the nodes captured so far on `stream` as those of `graph` (a `torch.cuda.CUDAGraph`)."""
         try:
             self._counts[graph] = nodes_under_capture(driver, stream)
-        except DriverError as error:
+        except CudaCallFailed as error:
             self.errors.append(str(error))
 
     def kernels(self, graphs: Iterable[Any]) -> int | None:

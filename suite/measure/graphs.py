@@ -22,7 +22,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.replay.containers import managers
 from suite.schema import GraphCounts, NotCaptured
-from suite.source_line import user_line
+from suite.source_line import reason_and_line, user_line
 
 SKIPPED = "skipping cudagraphs due to "
 MUTATED = SKIPPED + "mutated inputs"
@@ -32,8 +32,8 @@ NO_CUDA_WORK = "nothing in the graph runs on a CUDA device"
 
 def split_reason(message: str) -> tuple[str, str | None]:
     """Inductor's message as (reason, the user's source line), its set phrases and the stack trace taken off."""
-    reason, _, trace = message.partition("Found from")
-    return reason.strip().removeprefix(SKIPPED).rstrip(". \n"), user_line(trace)
+    reason, line = reason_and_line(message)
+    return reason.removeprefix(SKIPPED), line
 
 
 class GraphLog:

@@ -1,0 +1,43 @@
+"""Frames of a stack trace as Python prints it, and which of them is the user's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_FRAME = re.compile(
+    r'File "(?P<path>[^"]+)", line (?P<number>\d+), in (?P<function>[^\n]+)(?:\n(?!\s*File ")(?P<code>[^\n]+))?'
+)
+_TORCH = re.compile(r".*/(?:site|dist)-packages/torch/")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of a stack trace. `code` is "" where the trace does not quote it."""
+
+    path: str
+    number: int
+    function: str
+    code: str
+
+    def __str__(self) -> str:
+        place = f"{self.path}:{self.number} in {self.function}"
+        return f"{place}: {self.code}" if self.code else place
+
+
+def frames(stack_trace: str) -> list[Frame]:
+    """Frames of a trace, outermost first. Text that is no frame is passed over."""
+    return [
+        Frame(match["path"], int(match["number"]), match["function"].strip(), (match["code"] or "").strip())
+        for match in _FRAME.finditer(stack_trace)
+    ]
+
+
+def user_frame(stack_trace: str | None) -> Frame | None:
+    """The innermost frame outside PyTorch, or inside if all are; None without a frame.
+
+    A call of a PyTorch module from the user's code counts as the user's line, not the line inside the module.
+    """
+    found = frames(stack_trace or "")
+    outside = [frame for frame in found if not _TORCH.match(frame.path)]
+    return (outside or found)[-1] if found else None
