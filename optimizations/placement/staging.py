@@ -103,7 +103,9 @@ class _Area:
 
     def _free_host_buffer(self) -> _HostBuffer:
         """See Note [Buffers in flight]."""
-        if not self._ring or not (self._ring[0].is_free() or len(self._ring) == BUFFERS_LIMIT):
+        if self._ring and self._ring[0].is_free():
+            self._ring.rotate(-1)
+        elif len(self._ring) < BUFFERS_LIMIT:
             with torch.inference_mode(False):
                 pinned = self._device.type == "cuda"
                 memory = torch.empty(self._size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
