@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from fake_tensor_map import make_tensor_map, replace_address
+from fake_tensor_map import make_hidden_map, replace_hidden_address
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from synthetic_captures import Case, cases, kernel, word
@@ -322,7 +322,7 @@ def test_captures_that_cannot_be_compared_are_refused() -> None:
 
 def test_tensor_maps_inside_structs_are_uses_and_the_words_beside_them_too() -> None:
     def struct(a: int, b: int) -> bytes:
-        return word(3) * 8 + make_tensor_map(a + 64) + make_tensor_map(b) + word(a) + word(9)
+        return word(3) * 8 + make_hidden_map(a + 64) + make_hidden_map(b) + word(a) + word(9)
 
     inputs = [(A, 4096), (A + 8192, 4096)], [(B, 4096), (B + 65536, 4096)]
     first = capture([kernel([word(1), struct(A, A + 8192)])], inputs[0])
@@ -331,14 +331,14 @@ def test_tensor_maps_inside_structs_are_uses_and_the_words_beside_them_too() -> 
     assert codes(blind) == [{ReasonCode.UNEXPLAINED}, {ReasonCode.UNEXPLAINED, ReasonCode.NO_USE}]
 
     # An offset into an input is proven only where a plain word of the window names it, which this encoding hides.
-    assert ReasonCode.UNEXPLAINED in codes(find_pointer_uses(first, second, replace_address=replace_address))[1]
+    assert ReasonCode.UNEXPLAINED in codes(find_pointer_uses(first, second, replace_address=replace_hidden_address))[1]
 
     def at_start(a: int, b: int) -> bytes:
-        return word(3) * 8 + make_tensor_map(a) + make_tensor_map(b) + word(a) + word(9)
+        return word(3) * 8 + make_hidden_map(a) + make_hidden_map(b) + word(a) + word(9)
 
     first = capture([kernel([word(1), at_start(A, A + 8192)])], inputs[0])
     second = capture([kernel([word(1), at_start(B, B + 65536)])], inputs[1])
-    analysis = find_pointer_uses(first, second, replace_address=replace_address)
+    analysis = find_pointer_uses(first, second, replace_address=replace_hidden_address)
     assert analysis.uses == (
         PointerUse((0,), 1, 64, 0, 0, UseKind.TENSOR_MAP),
         PointerUse((0,), 1, 192, 1, 0, UseKind.TENSOR_MAP),

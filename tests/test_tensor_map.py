@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from cuda.bindings import driver as cuda
-from fake_tensor_map import make_tensor_map, replace_address
+from fake_tensor_map import make_hidden_map, make_tensor_map, replace_address, replace_hidden_address
 from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizations.indirection.moves import Moves, Origin
-from optimizations.indirection.tensor_map import TensorMapWindow, driver_replace_address, find_tensor_maps
+from optimizations.indirection.tensor_map import (
+    ReplaceAddress,
+    TensorMapWindow,
+    driver_replace_address,
+    find_tensor_maps,
+)
 from optimizations.replay.captured import Capture, CapturedGraph, MemoryRange, Placeholder
 from optimizations.replay.driver import CudaCallFailed
 
@@ -32,12 +38,17 @@ def capture(addresses: tuple[int, ...]) -> Capture:
 MOVES = Moves(capture(FIRST), capture(SECOND))
 
 
+@pytest.mark.parametrize(
+    ("make", "replace"), [(make_tensor_map, replace_address), (make_hidden_map, replace_hidden_address)]
+)
 @given(
     inputs=st.lists(st.none() | st.integers(0, 1), max_size=4),
     lead=st.integers(0, 3),
     tail=st.binary(max_size=70),
 )
-def test_maps_at_aligned_offsets_are_found_and_nothing_else(inputs: list[int | None], lead: int, tail: bytes) -> None:
+def test_maps_at_aligned_offsets_are_found_and_nothing_else(
+    make: Callable[[int], bytes], replace: ReplaceAddress, inputs: list[int | None], lead: int, tail: bytes
+) -> None:
     expected, first, second = [], bytearray(64 * lead), bytearray(64 * lead)
     for index in inputs:
         if index is None:
@@ -45,9 +56,9 @@ def test_maps_at_aligned_offsets_are_found_and_nothing_else(inputs: list[int | N
             second += b"\2" * 64
         else:
             expected.append(TensorMapWindow(len(first), Origin(index, 0)))
-            first += make_tensor_map(FIRST[index])
-            second += make_tensor_map(SECOND[index])
-    found = find_tensor_maps(bytes(first) + tail, bytes(second) + tail, MOVES, replace_address)
+            first += make(FIRST[index])
+            second += make(SECOND[index])
+    found = find_tensor_maps(bytes(first) + tail, bytes(second) + tail, MOVES, replace)
     assert found == tuple(expected)
 
 
@@ -115,8 +126,7 @@ def test_the_driver_replaces_addresses_in_a_copy() -> None:
 
 
 def test_what_the_driver_does_not_accept_is_no_map_and_other_failures_are_raised() -> None:
-    replace = driver_replace_address(FakeDriver())
-    assert replace(bytes(128), SECOND[0]) is None
-    assert replace(make_tensor_map(FIRST[0]), SECOND[0] + 1) is None
+    assert driver_replace_address(FakeDriver())(make_tensor_map(FIRST[0]), SECOND[0] + 1) is None
+    assert driver_replace_address(FakeDriver(cuda.CUresult.CUDA_ERROR_INVALID_VALUE))(bytes(128), 0) is None
     with pytest.raises(CudaCallFailed, match="cuTensorMapReplaceAddress failed: CUDA_ERROR_NOT_INITIALIZED"):
         driver_replace_address(FakeDriver(cuda.CUresult.CUDA_ERROR_NOT_INITIALIZED))(bytes(128), 0)
