@@ -35,7 +35,7 @@ class Options:
     attributes: Literal["hoist", "stage"] = "hoist"
     hoist_limit_bytes: int = 256 * 2**20
     stage_limit_bytes: int = 64 * 2**20
-    indirection: Literal["off", "auto", "host", "prelude", "ptx"] = "off"
+    indirection: Literal["off", "auto", "host", "prelude", "ptx"] = "auto"
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

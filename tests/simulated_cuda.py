@@ -13,15 +13,15 @@ import itertools
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from cuda.bindings import driver as real
 
 from optimizations.indirection.plan import Available, PtxNode
+from optimizations.indirection.table import CAPACITIES
 from optimizations.indirection.table import KERNEL_NAME as TABLE_KERNEL
-from optimizations.indirection.table import WORDS_PER_LAUNCH, TableWriter, Write
 from optimizations.replay.captured import CapturedGraph, KernelNode
 
 OK, INVALID = real.CUresult.CUDA_SUCCESS, real.CUresult.CUDA_ERROR_INVALID_VALUE
@@ -58,6 +58,7 @@ class Node:
     function: Function | None = None
     parameters: list[bytes] = field(default_factory=list)
     grid: tuple[int, int, int] = (1, 1, 1)
+    shared: int = 64
     copy: dict[str, int] = field(default_factory=dict)
     fill: dict[str, int] = field(default_factory=dict)
     updatable: bool = False
@@ -79,6 +80,7 @@ class Executable:
     copies: dict[int, dict[str, int]]
     fills: dict[int, dict[str, int]]
     uploaded: bool = False
+    disabled: set[int] = field(default_factory=set)
     order: list[int] = field(default_factory=list)
 
 
@@ -91,7 +93,7 @@ def floats(address: int, count: int) -> Any:
 
 
 class SimulatedDriver:
-    """See the module. `calls` lists the names of the calls made, launches of the table's kernel included."""
+    """See the module. `calls` lists the names of the calls made."""
 
     CUfunction_attribute = real.CUfunction_attribute
     CUkernelNodeAttrID = real.CUkernelNodeAttrID
@@ -111,7 +113,10 @@ class SimulatedDriver:
         self.executables: dict[int, Executable] = {}
         self._handles = itertools.count(0x1000, 0x10)
         self._running: tuple[Executable, dict[int, int]] | None = None
-        self.table_function = self.add_function(Function(TABLE_KERNEL, (8, 4, WORDS_PER_LAUNCH * 8), self._write_table))
+        self.table_functions = {
+            capacity: self.add_function(Function(TABLE_KERNEL, (8, 4, capacity * 8), self._write_table))
+            for capacity in CAPACITIES
+        }
         self.prelude_function = self.add_function(Function("encore_prelude", (8, 8, 8, 4, 8), self._run_prelude))
         self.failing: set[str] = set()
 
@@ -173,7 +178,7 @@ class SimulatedDriver:
         launch.func = next(handle for handle, function in self.functions.items() if function is record.function)
         launch.gridDimX, launch.gridDimY, launch.gridDimZ = record.grid
         launch.blockDimX, launch.blockDimY, launch.blockDimZ = 32, 1, 1
-        launch.sharedMemBytes = 64
+        launch.sharedMemBytes = record.shared
         launch.kernelParams = ctypes.addressof(array)
         return OK, launch
 
@@ -224,7 +229,9 @@ class SimulatedDriver:
         copies = {}
         for node in original.nodes:
             of = self.nodes[node]
-            copy = Node(of.kind, of.function, list(of.parameters), of.grid, dict(of.copy), dict(of.fill), original=of)
+            copy = replace(
+                of, parameters=list(of.parameters), copy=dict(of.copy), fill=dict(of.fill), original=of, handed_out=[]
+            )
             copies[node] = self.add_node(clone, copy)
         self.graphs[clone].edges = [(copies[source], copies[target]) for source, target in original.edges]
         return OK, real.CUgraph(clone)
@@ -251,9 +258,9 @@ class SimulatedDriver:
     def cuGraphAddKernelNode(self, graph: Any, after: Any, count: int, launch: Any) -> tuple[Any, ...]:
         assert not after and not count
         function = self.functions[int(launch.func)]
-        return OK, real.CUgraphNode(
-            self.add_node(int(graph), Node("KERNEL", function, self._arguments(function, launch)))
-        )
+        grid = (launch.gridDimX, launch.gridDimY, launch.gridDimZ)
+        node = Node("KERNEL", function, self._arguments(function, launch), grid, launch.sharedMemBytes)
+        return OK, real.CUgraphNode(self.add_node(int(graph), node))
 
     def cuGraphAddDependencies(self, graph: Any, sources: Any, targets: Any, data: Any, count: int) -> tuple[Any, ...]:
         assert len(sources) == len(targets) == count
@@ -285,7 +292,8 @@ class SimulatedDriver:
         if record.updatable:
             raise RuleBroken("a device-updatable node was set from the host")
         assert record.function is not None
-        if (launch.gridDimX, launch.gridDimY, launch.gridDimZ) != record.grid or launch.sharedMemBytes != 64:
+        grid = (launch.gridDimX, launch.gridDimY, launch.gridDimZ)
+        if grid != record.grid or launch.sharedMemBytes != record.shared:
             raise RuleBroken("launch fields were not carried over")
         self.executables[int(executable)].parameters[int(node)] = self._arguments(record.function, launch)
         return (OK,)
@@ -303,6 +311,13 @@ class SimulatedDriver:
         self.executables[int(executable)].fills[int(node)] = {"address": int(fill.dst), "bytes": int(fill.width)}
         return (OK,)
 
+    def cuGraphNodeSetEnabled(self, executable: Any, node: Any, enabled: int) -> tuple[Any, ...]:
+        if self.nodes[int(node)].updatable:
+            raise RuleBroken("a device-updatable node was switched from the host")
+        disabled = self.executables[int(executable)].disabled
+        (disabled.discard if enabled else disabled.add)(int(node))
+        return (OK,)
+
     def cuGraphLaunch(self, executable: Any, stream: Any) -> tuple[Any, ...]:
         self.launch(int(executable))
         return (OK,)
@@ -313,13 +328,6 @@ class SimulatedDriver:
 
     def cuGraphDestroy(self, graph: Any) -> tuple[Any, ...]:
         del self.graphs[int(graph)]
-        return (OK,)
-
-    def cuLaunchKernel(self, function: Any, *rest: Any) -> tuple[Any, ...]:
-        *_, arguments, extra = rest
-        assert not extra
-        known = self.functions[int(function)]
-        known.body(*self._read(known, arguments))
         return (OK,)
 
     def launch(self, executable: int) -> None:
@@ -335,7 +343,8 @@ class SimulatedDriver:
         while ready:
             node = ready.pop(0)
             run.order.append(node)
-            self._run_node(run, node)
+            if node not in run.disabled:
+                self._run_node(run, node)
             for source, target in run.graph.edges:
                 if source == node:
                     waiting[target] -= 1
@@ -411,6 +420,9 @@ class SimulatedTools:
         self.rewritten: dict[str, Callable[[PtxNode], int]] = {}
         self.broken_ptx: dict[str, str] = {}
 
+    def is_current(self) -> bool:
+        return True
+
     def on_device(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
@@ -420,8 +432,8 @@ class SimulatedTools:
     def synchronize(self) -> None:
         pass
 
-    def table_write(self) -> Write:
-        return TableWriter(self.driver, real.CUfunction(self.driver.table_function), self.stream)
+    def table_function(self, capacity: int) -> Any:
+        return real.CUfunction(self.driver.table_functions[capacity])
 
     def prelude_function(self) -> Any:
         return real.CUfunction(self.driver.prelude_function)

@@ -16,15 +16,17 @@ from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, Simu
 from optimizations.indirection.apply import AppliedPlan
 from optimizations.indirection.cubin_cache import CubinCache
 from optimizations.indirection.editing import EditableGraph, LaunchParameters
+from optimizations.indirection.host_apply import HostUpdates
 from optimizations.indirection.plan import Available, Choice, Plan, PtxNode, Slot, make_plan
 from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, UseKind
 from optimizations.indirection.table import (
-    WORDS_PER_LAUNCH,
-    AddressRefused,
+    CAPACITIES,
+    WORDS_PER_NODE,
     PointerTable,
     TableUnavailable,
     build_table_kernel,
 )
+from optimizations.indirection.tensor_map import AddressRefused
 from optimizations.replay.captured import KernelNode
 from optimizations.replay.driver import CudaCallFailed
 from optimizations.replay.driver_read import read_graph
@@ -264,7 +266,7 @@ def test_tensor_maps_are_made_for_the_new_address(choice: Choice) -> None:
         assert applied.point({0: address}) == 128
         run.replay()
         assert seen[-1] == make_tensor_map(address + 0x20)
-    with pytest.raises(AddressRefused, match="input 0"):
+    with pytest.raises(AddressRefused, match="0x2024"):
         applied.point({0: 0x2004})
 
 
@@ -272,17 +274,19 @@ def test_the_prelude_runs_before_the_nodes_it_writes_and_only_they_become_updata
     applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(program.driver), Available({}, {}))
     driver = program.driver
     nodes = driver.graphs[program.graph].nodes
-    assert [driver.nodes[node].updatable for node in nodes] == [True, True, False, False]
-    prelude = nodes[-1]
+    assert [driver.nodes[node].updatable for node in nodes] == [True, True, False, False, False]
+    table, prelude = nodes[-2:]
+    assert [edge for edge in driver.graphs[program.graph].edges if edge[0] == table] == [(table, prelude)]
+    # The second node waits for the first already, and the copy waits for nothing.
     assert [edge for edge in driver.graphs[program.graph].edges if edge[0] == prelude] == [
         (prelude, nodes[0]),
-        (prelude, nodes[1]),
+        (prelude, nodes[2]),
     ]
     assert graph.instantiations == 1
     assert "cuGraphUpload" in driver.calls
     driver.calls.clear()
     applied.point({0: program.x.data_ptr()})
-    assert driver.calls == ["cuLaunchKernel"], "one step, whatever the number of nodes; no node is set from the host"
+    assert driver.calls == ["cuGraphExecKernelNodeSetParams"], "one step, whatever the number of nodes: the table's"
 
 
 def test_an_update_that_failed_on_the_device_is_told(program: Program) -> None:
@@ -311,21 +315,59 @@ def test_a_rewritten_kernel_keeps_its_launch_and_takes_the_address_of_its_slot(p
     assert changed.parameters[1:] == before.parameters[1:]
 
 
-@pytest.mark.parametrize("slots", [1, 3, WORDS_PER_LAUNCH, WORDS_PER_LAUNCH + 1, 1000])
-def test_a_table_is_written_from_the_first_change_to_the_last(slots: int) -> None:
+@pytest.mark.parametrize("slots", [1, 3, WORDS_PER_NODE, WORDS_PER_NODE + 1, 1000])
+def test_a_table_is_written_by_as_few_nodes_as_can_be_and_only_by_those_with_changes(slots: int) -> None:
     driver = SimulatedDriver()
-    memory = torch.full((slots,), -1, dtype=torch.int64)
-    tools = SimulatedTools(driver)
-    table = PointerTable([Slot(8 * index, index, index) for index in range(slots)], memory, tools.table_write(), None)
+    graph = driver.new_graph()
+    reader = driver.add_node(graph, Node("MEMSET", fill={"address": torch.zeros(1).data_ptr(), "bytes": 0}))
+    captured = read_graph(driver, real.CUgraph(graph))
+    target = EditableGraph.of(driver, real.CUgraph(graph), captured)
+    function = SimulatedTools(driver).table_function
+    table = PointerTable(
+        target, [Slot(8 * index, index, index) for index in range(slots)], function, torch.device("cpu"), None
+    )
+    target.begin_with([node.handle for node in table.nodes])
+    assert len(table.nodes) == -(-slots // WORDS_PER_NODE)
+    run = SimulatedGraph(driver, graph)
+    run.instantiate()
+    updates = HostUpdates(table.nodes, real.CUgraphExec(run.raw_cuda_graph_exec()))
     everything = {index: 0x1000 * (index + 1) for index in range(slots)}
-    assert table.point(everything) == 8 * slots
-    assert memory.tolist() == [0x1000 * (index + 1) + index for index in range(slots)]
-    assert driver.calls.count("cuLaunchKernel") == -(-slots // WORDS_PER_LAUNCH)
-    memory.fill_(-1)
+    assert updates.point(everything) == 8 * slots
+    run.replay()
+    memory = (ctypes.c_uint64 * slots).from_address(table.address)
+    assert list(memory) == [0x1000 * (index + 1) + index for index in range(slots)]
+    order = driver.executables[run.raw_cuda_graph_exec()].order
+    assert order[-1] == reader, "what reads the table runs last"
+    driver.calls.clear()
     last = slots - 1
-    assert table.point({last: 0x77}) == 8
-    assert memory.tolist() == [-1] * last + [0x77 + last]
-    assert table.point({slots + 5: 0x1}) == 0, "an input without a slot"
+    assert updates.point({last: 0x77}) == 8
+    assert updates.point({slots + 5: 0x1}) == 0, "an input without a slot"
+    assert driver.calls == ["cuGraphExecKernelNodeSetParams"]
+    run.replay()
+    assert list(memory) == [0x1000 * (index + 1) + index for index in range(last)] + [0x77 + last]
+
+
+@pytest.mark.parametrize("choice", [Choice.PRELUDE, Choice.PTX])
+def test_a_table_that_is_as_it_should_be_is_not_written_again(program: Program, choice: Choice) -> None:
+    """From the first call in which nothing moved until an input moves again."""
+    driver, tools = program.driver, tools_for(program)
+    captured = read_graph(driver, real.CUgraph(program.graph))
+    applied, graph = apply(program, choice, tools, tools.available(captured))
+    written: list[None] = []
+    writes = driver.functions[driver.table_functions[CAPACITIES[0]]]
+    body = writes.body
+    writes.body = lambda *parameters: (written.append(None), body(*parameters))
+    expected, x, y = [], program.x, program.y
+    for moving in (True, False, False, True, True, False):
+        if moving:
+            x, y = program.x + len(written), program.y - len(written)
+            applied.point({0: x.data_ptr(), 1: y.data_ptr()})
+        else:
+            applied.settle()
+        graph.replay()
+        assert all(map(torch.equal, program.results(), program.expected(x, y)))
+        expected.append(len(written))
+    assert expected == [1, 1, 1, 2, 3, 3]
 
 
 def test_a_failing_call_is_named(program: Program) -> None:
@@ -343,8 +385,9 @@ def test_content_that_does_not_fit_a_parameter_is_refused() -> None:
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
 def test_the_table_kernel_compiles(tmp_path: Any, target: str) -> None:
     cache = CubinCache(tmp_path)
-    first = build_table_kernel(target, cache)
+    first, *others = (build_table_kernel(target, cache, capacity) for capacity in CAPACITIES)
     assert first.startswith(b"\x7fELF")
-    assert build_table_kernel(target, cache) == first
+    assert first not in others
+    assert build_table_kernel(target, cache, CAPACITIES[0]) == first
     with pytest.raises(TableUnavailable, match="sm_1"):
         build_table_kernel("sm_1", cache)

@@ -13,6 +13,7 @@ from synthetic_captures import Case, cases, kernel, word
 
 from optimizations.indirection.plan import (
     AUTO_HOST_NODES,
+    AUTO_PTX_NODES,
     Applier,
     Available,
     Choice,
@@ -223,15 +224,25 @@ def counts(plan: Plan) -> tuple[int, int, int]:
     return len(plan.host_nodes), len(plan.prelude_nodes), len(plan.ptx_nodes)
 
 
-def test_auto_takes_the_host_for_few_nodes_and_the_table_for_many() -> None:
-    few, many = AUTO_HOST_NODES, AUTO_HOST_NODES + 1
+def test_auto_takes_the_host_for_few_nodes_ptx_for_some_and_the_prelude_for_many() -> None:
+    few, some, many = AUTO_HOST_NODES, AUTO_HOST_NODES + 1, AUTO_PTX_NODES + 1
     assert counts(make_plan(*pointer_kernels(few), Choice.AUTO, with_ptx(*range(few)))) == (few, 0, 0)
-    assert counts(make_plan(*pointer_kernels(many), Choice.AUTO, with_ptx(*range(many)))) == (0, 0, many)
-    assert counts(make_plan(*pointer_kernels(many), Choice.AUTO, EVERYTHING)) == (0, many, 0)
-    mixed = make_plan(*pointer_kernels(many), Choice.AUTO, with_ptx(*range(many - 2)))
-    assert counts(mixed) == (2, 0, many - 2), "few nodes left over by ptx are updated from the host"
-    large = make_plan(*pointer_kernels(2 * many), Choice.AUTO, with_ptx(*range(many)))
-    assert counts(large) == (0, many, many), "graphs mix ptx and prelude"
+    assert counts(make_plan(*pointer_kernels(some), Choice.AUTO, with_ptx(*range(some)))) == (0, 0, some)
+    assert counts(make_plan(*pointer_kernels(some), Choice.AUTO, EVERYTHING)) == (0, some, 0)
+    mixed = make_plan(*pointer_kernels(some), Choice.AUTO, with_ptx(*range(some - 2)))
+    assert counts(mixed) == (2, 0, some - 2), "few nodes left over by ptx are updated from the host"
+    assert counts(make_plan(*pointer_kernels(many), Choice.AUTO, with_ptx(*range(many)))) == (0, many, 0)
+    most = make_plan(*pointer_kernels(many), Choice.AUTO, with_ptx(*range(many - few - 1)))
+    assert counts(most) == (0, many, 0), "too many nodes are left over by ptx"
+
+
+def test_auto_without_a_prelude_takes_what_there_is() -> None:
+    many = AUTO_PTX_NODES + 2
+    old = "the driver is older than 12.4"
+    found = with_ptx(*range(many - 1))
+    plan = make_plan(*pointer_kernels(many), Choice.AUTO, Available(off={Applier.PRELUDE: old}, ptx=found.ptx))
+    assert counts(plan) == (1, 0, many - 1)
+    assert plan.fallbacks[0] == ((0,), f"prelude: {old}")
 
 
 def test_each_choice_is_tried_first_and_others_stand_in_with_the_reason() -> None:

@@ -18,7 +18,7 @@ from fake_tensor_map import make_tensor_map, replace_address
 from test_plan import replay
 
 from optimizations.indirection.limits import LIBRARY_ALIGNMENT_BYTES, alignment_bytes, limit
-from optimizations.indirection.plan import ALIGNMENT_BYTES, Available, Choice, Plan, make_plan
+from optimizations.indirection.plan import ALIGNMENT_BYTES, AUTO_HOST_NODES, Available, Choice, Plan, make_plan
 from optimizations.indirection.pointers import Analysis, ReasonCode, UseKind, find_pointer_uses
 from optimizations.replay.captured import (
     Capture,
@@ -291,14 +291,14 @@ def planned(name: str, choice: Choice, *, ptx: bool = True) -> tuple[RecordedCap
 
 
 def expected_appliers(name: str, choice: Choice) -> dict[str, list[int]]:
-    """Copies are set from the host; Triton's kernels are rewritten only where asked for, or beside many other nodes."""
+    """Copies are set from the host; Triton's kernels are rewritten only where asked for."""
     graph = load(name).first.graph
     nodes = sorted({node for places in USES[name].values() for node, _, _ in places})
     kernels = [node for node in nodes if isinstance(graph.nodes[node], KernelNode)]
     copies = [node for node in nodes if node not in kernels]
-    if choice is Choice.HOST or (choice is Choice.AUTO and len(nodes) <= 8):
+    if choice is Choice.HOST or (choice is Choice.AUTO and len(nodes) <= AUTO_HOST_NODES):
         return {"host": nodes}
-    rewritten = [] if choice is Choice.PRELUDE else [node for node in kernels if is_triton(graph.nodes[node])]
+    rewritten = [node for node in kernels if is_triton(graph.nodes[node])] if choice is Choice.PTX else []
     found = {"host": copies, "prelude": [node for node in kernels if node not in rewritten], "ptx": rewritten}
     return {applier: where for applier, where in found.items() if where}
 
@@ -338,7 +338,7 @@ def put(node: Node, place: Place, value: int) -> Node:
 
 
 def test_many_nodes_mix_rewritten_kernels_and_the_prelude() -> None:
-    _, plan = planned("many_nodes", Choice.AUTO)
+    _, plan = planned("many_nodes", Choice.PTX)
     assert appliers(plan) == {"ptx": [0], "prelude": list(range(1, 17))}
     assert plan.table_bytes == 16, "one address per input, however many nodes use it"
 

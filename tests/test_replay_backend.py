@@ -46,9 +46,9 @@ def call(options: Mapping[str, Any]) -> None:
     assert torch.equal(compiled(x), program(x))
 
 
-def test_stock_makes_the_graphs_by_default(encore: FakeMaker) -> None:
-    assert Options().indirection == "off", "until a GPU has shown it"
-    call({})
+def test_stock_makes_the_graphs_where_indirection_is_off(encore: FakeMaker) -> None:
+    assert Options().indirection == "auto", "what a user gets who says nothing"
+    call({"indirection": "off"})
     assert FakeEncore.made_with == []
     assert encore.directions == ["inference"]
 

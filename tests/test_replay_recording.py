@@ -342,12 +342,12 @@ def test_a_failure_while_the_recorded_graph_is_changed_is_no_secret(driver: Simu
     def instantiate_then_fail(graph: SimulatedGraph) -> None:
         stock(graph)
         graphs.append(graph)
-        driver.failing.add("cuGraphKernelNodeGetParams")
+        driver.failing.add("cuGraphUpload")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SimulatedGraph, "instantiate", instantiate_then_fail)
-        with pytest.raises(RuntimeError, match="cuGraphKernelNodeGetParams failed"):
-            record(work)
+        with pytest.raises(RuntimeError, match="cuGraphUpload failed"):
+            record(work, Choice.PRELUDE)
     assert len(graphs) == 1
 
 

@@ -1,10 +1,10 @@
 """Carries a plan out on a captured graph: the three appliers behind one interface.
 
 `AppliedPlan(graph, plan, tools)` changes the graph; it is then instantiated by whoever owns it; `instantiated` prepares
-what needs the executable; from then on `point` is all that replay calls.
+what needs the executable; from then on `point` and `settle` are all that replay calls.
 
 Where is what: `host_apply` sets nodes from the host, `prelude_apply` adds the prelude kernel, `ptx_apply` exchanges
-kernels; both of the latter read the `PointerTable`.
+kernels; both of the latter read the `PointerTable`, whose nodes are set from the host.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import torch
 
 from optimizations.indirection.editing import EditableGraph
-from optimizations.indirection.host_apply import HostApplier
+from optimizations.indirection.host_apply import HostUpdates, NodeUpdate, host_update
 from optimizations.indirection.plan import Plan, PtxNode
 from optimizations.indirection.prelude_apply import AttachedPrelude
 from optimizations.indirection.ptx_apply import substitute
-from optimizations.indirection.table import PointerTable, Write
+from optimizations.indirection.table import PointerTable, TableNode
 from optimizations.indirection.tensor_map import ReplaceAddress
-from optimizations.replay.captured import WORD_BYTES, KernelNode
+from optimizations.replay.captured import KernelNode
 from optimizations.replay.driver import check
 
 
@@ -32,11 +32,14 @@ class ApplierTools(Protocol):
     device: torch.device
     replace_address: ReplaceAddress | None
 
+    def is_current(self) -> bool:
+        """Whether the device is the current one."""
+
     def on_device(self) -> AbstractContextManager[Any]:
         """Makes the device current."""
 
-    def table_write(self) -> Write:
-        """A writer of one pointer table."""
+    def table_function(self, capacity: int) -> Any:
+        """The kernel that writes up to `capacity` words of a pointer table, loaded."""
 
     def prelude_function(self) -> Any:
         """The prelude kernel, loaded."""
@@ -50,37 +53,48 @@ class AppliedPlan:
 
     def __init__(self, target: EditableGraph, plan: Plan, tools: ApplierTools) -> None:
         self._target = target
-        self._plan = plan
         self._tools = tools
-        self._host: HostApplier | None = None
+        self._executable: Any = None
         self._prelude: AttachedPrelude | None = None
         self._table: PointerTable | None = None
+        self._table_nodes: tuple[TableNode, ...] = ()
         if plan.slots:
-            memory = torch.zeros(plan.table_bytes // WORD_BYTES, dtype=torch.int64, device=tools.device)
-            self._table = PointerTable(plan.slots, memory, tools.table_write(), tools.replace_address)
+            self._table = PointerTable(target, plan.slots, tools.table_function, tools.device, tools.replace_address)
+            self._table_nodes = self._table.nodes
+            beginning = [node.handle for node in self._table_nodes]
             for node in plan.ptx_nodes:
                 substitute(target, node, tools.rewritten_function(node, target.kernel(node.node)), self._table.address)
             if plan.prelude_nodes:
                 self._prelude = AttachedPrelude(
                     target, plan.prelude_nodes, tools.prelude_function(), self._table.address, tools.device
                 )
+                beginning.append(self._prelude.handle)
+            target.begin_with(beginning)
+        host_updates = [host_update(target, node, tools.replace_address) for node in plan.host_nodes]
+        self._updates: list[NodeUpdate] = [*host_updates, *self._table_nodes]
 
     def instantiated(self, executable: Any, stream: Any) -> None:
         """Take over the executable graph (`CUgraphExec`); upload it on `stream` if nodes of it are device-updatable."""
-        if self._plan.host_nodes:
-            self._host = HostApplier(self._target, self._plan.host_nodes, executable, self._tools.replace_address)
+        self._executable = executable
+        self._host = HostUpdates(self._updates, executable)
         if self._prelude is not None:
             check(self._target.driver.cuGraphUpload, executable, stream)
 
     def point(self, addresses: Mapping[int, int]) -> int:
-        """See `following.Pointers`."""
-        written = 0
+        """See `following.Pointers`.
+
+        Raises:
+            AddressRefused: an address cannot be put into a tensor map.
+        """
+        if self._tools.is_current():  # making it current takes longer than a typical update
+            return self._host.point(addresses)
         with self._tools.on_device():
-            if self._table is not None:
-                written += self._table.point(addresses)
-            if self._host is not None:
-                written += self._host.point(addresses)
-        return written
+            return self._host.point(addresses)
+
+    def settle(self) -> None:
+        """See `following.Pointers`."""
+        for node in self._table_nodes:
+            node.rest(self._executable)
 
     def failure(self) -> str | None:
         """What went wrong on the device in an earlier launch; None where nothing did. Waits for the device."""

@@ -33,7 +33,10 @@ from optimizations.replay.captured import MemoryRange
 
 @dataclass(frozen=True, slots=True)
 class FollowedInput:
-    """An input that the graph reads in place. `mutated`: the function writes it."""
+    """An input that the graph reads in place, at multiples of `alignment_bytes` (a power of two).
+
+    `mutated`: the function writes it.
+    """
 
     index: int
     alignment_bytes: int
@@ -46,17 +49,28 @@ class Pointers(Protocol):
     def point(self, addresses: Mapping[int, int]) -> int:
         """Let the next launch find these inputs (by index) at these addresses. Returns the bytes written for it."""
 
+    def settle(self) -> None:
+        """The next launches find all inputs where the last one did, until `point` is called again."""
+
 
 class OwnedMemory:
-    """Memory the graph writes."""
+    """Memory the graph writes.
+
+    Attributes:
+        borders: where it begins, ends, begins ..., ascending. An odd number of them lies at or below an address in it.
+    """
 
     def __init__(self, ranges: Sequence[MemoryRange]) -> None:
-        self._ranges = sorted(ranges, key=lambda memory: memory.address)
-        self._starts = [memory.address for memory in self._ranges]
+        self.borders: list[int] = []
+        for memory in sorted(ranges, key=lambda memory: memory.address):
+            end = memory.address + memory.size_bytes
+            if self.borders and memory.address <= self.borders[-1]:
+                self.borders[-1] = max(self.borders[-1], end)
+            else:
+                self.borders += [memory.address, end]
 
     def __contains__(self, address: int) -> bool:
-        place = bisect_right(self._starts, address) - 1
-        return place >= 0 and address in self._ranges[place]
+        return bool(bisect_right(self.borders, address) & 1)
 
 
 class Follower:
@@ -74,8 +88,10 @@ class Follower:
         self, inputs: Sequence[FollowedInput], input_count: int, pointers: Pointers, owned: OwnedMemory
     ) -> None:
         self._inputs = tuple(sorted(inputs, key=lambda one: one.index))
+        self._checks = [(one.index, one.alignment_bytes - 1, one) for one in self._inputs]
         self._pointers = pointers
         self._owned = owned
+        self._settled = True
         self.indices = [one.index for one in self._inputs]
         self.addresses: list[int | None] = [None] * input_count
         for index in self.indices:
@@ -93,22 +109,30 @@ class Follower:
         """
         if not torch_internals.data_ptrs_equal(inputs, self.addresses, self.indices):
             self._move(inputs)
+        elif not self._settled:
+            self._pointers.settle()
+            self._settled = True
 
     def _move(self, inputs: list[Any]) -> None:
+        addresses, borders = self.addresses, self._owned.borders
         moved: dict[int, int] = {}
-        for one in self._inputs:
-            index = one.index
+        for index, below_alignment, one in self._checks:
             address = inputs[index].data_ptr()
-            if address == self.addresses[index]:
+            if address == addresses[index]:
                 continue
-            if address % one.alignment_bytes or address in self._owned:
+            if address & below_alignment or bisect_right(borders, address) & 1:
                 address = self._stand_in(inputs, one)
             moved[index] = address
-            self.addresses[index] = 0  # unknown, should the update below fail
-        self.pointer_bytes += self._pointers.point(moved)
+        try:
+            self.pointer_bytes += self._pointers.point(moved)
+        except BaseException:
+            for index in moved:
+                addresses[index] = 0  # unknown: the next call writes them all again
+            raise
+        self._settled = False
         self.moves += 1
         for index, address in moved.items():
-            self.addresses[index] = address
+            addresses[index] = address
 
     def _stand_in(self, inputs: list[Any], one: FollowedInput) -> int:
         """Copy the input; Note [When an input is copied after all]."""

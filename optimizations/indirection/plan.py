@@ -11,10 +11,12 @@ appliers:
 
 For `prelude` and `ptx` replay writes the pointer table, in one step, whatever the number of nodes.
 
-Note [The rule of auto]. A host update costs a driver call per consuming node, the table one write per replay. So with
-up to `AUTO_HOST_NODES` consuming nodes `auto` takes `host`. Beyond, it takes `ptx` for every node that can have it, and
-for the nodes left over `host` if they are at most `AUTO_HOST_NODES`, else `prelude`. The number is a starting value
-that has not been measured; `encore micro indirection` shows where the lines cross on a machine, and selection measures.
+Note [The rule of auto]. What the ways cost was measured with `encore micro indirection` (results/recorded/micro, on an
+H200): a host update takes a driver call per consuming node, and only when an input moved; a rewritten kernel takes a
+little in every replay, per kernel; the prelude a few microseconds in every replay, however many nodes there are; and
+the table one driver call when an input moved. So up to `AUTO_HOST_NODES` consuming nodes `auto` takes `host`; beyond,
+`ptx` for up to `AUTO_PTX_NODES` nodes if all but `AUTO_HOST_NODES` others can have it (those get `host`); in all other
+graphs `prelude`, for which `ptx` and then `host` stand in. Selection measures the graph at hand instead.
 
 Note [One applier per node]. A device-updatable node must not be updated from the host as well, so all uses of a node
 get the same applier. Where none takes them all, inputs are given up (copied, with the reason) until one does.
@@ -33,8 +35,11 @@ from optimizations.indirection.shape import format_path
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
 from optimizations.replay.captured import WORD_BYTES, CapturedGraph, KernelNode, NodePath
 
-AUTO_HOST_NODES = 8
+AUTO_HOST_NODES = 4
 """Up to how many nodes `auto` updates from the host; see Note [The rule of auto]."""
+
+AUTO_PTX_NODES = 16
+"""Up to how many kernels `auto` exchanges for rewritten ones."""
 
 ALIGNMENT_BYTES = 16
 """What kernels chosen for a placeholder may rely on: the widest access is 16 bytes, and Inductor guards no more."""
@@ -230,19 +235,18 @@ def _orders(
     uses: Mapping[NodePath, Sequence[PointerUse]], choice: Choice, available: Available
 ) -> Iterable[tuple[NodePath, Sequence[PointerUse], tuple[Applier, ...]]]:
     """Each node with its uses and the appliers to try on it, best first. Note [The rule of auto]."""
-    ptx_last = (Applier.HOST, Applier.PTX, Applier.PRELUDE)
     order = {
         Choice.HOST: (Applier.HOST,),
         Choice.PRELUDE: (Applier.PRELUDE, Applier.HOST),
         Choice.PTX: (Applier.PTX, Applier.PRELUDE, Applier.HOST),
-        Choice.AUTO: (Applier.PTX, Applier.PRELUDE, Applier.HOST),
+        Choice.AUTO: (Applier.PRELUDE, Applier.PTX, Applier.HOST),
         Choice.OFF: (),
     }[choice]
     if choice is Choice.AUTO:
         without_ptx = [node for node, found in uses.items() if any(_refusals(Applier.PTX, found, available))]
         if len(uses) <= AUTO_HOST_NODES:
-            order = ptx_last
-        elif len(without_ptx) <= AUTO_HOST_NODES:
+            order = (Applier.HOST, Applier.PTX, Applier.PRELUDE)
+        elif len(without_ptx) <= AUTO_HOST_NODES and len(uses) - len(without_ptx) <= AUTO_PTX_NODES:
             order = (Applier.PTX, Applier.HOST, Applier.PRELUDE)
     for node, found in uses.items():
         yield node, found, order

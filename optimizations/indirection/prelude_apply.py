@@ -47,23 +47,7 @@ class AttachedPrelude:
                 _pointer(self._status.data_ptr()),
             ]
         )
-        launch = target.driver.CUDA_KERNEL_NODE_PARAMS()
-        launch.func = function
-        launch.gridDimX, launch.gridDimY, launch.gridDimZ = tables.blocks, 1, 1
-        launch.blockDimX, launch.blockDimY, launch.blockDimZ = THREADS_PER_BLOCK, 1, 1
-        launch.sharedMemBytes = 0
-        launch.kernelParams = arguments.address
-        launch.extra = 0
-        prelude = check(target.driver.cuGraphAddKernelNode, target.graph, None, 0, launch)
-        updated = [target.handle(node.node) for node in nodes]
-        check(
-            target.driver.cuGraphAddDependencies,
-            target.graph,
-            [prelude] * len(updated),
-            updated,
-            None,
-            len(updated),
-        )
+        self.handle, _ = target.add_kernel(function, tables.blocks, THREADS_PER_BLOCK, arguments)
 
     def error_code(self) -> int:
         """The `cudaError_t` of the first update that failed, 0 where none did. Waits for the device."""

@@ -30,7 +30,7 @@ from optimizations.indirection.limits import alignment_bytes, limit, with_reason
 from optimizations.indirection.plan import Applier, Available, Choice, Plan, PtxNode, make_plan
 from optimizations.indirection.pointers import Analysis, ReasonCode, find_pointer_uses
 from optimizations.indirection.proof import prove
-from optimizations.indirection.table import AddressRefused
+from optimizations.indirection.tensor_map import AddressRefused
 from optimizations.indirection.trial import DeviceTrial, RecordedState, TrialTools, blind_reason
 from optimizations.replay.captured import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
 from optimizations.replay.driver import CudaCallFailed

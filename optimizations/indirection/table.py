@@ -1,59 +1,65 @@
 """The pointer table of one executable graph: what prelude and rewritten Triton kernels read their pointers from.
 
 Note [How the table is written]. A replay that finds moved inputs must change the table after the replays before it have
-read it, and before its own graph does. It launches a kernel on the current stream, right before the graph, that takes
-the words by value: CUDA copies a launch's arguments at once, so there is no buffer that a call in flight might still be
-reading, nothing waits, and nothing is launched when nothing moved. The other choices were a copy from pageable memory,
-which may wait for the stream, and pinned buffers, which must not be reused before an event says so.
+read it, and before its own kernels do. So the graph itself begins with the kernel that writes it, which takes the words
+by value as its argument: setting that one node from the host is all a moved input costs, whatever the number of kernels
+that read it. The driver keeps the arguments of launches that are under way, so there is no buffer that a call in flight
+might still be reading, and nothing waits. Where nothing moves the node is switched off (`cuGraphNodeSetEnabled`): the
+words are in device memory since the launch before. The other choices were a launch of its own before the graph's
+(measured at two to three times the cost), a copy from pageable memory, and pinned buffers, which must not be reused
+before an event says so.
 
-Up to `WORDS_PER_LAUNCH` words go over in one launch; the words between the first and the last that changed are written.
+A node takes up to `WORDS_PER_NODE` words; larger tables have several. The driver carries all bytes of the arguments, so
+there is a kernel for small tables that has few.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from optimizations.indirection.cubin_cache import CubinCache
+from optimizations.indirection.editing import EditableGraph, LaunchParameters
+from optimizations.indirection.host_apply import Cell, Place
 from optimizations.indirection.nvrtc import compile_cubin
 from optimizations.indirection.plan import Slot
-from optimizations.indirection.tensor_map import ReplaceAddress
+from optimizations.indirection.tensor_map import ReplaceAddress, TensorMapCell
 from optimizations.replay.captured import WORD_BYTES
 from optimizations.replay.driver import check
 
 KERNEL_NAME = "encore_write_pointers"
 THREADS_PER_BLOCK = 128
-WORDS_PER_LAUNCH = 480
+WORDS_PER_NODE = 480
 """Kernel arguments may take 4096 bytes on every driver and GPU that PyTorch runs on."""
 
-SOURCE = f"""
-struct Words {{ unsigned long long word[{WORDS_PER_LAUNCH}]; }};
+CAPACITIES = (16, 96, WORDS_PER_NODE)
+"""Words that kernels are built for, ascending. The smallest has room for one tensor map."""
 
-extern "C" __global__ void {KERNEL_NAME}(unsigned long long* destination, unsigned count, const Words words)
+SOURCE = """
+struct Words {{ unsigned long long word[{capacity}]; }};
+
+extern "C" __global__ void {name}(unsigned long long* destination, unsigned count, const Words words)
 {{
     const unsigned index = blockIdx.x * blockDim.x + threadIdx.x;
     if (index < count) destination[index] = words.word[index];
 }}
 """
 
-Write = Callable[[int, int, int], None]
-"""Writes (destination address on the device, source address on the host, words) in stream order."""
+TableFunction = Callable[[int], Any]
+"""The kernel for a capacity, loaded."""
+
+_WORDS = 2
+"""Which parameter of the kernel the words are."""
 
 
 class TableUnavailable(RuntimeError):
     """No pointer table can be written here; the message says why."""
 
 
-class AddressRefused(RuntimeError):
-    """The driver does not take this address in a tensor map."""
-
-
-def build_table_kernel(target: str, cache: CubinCache) -> bytes:
-    """The cubin of the kernel that writes tables, for `target` (`sm_90`), from the cache or compiled.
+def build_table_kernel(target: str, cache: CubinCache, capacity: int = CAPACITIES[0]) -> bytes:
+    """The cubin of the kernel that writes up to `capacity` words, for `target` (`sm_90`), from the cache or compiled.
 
     Raises:
         TableUnavailable: NVRTC is missing, or it refused the target; the message holds what it said.
@@ -62,98 +68,99 @@ def build_table_kernel(target: str, cache: CubinCache) -> bytes:
         from cuda.bindings import nvrtc
 
         version = ".".join(str(part) for part in check(nvrtc.nvrtcVersion))
-        key = ("table", SOURCE, target, version)
-        return cache.get_or_build(key, lambda: compile_cubin(nvrtc, SOURCE, f"{KERNEL_NAME}.cu", target)).image
+        source = SOURCE.format(capacity=capacity, name=KERNEL_NAME)
+        key = ("table", source, target, version)
+        return cache.get_or_build(key, lambda: compile_cubin(nvrtc, source, f"{KERNEL_NAME}.cu", target)).image
     except (ImportError, RuntimeError, OSError) as error:
         raise TableUnavailable(
             f"the pointer table needs NVRTC, which comes with torch's CUDA wheels ({error})"
         ) from error
 
 
-class TableWriter:
-    """Launches `function`, the kernel that writes a table, on the stream (`CUstream`) that `stream` gives.
-
-    The arguments' memory is prepared once.
-    """
-
-    def __init__(self, driver: Any, function: Any, stream: Callable[[], Any]) -> None:
-        self._driver = driver
-        self._function = function
-        self._stream = stream
-        self._destination = ctypes.c_uint64()
-        self._count = ctypes.c_uint32()
-        self._arguments = (ctypes.c_void_p * 3)(ctypes.addressof(self._destination), ctypes.addressof(self._count), 0)
-
-    def __call__(self, destination: int, source: int, words: int) -> None:
-        """`Write`. At `source` there must be `WORDS_PER_LAUNCH` words beyond the last one to be readable."""
-        stream = self._stream()
-        for first in range(0, words, WORDS_PER_LAUNCH):
-            count = min(WORDS_PER_LAUNCH, words - first)
-            self._destination.value = destination + first * WORD_BYTES
-            self._count.value = count
-            self._arguments[2] = source + first * WORD_BYTES
-            check(
-                self._driver.cuLaunchKernel,
-                self._function,
-                *(-(-count // THREADS_PER_BLOCK), 1, 1),
-                *(THREADS_PER_BLOCK, 1, 1),
-                0,
-                stream,
-                ctypes.addressof(self._arguments),
-                0,
-            )
-
-
 class PointerTable:
-    """Slots in device memory and the copy of them that the host keeps.
+    """A table on the device, and the nodes at the start of `target` that write it.
 
     Args:
+        target: the graph, not instantiated yet.
         slots: all slots; together they fill the table without gaps.
-        memory: int64 tensor on the device that holds exactly the table; it lives as long as this object.
-        write: how words get there.
+        function: gives the kernels, loaded.
+        device: where the table is.
         replace_address: how a tensor map's address is replaced; None where there are no tensor maps.
     """
 
     def __init__(
-        self, slots: Sequence[Slot], memory: torch.Tensor, write: Write, replace_address: ReplaceAddress | None
+        self,
+        target: EditableGraph,
+        slots: Sequence[Slot],
+        function: TableFunction,
+        device: torch.device,
+        replace_address: ReplaceAddress | None,
     ) -> None:
-        self._slots: dict[int, list[Slot]] = defaultdict(list)
-        for slot in slots:
-            self._slots[slot.input].append(slot)
-        self._memory = memory
-        self._write = write
-        self._replace_address = replace_address
-        size = memory.numel() * WORD_BYTES
-        # The kernel takes a whole launch's words by value, however few of them count.
-        self._host = ctypes.create_string_buffer(size + WORDS_PER_LAUNCH * WORD_BYTES)
-        self._host_address = ctypes.addressof(self._host)
-        self.address = memory.data_ptr()
+        size = sum(slot.size_bytes for slot in slots)
+        self._memory = torch.zeros(size // WORD_BYTES, dtype=torch.int64, device=device)
+        self.address = self._memory.data_ptr()
+        self.nodes = tuple(TableNode(target, part, function, self.address, replace_address) for part in _parts(slots))
 
-    def point(self, addresses: Mapping[int, int]) -> int:
-        """See `following.Pointers`.
 
-        Raises:
-            AddressRefused: an address cannot be put into a tensor map.
-        """
-        first, last = self._memory.numel(), 0
-        for index, address in addresses.items():
-            for slot in self._slots.get(index, ()):
-                content = self._content(slot, address + slot.delta)
-                ctypes.memmove(self._host_address + slot.offset_bytes, content, len(content))
-                first = min(first, slot.offset_bytes // WORD_BYTES)
-                last = max(last, (slot.offset_bytes + slot.size_bytes) // WORD_BYTES)
-        if last <= first:
-            return 0
-        start = first * WORD_BYTES
-        self._write(self.address + start, self._host_address + start, last - first)
-        return (last - first) * WORD_BYTES
+class TableNode:
+    """A node that writes some slots, one after the other in the table. A `host_apply.NodeUpdate`."""
 
-    def _content(self, slot: Slot, address: int) -> bytes:
+    def __init__(
+        self,
+        target: EditableGraph,
+        slots: Sequence[Slot],
+        function: TableFunction,
+        table_address: int,
+        replace_address: ReplaceAddress | None,
+    ) -> None:
+        start = slots[0].offset_bytes
+        count = sum(slot.size_bytes for slot in slots) // WORD_BYTES
+        capacity = next(capacity for capacity in CAPACITIES if count <= capacity)
+        self._parameters = LaunchParameters(
+            [
+                (table_address + start).to_bytes(WORD_BYTES, "little"),
+                count.to_bytes(4, "little"),
+                bytes(capacity * WORD_BYTES),
+            ]
+        )
+        self.places = [
+            Place(slot.input, slot.delta, slot.size_bytes, self._cell(slot, slot.offset_bytes - start, replace_address))
+            for slot in slots
+        ]
+        blocks = -(-count // THREADS_PER_BLOCK)
+        self.handle, self._launch = target.add_kernel(function(capacity), blocks, THREADS_PER_BLOCK, self._parameters)
+        self._set = target.driver.cuGraphExecKernelNodeSetParams
+        self._set_enabled = target.driver.cuGraphNodeSetEnabled
+        self._enabled = True
+
+    def _cell(self, slot: Slot, offset: int, replace_address: ReplaceAddress | None) -> Cell:
         if slot.tensor_map is None:
-            return address.to_bytes(WORD_BYTES, "little")
-        replaced = self._replace_address(slot.tensor_map, address) if self._replace_address else None
-        if replaced is None:
-            raise AddressRefused(
-                f"the driver does not take address {address:#x} in the tensor map of input {slot.input}"
-            )
-        return replaced
+            return self._parameters.word(_WORDS, offset)
+        return TensorMapCell(self._parameters.place(_WORDS, offset, slot.size_bytes), slot.tensor_map, replace_address)
+
+    def set(self, executable: Any) -> None:
+        """See `host_apply.NodeUpdate`."""
+        check(self._set, executable, self.handle, self._launch)
+        if not self._enabled:
+            check(self._set_enabled, executable, self.handle, 1)
+            self._enabled = True
+
+    def rest(self, executable: Any) -> None:
+        """The table is as it should be: do nothing in the next launches."""
+        if self._enabled:
+            check(self._set_enabled, executable, self.handle, 0)
+            self._enabled = False
+
+
+def _parts(slots: Sequence[Slot]) -> list[list[Slot]]:
+    """The slots in order, in parts of at most `WORDS_PER_NODE` words."""
+    parts: list[list[Slot]] = []
+    words = WORDS_PER_NODE
+    for slot in slots:
+        taken = slot.size_bytes // WORD_BYTES
+        if words + taken > WORDS_PER_NODE:
+            parts.append([])
+            words = 0
+        parts[-1].append(slot)
+        words += taken
+    return parts

@@ -24,6 +24,10 @@ ReplaceAddress = Callable[[bytes, int], bytes | None]
 """The bytes of a tensor map with its address replaced; None where they are no tensor map or the address is refused."""
 
 
+class AddressRefused(RuntimeError):
+    """The driver does not take this address in a tensor map."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorMapWindow:
     """The 128 bytes from `offset` on in a parameter are a tensor map whose address is `origin`."""
@@ -66,6 +70,32 @@ def _candidates(before: bytes, after: bytes, moves: Moves) -> Iterator[Origin]:
         seen.update(moves.origins(*words))
     seen.update(Origin(index, 0) for index in moves.inputs if moves.displacement[index])
     yield from sorted(seen, key=lambda origin: (origin.input, origin.delta))
+
+
+class TensorMapCell:
+    """A cell (`host_apply`, Note [Cells]) that holds a tensor map: the one captured, with the address put in.
+
+    Args:
+        place: where the 128 bytes go.
+        captured: the tensor map that was captured.
+    """
+
+    def __init__(self, place: int, captured: bytes, replace: ReplaceAddress | None) -> None:
+        self._place = place
+        self._captured = captured
+        self._replace = replace
+
+    @property
+    def value(self) -> bytes:
+        """What is there now."""
+        return ctypes.string_at(self._place, TENSOR_MAP_BYTES)
+
+    @value.setter
+    def value(self, address: int) -> None:
+        replaced = self._replace(self._captured, address) if self._replace else None
+        if replaced is None:
+            raise AddressRefused(f"the driver does not take address {address:#x} in a tensor map")
+        ctypes.memmove(self._place, replaced, TENSOR_MAP_BYTES)
 
 
 def driver_replace_address(driver: Any) -> ReplaceAddress:

@@ -84,10 +84,10 @@ class DeviceTools:
                 reason = str(error)
         return {} if reason is None else {Applier.PRELUDE: reason}
 
-    def table_write(self) -> table.Write:
+    def table_function(self, capacity: int) -> Any:
         """See `apply.ApplierTools`."""
-        image = table.build_table_kernel(self._target, self._cache)
-        return table.TableWriter(self.driver, self._modules.function(image, table.KERNEL_NAME), self.stream)
+        image = table.build_table_kernel(self._target, self._cache, capacity)
+        return self._modules.function(image, table.KERNEL_NAME)
 
     def prelude_function(self) -> Any:
         """See `apply.ApplierTools`."""
@@ -102,6 +102,10 @@ class DeviceTools:
         ptx = dereference(kernel.ptx, [parameter for parameter, _ in node.parameters], kernel.kernel.name)
         assembled = assemble(ptx, read_kernel(ptx, kernel.kernel.name), cache=self._cache, options=kernel.options)
         return self._modules.function(assembled.cubin, kernel.kernel.name, shared_bytes)
+
+    def is_current(self) -> bool:
+        """See `apply.ApplierTools`."""
+        return bool(torch_internals.current_device() == self.device.index)
 
     def on_device(self) -> AbstractContextManager[Any]:
         """See `apply.ApplierTools`."""
@@ -127,8 +131,9 @@ class RecordingTools:
         self.driver = tools.driver
         self.device = tools.device
         self.replace_address = tools.replace_address
-        self.table_write = tools.table_write
+        self.table_function = tools.table_function
         self.prelude_function = tools.prelude_function
+        self.is_current = tools.is_current
         self.on_device = tools.on_device
         self.stream = tools.stream
         self.synchronize = tools.synchronize

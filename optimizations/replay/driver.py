@@ -29,11 +29,12 @@ def check(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
         CudaCallFailed: the return code is not 0, which is success, or the installed library is too old for the call.
     """
     try:
-        code, *values = function(*arguments)
+        result = function(*arguments)
     except RuntimeError as error:  # how the bindings say that a library or a function of it is missing
         raise CudaCallFailed(function.__name__, None, str(error)) from error
-    if int(code) != 0:
+    code = result[0]
+    if int(code):
         raise CudaCallFailed(function.__name__, int(code), getattr(code, "name", str(code)))
-    if not values:
+    if len(result) == 1:  # the most frequent case comes first: replay sets nodes
         return None
-    return values[0] if len(values) == 1 else tuple(values)
+    return result[1] if len(result) == 2 else tuple(result[1:])
