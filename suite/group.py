@@ -113,8 +113,8 @@ class Session:
                 if isinstance(answer := self._ask(member, CollectMetrics()), Collected):
                     member.metrics = answer.metrics
 
-    def cell(self, member: Member, grouping: Grouping, group: Sequence[Member], paired: Member | None = None) -> Cell:
-        """The row of a member as it stands. `paired` is the baseline whose blocks alternated with it, in pairs."""
+    def cell(self, member: Member, grouping: Grouping, group: Sequence[Member], guests: Sequence[Member] = ()) -> Cell:
+        """The row of a member as it stands. `guests` are those of its group whose own rows have other blocks."""
         failure, prepared, settings = member.failure, member.prepared, self.bench.settings
         log_tail = without_paths(member.worker.log_tail()) if failure else None
         return Cell(
@@ -145,8 +145,9 @@ class Session:
             compile=prepared.compile if prepared else None,
             metrics=member.metrics,
             blocks=member.blocks,
-            paired_baseline=paired.mode.name if paired else None,
-            paired_blocks=list(paired.blocks) if paired else [],
+            baseline_blocks={
+                guest.mode.name: list(guest.blocks) for guest in guests if guest.mode.name in member.mode.baselines
+            },
         )
 
     def _start(self, mode: Mode) -> Member:

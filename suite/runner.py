@@ -1,9 +1,11 @@
 """A run from its first workload to its last: who is alive with whom, what is written when, what is left for later.
 
 Note [Groups]: the modes of a workload are measured in alternating blocks, all alive together. If any of them runs out
-of memory, what the others measured beside it is worth nothing, and the workload starts again in pairs: each mode
-with its baseline. A pair that does not fit either is taken apart and its modes are measured one after another. Rows
-are therefore written when their workload is through, for until then a row is not final.
+of memory, what the others measured beside it is worth nothing, and the workload starts again in halves that both have
+the common baselines. The modes of a half that does not fit are measured in pairs: each with its baseline. A pair that
+does not fit either is taken apart and its modes are measured one after another. A mode has one row, from the first
+group it was measured in; a later group's rows carry the blocks that its baselines had there. Rows are written when
+their workload is through, for until then a row is not final.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from suite.group import Bench, Session
 from suite.modes import Mode
 from suite.process import WORKER_COMMAND, kill_strays
 from suite.progress import Display
-from suite.schedule import pairings
+from suite.schedule import halves, pairings
 from suite.schema import Cell, Grouping, Status
 from suite.settings import RunSettings, format_duration
 from suite.store import RunWriter
@@ -116,31 +118,51 @@ class Runner:
         self.display.workload_ends()
 
     def _measure(self, job: Job) -> list[Cell]:
-        """The rows of a job: together if nothing of it is measured yet and the GPU holds it, else in pairs."""
+        """The rows of a job: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
         logs = self.writer.path / "logs"
         logs.mkdir(exist_ok=True)
         bench = Bench(self.settings, logs, self.warm_cache, self.timeout_s, self.worker_command, self.display)
         known = {cell.mode: cell.correctness for cell in job.done if cell.correctness and cell.status is Status.PASS}
         session = Session(bench, job.workload, job.variant, known)
+        cells: dict[str, Cell] = {}
         if job.is_new:
-            cells = measure_together(session, job.missing)
-            if len(cells) == 1 or not any(cell.status is Status.OOM for cell in cells):
-                return cells
-            self.display.note(f"{job.workload.acronym}: the modes do not fit into memory together; measuring in pairs")
-        return measure_in_pairs(session, job.missing, job.selected)
+            cells = measure_group(session, job.missing, Grouping.TOGETHER)
+            if not cells:
+                name = job.workload.acronym
+                self.display.note(f"{name}: the modes do not fit into memory together; measuring fewer at a time")
+                cells = measure_in_halves(session, job.missing)
+        cells |= measure_in_pairs(session, [mode for mode in job.missing if mode.name not in cells], job.selected)
+        return [cells[mode.name] for mode in job.missing]
 
 
-def measure_together(session: Session, modes: Sequence[Mode]) -> list[Cell]:
-    """All modes alive at once, measured in alternating blocks. Without samples for any if one runs out of memory."""
+def measure_group(
+    session: Session, modes: Sequence[Mode], grouping: Grouping, have_rows: Collection[str] = ()
+) -> dict[str, Cell]:
+    """Rows of modes measured in alternating blocks, all alive at once; of those that have rows, only the blocks count.
+
+    Empty if one of several runs out of memory. A mode alone is a group too, and then what fails has failed.
+    """
     with session.alive(modes) as members:
+        wanted = [member for member in members if member.mode.name not in have_rows]
         if not any(member.out_of_memory for member in members):
             session.measure(members)
         if not any(member.out_of_memory for member in members):
-            session.collect(members)
-    return [session.cell(member, Grouping.TOGETHER, members) for member in members]
+            session.collect(wanted)
+    if len(members) > 1 and any(member.out_of_memory for member in members):
+        return {}
+    guests = [member for member in members if member not in wanted]
+    return {member.mode.name: session.cell(member, grouping, members, guests) for member in wanted}
 
 
-def measure_in_pairs(session: Session, missing: Sequence[Mode], selected: Sequence[Mode]) -> list[Cell]:
+def measure_in_halves(session: Session, modes: Sequence[Mode]) -> dict[str, Cell]:
+    """Rows of the modes whose half fits; those that are in both halves have theirs from the first that does."""
+    cells: dict[str, Cell] = {}
+    for half in halves(modes):
+        cells |= measure_group(session, half, Grouping.HALVES, have_rows=cells)
+    return cells
+
+
+def measure_in_pairs(session: Session, missing: Sequence[Mode], selected: Sequence[Mode]) -> dict[str, Cell]:
     """Each missing mode in alternation with its baseline; those that cannot be, alone."""
     cells: dict[str, Cell] = {}
     for baseline, partners in pairings(missing, selected):
@@ -149,8 +171,8 @@ def measure_in_pairs(session: Session, missing: Sequence[Mode], selected: Sequen
             cells |= measure_with_baseline(session, baseline, partners, wants_row)
     for mode in missing:
         if mode.name not in cells:
-            cells[mode.name] = measure_alone(session, mode)
-    return [cells[mode.name] for mode in missing]
+            cells |= measure_group(session, [mode], Grouping.SEQUENTIAL)
+    return cells
 
 
 def measure_with_baseline(
@@ -176,15 +198,7 @@ def measure_with_baseline(
                     session.collect(pair if row_of_base else [partner])
                 if base.failure is not None or partner.out_of_memory:
                     continue
-                cells[mode.name] = session.cell(partner, Grouping.PAIRS, pair, paired=base)
+                cells[mode.name] = session.cell(partner, Grouping.PAIRS, pair, guests=[base])
                 if row_of_base and partner.failure is None:
                     cells[baseline.name] = session.cell(base, Grouping.PAIRS, pair)
     return cells
-
-
-def measure_alone(session: Session, mode: Mode) -> Cell:
-    """A mode with the GPU to itself; what fails here has failed."""
-    with session.alive([mode]) as members:
-        session.measure(members)
-        session.collect(members)
-    return session.cell(members[0], Grouping.SEQUENTIAL, members)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from suite.errors import WrongUse
-from suite.modes import Mode
+from suite.modes import GRAPH_MODE, REFERENCE_MODE, Mode
 from suite.schema import Cell, Grouping, Status
 
 _T = TypeVar("_T")
@@ -35,8 +35,22 @@ def split_samples(samples: int, blocks: int) -> list[int]:
     return [whole + (index < rest) for index in range(blocks)]
 
 
+def halves(modes: Sequence[Mode]) -> list[list[Mode]]:
+    """Two groups for a GPU that does not hold all of the modes; both have those that most ratios are over.
+
+    These are the reference and stock graphs. Neighbours in the order of `MODES` stay together, for they are compared
+    too. Empty where halves would be no more than pairs, or have nothing in common.
+    """
+    shared = [mode for mode in modes if mode.name in (REFERENCE_MODE, GRAPH_MODE)]
+    others = [mode for mode in modes if mode not in shared]
+    if not shared or len(modes) < 4:
+        return []
+    middle = len(others) // 2
+    return [[*shared, *others[:middle]], [*shared, *others[middle:]]]
+
+
 def pairings(missing: Sequence[Mode], selected: Sequence[Mode]) -> list[tuple[Mode | None, list[Mode]]]:
-    """Who alternates with whom when the GPU does not hold all modes: (baseline, its partners), in order of `missing`.
+    """Who alternates with whom when the GPU holds but two of them: (baseline, its partners), in order of `missing`.
 
     A mode's partner is the first of its declared baselines that is selected in this run. Baseline None: the modes
     with nothing to alternate with, unless they are themselves a baseline in another pair.
@@ -104,12 +118,13 @@ class Estimates:
 
 
 def _group_seconds(rows: Iterable[Cell]) -> float:
-    """Wall time of a workload: cells of a `together` group ran at the same time, others one after another."""
-    together = 0.0
+    """Wall time of a workload: cells of a group ran at the same time, those in pairs and alone one after another."""
+    together: dict[tuple[str, ...], float] = defaultdict(float)
     others = 0.0
     for row in rows:
-        if row.grouping is Grouping.TOGETHER:
-            together = max(together, row.wall_s)
+        if row.grouping in (Grouping.TOGETHER, Grouping.HALVES):
+            group = tuple(row.group)
+            together[group] = max(together[group], row.wall_s)
         else:
             others += row.wall_s
-    return together + others
+    return sum(together.values()) + others

@@ -7,8 +7,9 @@ fields are refused, so that a file of another schema version cannot be read by m
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
 
 SCHEMA_VERSION = 1
 
@@ -42,6 +43,7 @@ class Grouping(StrEnum):
     """Which modes of a workload were alive on the GPU while this one was measured."""
 
     TOGETHER = "together"
+    HALVES = "halves"
     PAIRS = "pairs"
     SEQUENTIAL = "sequential"
 
@@ -80,7 +82,8 @@ class Correctness(Record):
 
     `max_relative_error` is the largest ||x - ref|| / ||ref|| over outputs, loss and gradients, `worst` the name of
     the tensor that has it, `tolerance` what was allowed for the compute dtype. `reference_error` is eager's own
-    distance from a float32 (float64) run, present only where the plain tolerance did not decide.
+    distance from a float32 (float64) run, present only where the plain tolerance did not decide; of a stochastic
+    workload that of eager without dropout, NaN where it is infinite.
     `digests[i]` is the SHA-256 over the output, loss and gradient bytes of input set i; `deterministic` says whether a
     second call on the same inputs and seed gave the same digest. `bitwise` compares with the mode named in
     `bitwise_with` (of several that would do, one that is equal) and is None where none of them is deterministic with
@@ -225,9 +228,18 @@ class Cell(Record):
     compile: CompileTimes | None
     metrics: Metrics | None
     blocks: list[Block]
-    paired_baseline: str | None
-    """In `pairs`: the mode whose blocks alternated with this cell's, given in `paired_blocks`."""
-    paired_blocks: list[Block]
+    baseline_blocks: dict[str, list[Block]]
+    """In `halves` and `pairs`: blocks of baselines that alternated with this cell's and stand in no row of theirs."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_single_baseline(cls, fields: Any) -> Any:
+        """Rows from before there were halves have one baseline at most, in two fields."""
+        if not isinstance(fields, dict) or "paired_blocks" not in fields:
+            return fields
+        rest = {name: value for name, value in fields.items() if name not in ("paired_baseline", "paired_blocks")}
+        baseline = fields.get("paired_baseline")
+        return {**rest, "baseline_blocks": {} if baseline is None else {baseline: fields["paired_blocks"]}}
 
     @property
     def key(self) -> tuple[str, str, str, str]:

@@ -221,7 +221,7 @@ def test_a_resumed_run_can_take_more_modes_and_workloads(fake: Fake) -> None:
     assert done.returncode == 0, done.stderr
     cells = {(c.workload, c.mode): c for c in read_run(run).cells}
     assert len(cells) == 4
-    assert cells["EOS", "eager"].paired_baseline == "compile"
+    assert list(cells["EOS", "eager"].baseline_blocks) == ["compile"]
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,23 @@ import pytest
 import torch
 from tiny_workloads import instance_of, normal_inputs
 
-from models.instance import Instance
+from models import registry
+from models.instance import Instance, instantiate
 from models.registry import Inputs
 from suite.iteration import iteration
+from suite.measure import correctness
 from suite.measure.correctness import (
+    REFERENCE_FACTOR,
+    TOLERANCE,
+    Reference,
     Verdict,
     combine,
     compare_with_eager,
     compute_dtype,
+    error_without_dropout,
     higher_precision,
     judge,
+    without_dropout,
 )
 from suite.measure.results import State, run_checked
 
@@ -151,9 +158,139 @@ def test_less_precise_than_twice_eager_does_not():
     assert verdict.reference_error is not None and verdict.reference_error < 0.1
 
 
-def test_stochastic_workloads_have_no_higher_precision_to_appeal_to():
-    instance = instance_of(Cancelling, dtype_policy="bf16", stochastic=True)
-    assert not verdict_on(instance, lambda x: ((x.float() + 1000) - 1000).bfloat16()).passed
+def underflowing() -> torch.nn.Module:
+    """In float16 the gradient between the two linear layers is some 1e-7, of which little is left."""
+    module = torch.nn.Sequential(
+        torch.nn.Dropout(0.5), torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 4, bias=False)
+    )
+    torch.nn.init.normal_(module[1].weight, std=0.02)
+    torch.nn.init.normal_(module[2].weight, std=0.0005)
+    return module
+
+
+def stochastic_instance(build: Callable[[], torch.nn.Module] = underflowing, task: str = "training") -> Instance:
+    return instance_of(
+        build,
+        normal_inputs(2048, 8),
+        task=task,
+        dtype_policy="fp16",
+        stochastic=True,
+        loss=lambda output: output.float().mean(),
+    )
+
+
+def without_underflow(module: torch.nn.Module, gradient_scale: float = 1.0) -> Callable[..., object]:
+    """`underflowing` with the same dropout masks but float32 between the layers; the scale is that of layer 1."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.nn.functional.linear(module[0](x).float(), module[1].weight.float())
+        hidden = gradient_scale * hidden - (gradient_scale - 1) * hidden.detach()
+        return torch.nn.functional.linear(hidden, module[2].weight.float()).half()
+
+    return call
+
+
+def test_a_stochastic_workload_may_differ_by_what_eager_rounds_without_dropout():
+    instance = stochastic_instance()
+    verdict = verdict_on(instance, without_underflow(instance.module))
+    assert verdict.worst == "gradient 1.weight"
+    assert verdict.max_relative_error > 2 * TOLERANCE["float16"], "the tolerance alone would refuse it"
+    assert verdict.passed
+    assert verdict.reference_error is not None and 0.05 < verdict.reference_error < 0.2
+
+
+@pytest.mark.parametrize("gradient_scale", [1.6, -1.0])
+def test_a_wrong_gradient_of_a_stochastic_workload_fails_though_eager_rounds_it_much(gradient_scale):
+    instance = stochastic_instance()
+    verdict = verdict_on(instance, without_underflow(instance.module, gradient_scale))
+    assert not verdict.passed and verdict.worst == "gradient 1.weight"
+    assert verdict.reference_error is not None and verdict.reference_error > 0.05
+
+
+def test_what_eager_rounds_in_one_tensor_excuses_no_other():
+    instance = stochastic_instance()
+    precise = without_underflow(instance.module)
+    verdict = verdict_on(instance, lambda x: 1.05 * precise(x))
+    assert not verdict.passed and verdict.worst != "gradient 1.weight"
+
+
+class NoiseOfItsOwn(torch.nn.Module):
+    """`Cancelling` with noise that no dropout module makes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + torch.rand_like(x) + 1000) - 1000
+
+
+def test_a_module_that_is_random_without_dropout_is_decided_by_the_tolerance_alone(capfd):
+    instance = stochastic_instance(NoiseOfItsOwn, task="inference")
+
+    def more_precise(x):
+        return ((x + torch.rand_like(x)).float() + 1000 - 1000).half()
+
+    verdict = verdict_on(instance, more_precise)
+    assert not verdict.passed and verdict.reference_error is None
+    assert "from seed to seed with dropout off" in capfd.readouterr().out
+
+
+def test_a_copy_that_does_not_run_is_no_reference(monkeypatch, capfd):
+    def refuses(module):
+        raise TypeError("cannot be copied")
+
+    monkeypatch.setattr(correctness, "without_dropout", refuses)
+    instance = stochastic_instance()
+    assert not verdict_on(instance, without_underflow(instance.module)).passed
+    assert "cannot be copied" in capfd.readouterr().err
+
+
+def test_too_little_memory_for_a_reference_is_no_verdict(monkeypatch):
+    def refuses(module):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(correctness.copy, "deepcopy", refuses)
+    for instance in (stochastic_instance(), instance_of(mlp, dtype_policy="fp16")):
+        with pytest.raises(torch.OutOfMemoryError):
+            verdict_on(instance, lambda x, module=instance.module: module(x) * 1.2)
+
+
+class Overflowing(torch.nn.Module):
+    """One element in float16 is infinite, and finite in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.ones_like(x)
+        scale[0, 0] = 6e4
+        return x.abs().clamp(1.0) * scale * scale
+
+
+def test_an_overflow_in_eager_excuses_no_finite_error():
+    instance = stochastic_instance(Overflowing, task="inference")
+    inputs = instance.inputs(0)
+    own = error_without_dropout(instance, inputs, State(instance.module, inputs), SEED, "float16")
+    assert own is not None and math.isnan(own["output"])
+    verdict = verdict_on(instance, lambda x: instance.module(x) * 1.2)
+    assert not verdict.passed and math.isfinite(verdict.max_relative_error)
+
+
+def test_dropout_is_switched_off_in_a_copy_that_is_still_training():
+    kinds = [kind(0.5) for kind in correctness.DROPOUT]
+    module = torch.nn.Sequential(*kinds, torch.nn.Linear(4, 4)).train()
+    calm = without_dropout(module)
+    x = torch.randn(3, 4)
+    assert torch.equal(calm[0](x), x)
+    assert calm.training and [member.p for member in calm[:-1]] == [0.0] * len(kinds)
+    assert [member.p for member in module[:-1]] == [0.5] * len(kinds)
+
+
+STOCHASTIC = [workload for workload in registry.workloads().values() if workload.stochastic]
+
+
+@pytest.mark.parametrize("workload", STOCHASTIC, ids=lambda workload: workload.acronym)
+def test_what_is_random_in_a_registered_workload_is_dropout_that_can_be_switched_off(workload):
+    instance = instantiate(workload, size="tiny", device="cpu", seed=3)
+    inputs = instance.inputs(0)
+    dtype = compute_dtype(instance, inputs)
+    own = error_without_dropout(instance, inputs, State(instance.module, inputs), SEED, dtype)
+    assert own is not None and any(name.startswith("gradient ") for name in own)
+    assert 0 < max(own.values()) < 0.5
 
 
 @pytest.mark.parametrize(
@@ -206,13 +343,30 @@ def test_within_the_tolerance_the_reference_is_not_run():
     [(0.20, 0.10, True), (0.202, 0.10, False), (0.0009, 0.0, True), (math.inf, math.inf, False), (0.5, math.inf, True)],
 )
 def test_the_reference_allows_twice_eagers_error_and_one_rounding(compiled, eager, passed):
-    verdict = judge({"output": 0.3}, 0.02, 1e-3, lambda: ({"output": compiled}, {"output": eager}))
+    reference = Reference({"output": compiled}, {"output": eager}, REFERENCE_FACTOR)
+    verdict = judge({"output": 0.3}, 0.02, 1e-3, lambda: reference)
     assert verdict.passed is passed
     assert verdict.reference_error == eager
 
 
+@pytest.mark.parametrize(
+    ("error", "eager", "passed"),
+    [(0.30, 0.10, True), (0.302, 0.10, False), (0.03, 0.0, False), (0.03, math.nan, False), (math.inf, 1.0, False)],
+)
+def test_against_eager_itself_three_times_its_error_and_one_rounding_are_allowed(error, eager, passed):
+    found = {"output": error}
+    verdict = judge(found, 0.02, 1e-3, lambda: Reference(found, {"output": eager}, 1 + REFERENCE_FACTOR))
+    assert verdict.passed is passed
+
+
+def test_a_tensor_that_a_reference_does_not_name_has_no_error_there():
+    assert judge({"buffer n": 0.3}, 0.02, 1e-3, lambda: Reference({}, {}, REFERENCE_FACTOR)).passed
+
+
 def test_the_tensor_that_failed_is_named_though_another_is_farther_off():
-    verdict = judge({"a": 0.9, "b": 0.3}, 0.02, 1e-3, lambda: ({"a": 0.1, "b": 0.3}, {"a": 0.8, "b": 0.01}))
+    verdict = judge(
+        {"a": 0.9, "b": 0.3}, 0.02, 1e-3, lambda: Reference({"a": 0.1, "b": 0.3}, {"a": 0.8, "b": 0.01}, 2.0)
+    )
     assert (verdict.passed, verdict.worst, verdict.reference_error) == (False, "b", 0.01)
 
 

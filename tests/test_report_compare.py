@@ -61,14 +61,56 @@ def test_modes_measured_in_pairs_use_the_baselines_blocks_of_their_pair():
             mode="graph",
             grouping=Grouping.PAIRS,
             group=["compile", "graph"],
-            paired_baseline="compile",
-            paired_blocks=steady([100] * 6)["blocks"],
+            baseline_blocks={"compile": steady([100] * 6)["blocks"]},
             **steady([50] * 6),
         ),
     )
     item = only(compare.compare(run), "graph", "compile")
     assert item.ratio.value == pytest.approx(2)
     assert item.alternating
+
+
+def test_modes_of_a_half_are_compared_over_blocks_of_that_half():
+    first, second = ["compile", "graph", "graph-unpartitioned"], ["compile", "graph", "placement", "indirection"]
+    of_second = {"compile": steady([100] * 6)["blocks"], "graph": steady([80] * 6)["blocks"]}
+    run = run_of(
+        cell(mode="compile", grouping=Grouping.HALVES, group=first, **steady([900] * 6)),
+        cell(mode="graph", grouping=Grouping.HALVES, group=first, **steady([450] * 6)),
+        cell(mode="graph-unpartitioned", grouping=Grouping.HALVES, group=first, **steady([300] * 6)),
+        cell(mode="placement", grouping=Grouping.HALVES, group=second, baseline_blocks=of_second, **steady([50] * 6)),
+        cell(mode="indirection", grouping=Grouping.HALVES, group=second, baseline_blocks=of_second, **steady([40] * 6)),
+    )
+    found = {
+        (item.cell.mode, item.baseline): (item.ratio.value, item.alternating)
+        for item in compare.compare(run)
+        if item.metric is Metric.LATENCY
+    }
+    assert found == {
+        ("graph", "compile"): (pytest.approx(2), True),
+        ("graph-unpartitioned", "compile"): (pytest.approx(3), True),
+        ("graph-unpartitioned", "graph"): (pytest.approx(1.5), True),
+        ("placement", "compile"): (pytest.approx(2), True),
+        ("placement", "graph"): (pytest.approx(1.6), True),
+        ("placement", "graph-unpartitioned"): (pytest.approx(6), False),
+        ("indirection", "compile"): (pytest.approx(2.5), True),
+        ("indirection", "graph"): (pytest.approx(2), True),
+        ("indirection", "placement"): (pytest.approx(1.25), True),
+    }
+
+
+def test_where_a_baseline_measured_nothing_in_a_group_its_row_stands_in():
+    run = run_of(
+        cell(mode="compile", grouping=Grouping.HALVES, group=["compile", "eager"], **steady([100] * 6)),
+        cell(
+            mode="graph",
+            grouping=Grouping.HALVES,
+            group=["compile", "graph"],
+            baseline_blocks={"compile": []},
+            **steady([50] * 6),
+        ),
+    )
+    item = only(compare.compare(run), "graph", "compile")
+    assert (item.ratio.value, item.alternating) == (pytest.approx(2), False)
 
 
 def test_modes_measured_one_after_another_are_marked_and_judged_by_their_drift():

@@ -225,18 +225,84 @@ def test_modes_without_graphs_are_not_compared_bit_for_bit() -> None:
     assert (compared.bitwise_with, compared.bitwise) == (None, None)
 
 
-def test_modes_that_do_not_fit_together_are_measured_in_pairs_with_their_baseline(bench: Bench) -> None:
+def test_modes_that_do_not_fit_together_are_measured_in_halves_with_the_common_baselines(bench: Bench) -> None:
+    bench.run(fits=4, modes=tuple(MODES.values()))
+    cells = bench.cells()
+    assert list(cells) == list(MODES), "one row per mode, in the order of the modes"
+    assert {(cell.status, cell.grouping) for cell in cells.values()} == {(Status.PASS, Grouping.HALVES)}
+    first = ["compile", "graph", "eager", "graph-unpartitioned"]
+    second = ["compile", "graph", "placement", "indirection"]
+    for mode in first:
+        assert (cells[mode].group, cells[mode].baseline_blocks) == (first, {})
+    for mode in second[2:]:
+        assert cells[mode].group == second
+        assert list(cells[mode].baseline_blocks) == ["compile", "graph"]
+        assert [len(block.host_us) for block in cells[mode].baseline_blocks["graph"]] == [2] * 5
+    alternated = [*cells["placement"].baseline_blocks.values(), cells["placement"].blocks, cells["indirection"].blocks]
+    assert sorted(block.turn for blocks in alternated for block in blocks) == list(range(20))
+    assert bench.measured() == [(half[turn % 4], turn // 4, turn) for half in (first, second) for turn in range(20)], (
+        "two groups and no pair"
+    )
+    assert all(cell.metrics is not None for cell in cells.values())
+
+
+@pytest.mark.parametrize(
+    ("too_large", "fitting"),
+    [("indirection", ["eager", "graph-unpartitioned"]), ("eager", ["placement", "indirection"])],
+)
+def test_the_modes_of_a_half_that_does_not_fit_are_measured_in_pairs(
+    bench: Bench, too_large: str, fitting: list[str]
+) -> None:
+    bench.run({too_large: "fail:oom"}, modes=tuple(MODES.values()))
+    cells = bench.cells()
+    assert {mode for mode, cell in cells.items() if cell.grouping is Grouping.HALVES} == {"compile", "graph", *fitting}
+    assert all(not cells[mode].baseline_blocks for mode in fitting), "their baselines' rows are of the same group"
+    assert (cells[too_large].status, cells[too_large].grouping) == (Status.OOM, Grouping.SEQUENTIAL)
+    (paired,) = set(cells) - {"compile", "graph", too_large, *fitting}
+    assert (cells[paired].grouping, cells[paired].group) == (Grouping.PAIRS, ["compile", paired])
+    assert len(cells[paired].baseline_blocks["compile"]) == 5
+
+
+def test_a_common_baseline_that_fails_leaves_the_other_rows_of_both_halves(bench: Bench) -> None:
+    bench.run({"graph": "exit:5@measure"}, modes=tuple(MODES.values()), fits=4)
+    cells = bench.cells()
+    assert {cell.grouping for cell in cells.values()} == {Grouping.HALVES}
+    assert [mode for mode, cell in cells.items() if cell.status is not Status.PASS] == ["graph"]
+    for mode in ("placement", "indirection"):
+        beside = cells[mode].baseline_blocks
+        assert {name: len(blocks) for name, blocks in beside.items()} == {"compile": 5, "graph": 0}
+
+
+def test_a_workload_interrupted_in_its_second_half_starts_again(bench: Bench) -> None:
+    log = bench.path / "logs" / "FAKE.indirection.log"
+
+    def interrupt_once_it_hangs() -> None:
+        while not (log.exists() and "about to hang" in log.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt_once_it_hangs, daemon=True)
+    with pytest.raises(Interrupted, match="SIGINT"), interruptible():
+        thread.start()
+        bench.run({"indirection": "hang@measure"}, modes=tuple(MODES.values()), fits=4)
+    assert read_run(bench.path).cells == ()
+    bench.run(modes=tuple(MODES.values()), fits=4)
+    assert {cell.grouping for cell in bench.cells().values()} == {Grouping.HALVES}
+
+
+def test_modes_of_which_two_fit_are_measured_in_pairs_with_their_baseline(bench: Bench) -> None:
     bench.run(fits=2)
     cells = bench.cells()
     assert [cell.status for cell in cells.values()] == [Status.PASS] * 4
     assert [cell.grouping for cell in cells.values()] == [Grouping.PAIRS] * 4
     for mode in ("eager", "graph", "graph-unpartitioned"):
         assert cells[mode].group == ["compile", mode]
-        assert cells[mode].paired_baseline == "compile"
-        assert [len(block.host_us) for block in cells[mode].paired_blocks] == [2] * 5
-        turns = sorted(b.turn for b in (*cells[mode].blocks, *cells[mode].paired_blocks))
+        ((baseline, theirs),) = cells[mode].baseline_blocks.items()
+        assert baseline == "compile"
+        assert [len(block.host_us) for block in theirs] == [2] * 5
+        turns = sorted(b.turn for b in (*cells[mode].blocks, *theirs))
         assert turns == list(range(10)), "a pair alternates"
-    assert cells["compile"].paired_baseline is None
+    assert cells["compile"].baseline_blocks == {}
     assert cells["compile"].group == ["compile", "eager"]
     assert len(cells["compile"].blocks) == 5
     assert cells["compile"].metrics is not None
@@ -247,7 +313,7 @@ def test_pairs_that_do_not_fit_are_measured_one_after_another(bench: Bench) -> N
     cells = bench.cells()
     assert [cell.status for cell in cells.values()] == [Status.PASS] * 4
     assert [cell.grouping for cell in cells.values()] == [Grouping.SEQUENTIAL] * 4
-    assert all(cell.group == [mode] and not cell.paired_blocks for mode, cell in cells.items())
+    assert all(cell.group == [mode] and not cell.baseline_blocks for mode, cell in cells.items())
 
 
 def test_a_mode_that_never_fits_is_out_of_memory_and_the_others_keep_their_pairs(bench: Bench) -> None:
@@ -283,7 +349,7 @@ def test_a_crash_beside_the_baseline_is_a_row_of_its_own(bench: Bench) -> None:
     bench.run({"graph": "exit:5", "eager": "fail:oom"}, modes=ALL_MODES[:3])
     cells = bench.cells()
     assert cells["graph"].status is Status.CRASH
-    assert (cells["graph"].grouping, cells["graph"].paired_baseline) == (Grouping.PAIRS, "compile")
+    assert (cells["graph"].grouping, list(cells["graph"].baseline_blocks)) == (Grouping.PAIRS, ["compile"])
     assert cells["compile"].status is Status.PASS
 
 
@@ -293,7 +359,7 @@ def test_a_missing_mode_is_measured_beside_its_baseline_which_gets_no_second_row
     cells = bench.cells()
     assert list(cells) == ["eager", "compile", "graph"]
     assert cells["compile"].grouping is Grouping.TOGETHER
-    assert (cells["graph"].grouping, cells["graph"].paired_baseline) == (Grouping.PAIRS, "compile")
+    assert (cells["graph"].grouping, list(cells["graph"].baseline_blocks)) == (Grouping.PAIRS, ["compile"])
 
 
 def test_a_retried_mode_is_compared_with_the_bits_of_earlier_rows(bench: Bench) -> None:

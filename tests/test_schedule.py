@@ -15,6 +15,7 @@ from suite.schedule import (
     ESTIMATE_MARGIN,
     Estimates,
     Shard,
+    halves,
     pairings,
     parse_shard,
     split_samples,
@@ -66,6 +67,34 @@ def test_each_mode_is_paired_with_its_first_baseline_in_the_run() -> None:
     assert names(pairings(without, without)) == [("graph", ["graph-unpartitioned"]), (None, ["eager"])]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (
+            list(MODES),
+            [
+                ["compile", "graph", "eager", "graph-unpartitioned"],
+                ["compile", "graph", "placement", "indirection"],
+            ],
+        ),
+        (
+            ["compile", "graph", "graph-unpartitioned", "placement", "indirection"],
+            [["compile", "graph", "graph-unpartitioned"], ["compile", "graph", "placement", "indirection"]],
+        ),
+        (
+            ["eager", "compile", "placement", "indirection"],
+            [["compile", "eager"], ["compile", "placement", "indirection"]],
+        ),
+        (["compile", "graph", "indirection"], []),
+        (["eager", "graph-unpartitioned", "placement", "indirection"], []),
+    ],
+)
+def test_halves_share_the_common_baselines_and_are_more_than_pairs(
+    wanted: list[str], expected: list[list[str]]
+) -> None:
+    assert [[mode.name for mode in half] for half in halves(modes(*wanted))] == expected
+
+
 def test_a_baseline_with_a_row_is_still_the_partner_of_what_is_missing() -> None:
     assert names(pairings(modes("graph"), modes("compile", "graph"))) == [("compile", ["graph"])]
     assert names(pairings(modes("compile"), modes("compile", "graph"))) == [(None, ["compile"])]
@@ -102,6 +131,17 @@ def test_cells_measured_one_after_another_add_up_and_failed_ones_tell_nothing() 
     options = {"size": "full", "device": "cuda", "modes": ["eager", "compile"]}
     assert Estimates([rows]).seconds("EOS", "inference", **options) == pytest.approx(ESTIMATE_MARGIN * 100)  # type: ignore[arg-type]
     assert Estimates([rows]).seconds("ST", "training", **options) == DEFAULT_ESTIMATE_S["full", "training"]  # type: ignore[arg-type]
+
+
+def test_halves_ran_one_after_the_other_and_their_cells_at_the_same_time() -> None:
+    rows = [
+        cell("DR-I", mode, wall_s=wall_s, grouping=Grouping.HALVES, group=group)
+        for group, wall_s in ((["compile", "eager"], 40.0), (["compile", "graph"], 60.0))
+        for mode in group
+        if (mode, wall_s) != ("compile", 60.0)
+    ]
+    options = {"size": "full", "device": "cuda", "modes": ["eager", "compile", "graph"]}
+    assert Estimates([rows]).seconds("DR-I", "inference", **options) == pytest.approx(ESTIMATE_MARGIN * 100)  # type: ignore[arg-type]
 
 
 def test_every_workload_has_a_default_estimate() -> None:

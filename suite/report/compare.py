@@ -145,13 +145,12 @@ def _missing(cell: Cell, baseline: str, reference: Cell | None) -> str | None:
 
 def _blocks(cell: Cell, reference: Cell, metric: Metric) -> tuple[list[list[float]], list[list[float]], bool]:
     """Samples of both sides by block, and whether block k of one alternated with block k of the other."""
-    if cell.grouping is Grouping.PAIRS and cell.paired_baseline == reference.mode:
-        theirs, alternating = cell.paired_blocks, True
+    if theirs := cell.baseline_blocks.get(reference.mode):
+        alternating = True
     else:
         theirs = reference.blocks
-        alternating = all(one.grouping is Grouping.TOGETHER for one in (cell, reference)) and (
-            reference.mode in cell.group
-        )
+        same_group = (cell.grouping, cell.group) == (reference.grouping, reference.group)
+        alternating = same_group and cell.grouping in (Grouping.TOGETHER, Grouping.HALVES)
     by_index = [{block.index: _SAMPLES[metric](block) for block in blocks} for blocks in (cell.blocks, theirs)]
     ours, other = ({index: samples for index, samples in side.items() if samples} for side in by_index)
     if alternating:
