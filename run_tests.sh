@@ -25,7 +25,7 @@ cd -- "$root" || exit
 if [ "${1:-}" = --gpu ]; then
     shift
     encore env --require-gpu || exit
-    exec "$encore_python" -m pytest -m gpu "$@"
+    exec "$root/tests/gpu/pytest.sh" "$encore_python" "$@"
 fi
 if [ $# -gt 0 ]; then
     exec "$encore_python" -m pytest "$@"

@@ -1,4 +1,4 @@
-"""run_all.sh, run_tests.sh and .ci/run with a Python that only writes down how it was called."""
+"""run_all.sh, run_tests.sh, tests/gpu/run.sh and .ci/run with a Python that only writes down how it was called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from suite.store import REPOSITORY
 
-SCRIPTS = ("run_all.sh", "run_tests.sh", "suite/set_up.sh", ".ci/run")
+SCRIPTS = ("run_all.sh", "run_tests.sh", "suite/set_up.sh", "tests/gpu/pytest.sh", "tests/gpu/run.sh", ".ci/run")
 
 STUB = r"""#!/bin/bash
 # Stands for every python: answers what the scripts ask, and writes down the rest, a line per call, arguments in <>.
@@ -30,6 +30,7 @@ case "$*" in
 *"suite run"*) echo "rows are written" >&2; exit ${STUB_RUN:-0} ;;
 *"suite explain"*) exit ${STUB_EXPLAIN:-0} ;;
 "-m ruff check"*) echo "a line too long"; exit ${STUB_RUFF:-0} ;;
+"-m pytest -m gpu and alone"*) exit ${STUB_ALONE:-0} ;;
 "-m pytest"*) echo "=== 3 passed in 0.01s ==="; exit ${STUB_PYTEST:-0} ;;
 esac
 """
@@ -73,7 +74,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-@pytest.mark.parametrize("script", ["run_all.sh", "run_tests.sh", ".ci/run"])
+@pytest.mark.parametrize("script", ["run_all.sh", "run_tests.sh", "tests/gpu/pytest.sh", "tests/gpu/run.sh", ".ci/run"])
 def test_scripts_are_executable_bash(script: str) -> None:
     assert os.access(REPOSITORY / script, os.X_OK)
     assert (REPOSITORY / script).read_text().startswith("#!/usr/bin/env bash\n")
@@ -206,8 +207,89 @@ def test_gpu_tests_need_a_gpu(checkout: Checkout) -> None:
     assert done.returncode == 2
     assert "no NVIDIA GPU" in done.stderr
     assert not any("<pytest>" in call for call in checkout.calls())
+
+
+TOGETHER = "<-m><pytest><-m><gpu and not alone>"
+ALONE = "<-m><pytest><-m><gpu and alone>"
+
+
+def test_gpu_tests_run_several_at_a_time_and_then_those_that_measure_alone(checkout: Checkout) -> None:
     assert checkout.run("run_tests.sh", "--gpu", "-x", STUB_GPU="NVIDIA H200").returncode == 0
-    assert checkout.calls()[-1] == "<-m><pytest><-m><gpu><-x>"
+    assert checkout.calls()[-2:] == [f"{TOGETHER}<--numprocesses><6><--dist><worksteal><-x>", f"{ALONE}<-x>"]
+
+
+@pytest.mark.parametrize(
+    ("together", "alone", "verdict"),
+    [
+        (0, 0, 0),
+        (1, 0, 1),
+        (0, 1, 1),
+        (3, 1, 3),
+        (5, 0, 0),  # no test matched in one part,
+        (5, 1, 1),
+        (0, 5, 0),
+        (1, 5, 1),
+        (5, 5, 5),  # or in any
+    ],
+)
+def test_both_parts_of_the_gpu_tests_have_one_verdict(
+    checkout: Checkout, together: int, alone: int, verdict: int
+) -> None:
+    done = checkout.run(
+        "run_tests.sh", "--gpu", STUB_GPU="NVIDIA H200", STUB_PYTEST=str(together), STUB_ALONE=str(alone)
+    )
+    assert done.returncode == verdict
+    assert f"together: exit code {together}, alone: exit code {alone}" in done.stdout
+
+
+def test_an_interrupt_ends_both_parts(checkout: Checkout) -> None:
+    assert checkout.run("run_tests.sh", "--gpu", STUB_GPU="NVIDIA H200", STUB_PYTEST="2").returncode == 2
+    assert not any(ALONE in call for call in checkout.calls())
+
+
+def stay(checkout: Checkout, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """tests/gpu/run.sh with a GPU and a `timeout` that writes down its limit."""
+    tools = checkout.folder / "tools"
+    tools.mkdir(exist_ok=True)
+    (tools / "timeout").write_text('#!/bin/bash\necho "timeout $3" >>"$STUB_LOG"\nexec "${@:4}"\n')
+    (tools / "timeout").chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    out = checkout.folder / "brought home"
+    return checkout.run("tests/gpu/run.sh", str(out), *options, PATH=path, STUB_GPU="NVIDIA H200", **variables)
+
+
+def test_a_stay_on_a_gpu_machine_runs_tests_microbenchmarks_and_workloads(checkout: Checkout) -> None:
+    (checkout.root / "tests" / "test_found.py").write_text("@pytest.mark.gpu\n")
+    (checkout.root / "tests" / "test_other.py").write_text("# of no GPU\n")
+    done = stay(checkout, "EOS")
+    assert done.returncode == 0, done.stdout + done.stderr
+    calls = [call for call in checkout.calls() if "<env>" not in call and "importlib" not in call]
+    limits = [int(call.removeprefix("timeout ")) for call in calls if call.startswith("timeout ")]
+    assert limits == pytest.approx([0.3 * 540, 0.1 * 540, 540 - 60], abs=10), (
+        "a share of what is left; a minute to pack"
+    )
+    together, alone, micro, run = (call for call in calls if not call.startswith("timeout "))
+    assert together.startswith(TOGETHER) and "/together.xml>" in together
+    assert alone.startswith(ALONE) and "/alone.xml>" in alone
+    assert all(call.endswith("<-p><no:cacheprovider><tests/test_found.py>") for call in (together, alone))
+    assert "<micro><--all>" in micro
+    assert "<suite><run>" in run and run.endswith("<EOS>")
+
+
+def test_what_is_brought_home_is_at_most_eight_files(checkout: Checkout) -> None:
+    done = stay(checkout, STUB_PYTEST="1")
+    assert done.returncode == 1
+    home = {path.name for path in (checkout.folder / "brought home").iterdir()}
+    assert home == {"summary.txt", "environment.json", "tests.log", "tests.tar.gz", "micro.log", "run.log"}
+    assert len(home | {"micro.tar.gz", "run.tar.gz"}) == 8
+    assert "tests: exit code 1" in (checkout.folder / "brought home" / "summary.txt").read_text()
+
+
+def test_stages_of_a_stay_can_be_chosen(checkout: Checkout) -> None:
+    assert stay(checkout, "--stages", "micro", "--minutes", "4").returncode == 0
+    (limit,) = [call for call in checkout.calls() if call.startswith("timeout ")]
+    assert int(limit.removeprefix("timeout ")) == pytest.approx(24, abs=4)
+    assert not any("<pytest>" in call for call in checkout.calls())
 
 
 def test_ci_runs_exactly_the_tests(checkout: Checkout) -> None:

@@ -205,6 +205,7 @@ def test_iterations_that_differ_are_profiled_alone():
     assert profile.coverage.eager_kernels in (1, 2)
 
 
+@pytest.mark.alone
 def test_device_time_is_that_of_the_work_and_host_time_contains_it():
     square = torch.randn(4096, 4096, device="cuda")
 
@@ -230,6 +231,7 @@ def test_device_time_is_that_of_the_work_and_host_time_contains_it():
     assert block.gpu_before.temperature_c and block.gpu_before.power_w
 
 
+@pytest.mark.alone
 def test_memory_and_compile_time_of_a_cell(cell):
     live = cell(Mlp)
     prepared = live.prepare()

@@ -139,6 +139,7 @@ def _steady_events(function: Any, *inputs: Any) -> tuple[list[str], list[str]]:
     return calls, on_device
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("name", "copies"), [("mask", 0), ("scalars", 0), ("timestep", 1)])
 def test_a_steady_call_is_one_graph_launch_that_nobody_waits_for(name: str, copies: int) -> None:
     make, inputs, _ = EXAMPLES[name]
@@ -153,6 +154,7 @@ def test_a_steady_call_is_one_graph_launch_that_nobody_waits_for(name: str, copi
     assert all("Pinned" in activity for activity in to_device)
 
 
+@pytest.mark.alone
 def test_arguments_of_calls_in_flight_are_not_overwritten() -> None:
     """The host runs ahead by many calls, each with another timestep, while the device is busy."""
 
@@ -329,6 +331,7 @@ def test_results_do_not_change_when_hoisted_values_do() -> None:
     assert results(compiled, x)[0].tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
+@pytest.mark.alone
 def test_feeds_with_nothing_to_refresh_cost_under_five_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Feeds] = []
 

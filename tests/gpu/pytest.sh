@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# The tests that need a GPU: several at a time, for they compile longer than they use it, and then one after another
+# those that measure time, waits or memory. The exit code is that of the first part that failed.
+#
+# Usage: tests/gpu/pytest.sh PYTHON [pytest options]
+# ENCORE_RESULTS names a folder for together.xml and alone.xml.
+set -uo pipefail
+python="${1:?Usage: tests/gpu/pytest.sh PYTHON [pytest options]}"
+shift
+# Six times Inductor's default number of compiler processes would be too many for any machine.
+export TORCHINDUCTOR_COMPILE_THREADS=4
+nothing_collected=5
+interrupted=2
+
+# part NAME MARKERS OPTIONS...
+part() {
+    local name="$1" markers="$2"
+    shift 2
+    echo "== $name: $markers"
+    "$python" -m pytest -m "$markers" ${ENCORE_RESULTS:+--junitxml "$ENCORE_RESULTS/$name.xml"} "$@"
+}
+
+part together "gpu and not alone" --numprocesses 6 --dist worksteal "$@"
+together=$?
+[ "$together" -ne "$interrupted" ] || exit "$together"
+part alone "gpu and alone" "$@"
+alone=$?
+echo "== together: exit code $together, alone: exit code $alone"
+# Options such as -k may leave nothing for one of the parts.
+[ "$together" -ne "$nothing_collected" ] || exit "$alone"
+[ "$alone" -ne "$nothing_collected" ] || exit "$together"
+exit $((together ? together : alone))

@@ -1,0 +1,81 @@
+"""Whether the driver does with tensor maps what its stand-in does in all other tests (`fake_tensor_map`)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+import torch
+from cuda.bindings import driver
+from fake_tensor_map import replace_address
+from test_real_captures import FILES, load
+
+from optimizations.indirection.tensor_map import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, driver_replace_address
+from optimizations.indirection.tools import TENSOR_MAP_CAPABILITY
+from optimizations.replay.captured import KernelNode
+
+pytestmark = pytest.mark.gpu
+
+ROWS, COLUMNS, BOX = 256, 512, 64
+
+
+@pytest.fixture(autouse=True)
+def context() -> None:
+    if torch.cuda.get_device_capability() < TENSOR_MAP_CAPABILITY:
+        pytest.skip("this GPU has no tensor maps")
+    torch.cuda.synchronize()
+
+
+def encode(address: int) -> bytes:
+    """The tensor map of a bf16 matrix; by ctypes, for the driver wants its place aligned, which no binding promises."""
+    buffer = ctypes.create_string_buffer(TENSOR_MAP_BYTES + TENSOR_MAP_ALIGNMENT)
+    place = -(-ctypes.addressof(buffer) // TENSOR_MAP_ALIGNMENT) * TENSOR_MAP_ALIGNMENT
+    status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
+        ctypes.c_void_p(place),
+        int(driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
+        ctypes.c_uint32(2),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * 2)(COLUMNS, ROWS),
+        (ctypes.c_uint64 * 1)(2 * COLUMNS),
+        (ctypes.c_uint32 * 2)(BOX, BOX),
+        (ctypes.c_uint32 * 2)(1, 1),
+        int(driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
+        int(driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
+        int(driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE),
+        int(driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+    )
+    assert status == int(driver.CUresult.CUDA_SUCCESS)
+    return ctypes.string_at(place, TENSOR_MAP_BYTES)
+
+
+def test_a_new_map_has_its_address_first_and_the_driver_replaces_that() -> None:
+    memory = torch.empty(2, ROWS, COLUMNS, device="cuda", dtype=torch.bfloat16)
+    first, second = memory[0].data_ptr(), memory[1].data_ptr()
+    before, after = encode(first), encode(second)
+    assert before[:8] == first.to_bytes(8, "little")
+    assert [int.from_bytes(before[place : place + 4], "little") + 1 for place in (32, 36)] == [COLUMNS, ROWS]
+    assert driver_replace_address(driver)(before, second) == after == replace_address(before, second)
+
+
+def windows() -> Iterator[bytes]:
+    """Every 128 bytes the search would look at in real captures; none of them is a map as a whole."""
+    for name in FILES:
+        for _, node in load(name).first.graph.walk():
+            for parameter in node.parameters if isinstance(node, KernelNode) else ():
+                for start in range(0, parameter.size - TENSOR_MAP_BYTES + 1, TENSOR_MAP_ALIGNMENT):
+                    yield parameter.data[start : start + TENSOR_MAP_BYTES]
+
+
+def test_other_bytes_are_treated_as_the_stand_in_does() -> None:
+    replace, address = driver_replace_address(driver), torch.empty(1, device="cuda").data_ptr()
+    found = list(windows())
+    assert len(found) > 50
+    assert [replace(one, address) for one in found] == [replace_address(one, address) for one in found]
+
+
+def test_an_address_that_is_not_aligned_is_refused() -> None:
+    address = torch.empty(ROWS, COLUMNS, device="cuda", dtype=torch.bfloat16).data_ptr()
+    for shift in (1, 4, 8):
+        assert driver_replace_address(driver)(encode(address), address + shift) is None
+        assert replace_address(encode(address), address + shift) is None
