@@ -204,6 +204,7 @@ PROGRAMS: dict[str, tuple[Function, Callable[[int], Sequence[Any]]]] = {
 def test_every_kind_of_kernel_follows_its_inputs(program: str, choice: str, weights: dict[str, Any]) -> None:
     function, make = PROGRAMS[program]
     assert_like_stock(function, make, choice)
+    assert [(report.off, report.copied_bytes) for report in recordings()] == [(None, 0)], said()
 
 
 @pytest.mark.parametrize("choice", CHOICES)
