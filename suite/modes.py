@@ -19,8 +19,8 @@ class Mode:
     """How `torch.compile` is called for this mode, and which modes it is compared with.
 
     `backend` None means the module runs uncompiled. `baselines[0]` is the one it alternates with when the GPU does
-    not hold more than two modes. `bitwise_with` names modes, one of which it must reproduce bit for bit (of those that are
-    deterministic with themselves); other bits are `fail_accuracy`, not a remark.
+    not hold more than two modes. `bitwise_with` names modes, one of which it must reproduce bit for bit (of those that
+    are deterministic with themselves); other bits are `fail_accuracy`, not a remark.
     """
 
     name: str

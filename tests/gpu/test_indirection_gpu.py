@@ -358,7 +358,7 @@ def test_each_size_has_a_recording() -> None:
     function = encore(lambda x: x * 2 + x.sum(), dynamic=True)
     for size in (256, 512, 256, 1024, 512, 256, 1024, 1024):
         x = torch.randn(size, device="cuda")
-        assert torch.allclose(call(function, x)[0], x * 2 + x.sum())
+        assert torch.allclose(call(function, x)[0], x * 2 + x.sum(), atol=1e-4)
     assert len(recordings()) == 3
 
 
