@@ -86,7 +86,7 @@ if [[ ",$stages," == *,tests,* ]]; then
     mkdir -p "$ENCORE_CAPTURES"
     # Every worker would import all other test files only to find nothing in them.
     mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
-    stage tests $(($(left) * 30 / 100)) "$root/tests/gpu/pytest.sh" "$python" -p no:cacheprovider "${files[@]}"
+    stage tests $(($(left) * 40 / 100)) "$root/tests/gpu/pytest.sh" "$python" -p no:cacheprovider "${files[@]}"
     tar -C "$work" -czf "$out/tests.tar.gz" tests
 fi
 if [[ ",$stages," == *,micro,* ]]; then

@@ -68,8 +68,9 @@ def windows() -> Iterator[bytes]:
 
 
 def test_other_bytes_are_treated_as_the_stand_in_does() -> None:
+    """Where the first word could be an address: of others the driver keeps the highest byte."""
     replace, address = driver_replace_address(driver), torch.empty(1, device="cuda").data_ptr()
-    found = list(windows())
+    found = [one for one in windows() if one[6:8] == bytes(2)]
     assert len(found) > 50
     assert [replace(one, address) for one in found] == [replace_address(one, address) for one in found]
 
