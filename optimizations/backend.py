@@ -68,6 +68,17 @@ def encore(
     return _fed(compiled, feeds, copies_out=bool(placement.feeds.cpu_outputs))
 
 
+def _reset() -> None:
+    """What `torch.compiler.reset` asks of a backend: free what its functions hold. Reports are kept."""
+    from optimizations.replay.maker import release_recordings
+
+    release_recordings()
+    release_feeds()
+
+
+encore.reset = _reset  # type: ignore[attr-defined]  # where Dynamo looks for it
+
+
 def release_feeds() -> None:
     """Gives back the device memory of all hoisted values and staging buffers; the next calls allocate anew."""
     for feeds in list(_FEEDS):

@@ -108,6 +108,12 @@ NAMES: dict[str, Private] = {
     "is_key_in_tls": Private(
         "torch", "_C._is_key_in_tls", _CHECKED, "reach a thread's managers from its autograd threads"
     ),
+    "set_cached_tensors_enabled": Private(
+        "torch._inductor.cudagraph_trees",
+        "_set_cached_tensors_enabled",
+        _CHECKED,
+        "run on after stock's managers were ended",
+    ),
     "stash_obj_in_tls": Private(
         "torch", "_C._stash_obj_in_tls", _CHECKED, "reach a thread's managers from its autograd threads"
     ),

@@ -60,14 +60,15 @@ class Member:
 class Session:
     """The steps of a group of modes of one workload.
 
-    `known` holds the correctness of modes of this workload that were prepared before, for the bitwise comparison.
+    `known` holds the correctness of modes of this workload that were prepared before, for the bitwise comparison. What
+    is prepared again, in another group, is one more to compare with: its kernels may have been tuned otherwise.
     """
 
     def __init__(self, bench: Bench, workload: Workload, variant: str, known: Mapping[str, Correctness]) -> None:
         self.bench = bench
         self.workload = workload
         self.variant = variant
-        self._known = dict(known)
+        self._known = {name: [correctness] for name, correctness in known.items()}
 
     @contextmanager
     def alive(self, modes: Sequence[Mode]) -> Iterator[list[Member]]:
@@ -166,7 +167,8 @@ class Session:
             match answers[member.worker]:
                 case Prepared() as prepared:
                     member.prepared = prepared
-                    member.correctness = self._known[member.mode.name] = prepared.correctness
+                    member.correctness = prepared.correctness
+                    self._known.setdefault(member.mode.name, []).append(prepared.correctness)
                 case Failed() as failure:
                     member.failure = failure
                     member.correctness = failure.correctness
@@ -204,7 +206,7 @@ class Session:
         return answer
 
 
-def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Correctness]) -> Correctness:
+def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[Correctness]]) -> Correctness:
     """`own` with the bitwise comparison filled in, where the mode has one to make.
 
     Modes with CUDA graphs are compared with `bitwise_with`, or for information with stock graphs; only if the other
@@ -213,7 +215,10 @@ def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Correctnes
     others = mode.bitwise_with or ((GRAPH_MODE,) if mode.uses_cuda_graphs and mode.name != GRAPH_MODE else ())
     if not others:
         return own
-    equal = {name: own.digests == known[name].digests for name in others if name in known and known[name].deterministic}
+    equal: dict[str, bool] = {}
+    for name in others:
+        if found := [one for one in known.get(name, ()) if one.deterministic]:
+            equal[name] = any(own.digests == one.digests for one in found)
     name = max(equal, key=lambda name: equal[name], default=others[0])
     return own.model_copy(update={"bitwise_with": name, "bitwise": equal.get(name)})
 

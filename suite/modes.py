@@ -59,8 +59,9 @@ MODES: dict[str, Mode] = {
             options={"indirection": "off"},
             uses_cuda_graphs=True,
             # Stock graphs compute some chains of constants on the GPU (XLNet's table), and the bits differ;
-            # unpartitioned ones, and placement, compute them where the program does.
-            bitwise_with=("graph", "graph-unpartitioned"),
+            # unpartitioned ones, and placement, compute them where the program does. And Inductor may tune a kernel
+            # differently in each process; other tilings round differently.
+            bitwise_with=("graph", "graph-unpartitioned", "compile"),
         ),
         Mode(
             "indirection",
@@ -69,8 +70,7 @@ MODES: dict[str, Mode] = {
             backend="encore",
             options={"indirection": "auto"},
             uses_cuda_graphs=True,
-            # Inductor may tune a kernel differently in each process, and other tilings round differently.
-            bitwise_with=("placement", "graph", "graph-unpartitioned"),
+            bitwise_with=("placement", "graph", "graph-unpartitioned", "compile"),
         ),
     )
 }

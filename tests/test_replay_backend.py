@@ -10,6 +10,7 @@ import torch
 from inductor_in_disguise import FakeMaker, cuda_in_disguise, program
 
 import optimizations
+from optimizations import backend as backend_module
 from optimizations.indirection.plan import Choice
 from optimizations.options import Options, WrongOption
 from optimizations.recording_report import RecordingReport
@@ -51,6 +52,19 @@ def test_stock_makes_the_graphs_where_indirection_is_off(encore: FakeMaker) -> N
     call({"indirection": "off"})
     assert FakeEncore.made_with == []
     assert encore.directions == ["inference"]
+
+
+def test_a_reset_of_the_compiler_frees_what_encore_holds_and_keeps_the_reports(
+    encore: FakeMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[str] = []
+    monkeypatch.setattr(maker_module, "release_recordings", lambda: freed.append("recordings"))
+    monkeypatch.setattr(backend_module, "release_feeds", lambda: freed.append("feeds"))
+    call({})
+    assert freed == []
+    torch.compiler.reset()
+    assert freed == ["recordings", "feeds"]
+    assert len(optimizations.report()) == 1
 
 
 @pytest.mark.parametrize("choice", ["auto", "host", "prelude", "ptx"])

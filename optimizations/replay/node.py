@@ -1,7 +1,8 @@
 """One recording with indirection: a node of CUDAGraph Trees whose inputs, where proven, are read in place.
 
 Three methods of the stock node are overridden, each around the stock one: recording inputs, record, copy inputs. Two
-more get a line for functions that write their inputs: the check of invariants, and the launch.
+more get a line for functions that write their inputs: the check of invariants, and the launch; and two one for
+Note [A reset of stock's].
 
 Note [Outside of the pool]. Stock counts recording inputs that are not static as memory of the pool, and checks that
 every live block there is accounted for. Inputs that lie outside must look static while the graph is recorded: their
@@ -17,6 +18,10 @@ Note [Mutated inputs]. Stock skips a graph that writes an input which is neither
 write a placeholder. With the input read in place the caller's tensor is written, as without a graph. If it turns out
 during the recording that the input must be copied, that call is completed by writing the placeholder back, and from
 then on the function runs as stock runs it.
+
+Note [A reset of stock's]. Stock tells autograd about tensors that its nodes keep, in a registry of the process that is
+switched off when stock's managers are ended (`torch.compiler.reset`), and whose use is an error from then on. Encore's
+managers may be alive, so they switch it on before they use it.
 """
 
 from __future__ import annotations
@@ -111,6 +116,14 @@ class EncoreNode(CUDAGraphNode):
         if self._follower is not None:
             self._follower.follow(attempt.first_inputs)  # Note [The first replay]
         return outputs
+
+    def _initialize_cached_tensors(self) -> None:
+        torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
+        super()._initialize_cached_tensors()
+
+    def remove_node_cached_tensors(self) -> None:
+        torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
+        super().remove_node_cached_tensors()
 
     def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same tensor over the same memory, which it does not own."""

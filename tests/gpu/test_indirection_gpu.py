@@ -335,6 +335,27 @@ def test_forward_and_backward_are_those_of_stock(weights: dict[str, Any]) -> Non
     assert backward.copied_bytes == 0, said()
 
 
+@pytest.mark.parametrize("ends", [torch.compiler.reset, torch_internals.cudagraph_trees.reset_cudagraph_trees])
+def test_encore_goes_on_after_stocks_graphs_were_ended(ends: Callable[[], None], weights: dict[str, Any]) -> None:
+    """In the middle of training: with results of the last step alive, and another function recorded after it."""
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).cuda()
+    compiled = encore(module)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        output = compiled(x)
+        output.sum().backward()
+        return output
+
+    kept = [step(torch.randn(32, 64, device="cuda")) for _ in range(4)]
+    ends()
+    for size in (32, 32, 16, 16, 16, 32):
+        x = torch.randn(size, 64, device="cuda")
+        kept.append(step(x))
+        assert torch.allclose(kept[-1], module(x), atol=1e-4), size
+    assert recordings(), "graphs were recorded"
+
+
 def test_random_numbers_are_those_of_stock() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x, 0.5, training=True)
