@@ -210,17 +210,19 @@ def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[C
     """`own` with the bitwise comparison filled in, where the mode has one to make.
 
     Modes with CUDA graphs are compared with `bitwise_with`, or for information with stock graphs; only if the other
-    mode is deterministic with itself, since otherwise a difference would say nothing. One that is equal is enough.
+    mode is deterministic with itself, since otherwise a difference would say nothing. One that is equal is enough. No
+    verdict (None) where none is equal and they do not agree with one another either: then the program has no bits of
+    its own, for Inductor tuned its kernels anew or computes part of it elsewhere in each of them.
     """
     others = mode.bitwise_with or ((GRAPH_MODE,) if mode.uses_cuda_graphs and mode.name != GRAPH_MODE else ())
     if not others:
         return own
-    equal: dict[str, bool] = {}
-    for name in others:
-        if found := [one for one in known.get(name, ()) if one.deterministic]:
-            equal[name] = any(own.digests == one.digests for one in found)
-    name = max(equal, key=lambda name: equal[name], default=others[0])
-    return own.model_copy(update={"bitwise_with": name, "bitwise": equal.get(name)})
+    found = {name: [one.digests for one in known.get(name, ()) if one.deterministic] for name in others}
+    equal = next((name for name in others if own.digests in found[name]), None)
+    bits = [digests for several in found.values() for digests in several]
+    agreed = bool(bits) and all(digests == bits[0] for digests in bits)
+    verdict = True if equal is not None else False if agreed else None
+    return own.model_copy(update={"bitwise_with": equal or others[0], "bitwise": verdict})
 
 
 def bitwise_failure(mode: Mode, correctness: Correctness, workload: Workload) -> Failed | None:

@@ -342,6 +342,7 @@ def test_encore_goes_on_after_stocks_graphs_were_ended(ends: Callable[[], None],
     compiled = encore(module)
 
     def step(x: torch.Tensor) -> torch.Tensor:
+        module.zero_grad(set_to_none=True)
         torch.compiler.cudagraph_mark_step_begin()
         output = compiled(x)
         output.sum().backward()
