@@ -222,6 +222,37 @@ def test_half_an_address_stored_alone_is_a_doubt() -> None:
     assert analysis.unexplained == (UnexplainedWord((0,), 0, 0),)
 
 
+def test_half_an_address_left_over_beside_a_value_is_padding() -> None:
+    """As cuDNN's kernels have it: the lower half of a pointer, and 1.0 where the upper half was."""
+    one = (0x3F80_0000).to_bytes(4, "little")
+    first = capture([kernel([word(A + 8), bytes(8) + word(A + 8)[:4] + one])], [(A, 64)])
+    second = capture([kernel([word(B + 8), bytes(8) + word(B + 8)[:4] + one])], [(B, 64)])
+    analysis = find_pointer_uses(first, second)
+    assert codes(analysis) == [set()]
+    assert analysis.uses == (PointerUse((0,), 0, 0, 0, 8),)
+    elsewhere = capture([kernel([word(B + 8), bytes(8) + word(B + 12)[:4] + one])], [(B, 64)])
+    assert find_pointer_uses(first, elsewhere).doubtful, "half of no address that the graph holds"
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases(), content=st.binary(min_size=4, max_size=4))
+def test_a_repeat_tells_padding_that_a_control_leaves_a_doubt(case: Case, content: bytes) -> None:
+    """Bytes that happened to be the same in the first capture and its control."""
+    captures = []
+    for one, value in zip((case.first, case.second, case.control), (bytes(4), content, bytes(4)), strict=True):
+        nodes = (*one.graph.nodes, kernel([bytes(8) + value]))
+        captures.append(one.model_copy(update={"graph": CapturedGraph(nodes=nodes, edges=one.graph.edges)}))
+    first, second, control = captures
+    other = bytes(byte ^ 0x55 for byte in content)
+    nodes = (*case.second.graph.nodes, kernel([bytes(8) + other]))
+    repeat = second.model_copy(update={"graph": CapturedGraph(nodes=nodes, edges=second.graph.edges)})
+    assert find_pointer_uses(first, second, control=control).doubtful == (content != bytes(4))
+    analysis = find_pointer_uses(first, second, control=control, repeat=repeat)
+    assert not analysis.doubtful
+    assert set(analysis.uses) == case.uses
+    assert find_pointer_uses(first, second, control=control, repeat=second).doubtful == (content != bytes(4))
+
+
 def test_an_address_that_may_be_an_intermediate_makes_its_input_a_copy() -> None:
     first = capture([kernel([word(A + 64)])], [(A, 64)], owned=[(A + 64, 4096)])
     second = capture([kernel([word(B + 64)])], [(B, 64)], owned=[(B + 64, 4096)])
@@ -316,6 +347,8 @@ def test_captures_that_cannot_be_compared_are_refused() -> None:
         find_pointer_uses(first, capture([], [(B, 64), (A, 8)]))
     with pytest.raises(ValueError, match="input 0 has 64 bytes in one capture and 32 in the other"):
         find_pointer_uses(first, capture([], [(B, 32)]))
+    with pytest.raises(ValueError, match="repeated capture has its placeholders at other addresses"):
+        find_pointer_uses(first, capture([], [(B, 64)]), repeat=first)
     with pytest.raises(ValueError, match="control capture has its placeholders at other addresses"):
         find_pointer_uses(first, capture([], [(B, 64)]), control=capture([], [(B, 64)]))
 

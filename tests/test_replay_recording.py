@@ -245,9 +245,17 @@ def test_padding_is_told_from_pointers_by_a_control_capture(driver: SimulatedDri
     assert_follows(recorded)
 
 
-def test_a_word_that_moves_with_the_addresses_for_no_known_reason_forbids_all(driver: SimulatedDriver) -> None:
-    """The scout's value differs from that of the two captures at the recording's addresses."""
+def test_padding_that_happened_to_be_the_same_once_more_is_told_by_a_repeat(driver: SimulatedDriver) -> None:
     recorded = record(Work(driver, padding=lambda capture: (7 if capture == 0 else 8).to_bytes(8, "little")))
+    assert len(recorded.work.captures) == 4, "the scout, the recording, a control and a repeat of the scout"
+    assert recorded.outcome.follower is not None
+    assert_follows(recorded)
+
+
+def test_a_word_that_moves_with_the_addresses_for_no_known_reason_forbids_all(driver: SimulatedDriver) -> None:
+    """The value of both captures at the scout's addresses differs from that of both at the recording's."""
+    recorded = record(Work(driver, padding=lambda capture: (7 if capture in (0, 3) else 8).to_bytes(8, "little")))
+    assert len(recorded.work.captures) == 4
     assert recorded.outcome.follower is None
     assert "no input explains it" in reasons(recorded, X)
     assert sorted(recorded.outcome.held) == [X, Y]

@@ -81,6 +81,10 @@ class Moves:
         """Whether the values are addresses in the graph's own memory in both captures."""
         return _in_any(first_value, self._owned[0]) and _in_any(second_value, self._owned[1])
 
+    def first_address(self, origin: Origin) -> int:
+        """The address of `origin` in the first capture."""
+        return self._first[origin.input].memory.address + origin.delta
+
     def second_address(self, origin: Origin) -> int:
         """The address of `origin` in the second capture."""
         return (

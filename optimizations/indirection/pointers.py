@@ -6,8 +6,11 @@ Between the captures each input's placeholder moved by a distance of its own. Wh
 * it changed by the displacement of input i and points into i both times: it is the address of i plus an offset;
 * it is an address in the graph's own memory both times: an intermediate;
 * it changed in step with i but points outside of it: i is copied, because nothing says how far it may be moved;
-* it also changes between two captures at the *same* addresses (the optional control): padding that nobody set;
-* it changed otherwise: nobody knows which input it comes from, so all inputs are copied, unless a control explains it.
+* it also changes between two captures at the *same* addresses (the optional control, and the optional repeat): padding
+  that nobody set;
+* four bytes of it are the lower half of an address that the graph holds elsewhere, and the other four something else:
+  padding with what was there before, for half an address leads nowhere;
+* it changed otherwise: nobody knows which input it comes from, so all inputs are copied.
 
 Words are looked for at 8-byte steps in each parameter first and at the 4-byte steps between them after that, so that
 pointers in packed structs are found and no half of a pointer is taken for one. Tensor maps come before both.
@@ -17,12 +20,13 @@ pointers, say) cannot be seen in parameters.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from optimizations.indirection.moves import Moves
+from optimizations.indirection.moves import Moves, Origin
 from optimizations.indirection.shape import difference, format_path
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, find_tensor_maps
 from optimizations.replay.captured import (
@@ -108,7 +112,7 @@ class InputVerdict:
         return not self.reasons
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class UnexplainedWord:
     """A word of a kernel parameter, or the address of a memcpy or memset node, that changed for no known reason."""
 
@@ -119,10 +123,16 @@ class UnexplainedWord:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """A verdict for every input, in order. A control capture is worth its time where `unexplained` is not empty."""
+    """A verdict for every input, in order, and the words that speak against all of them."""
 
     verdicts: tuple[InputVerdict, ...]
     unexplained: tuple[UnexplainedWord, ...]
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether something changed that padding could be the reason of: one more capture may tell."""
+        outside = (reason.code is ReasonCode.OUTSIDE for verdict in self.verdicts for reason in verdict.reasons)
+        return bool(self.unexplained) or any(outside)
 
     @property
     def uses(self) -> tuple[PointerUse, ...]:
@@ -135,6 +145,7 @@ def find_pointer_uses(
     second: Capture,
     *,
     control: Capture | None = None,
+    repeat: Capture | None = None,
     replace_address: ReplaceAddress | None = None,
 ) -> Analysis:
     """Where the graph of `first` holds addresses of its inputs, and which inputs must be copied.
@@ -142,34 +153,51 @@ def find_pointer_uses(
     Args:
         first, second: captures of the same work at different placeholder addresses; each placeholder by a distance of
             its own, else the inputs concerned are copied.
-        control: a capture at the addresses of `first`, to tell padding from hidden addresses.
+        control, repeat: one more capture at the addresses of `first` and of `second`, to tell padding from hidden
+            addresses.
         replace_address: how a tensor map's address is replaced (`tensor_map.driver_replace_address`); without it tensor
             maps are words that changed for no known reason.
 
     Raises:
-        ValueError: the captures are not of the same inputs, or `control` is not at the addresses of `first`.
+        ValueError: the captures are not of the same inputs, or `control` or `repeat` is not where it should be.
     """
     moves = Moves(first, second)
     if control is not None and any(Moves(first, control).displacement.values()):
         raise ValueError("the control capture has its placeholders at other addresses than the first")
-    found = difference(first.graph, second.graph)
-    if found is None and control is not None:
-        found = difference(first.graph, control.graph)
-    if found is not None:
-        reason = Reason(ReasonCode.GRAPHS_DIFFER, f"the captures are not of the same work: {found}")
-        return Analysis(tuple(InputVerdict(index, (), (reason,)) for index in moves.inputs), ())
+    if repeat is not None and any(Moves(second, repeat).displacement.values()):
+        raise ValueError("the repeated capture has its placeholders at other addresses than the second")
+    for capture in (second, control, repeat):
+        found = difference(first.graph, capture.graph) if capture is not None else None
+        if found is not None:
+            reason = Reason(ReasonCode.GRAPHS_DIFFER, f"the captures are not of the same work: {found}")
+            return Analysis(tuple(InputVerdict(index, (), (reason,)) for index in moves.inputs), ())
     search = _Search(moves, replace_address)
-    controls = _nodes(control) if control is not None else None
-    for (path, one), (_, other) in zip(_nodes(first), _nodes(second), strict=True):
-        search.visit(path, one, other, next(controls)[1] if controls is not None else None)
+    sides = (_nodes_or_none(capture) for capture in (first, second, control, repeat))
+    for (path, one), (_, other), (_, again), (_, once_more) in zip(*sides, strict=False):
+        assert one is not None and other is not None, "only a control and a repeat may be missing"
+        search.visit(path, one, other, again, once_more)
     return search.result()
 
 
 _Visited = KernelNode | MemcpyNode | MemsetNode | OtherNode
 
 
-def _nodes(capture: Capture) -> Iterator[tuple[NodePath, _Visited]]:
-    return capture.graph.walk()
+def _nodes_or_none(capture: Capture | None) -> Iterable[tuple[NodePath, _Visited | None]]:
+    """The nodes of a capture, in order; None again and again where there is no capture."""
+    return capture.graph.walk() if capture is not None else itertools.repeat(((), None))
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangedHalf:
+    """Half a word that changed, in the two captures, and the word at `offset` bytes into the parameter it is of."""
+
+    node: NodePath
+    parameter: int
+    offset: int
+    first: bytes
+    second: bytes
+    first_word: bytes
+    second_word: bytes
 
 
 class _Search:
@@ -182,19 +210,23 @@ class _Search:
         self._against: dict[int, list[Reason]] = defaultdict(list)
         self._opaque: list[str] = []
         self._unexplained: list[UnexplainedWord] = []
+        self._changed_halves: list[_ChangedHalf] = []
 
-    def visit(self, path: NodePath, first: _Visited, second: _Visited, control: _Visited | None) -> None:
-        match first, second, control:
-            case KernelNode(), KernelNode(), (KernelNode() | None):
+    def visit(
+        self, path: NodePath, first: _Visited, second: _Visited, control: _Visited | None, repeat: _Visited | None
+    ) -> None:
+        match first, second, control, repeat:
+            case KernelNode(), KernelNode(), (KernelNode() | None), (KernelNode() | None):
                 for index, (one, other) in enumerate(zip(first.parameters, second.parameters, strict=True)):
                     again = control.parameters[index].data if control is not None else None
-                    self._parameter(path, index, one.data, other.data, again)
-            case MemcpyNode(), MemcpyNode(), _:
+                    once_more = repeat.parameters[index].data if repeat is not None else None
+                    self._parameter(path, index, one.data, other.data, again, once_more)
+            case MemcpyNode(), MemcpyNode(), _, _:
                 self._memcpy_end(path, UseKind.MEMCPY_SOURCE, first.source, second.source)
                 self._memcpy_end(path, UseKind.MEMCPY_DESTINATION, first.destination, second.destination)
-            case MemsetNode(), MemsetNode(), _:
+            case MemsetNode(), MemsetNode(), _, _:
                 self._address(path, UseKind.MEMSET, first.address, second.address)
-            case OtherNode(), _, _ if first.type_name not in TRANSPARENT_NODES:
+            case OtherNode(), _, _, _ if first.type_name not in TRANSPARENT_NODES:
                 self._opaque.append(f"node {format_path(path)} is of type {first.type_name}")
 
     def _memcpy_end(self, path: NodePath, kind: UseKind, first: MemcpyEnd, second: MemcpyEnd) -> None:
@@ -207,7 +239,15 @@ class _Search:
         if first != second and not self._word(path, kind, 0, 0, first, second):
             self._doubt(path, 0, 0, first, second)
 
-    def _parameter(self, path: NodePath, parameter: int, first: bytes, second: bytes, control: bytes | None) -> None:
+    def _parameter(
+        self,
+        path: NodePath,
+        parameter: int,
+        first: bytes,
+        second: bytes,
+        control: bytes | None,
+        repeat: bytes | None,
+    ) -> None:
         if first == second:
             return
         explained = bytearray(len(first))
@@ -220,7 +260,20 @@ class _Search:
                 values = (int.from_bytes(data[word], "little") for data in (first, second))
                 if self._word(path, UseKind.PARAMETER, parameter, offset, *values):
                     explained[word] = b"\1" * WORD_BYTES
-        self._rest(path, parameter, first, second, control, explained)
+        # What no address explains, by half words: padding can fill one half beside a value.
+        for offset in range(0, len(first), HALF_WORD_BYTES):
+            half = slice(offset, offset + HALF_WORD_BYTES)
+            if first[half] == second[half] or any(explained[half]):
+                continue
+            if (control is not None and control[half] != first[half]) or (
+                repeat is not None and repeat[half] != second[half]
+            ):
+                continue
+            start = offset - offset % WORD_BYTES
+            word = slice(start, start + WORD_BYTES)
+            self._changed_halves.append(
+                _ChangedHalf(path, parameter, start, first[half], second[half], first[word], second[word])
+            )
 
     def _tensor_maps(self, path: NodePath, parameter: int, first: bytes, second: bytes, explained: bytearray) -> None:
         if self._replace_address is None or len(first) < TENSOR_MAP_BYTES:
@@ -243,23 +296,6 @@ class _Search:
                 self._against[origin.input].append(Reason(ReasonCode.AMBIGUOUS, message))
         return bool(origins) or owned
 
-    def _rest(
-        self, path: NodePath, parameter: int, first: bytes, second: bytes, control: bytes | None, explained: bytearray
-    ) -> None:
-        """Changed bytes that no address explains, by half words: padding can fill one half beside a value."""
-        doubtful = set()
-        for offset in range(0, len(first), HALF_WORD_BYTES):
-            half = slice(offset, offset + HALF_WORD_BYTES)
-            if first[half] == second[half] or any(explained[half]):
-                continue
-            if control is not None and control[half] != first[half]:
-                continue
-            doubtful.add(offset - offset % WORD_BYTES)
-        for offset in sorted(doubtful):
-            word = slice(offset, offset + WORD_BYTES)
-            values = (int.from_bytes(data[word], "little") for data in (first, second))
-            self._doubt(path, parameter, offset, *values)
-
     def _doubt(self, path: NodePath, parameter: int, offset: int, first: int, second: int) -> None:
         in_step = self._moves.in_step(first, second)
         for origin in in_step:
@@ -271,12 +307,34 @@ class _Search:
         if not in_step:
             self._unexplained.append(UnexplainedWord(path, parameter, offset))
 
+    def _judge_changed_halves(self) -> None:
+        """A doubt for every word in which something changed that is not half of an address found elsewhere.
+
+        A parameter of four bytes has no padding: somebody wanted that half.
+        """
+        halves = {self._lower_halves(use) for uses in self._uses.values() for use in uses}
+        words = {
+            (one.node, one.parameter, one.offset): (one.first_word, one.second_word)
+            for one in self._changed_halves
+            if len(one.first_word) < WORD_BYTES or (one.first, one.second) not in halves
+        }
+        for place, values in words.items():
+            self._doubt(*place, *(int.from_bytes(value, "little") for value in values))
+
+    def _lower_halves(self, use: PointerUse) -> tuple[bytes, bytes]:
+        """The lower four bytes of the address in the two captures."""
+        origin = Origin(use.input, use.delta)
+        addresses = (self._moves.first_address(origin), self._moves.second_address(origin))
+        first, second = (address.to_bytes(WORD_BYTES, "little")[:HALF_WORD_BYTES] for address in addresses)
+        return first, second
+
     def result(self) -> Analysis:
+        self._judge_changed_halves()
         verdicts = []
         for index in self._moves.inputs:
             uses = tuple(sorted(self._uses[index]))
             verdicts.append(InputVerdict(index, uses, tuple(self._reasons(index, bool(uses)))))
-        return Analysis(tuple(verdicts), tuple(self._unexplained))
+        return Analysis(tuple(verdicts), tuple(sorted(self._unexplained)))
 
     def _reasons(self, index: int, used: bool) -> Iterator[Reason]:
         if self._moves.size_bytes(index) == 0:

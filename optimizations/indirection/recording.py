@@ -236,10 +236,17 @@ class IndirectRecording:
         first = Capture(graph=captured, placeholders=_placeholders(recorded.memory), owned=recorded.owned)
         second = Capture(graph=scout.graph, placeholders=_placeholders(self._shifted_memory), owned=scout.owned)
         analysis = find_pointer_uses(first, second, replace_address=replace_address)
-        if analysis.unexplained:
+        if analysis.doubtful:
             again = self._capture(recorded.again)
             control = Capture(graph=again.graph, placeholders=first.placeholders, owned=again.owned)
             analysis = find_pointer_uses(first, second, control=control, replace_address=replace_address)
+            if analysis.doubtful:
+                shifted = {index: placeholder.shifted for index, placeholder in self._placeholders.items()}
+                again = self._capture([shifted.get(index, value) for index, value in enumerate(recorded.again)])
+                repeat = Capture(graph=again.graph, placeholders=second.placeholders, owned=again.owned)
+                analysis = find_pointer_uses(
+                    first, second, control=control, repeat=repeat, replace_address=replace_address
+                )
         analysis = limit(analysis, captured, self._aliased)
         open_inputs = [verdict.input for verdict in analysis.verdicts if verdict.indirect]
         reasons = {index: blind_reason(self._caller[index]) for index in open_inputs}
