@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The main job: sets up .venv, measures every registered workload in every mode, renders tables, figures and report.html.
-# Without an NVIDIA GPU it analyses the workloads instead, and renders the newest recorded run.
+# Without an NVIDIA GPU it analyses the workloads instead, and renders the recorded runs.
 set -euo pipefail
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
@@ -10,7 +10,7 @@ Usage: ./run_all.sh [--quick] [options of `encore run`]
 
 With an NVIDIA GPU: measures all workloads in all modes, then renders the report. Started again, it goes on with the
 newest run that fits, or says that it is complete. --quick is a smoke run of a few minutes.
-Without one: `encore explain --all`, and the report of the newest recorded run. Options are of no use then.
+Without one: `encore explain --all`, and the report of the recorded runs. Options are of no use then.
 
 Examples: ./run_all.sh --quick
           ./run_all.sh XLNET-I EOS --modes compile,graph

@@ -174,7 +174,7 @@ def run(
         tag=tag,
     )
     finished = launch(request, _console(stderr=True))
-    made = _build_report(finished.path, None, None, None) if report else None
+    made = _build_report([finished.path], None, None, None) if report else None
     if made:
         _say(f"{describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
     if as_json:
@@ -201,15 +201,24 @@ def merge(
 
 @app.command(epilog="Example: encore report 20260102-120000-h200")
 def report(
-    run: Annotated[str | None, typer.Argument(help="A run's name or folder; default: the newest.")] = None,
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Names or folders of runs made with one GPU model, driver and PyTorch; default: the newest. "
+            "Of a workload that several measured, all rows are those of the newest.",
+            show_default=False,
+        ),
+    ] = None,
     recorded: Annotated[
-        bool, typer.Option("--recorded", help="The newest run in results/recorded; none: explanations alone.")
+        bool, typer.Option("--recorded", help="All runs in results/recorded; none: explanations alone.")
     ] = False,
     explanations: Annotated[
         Path | None, typer.Option(metavar="DIR", help="What `encore explain --out DIR` wrote.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to write; default: `report` in the run.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to write; default: `report` in the run; of several: in results."),
     ] = None,
     figures: Annotated[
         Path | None,
@@ -223,12 +232,15 @@ def report(
     """Render tables, figures and report.html from results."""
     from suite import store
 
-    if recorded and run:
-        raise WrongUse(f"--recorded picks a run itself; leave it or {run!r} out")
-    if run:
-        found: Path | None = store.find_run(run)
+    if recorded and runs:
+        raise WrongUse(f"--recorded picks the runs itself; leave it or {', '.join(map(repr, runs))} out")
+    if recorded:
+        found = store.list_runs(store.RECORDED)
+    elif runs:
+        found = [store.find_run(name) for name in runs]
     else:
-        found = store.newest_run(*([] if recorded else [store.RUNS]), store.RECORDED)
+        newest = store.newest_run(store.RUNS, store.RECORDED)
+        found = [newest] if newest else []
     made = _build_report(found, explanations, out, figures, readme)
     if as_json:
         _print_json(made.model_dump(mode="json"))
@@ -302,15 +314,15 @@ def env(
 
 
 def _build_report(
-    run: Path | None, explanations: Path | None, out: Path | None, figures: Path | None, readme: Path | None = None
+    runs: list[Path], explanations: Path | None, out: Path | None, figures: Path | None, readme: Path | None = None
 ) -> Report:
     from suite import store
     from suite.report.build import build_report
 
     made = build_report(
-        run,
+        runs,
         explanations,
-        out or (run or store.REPOSITORY / "results") / "report",
+        out or (runs[0] if len(runs) == 1 else store.REPOSITORY / "results") / "report",
         figures or (out / "figures" if out else store.REPOSITORY / "figures"),
         readme,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 from fixtures.fake_runs import fake_worker, living, recorded_pids
+from fixtures.synthetic_results import cell, environment, explanation, write_explanations, write_run
 
 from suite import store
 from suite.modes import MODES
@@ -152,6 +154,7 @@ def test_env_as_json_is_the_record_of_a_run() -> None:
         (("run", "--resume", "x", "--out", "y"), ("--resume", "--out")),
         (("run", "--retry-failed"), ("--retry-failed", "--resume")),
         (("report", "no-such-run"), ("'no-such-run'", "results/recorded")),
+        (("report", "--recorded", "a", "b"), ("--recorded", "'a', 'b'")),
         (("merge", "no-such-run", "other", "--out", "x"), ("'no-such-run'",)),
         (("explain", "NO-SUCH"), ("NO-SUCH",)),
     ],
@@ -415,3 +418,53 @@ def test_a_run_is_reported_into_its_own_folder(fake: Fake) -> None:
     assert Path(made["html"]) == run / "report" / "report.html"
     assert Path(made["html"]).is_file()
     assert made["warning"], "a run on a CPU says so"
+
+
+def made_run(folder: Path, day: int, workload: str, **changes: Any) -> Path:
+    """A made-up run of that day, called after its folder."""
+    of = environment(run_id=folder.name, created_at=f"2026-01-0{day}T00:00:00+00:00", **changes)
+    return write_run(folder, [cell(workload, "compile"), cell(workload, "graph", 50.0)], of)
+
+
+def workloads_of(report: str) -> set[tuple[str, str]]:
+    """(workload, run) of the rows of a report that was made with --json."""
+    times = next(Path(table) for table in json.loads(report)["tables"] if table.endswith("/times.csv"))
+    return {(row["workload"], row["source"]) for row in csv.DictReader(times.open())}
+
+
+def test_several_runs_make_one_report(fake: Fake) -> None:
+    made_run(fake.runs / "named", 1, "EOS")
+    other = made_run(fake.folder / "a folder", 2, "ST")
+    done = fake("report", "named", str(other), "--out", str(fake.folder / "out"), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["html"] == str(fake.folder / "out" / "report.html")
+    assert workloads_of(done.stdout) == {("EOS", "run named"), ("ST", "run a folder")}
+
+
+def test_runs_that_do_not_go_together_are_wrong_use(fake: Fake) -> None:
+    made_run(fake.runs / "one", 1, "EOS")
+    made_run(fake.runs / "other", 2, "ST", driver="570.1")
+    done = fake("report", "one", "other", "--out", str(fake.folder / "out"))
+    assert done.returncode == 2
+    assert "driver (580.0 and 570.1)" in done.stderr and "encore report RUN --out DIR" in done.stderr
+    assert not (fake.folder / "out").exists()
+
+
+def test_recorded_means_all_recorded_runs_and_none_explanations_alone(fake: Fake) -> None:
+    explained = write_explanations(fake.folder / "explained", [explanation("ST")])
+    made_run(fake.runs / "newest", 3, "MMC")
+    command = ("report", "--recorded", "--explanations", str(explained), "--out", str(fake.folder / "out"), "--json")
+    made = json.loads(fake(*command).stdout)
+    assert (made["run_id"], made["explained"]) == (None, 1)
+    for day, workload in ((1, "EOS"), (2, "ST")):
+        made_run(fake.runs / "recorded" / workload.lower(), day, workload)
+    done = fake(*command)
+    assert workloads_of(done.stdout) == {("EOS", "run eos"), ("ST", "run st")}
+    assert json.loads(done.stdout)["run_id"] == "eos, st"
+
+
+def test_without_a_run_the_newest_is_reported(fake: Fake) -> None:
+    for day, name in ((2, "newer"), (1, "older")):
+        made_run(fake.runs / name, day, "EOS")
+    done = fake("report", "--figures", str(fake.folder / "figures"), "--json")
+    assert json.loads(done.stdout)["html"] == str(fake.runs / "newer" / "report" / "report.html")

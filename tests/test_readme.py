@@ -10,14 +10,15 @@ import typer.main
 
 from suite.cli import app
 from suite.modes import MODES
-from suite.report import explain_tables, provenance
-from suite.report.load import load_explanations
+from suite.report import compare, explain_tables, provenance, speedup_tables
+from suite.report.load import load_explanations, load_runs
 from suite.report.readme import generated_part
 from suite.report.table import to_markdown
 from suite.store import RECORDED, REPOSITORY, list_runs
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 EXPLAINED = RECORDED / "explained"
+RENEW = "renew it: encore report --recorded --explanations results/recorded/explained --readme README.md"
 
 
 def test_the_table_of_obstacles_is_that_of_the_recorded_explanations() -> None:
@@ -25,17 +26,18 @@ def test_the_table_of_obstacles_is_that_of_the_recorded_explanations() -> None:
     assert {item.target for item in explanations if item.error} == set()
     assert all(item.commit and item.dirty is False for item in explanations), "recorded from committed code"
     expected = to_markdown(explain_tables.overview(explanations), provenance.of_explanations(explanations))
-    assert generated_part(README, "explained").strip() == expected.strip(), (
-        "renew it: encore report --recorded --explanations results/recorded/explained --readme README.md"
-    )
+    assert generated_part(README, "explained").strip() == expected.strip(), RENEW
 
 
-def test_nothing_is_claimed_of_times_while_no_gpu_run_is_recorded() -> None:
+def test_the_table_of_times_is_that_of_the_recorded_runs_and_without_one_nothing_is_claimed() -> None:
     part = generated_part(README, "recorded")
-    if list_runs(RECORDED):
-        assert "|" in part
-    else:
+    if not (recorded := list_runs(RECORDED)):
         assert "No run on a GPU is recorded yet" in part
+        return
+    run = load_runs(recorded)
+    comparisons = compare.compare(run)
+    table = speedup_tables.overview(run, comparisons, compare.mean_speedups(comparisons))
+    assert part.strip() == to_markdown(table, provenance.of_run(run)).strip(), RENEW
 
 
 def test_every_command_of_the_readme_exists() -> None:

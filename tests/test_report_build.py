@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import re
 import shutil
@@ -68,7 +69,7 @@ def both(tmp_path_factory):
     ]
     run = write_run(folder / "run", cells)
     explanations = write_explanations(folder / "explain", [explanation("EOS"), explanation("ST")])
-    report = build_report(run, explanations, folder / "out")
+    report = build_report([run], explanations, folder / "out")
     return report, Outline(report.html.read_text())
 
 
@@ -109,7 +110,7 @@ def test_names_and_errors_are_inert(tmp_path):
         environment(settings={"note": HOSTILE}),
     )
     explanations = write_explanations(tmp_path / "explain", [explanation("ST", limits=[HOSTILE])])
-    text = build_report(run, explanations, tmp_path / "out").html.read_text()
+    text = build_report([run], explanations, tmp_path / "out").html.read_text()
     assert text.count("<script>") == 1
     assert "alert(" in text and not re.search(r"<script>[^<]*alert\(", text)
 
@@ -152,7 +153,7 @@ def test_page_shows_run_and_explanations_environment_and_sources(both):
 
 def test_explanations_alone_make_a_report(tmp_path):
     explanations = write_explanations(tmp_path / "explain", [explanation("ST")])
-    report = build_report(None, explanations, tmp_path / "out", tmp_path / "figures")
+    report = build_report([], explanations, tmp_path / "out", tmp_path / "figures")
     page = Outline(report.html.read_text())
     assert (report.run_id, report.explained, report.failed_cells) == (None, 1, 0)
     assert {path.stem for path in report.figures} == {"explain_kernels", "explain_bytes"}
@@ -162,7 +163,7 @@ def test_explanations_alone_make_a_report(tmp_path):
 
 def test_smoke_runs_are_labelled_in_the_head_the_page_and_the_report(tmp_path):
     cells = [cell("EOS", mode, device="cpu", size="tiny") for mode in ("compile", "graph")]
-    report = build_report(write_run(tmp_path / "run", cells, environment(gpu=None)), None, tmp_path / "out")
+    report = build_report([write_run(tmp_path / "run", cells, environment(gpu=None))], None, tmp_path / "out")
     page = Outline(report.html.read_text())
     warning = "SMOKE RUN on the CPU and in tiny size: these numbers say nothing about performance"
     assert report.warning == warning
@@ -175,7 +176,7 @@ def test_smoke_runs_are_labelled_in_the_head_the_page_and_the_report(tmp_path):
 def test_same_results_give_the_same_bytes_whatever_their_order(tmp_path):
     cells = large_run_cells(WORKLOADS[:2])
     reports = [
-        build_report(write_run(tmp_path / name, order), None, tmp_path / f"{name}-out")
+        build_report([write_run(tmp_path / name, order)], None, tmp_path / f"{name}-out")
         for name, order in (("first", cells), ("second", cells[::-1]))
     ]
     first, second = (
@@ -188,11 +189,11 @@ def test_same_results_give_the_same_bytes_whatever_their_order(tmp_path):
 def test_figures_are_regenerated_and_other_files_stay(tmp_path):
     figures = tmp_path / "figures"
     run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph")])
-    build_report(run, None, tmp_path / "out", figures)
+    build_report([run], None, tmp_path / "out", figures)
     (figures / "README.md").write_text("mine")
     (figures / "drawing.png").write_text("mine")
     assert (figures / "speedup.png").is_file()
-    build_report(None, write_explanations(tmp_path / "explain", [explanation()]), tmp_path / "out", figures)
+    build_report([], write_explanations(tmp_path / "explain", [explanation()]), tmp_path / "out", figures)
     assert sorted(path.name for path in figures.iterdir()) == [
         "README.md",
         "drawing.png",
@@ -207,34 +208,34 @@ def test_smoke_runs_leave_the_repositorys_figures_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "FIGURES", tmp_path / "figures")
     for size, folder in (("tiny", tmp_path / "out" / "figures"), ("full", tmp_path / "figures")):
         run = write_run(tmp_path / size, [cell("EOS", "compile", size=size)])
-        report = build_report(run, None, tmp_path / "out", tmp_path / "figures")
+        report = build_report([run], None, tmp_path / "out", tmp_path / "figures")
         assert {path.parent for path in report.figures} == {folder}
 
 
 def test_a_run_of_which_everything_failed_is_still_reported(tmp_path):
     cells = [failed_cell("EOS", mode, Status.OOM) for mode in ("compile", "graph")]
-    report = build_report(write_run(tmp_path / "run", cells), None, tmp_path / "out")
+    report = build_report([write_run(tmp_path / "run", cells)], None, tmp_path / "out")
     assert (report.figures, report.failed_cells) == ([], 2)
     assert report.html.read_text().count("oom") >= 2
 
 
 def test_a_run_without_a_cell_is_reported_with_what_is_missing(tmp_path):
     settings = {"workloads": ["EOS"], "modes": ["compile", "graph"]}
-    report = build_report(write_run(tmp_path / "run", [], environment(settings=settings)), None, tmp_path / "out")
+    report = build_report([write_run(tmp_path / "run", [], environment(settings=settings))], None, tmp_path / "out")
     assert report.missing_cells == 2
     assert Outline(report.html.read_text()).texts["td"].count("not run") == 2
 
 
 def test_nothing_to_report_is_wrong_use(tmp_path):
     with pytest.raises(WrongUse, match="encore explain --all --out"):
-        build_report(None, None, tmp_path)
+        build_report([], None, tmp_path)
 
 
 def test_wrong_results_leave_nothing_behind(tmp_path):
     run = write_run(tmp_path / "run", [cell("EOS", "compile")])
     (run / "cells.jsonl").write_text('{"workload": "EOS"}\n')
     with pytest.raises(InvalidResults, match="line 1"):
-        build_report(run, None, tmp_path / "out")
+        build_report([run], None, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -245,7 +246,58 @@ def test_a_full_disk_is_an_error_that_says_the_results_are_intact(tmp_path, monk
     monkeypatch.setattr(build, "write_atomically", full)
     run = write_run(tmp_path / "run", [cell("EOS", "compile")])
     with pytest.raises(CannotWrite, match=r"No space left.*intact"):
-        build_report(run, None, tmp_path / "out")
+        build_report([run], None, tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """A report of two runs: EOS of the first, ST of the second (the first has it too)."""
+    folder = tmp_path_factory.mktemp("several")
+    modes = (("compile", 1), ("graph", 2))
+    runs = []
+    for day, run_id, workloads in ((1, "first", ("EOS", "ST")), (2, "second", ("ST",))):
+        of = environment(run_id=run_id, created_at=f"2026-01-0{day}T00:00:00+00:00", git_commit=str(day) * 40)
+        cells = [cell(workload, mode, 100.0 * day / factor) for workload in workloads for mode, factor in modes]
+        runs.append(write_run(folder / run_id, cells, of))
+    readme = folder / "README.md"
+    readme.write_text("<!-- generated: recorded -->\n<!-- end: recorded -->\n")
+    return build_report(runs, None, folder / "out", readme=readme), readme
+
+
+def test_every_row_of_a_report_of_several_runs_names_its_own(several):
+    report, _ = several
+    of_workload = {"EOS": ("run first", "1" * 10), "ST": ("run second", "2" * 10)}
+    spanning = ("spans runs first, second", f"{'1' * 10}, {'2' * 10}")
+    found = set()
+    for path in report.tables:
+        if path.suffix == ".csv":
+            for row in csv.DictReader(path.open()):
+                assert (row["source"], row["commit"]) == of_workload.get(row.get("workload"), spanning), path.name
+                assert row["device"] == "SYNTHETIC GPU"
+                found.add(row["source"])
+    assert found == {"run first", "run second", spanning[0]}
+
+
+def test_a_report_of_several_runs_names_all_in_page_tables_and_readme(several):
+    report, readme = several
+    page = Outline(report.html.read_text())
+    caption = "SYNTHETIC GPU, PyTorch 0.0+synthetic, driver 580.0, run first (commit 1111111111), run second (commit"
+    lines = ("Of run first (commit 1111111111): EOS.", "Of run second (commit 2222222222): ST.")
+    assert report.run_id == "first, second"
+    assert page.texts["h1"] == ["Encore: runs first, second"]
+    assert any(text.startswith(caption) for text in page.texts["p"])
+    assert set(lines) <= set(page.texts["p"])
+    assert {"1" * 40, "2" * 40} <= set(page.texts["dd"]), "the environment of each run"
+    for text in (readme.read_text(), (report.html.parent / "tables" / "times.md").read_text()):
+        assert caption in text
+        assert all(f"- {line}" in text for line in lines)
+
+
+def test_a_geomean_may_go_over_workloads_of_several_runs(several):
+    report, _ = several
+    rows = list(csv.DictReader((report.html.parent / "tables" / "geomeans.csv").open()))
+    assert {(row["mode"], row["workloads"]) for row in rows} == {("graph", "2")}
+    assert all(float(row["speedup"]) == pytest.approx(2.0, rel=0.02) for row in rows if row["metric"] == "latency")
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")

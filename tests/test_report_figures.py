@@ -66,6 +66,51 @@ def test_speedup_bars_are_the_ratios_with_their_intervals_and_the_geomean():
     assert chart.series == ("graph",)
 
 
+def test_means_of_other_workloads_have_common_ones_beside_them():
+    cells = [cell(workload, mode, 50.0) for workload in ("EOS", "ST") for mode in ("compile", "graph")]
+    chart = charts_of(*cells, cell("EOS", "placement", 25.0))["speedup"]
+    assert chart.groups == ("EOS", "ST", "geomean", "geomean*")
+    assert chart.summary_groups == 2
+    assert chart.bars["geomean*", "graph"].value == pytest.approx(1.0)
+    assert "graph 2, placement 1 of 2. Geomean*: the 1 where every mode passed." in chart.note
+    assert charts_of(*cells)["speedup"].groups == ("EOS", "ST", "geomean")
+
+
+def test_bars_that_are_not_decided_are_outlines():
+    noisy = {"blocks": [block(i, [60.0 + 40 * (i % 2)] * 3, i) for i in range(6)]}
+    chart = charts_of(cell("EOS", "compile"), cell("EOS", "graph", 50.0), cell("EOS", "placement", **noisy))["speedup"]
+    assert [chart.bars["EOS", mode].undecided for mode in ("graph", "placement")] == [False, True]
+    bars = chart_of({("a", "graph"): Bar(2.0), ("a", "placement"): Bar(2.0, undecided=True)}, Scale.RATIO)
+    figure = draw(bars, ORIGIN)
+    assert [patch.get_facecolor()[3] for patch in figure.axes[0].patches] == [1.0, 0.0]
+    assert "undecided (AMBG)" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize(
+    ("scale", "shown", "bar", "text", "drawn"),
+    [
+        (Scale.RATIO, (0.125, 8), Bar(0.04, (0.03, 0.05)), "0.04\N{MULTIPLICATION SIGN}", [(1.0, 0.125)]),
+        (Scale.RATIO, (0.125, 8), Bar(32.0), "32.00\N{MULTIPLICATION SIGN}", [(1.0, 8.0)]),
+        (Scale.LINEAR, (0, 200), Bar(120.0, total=2301.0), "2,301", [(0.0, 120.0), (120.0, 200.0)]),
+        (Scale.LINEAR, (0, 200), Bar(620.0, total=2301.0), "2,301", [(0.0, 200.0), (200.0, 200.0)]),
+    ],
+)
+def test_a_bar_that_would_dwarf_the_others_is_cut_with_its_value_in_it(scale, shown, bar, text, drawn):
+    figure = draw(chart_of({("a", "graph"): bar}, scale, shown=shown), ORIGIN)
+    (axes,) = figure.axes
+    assert heights(figure) == drawn
+    assert [item.get_text() for item in axes.texts] == [text]
+    low, high = axes.get_ylim()
+    assert low > shown[0] / 2 and high < shown[1] * 2 if scale is Scale.RATIO else high < shown[1] * 1.1
+    assert "are cut" in figure.legends[0].get_title().get_text()
+
+
+def test_a_published_value_beyond_what_is_shown_widens_the_axis():
+    bars = {("a", "graph"): Bar(0.5, published=20.0)}
+    (axes,) = draw(chart_of(bars, Scale.RATIO, shown=(0.125, 8)), ORIGIN).axes
+    assert axes.get_ylim()[1] > 20
+
+
 def test_a_single_block_has_no_interval_to_draw():
     one = {"blocks": [block(0, [50.0, 51.0])]}
     chart = charts_of(cell("EOS", "compile", **one), cell("EOS", "graph", **one))["speedup"]
@@ -190,7 +235,7 @@ def test_published_marks_are_drawn_and_named_only_where_there_are_some():
     assert "published" not in [text.get_text() for text in without.legends[0].get_texts()]
 
 
-def test_more_than_fourteen_workloads_are_spread_evenly_over_panels():
+def test_more_than_fifteen_groups_are_spread_evenly_over_panels():
     bars = {(f"W{number}", "graph"): Bar(1.0) for number in range(25)}
     figure = draw(chart_of(bars), ORIGIN)
     assert [len(axes.get_xticks()) for axes in figure.axes] == [13, 12]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from fixtures.synthetic_results import cell, environment, explanation, failed_cell, write_explanations, write_run
+from fixtures.synthetic_results import GPU, cell, environment, explanation, failed_cell, write_explanations, write_run
 
 from suite.errors import WrongUse
 from suite.report import provenance
-from suite.report.load import is_as_published, load_explanations, load_run, row_label
+from suite.report.load import is_as_published, join_runs, load_explanations, load_run, load_runs, row_label
 from suite.schema import Status
 from suite.store import InvalidResults
 
@@ -107,6 +107,109 @@ def test_caption_names_gpu_version_run_and_commit(tmp_path):
 def test_a_run_on_the_cpu_of_a_machine_with_a_gpu_does_not_claim_the_gpu(tmp_path):
     run = load_run(write_run(tmp_path, [cell(device="cpu")]))
     assert provenance.of_run(run).caption.startswith("CPU SYNTHETIC CPU,")
+
+
+def made_at(folder, run_id, day, cells, **changes):
+    """A run of this day of January 2026, its commit made of the day's digit."""
+    made = {"run_id": run_id, "created_at": f"2026-01-0{day}T00:00:00+00:00", "git_commit": str(day) * 40}
+    return write_run(folder / f"{run_id}-{day}", cells, environment(**(made | changes)))
+
+
+def test_all_rows_of_a_workload_are_of_the_newest_run_that_has_any(tmp_path):
+    old = made_at(tmp_path, "old", 1, [cell(w, mode, 90.0) for w in ("EOS", "ST") for mode in ("compile", "graph")])
+    new = made_at(tmp_path, "new", 2, [cell("ST", "compile"), failed_cell("ST", "placement", Status.OOM), cell("MMC")])
+    for order in ([old, new], [new, old]):
+        run = load_runs(order)
+        taken = [(item.workload, item.mode, item.blocks[0].host_us[0] if item.blocks else None) for item in run.cells]
+        assert taken == [
+            ("EOS", "compile", 90.0),
+            ("EOS", "graph", 90.0),
+            ("MMC", "compile", 100.0),
+            ("ST", "compile", 100.0),
+            ("ST", "placement", None),
+        ]
+        assert run.find("ST", "graph") is None, "the older run's: ratios are of one run only"
+        assert [part.labels for part in run.parts] == [("EOS",), ("MMC", "ST")]
+
+
+def test_variants_of_a_workload_may_be_of_different_runs(tmp_path):
+    old = made_at(tmp_path, "old", 1, [cell("ST", "compile"), cell("ST", "compile", variant="current")])
+    new = made_at(tmp_path, "new", 2, [cell("ST", "compile")])
+    assert [part.labels for part in load_runs([old, new]).parts] == [("ST (current)",), ("ST",)]
+
+
+def test_of_several_runs_only_workloads_that_none_has_are_missing(tmp_path):
+    asked = {"workloads": ["EOS", "MMC", "ST"], "modes": ["compile", "graph"]}
+    old = made_at(tmp_path, "old", 1, [cell("EOS", "compile")], settings=asked)
+    new = made_at(tmp_path, "new", 2, [cell("ST", "compile")], settings=asked)
+    assert load_runs([old, new]).missing == (("MMC", "compile"), ("MMC", "graph"))
+
+
+def test_one_run_is_as_it_is(tmp_path):
+    run = load_run(made_at(tmp_path, "only", 1, [cell()]))
+    assert join_runs([run]) is run
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"driver": "570.1"},
+            r"runs a of 2026-01-01T00:00:00 and b of 2026-01-02T00:00:00 differ in driver \(580.0 and 570.1\)",
+        ),
+        ({"torch": "9.9"}, r"PyTorch \(0.0\+synthetic and 9.9\)"),
+        ({"gpu": GPU.model_copy(update={"name": "OTHER"})}, r"GPU \(SYNTHETIC GPU and OTHER\)"),
+        ({"gpu": None, "driver": None}, r"GPU \(SYNTHETIC GPU and CPU SYNTHETIC CPU\), driver \(580.0 and None\)"),
+    ],
+)
+def test_runs_of_different_machines_are_refused_with_what_differs(tmp_path, changes, message):
+    runs = [made_at(tmp_path, "a", 1, [cell()]), made_at(tmp_path, "b", 2, [cell("ST")], **changes)]
+    with pytest.raises(WrongUse, match=f"{message}.*encore report RUN --out DIR"):
+        load_runs(runs)
+
+
+def test_a_run_on_the_cpu_does_not_go_with_one_on_the_gpu_of_the_same_machine(tmp_path):
+    runs = [made_at(tmp_path, "a", 1, [cell()]), made_at(tmp_path, "b", 2, [cell("ST", device="cpu")])]
+    with pytest.raises(WrongUse, match=r"GPU \(SYNTHETIC GPU and CPU SYNTHETIC CPU\)"):
+        load_runs(runs)
+
+
+def test_a_run_given_twice_is_refused(tmp_path):
+    run = made_at(tmp_path, "a", 1, [cell()])
+    with pytest.raises(WrongUse, match=r"run a of 2026-01-01.* is given twice"):
+        load_runs([run, made_at(tmp_path, "b", 2, [cell()]), run])
+
+
+def test_provenance_of_several_runs_names_each_and_that_of_a_row_its_own(tmp_path):
+    a = made_at(tmp_path, "a", 1, [cell("EOS"), cell("ST")])
+    origin = provenance.of_run(load_runs([a, made_at(tmp_path, "b", 2, [cell("ST", size="tiny")], git_dirty=True)]))
+    assert origin.caption == (
+        "SYNTHETIC GPU, PyTorch 0.0+synthetic, driver 580.0, run a (commit 1111111111), "
+        "run b (commit 2222222222 + changes)"
+    )
+    assert origin.rows_by_run == (
+        "Of run a (commit 1111111111): EOS, ST.",
+        "Of run b (commit 2222222222 + changes): ST (tiny).",
+    )
+    of_st, of_tiny = origin.of_row("ST"), origin.of_row("ST (tiny)")
+    assert (of_st.run_id, of_st.commit, of_st.warning) == ("run a", "1111111111", None)
+    assert (of_tiny.run_id, of_tiny.commit) == ("run b", "2222222222 + changes")
+    assert "SMOKE RUN" in of_tiny.warning and "SMOKE RUN" in origin.warning
+    assert origin.of_row("geomean").run_id == "spans runs a, b"
+
+
+def test_several_runs_without_a_driver_do_not_name_one(tmp_path):
+    here = {"gpu": None, "driver": None}
+    runs = [made_at(tmp_path, run_id, day, [cell(run_id)], **here) for day, run_id in ((1, "a"), (2, "b"))]
+    assert provenance.of_run(load_runs(runs)).caption.startswith("CPU SYNTHETIC CPU, PyTorch 0.0+synthetic, run a (")
+
+
+def test_runs_of_the_same_name_are_told_apart_and_one_without_a_row_is_named(tmp_path):
+    runs = [made_at(tmp_path, "run", day, [cell("EOS")]) for day in (1, 2)]
+    assert provenance.of_run(load_runs(runs)).rows_by_run == (
+        "Of run run of 2026-01-01T00:00:00 (commit 1111111111): no row, newer runs have its workloads.",
+        "Of run run of 2026-01-02T00:00:00 (commit 2222222222): EOS.",
+    )
 
 
 def test_analyses_of_tiny_models_are_labelled():

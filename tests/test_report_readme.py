@@ -52,7 +52,7 @@ def test_a_report_renews_the_table_of_explanations(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(README)
     folder = write_explanations(tmp_path / "explained", [explanation("ST")])
-    build_report(None, folder, tmp_path / "report", readme=readme)
+    build_report([], folder, tmp_path / "report", readme=readme)
     part = generated_part(readme.read_text(), "explained")
     table = (tmp_path / "report" / "tables" / "explain_overview.md").read_text()
     assert part.strip() == table.strip()

@@ -13,7 +13,7 @@ from suite.explain.records import Explanation
 from suite.report import cell_tables, compare, explain_charts, explain_tables, provenance, run_charts, speedup_tables
 from suite.report.chart import Chart
 from suite.report.draw import draw, to_pdf, to_png, to_svg
-from suite.report.load import Run, cell_label, load_explanations, load_run
+from suite.report.load import Run, cell_label, load_explanations, load_runs
 from suite.report.page import Log, Page, PageFigure, Section, render
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
@@ -32,8 +32,8 @@ FIGURES = REPOSITORY / "figures"
 class Report(Record):
     """What was written, and what a caller may want to say of it.
 
-    `warning` is set for a smoke run or tiny models, `failed_cells` counts cells that did not pass, `missing_cells`
-    those not yet run.
+    `run_id` names the run, or the runs, separated by commas. `warning` is set for a smoke run or tiny models,
+    `failed_cells` counts cells that did not pass, `missing_cells` those not yet run.
     """
 
     html: Path
@@ -58,16 +58,16 @@ class _Part:
 
 
 def build_report(
-    run: Path | None,
+    runs: Sequence[Path],
     explanations: Path | None,
     out: Path,
     figures_dir: Path | None = None,
     readme: Path | None = None,
 ) -> Report:
-    """Write the report of a run, of explanations, or of both, into the folder `out`.
+    """Write one report of runs, of explanations, or of both, into the folder `out`.
 
     Args:
-        run: folder of a run.
+        runs: folders of runs; of a workload that several of them measured, the newest has its rows (`join_runs`).
         explanations: folder of `<name>.json` files that `encore explain --out` wrote.
         out: gets `report.html` and `tables/`; made if it is not there.
         figures_dir: gets the figures; by default `out/figures`, which also takes what is not to go to `FIGURES`.
@@ -75,14 +75,15 @@ def build_report(
         readme: a Markdown file whose generated parts ("recorded" and "explained") get the overview tables.
 
     Raises:
-        WrongUse: neither a run nor explanations are given, or `readme` has no such parts.
+        WrongUse: neither a run nor explanations are given, the runs do not belong into one report, or `readme` has no
+            such parts.
         InvalidResults: a file has wrong fields.
         CannotWrite: the disk is full.
     """
-    if run is None and explanations is None:
+    if not runs and explanations is None:
         raise WrongUse("nothing to report: give a run, or a folder of explanations (`encore explain --all --out DIR`)")
     published = load_published()
-    recorded = None if run is None else load_run(run)
+    recorded = load_runs(runs) if runs else None
     explained = () if explanations is None else load_explanations(explanations)
     parts = [
         *(_run_parts(recorded, published) if recorded else ()),
@@ -105,7 +106,7 @@ def build_report(
         html=html,
         tables=tables,
         figures=figures,
-        run_id=recorded.environment.run_id if recorded else None,
+        run_id=", ".join(provenance.run_names(recorded)) if recorded else None,
         explained=len(explained),
         failed_cells=len(recorded.failed) if recorded else 0,
         missing_cells=len(recorded.missing) if recorded else 0,
@@ -209,7 +210,8 @@ def _page(
     run: Run | None, explanations: Sequence[Explanation], sections: Sequence[Section], published: Published
 ) -> Page:
     origins = dict.fromkeys(section.provenance for section in sections)
-    title = f"Encore: run {run.environment.run_id}" if run else "Encore: obstacles to CUDA graphs"
+    names = provenance.run_names(run) if run else ()
+    title = f"Encore: run{'s' * (len(names) > 1)} {', '.join(names)}" if run else "Encore: obstacles to CUDA graphs"
     counts = []
     if run:
         counts.append(
@@ -220,13 +222,13 @@ def _page(
         counts.append(f"{len(explanations)} models analysed without a GPU")
     return Page(
         title=title,
-        subtitles=(*(origin.caption for origin in origins), *counts),
+        subtitles=(*(line for origin in origins for line in (origin.caption, *origin.rows_by_run)), *counts),
         warnings=tuple(origin.warning for origin in origins if origin.warning),
         sections=tuple(sections),
         sources=tuple(published.sources.values()),
         published=_published_table(published),
         logs=tuple(_log(cell) for cell in run.failed) if run else (),
-        environment=run.environment if run else None,
+        environments=tuple(part.environment for part in run.parts or (run,)) if run else (),
     )
 
 

@@ -170,7 +170,9 @@ def failed(run: Run) -> Table:
     return make_table(
         "failed",
         "Failed, or not run",
-        "Cells that did not pass, with their error, and cells the run has not come to (`encore run --resume`).",
+        "Cells that did not pass, with their error, and cells of workloads that no run has."
+        if run.parts
+        else "Cells that did not pass, with their error, and cells the run has not come to (`encore run --resume`).",
         ["workload", "mode", "status", "error"],
         chain(rows, missing),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,7 +24,8 @@ class Scale(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One bar. `interval` is its (low, high); `total` is where a second, lighter part stacked on it ends; `published`
-    is a value from a paper to mark beside it; `failure` is written in its place where there is no value.
+    is a value from a paper to mark beside it; `failure` is written in its place where there is no value. A bar that is
+    `undecided` is drawn as an outline: its samples do not tell it from the base.
     """
 
     value: float | None = None
@@ -31,6 +33,7 @@ class Bar:
     total: float | None = None
     published: float | None = None
     failure: str | None = None
+    undecided: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class Chart:
         parts: names of the solid and of the lighter part, where bars are stacked.
         published: what the marks for published values show and where that is from, where there are any.
         note: what a reader must know, below the figure.
+        shown: bars that end outside of it are cut there, with their value written in them; without this, one extreme
+            bar would leave no room for the others.
     """
 
     name: str
@@ -60,3 +65,4 @@ class Chart:
     parts: tuple[str, str] | None = None
     published: str | None = None
     note: str = ""
+    shown: tuple[float, float] = (-math.inf, math.inf)

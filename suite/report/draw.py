@@ -37,7 +37,7 @@ _COLOURS = {
     "encore": "#0072B2",
 }
 _OTHER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
-_GROUPS_PER_PANEL = 14
+_GROUPS_PER_PANEL = 15
 _CHARACTERS_PER_INCH = 12
 """Of titles and notes, a little less than fit at their size."""
 _GROUP_SHARE = 0.86
@@ -73,7 +73,7 @@ _LOWEST_BYTES = 1.0
 
 
 def draw(chart: Chart, provenance: Provenance) -> Figure:
-    """The chart as a figure: at most 14 groups side by side; more are spread evenly over panels, one below another."""
+    """The chart as a figure: at most 15 groups side by side; more are spread evenly over panels, one below another."""
     with matplotlib.rc_context(_STYLE):
         panels = _panels(chart.groups)
         width = max(7.5, 1.1 + 0.92 * max(len(panel) for panel in panels))
@@ -147,16 +147,22 @@ def _draw_panel(axis: Axes, chart: Chart, groups: tuple[str, ...]) -> None:
 def _draw_bar(axis: Axes, chart: Chart, bar: Bar, centre: float, width: float, fill: str) -> None:
     base = {Scale.RATIO: 1.0, Scale.BYTES: _LOWEST_BYTES}.get(chart.scale, 0.0)
     if bar.value is not None:
-        top = max(bar.value, base) if chart.scale is Scale.BYTES else bar.value
-        axis.bar(centre, top - base, width * 0.94, bottom=base, color=fill, linewidth=0)
+        top = max(bar.value, base) if chart.scale is Scale.BYTES else _cut(chart, bar.value)
+        style: dict[str, Any] = {"color": fill, "linewidth": 0}
+        if bar.undecided:
+            style = {"facecolor": "none", "edgecolor": fill, "linewidth": 1.2}
+        axis.bar(centre, top - base, width * 0.94, bottom=base, **style)
+        end = bar.value
         if bar.total is not None and bar.total > bar.value:
-            rest = bar.total - bar.value
-            axis.bar(centre, rest, width * 0.94, bottom=bar.value, color=fill, alpha=0.35, linewidth=0)
+            end = bar.total
+            axis.bar(centre, _cut(chart, end) - top, width * 0.94, bottom=top, color=fill, alpha=0.35, linewidth=0)
+        if _cut(chart, end) != end:
+            _write_at_cut(axis, chart, end, centre)
         if bar.value == 0 and bar.total is None:
             _write_at_base(axis, "0", centre, base, fill, rotation=0)
     elif bar.failure is not None:
         _write_at_base(axis, bar.failure, centre, base, fill, rotation=90)
-    if bar.value is not None and bar.interval is not None:
+    if bar.value is not None and bar.interval is not None and _cut(chart, bar.value) == bar.value:
         below, above = bar.value - bar.interval[0], bar.interval[1] - bar.value
         axis.errorbar(centre, bar.value, [[below], [above]], color=_INK, linewidth=0.9, capsize=1.6)
     if bar.published is not None:
@@ -169,6 +175,22 @@ def _write_at_base(axis: Axes, text: str, centre: float, base: float, fill: str,
         text, (centre, base), xytext=(0, 2), textcoords="offset points", rotation=rotation, fontsize=6.5,
         ha="center", va="bottom", color=_INK, bbox={"facecolor": fill, "alpha": 0.25, "pad": 0.6, "linewidth": 0},
     )  # fmt: skip
+
+
+def _write_at_cut(axis: Axes, chart: Chart, value: float, centre: float) -> None:
+    """The value of a bar that is cut, inside its end."""
+    text = f"{value:.2f}\N{MULTIPLICATION SIGN}" if chart.scale is Scale.RATIO else f"{value:,.0f}"
+    down = value < chart.shown[0]
+    axis.annotate(
+        text, (centre, _cut(chart, value)), xytext=(0, 2 if down else -2), textcoords="offset points", rotation=90,
+        fontsize=6.5, ha="center", va="bottom" if down else "top", color=_INK,
+    )  # fmt: skip
+
+
+def _cut(chart: Chart, value: float) -> float:
+    """The value, or the end of what is shown where it lies outside."""
+    low, high = chart.shown
+    return min(max(value, low), high)
 
 
 def _set_scale(axis: Axes, chart: Chart) -> None:
@@ -197,9 +219,11 @@ def _set_scale(axis: Axes, chart: Chart) -> None:
 
 def _drawn_values(chart: Chart) -> Iterator[float]:
     for bar in chart.bars.values():
-        for value in (bar.value, bar.total, bar.published, *(bar.interval or ())):
+        for value in (bar.value, bar.total, *(bar.interval or ())):
             if value is not None and math.isfinite(value) and value > 0:
-                yield value
+                yield _cut(chart, value)
+        if bar.published is not None and bar.published > 0:
+            yield bar.published
 
 
 def _draw_text(figure: Figure, chart: Chart, provenance: Provenance) -> None:
@@ -214,14 +238,20 @@ def _draw_text(figure: Figure, chart: Chart, provenance: Provenance) -> None:
             Patch(color=_INK, alpha=0.35, label=chart.parts[1]),
         ]
     notes = [chart.note]
+    ends = [end for bar in chart.bars.values() for end in (bar.value, bar.total) if end is not None]
+    if any(_cut(chart, end) != end for end in ends):
+        notes.append("Bars that would pass the axis are cut, with their value written in them.")
     if chart.published is not None and any(bar.published is not None for bar in chart.bars.values()):
         handles.append(Line2D([], [], label="published", **_PUBLISHED_MARK))
         notes.append(f"Published: {chart.published}.")
+    if any(bar.undecided for bar in chart.bars.values()):
+        handles.append(Patch(facecolor="none", edgecolor=_INK, label="undecided (AMBG)"))
     longest = max(len(handle.get_label()) for handle in handles)
+    rows = math.ceil(len(handles) / max(1, int(figure.get_figwidth() * _CHARACTERS_PER_INCH / (longest + 6))))
     legend = figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=max(1, int(figure.get_figwidth() * _CHARACTERS_PER_INCH / (longest + 6))),
+        ncols=math.ceil(len(handles) / rows),
         frameon=False,
         fontsize=8.5,
         title="\n".join(_wrapped(figure, note) for note in notes if note) or None,

@@ -1,8 +1,10 @@
-"""What a report is made of, read strictly: a run (by `suite.store`) and the results of `encore explain`."""
+"""What a report is made of, read strictly: runs (by `suite.store`) and the results of `encore explain`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,14 +21,22 @@ FULL_SIZE = "full"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as the report shows it: cells by workload, then in the order of modes.
+    """A run as the report shows it, or several joined by `join_runs`: cells by workload, then in the order of modes.
 
-    `missing` are the (workload, mode) pairs the run set out to measure and has not.
+    `missing` are the (workload, mode) pairs the run set out to measure and has not. `parts` are the runs that were
+    joined, oldest first, each with the cells taken from it; `environment` is then that of the newest.
     """
 
     environment: Environment
     cells: tuple[Cell, ...]
     missing: tuple[tuple[str, str], ...] = ()
+    parts: tuple[Run, ...] = ()
+
+    @property
+    def device(self) -> str:
+        """What it was measured on: the GPU's name, or the CPU's model for a run without one."""
+        gpu, only_cpu = self.environment.gpu, bool(self.cells) and all(cell.device == "cpu" for cell in self.cells)
+        return gpu.name if gpu and not only_cpu else f"CPU {self.environment.cpu.model}"
 
     @property
     def failed(self) -> tuple[Cell, ...]:
@@ -77,8 +87,76 @@ def load_run(folder: Path) -> Run:
         InvalidResults: a file is missing or has wrong fields; the message has the file and the line.
     """
     recorded = read_run(folder)
-    cells = sorted(recorded.cells, key=lambda cell: (cell_label(cell), mode_order(cell.mode)))
-    return Run(recorded.environment, tuple(cells), tuple(recorded.missing()))
+    return Run(recorded.environment, tuple(sorted(recorded.cells, key=_cell_order)), tuple(recorded.missing()))
+
+
+def load_runs(folders: Sequence[Path]) -> Run:
+    """The run of one folder, or those of several joined by `join_runs`.
+
+    Raises:
+        InvalidResults: see `load_run`.
+        WrongUse: see `join_runs`.
+    """
+    return join_runs([load_run(folder) for folder in folders])
+
+
+def join_runs(runs: Sequence[Run]) -> Run:
+    """Several runs as one report shows them; a single run as it is.
+
+    All rows of a workload are of one run, the newest that has any: ratios are of one run only. Missing are the cells
+    of workloads that no run has.
+
+    Raises:
+        WrongUse: a run is there twice, or the runs differ in GPU model, driver or PyTorch.
+    """
+    if len(runs) == 1:
+        return runs[0]
+    runs = sorted(runs, key=_age)
+    _check_together(runs)
+    newest = {label: index for index, run in enumerate(runs) for label in run.labels}
+    parts = tuple(
+        replace(run, cells=tuple(cell for cell in run.cells if newest[cell_label(cell)] == index))
+        for index, run in enumerate(runs)
+    )
+    measured = {cell.workload for run in runs for cell in run.cells}
+    missing = dict.fromkeys(pair for run in runs for pair in run.missing if pair[0] not in measured)
+    cells = sorted((cell for part in parts for cell in part.cells), key=_cell_order)
+    return Run(runs[-1].environment, tuple(cells), tuple(missing), parts)
+
+
+def _check_together(runs: Sequence[Run]) -> None:
+    """Refuses runs whose rows may not stand in one table."""
+    if again := next((new for old, new in itertools.pairwise(runs) if _age(old) == _age(new)), None):
+        raise WrongUse(f"run {_called(again)} is given twice; name each run once")
+    first, *others = runs
+    for other in others:
+        if differ := _differences(first, other):
+            raise WrongUse(
+                f"runs {_called(first)} and {_called(other)} differ in {', '.join(differ)}, and their rows do not "
+                "belong into one report; make one of each: `encore report RUN --out DIR`"
+            )
+
+
+def _differences(one: Run, other: Run) -> list[str]:
+    """What keeps the rows of two runs out of one table: its name, with both values."""
+    compared = (
+        ("GPU", one.device, other.device),
+        ("driver", one.environment.driver, other.environment.driver),
+        ("PyTorch", one.environment.torch, other.environment.torch),
+    )
+    return [f"{name} ({ours} and {theirs})" for name, ours, theirs in compared if ours != theirs]
+
+
+def _called(run: Run) -> str:
+    return f"{run.environment.run_id} of {run.environment.created_at[:19]}"
+
+
+def _age(run: Run) -> tuple[str, str]:
+    return run.environment.created_at, run.environment.run_id
+
+
+def _cell_order(cell: Cell) -> tuple[str, tuple[int, str]]:
+    return cell_label(cell), mode_order(cell.mode)
 
 
 def load_explanations(folder: Path) -> tuple[Explanation, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
@@ -57,7 +57,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All that the page says. `warnings` stand at the top, in the title and in the head."""
+    """All that the page says. `warnings` stand at the top, in the title and in the head; one environment per run."""
 
     title: str
     subtitles: tuple[str, ...]
@@ -66,7 +66,7 @@ class Page:
     sources: tuple[Source, ...]
     published: Table
     logs: tuple[Log, ...] = ()
-    environment: Environment | None = field(default=None)
+    environments: tuple[Environment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,7 @@ def render(page: Page) -> str:
         page=page,
         sections=[(section, [_shown(table) for table in section.tables]) for section in page.sections],
         published=_shown(page.published),
-        facts=environment_facts(page.environment) if page.environment else [],
-        packages=sorted(page.environment.packages.items()) if page.environment else [],
+        environments=[(environment_facts(one), sorted(one.packages.items())) for one in page.environments],
         style=Markup((_PAGE / "report.css").read_text(encoding="utf-8")),
         script=Markup(embedded),
         script_digest=base64.b64encode(hashlib.sha256(embedded.encode()).digest()).decode(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from suite.explain.records import Explanation
 from suite.report.load import FULL_SIZE, Run
@@ -10,15 +10,17 @@ from suite.report.load import FULL_SIZE, Run
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Origin of a table or figure.
+    """Origin of a table or figure, or of one of its rows.
 
     Attributes:
-        run_id: the run, or "offline analysis".
+        run_id: the run, or the several runs that are spanned, or "offline analysis".
         device: GPU name, or the CPU's model for a run without one, or the target of an offline analysis.
         commit: short git commit, "+ changes" where the tree was dirty; None where it was not recorded.
         torch: PyTorch version.
         warning: set on smoke runs (on a CPU, or in tiny size): their numbers say nothing about performance; and on
             analyses of tiny models.
+        driver: the GPU's driver; given where several runs agree in it.
+        runs: of several runs, the origin of each with the labels of the rows that are its.
     """
 
     run_id: str
@@ -26,22 +28,64 @@ class Provenance:
     commit: str | None
     torch: str
     warning: str | None
+    driver: str | None = None
+    runs: tuple[tuple[Provenance, tuple[str, ...]], ...] = ()
 
     @property
     def caption(self) -> str:
         """One line without the warning."""
-        parts = [self.device, f"PyTorch {self.torch}", self.run_id]
-        if self.commit:
-            parts.append(f"commit {self.commit}")
+        parts = [self.device, f"PyTorch {self.torch}"]
+        if self.runs:
+            parts += [f"driver {self.driver}"] if self.driver else []
+            parts += [run._run_and_commit for run, _ in self.runs]
+        else:
+            parts += [self.run_id, *([f"commit {self.commit}"] if self.commit else ())]
         return ", ".join(parts)
+
+    @property
+    def rows_by_run(self) -> tuple[str, ...]:
+        """Of several runs, a line for each: the labels of the rows that are its."""
+        return tuple(
+            f"Of {run._run_and_commit}: {', '.join(labels) or 'no row, newer runs have its workloads'}."
+            for run, labels in self.runs
+        )
+
+    @property
+    def _run_and_commit(self) -> str:
+        return f"{self.run_id} (commit {self.commit or 'unknown'})"
+
+    def of_row(self, label: object) -> Provenance:
+        """The origin of the row with this label; of one that sums up several runs, or is of none, their common one."""
+        return next((run for run, labels in self.runs if label in labels), self)
 
 
 def of_run(run: Run) -> Provenance:
-    """Provenance of a recorded run."""
+    """Provenance of a recorded run, or of several joined."""
     environment = run.environment
-    commit = _short(environment.git_commit, environment.git_dirty)
-    device = environment.gpu.name if environment.gpu and not _only_on_cpu(run) else f"CPU {environment.cpu.model}"
-    return Provenance(f"run {environment.run_id}", device, commit, environment.torch, _smoke_warning(run))
+    if not run.parts:
+        commit = _short(environment.git_commit, environment.git_dirty)
+        return Provenance(f"run {environment.run_id}", run.device, commit, environment.torch, _smoke_warning(run))
+    names = run_names(run)
+    origins = [replace(of_run(part), run_id=f"run {name}") for part, name in zip(run.parts, names, strict=True)]
+    return Provenance(
+        f"spans runs {', '.join(names)}",
+        run.device,
+        ", ".join(dict.fromkeys(origin.commit or "unknown" for origin in origins)),
+        environment.torch,
+        _smoke_warning(run),
+        environment.driver,
+        tuple((origin, part.labels) for origin, part in zip(origins, run.parts, strict=True)),
+    )
+
+
+def run_names(run: Run) -> tuple[str, ...]:
+    """What a run, or each of several joined, is called: its id, with its time where another has the same id."""
+    environments = [part.environment for part in run.parts or (run,)]
+    ids = [environment.run_id for environment in environments]
+    return tuple(
+        run_id if ids.count(run_id) == 1 else f"{run_id} of {environment.created_at[:19]}"
+        for run_id, environment in zip(ids, environments, strict=True)
+    )
 
 
 def of_explanations(explanations: tuple[Explanation, ...]) -> Provenance:
@@ -58,10 +102,6 @@ def of_explanations(explanations: tuple[Explanation, ...]) -> Provenance:
 
 def _short(commit: str | None, dirty: bool | None) -> str | None:
     return None if commit is None else commit[:10] + (" + changes" if dirty else "")
-
-
-def _only_on_cpu(run: Run) -> bool:
-    return bool(run.cells) and all(cell.device == "cpu" for cell in run.cells)
 
 
 def _smoke_warning(run: Run) -> str | None:

@@ -14,9 +14,11 @@ from suite.report.compare import Comparison, MeanSpeedup, Metric
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
 from suite.schema import Cell, Status
+from suite.stats import Verdict
 
 NAMES = ("speedup", "time_split", "coverage", "copies", "memory", "compile_time")
 GEOMEAN = "geomean"
+COMMON_GEOMEAN = "geomean*"
 
 
 def all_charts(
@@ -46,24 +48,36 @@ def speedup(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpe
         if item.ratio is None:
             bar = Bar(failure=item.missing, published=paper)
         else:
-            bar = Bar(item.ratio.value, _interval(item.ratio.low, item.ratio.high), published=paper)
+            bar = Bar(
+                item.ratio.value,
+                _interval(item.ratio.low, item.ratio.high),
+                published=paper,
+                undecided=item.verdict is Verdict.AMBG,
+            )
         bars[cell_label(cell), cell.mode] = bar
-    counts = []
+    counts, summary = [], {GEOMEAN: "Geomean over workloads"}
     for mean in means:
-        if (mean.baseline, mean.metric, mean.common) == (REFERENCE_MODE, Metric.LATENCY, False):
-            bars[GEOMEAN, mean.mode] = Bar(mean.mean.value, _interval(mean.mean.low, mean.mean.high))
+        if (mean.baseline, mean.metric) != (REFERENCE_MODE, Metric.LATENCY):
+            continue
+        group = COMMON_GEOMEAN if mean.common else GEOMEAN
+        bars[group, mean.mode] = Bar(mean.mean.value, _interval(mean.mean.low, mean.mean.high))
+        if mean.common:
+            summary[group] = f"Geomean*: the {mean.mean.count} where every mode passed"
+        else:
             counts.append(f"{mean.mode} {mean.mean.count}")
+    summary[GEOMEAN] += f": {', '.join(counts) or 'none'} of {len(run.labels)}"
     return Chart(
         "speedup",
         f"Speed-up over {REFERENCE_MODE} (host time of one iteration)",
         f"times faster than {REFERENCE_MODE}",
         Scale.RATIO,
-        (*run.labels, GEOMEAN),
+        (*run.labels, *summary),
         modes,
         bars,
-        summary_groups=1,
+        summary_groups=len(summary),
         published=published.sources["grace"].setting,
-        note=f"Whiskers: 95 % intervals. Geomean over workloads: {', '.join(counts) or 'none'} of {len(run.labels)}.",
+        note=f"Whiskers: 95 % intervals. {'. '.join(summary.values())}.",
+        shown=(1 / 8, 8),
     )
 
 
@@ -91,6 +105,7 @@ def time_split(run: Run) -> Chart:
             parts=("kernel time", "the rest"),
             note="The rest: launches, copies, checks, waiting. Where kernels overlap, the sum of their times may pass "
             "the host time; the bar then has no rest. Times in microseconds are in the table.",
+            shown=(0, 200),
         ),
         bar,
     )

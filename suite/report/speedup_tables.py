@@ -79,8 +79,9 @@ def mean_speedups(means: Sequence[MeanSpeedup], run: Run) -> Table:
     return make_table(
         "geomeans",
         "Geometric means over workloads",
-        f"The run has {len(run.labels)} workloads; the last column counts those in the mean. The interval is that of "
-        "the measurement, the workloads taken as given. Only means over the same workloads can be set side by side.",
+        f"{'The runs have' if run.parts else 'The run has'} {len(run.labels)} workloads, each ratio is of one run; the "
+        "last column counts those in the mean. The interval is that of the measurement, the workloads taken as given. "
+        "Only means over the same workloads can be set side by side.",
         ["mode", "baseline", "metric", "over", "speedup", "low", "high", "workloads"],
         (
             {

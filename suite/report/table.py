@@ -1,7 +1,7 @@
 """One table of a report, and its forms: CSV for programs, Markdown for readers. Same content, same bytes.
 
-CSV holds raw values (unit in the column's name, empty where nothing was measured) and the provenance in the last
-columns; Markdown holds printed ones, with the provenance above.
+CSV holds raw values (unit in the column's name, empty where nothing was measured) and the provenance of each row in the
+last columns; Markdown holds printed ones, with the provenance above: of several runs, with the workloads of each.
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ def make_table(
 
 def to_csv(table: Table, provenance: Provenance) -> str:
     """The table as CSV (RFC 4180 quoting, "\\n" line ends)."""
-    labelled = table.frame.assign(
-        source=provenance.run_id,
-        device=provenance.device,
-        commit=provenance.commit,
-        warning=provenance.warning,
+    labels = table.frame["workload"] if "workload" in table.frame else [None] * len(table.frame)
+    origins = [provenance.of_row(label) for label in labels]
+    named = pd.DataFrame(
+        [[origin.run_id, origin.device, origin.commit, origin.warning] for origin in origins],
+        columns=["source", "device", "commit", "warning"],
+        dtype=object,
     )
     buffer = io.StringIO()
-    labelled.to_csv(buffer, index=False, lineterminator="\n")
+    pd.concat([table.frame, named], axis=1).to_csv(buffer, index=False, lineterminator="\n")
     return buffer.getvalue()
 
 
@@ -72,6 +73,8 @@ def to_markdown(table: Table, provenance: Provenance) -> str:
     if provenance.warning:
         lines += [f"**{_escape(provenance.warning)}**", ""]
     lines += [_escape(provenance.caption), ""]
+    if provenance.runs:
+        lines += [*(f"- {_escape(line)}" for line in provenance.rows_by_run), ""]
     lines += [_row(format_heading(column) for column in columns), _row("---" for _ in columns)]
     lines += [_row(texts) for texts in printed_rows(table)]
     if table.note:
