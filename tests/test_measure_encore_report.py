@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from optimizations.recording_report import RecordingReport, ReplayedInput
-from optimizations.report import LEDGER, Entry, PlacementReport
+from optimizations.report import LEDGER, Copy, Entry, Left, PlacementReport
 from suite.measure.encore_report import encore_report
 from suite.schema import Metrics
 
@@ -21,6 +22,31 @@ def empty_ledger() -> Iterator[None]:
 
 def test_nothing_compiled_is_an_empty_list() -> None:
     assert encore_report() == []
+
+
+def test_source_lines_hold_no_path_of_this_machine() -> None:
+    root = Path(__file__).resolve().parents[1]
+    line = f"{root}/models/networks/clip.py:144 in forward: mask = self.mask.to(x.device)"
+    elsewhere = "/home/somebody/program.py:3 in <lambda>"
+    LEDGER.add(
+        Entry(
+            PlacementReport(
+                "cuda:0",
+                None,
+                4,
+                copies_before=(Copy("to", "mask", 8, True, line), Copy("to", "mask", 8, True, elsewhere)),
+                left=(Left("add", "aten.add", "it is random", None),),
+            )
+        )
+    )
+    (report,) = encore_report()
+    assert isinstance(report, dict)
+    placement = report["placement"]
+    assert [copy["source_line"] for copy in placement["copies_before"]] == [
+        "models/networks/clip.py:144 in forward: mask = self.mask.to(x.device)",
+        "program.py:3 in <lambda>",
+    ]
+    assert placement["left"][0]["source_line"] is None
 
 
 def test_recordings_stand_in_the_row_and_are_read_back() -> None:
