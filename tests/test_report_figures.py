@@ -105,6 +105,14 @@ def test_a_bar_that_would_dwarf_the_others_is_cut_with_its_value_in_it(scale, sh
     assert "are cut" in figure.legends[0].get_title().get_text()
 
 
+@pytest.mark.parametrize("values", [(0.04, 4.4), (0.3, 4.4), (0.9, 1.1), (0.02, 90.0)])
+def test_a_tick_is_near_both_ends_of_a_ratio_axis(values):
+    bars = {(str(value), "graph"): Bar(value) for value in values}
+    (axes,) = draw(chart_of(bars, Scale.RATIO, shown=(0.125, 128)), ORIGIN).axes
+    low, high = axes.get_ylim()
+    assert min(axes.get_yticks()) < 2 * low and max(axes.get_yticks()) > high / 2
+
+
 def test_a_published_value_beyond_what_is_shown_widens_the_axis():
     bars = {("a", "graph"): Bar(0.5, published=20.0)}
     (axes,) = draw(chart_of(bars, Scale.RATIO, shown=(0.125, 8)), ORIGIN).axes

@@ -58,7 +58,7 @@ _STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
 }
 _FINE_TICKS = (0.25, 0.35, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 4)
-_COARSE_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+_COARSE_TICKS = (0.01, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128)
 _PUBLISHED_MARK: dict[str, Any] = {
     "linestyle": "",
     "marker": "D",
