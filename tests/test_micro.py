@@ -88,11 +88,11 @@ def test_a_file_that_is_no_such_run_is_refused(tmp_path: Path, content: str | No
 
 def test_lines_are_medians_in_order_and_skip_what_was_not_measured() -> None:
     run = run_of(*(measured_at(Point("nodes", 1, 64, nodes)) for nodes in (8, 1)))
-    found = figure.lines(run, ["nodes"])
+    found = figure.lines(run, "nodes")
     assert found["copy", True] == [(1, 7.0), (8, 7.0)]
     assert found["prelude", False] == [(1, 9.0), (8, 9.0)]
     assert ("ptx", True) not in found
-    assert figure.lines(run, ["inputs"]) == {}
+    assert figure.lines(run, "inputs") == {}
 
 
 def test_the_figure_has_a_line_for_each_variant_in_each_panel() -> None:

@@ -13,26 +13,30 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from suite.micro.records import MicroRun
-from suite.micro.sweeps import VARIANTS, Sweep, Variant
+from suite.micro.sweeps import ODD_BYTES, VARIANTS, Sweep, Variant
 from suite.report.units import format_bytes
 
 COLOURS: Mapping[Variant, str] = {"copy": "#E69F00", "host": "#CC79A7", "prelude": "#0072B2", "ptx": "#009E73"}
 
-PANELS: tuple[tuple[str, tuple[Sweep, ...]], ...] = (
-    ("Inputs", ("inputs",)),
-    ("Bytes of the input", ("bytes", "odd bytes")),
-    ("Nodes that read the input", ("nodes",)),
+PANELS: tuple[tuple[str, Sweep], ...] = (
+    ("Inputs", "inputs"),
+    ("Bytes of the input", "bytes"),
+    ("Nodes that read the input", "nodes"),
 )
+
+SINGLE_POINTS: Mapping[Sweep, Sweep] = {"bytes": "odd bytes"}
+"""What stands in a panel beside its lines: so close to their points that a line through them would jump."""
+
+MARKER_SIZE = 3.5
 
 Line = list[tuple[int, float]]
 
 
-def lines(run: MicroRun, sweeps: Iterable[Sweep]) -> dict[tuple[Variant, bool], Line]:
+def lines(run: MicroRun, sweep: Sweep) -> dict[tuple[Variant, bool], Line]:
     """Median microseconds by the quantity varied, for each variant, with moved inputs or without."""
-    wanted = set(sweeps)
     found: dict[tuple[Variant, bool], Line] = {}
     for measured in run.points:
-        if measured.sweep in wanted:
+        if measured.sweep == sweep:
             for series in measured.series:
                 if series.host_us:
                     line = found.setdefault((series.variant, series.moved), [])
@@ -45,11 +49,13 @@ def draw(run: MicroRun) -> Figure:
     with matplotlib.rc_context({"font.size": 9, "font.family": "DejaVu Sans", "pdf.fonttype": 42}):
         figure = Figure(figsize=(11, 4.2), layout="constrained")
         axes = figure.subplots(1, len(PANELS), sharey=True)
-        for axis, (title, sweeps) in zip(axes, PANELS, strict=True):
-            _draw_panel(axis, lines(run, sweeps), in_bytes="bytes" in sweeps)
+        for axis, (title, sweep) in zip(axes, PANELS, strict=True):
+            _draw_panel(axis, lines(run, sweep), in_bytes=sweep == "bytes")
+            if sweep in SINGLE_POINTS:
+                _draw_points(axis, lines(run, SINGLE_POINTS[sweep]))
             axis.set_xlabel(title)
         axes[0].set_ylabel("Time per replay, \N{MICRO SIGN}s (median)")
-        figure.legend(handles=list(_handles()), loc="outside upper center", ncols=len(VARIANTS) + 2, frameon=False)
+        figure.legend(handles=list(_handles()), loc="outside upper center", ncols=len(VARIANTS) + 3, frameon=False)
         figure.supxlabel(_caption(run), fontsize=7)
     return figure
 
@@ -75,11 +81,21 @@ def _draw_panel(axis: Axes, panel: Mapping[tuple[Variant, bool], Line], *, in_by
     axis.grid(color="#808080", alpha=0.3, linewidth=0.6)
 
 
+def _draw_points(axis: Axes, panel: Mapping[tuple[Variant, bool], Line]) -> None:
+    for (variant, moved), line in panel.items():
+        face = COLOURS[variant] if moved else "white"
+        x, y = zip(*line, strict=True)
+        axis.plot(x, y, "o", color=COLOURS[variant], markerfacecolor=face, markersize=MARKER_SIZE)
+
+
 def _handles() -> Iterable[Line2D]:
     for variant in VARIANTS:
         yield Line2D([], [], color=COLOURS[variant], label=variant)
     yield Line2D([], [], color="#404040", linestyle="-", label="inputs moved")
     yield Line2D([], [], color="#404040", linestyle="--", label="inputs unmoved")
+    yield Line2D(
+        [], [], color="#404040", linestyle="", marker="o", markersize=MARKER_SIZE, label=f"{ODD_BYTES} bytes more"
+    )
 
 
 def _caption(run: MicroRun) -> str:
