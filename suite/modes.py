@@ -81,8 +81,14 @@ REFERENCE_MODE = "compile"
 GRAPH_MODE = "graph"
 """Outputs of other graph modes are compared with this mode's, bit for bit."""
 
+UNPARTITIONED_MODE = "graph-unpartitioned"
+"""Stock graphs as the papers had them: a CPU value costs the whole FX graph."""
+
 PLACEMENT_MODE = "placement"
 """The mode whose name stands for placement alone where graphs are analysed without a GPU."""
+
+INDIRECTION_MODE = "indirection"
+"""Placement, and graphs that read their inputs in place."""
 
 
 def select_modes(names: Iterable[str]) -> tuple[Mode, ...]:

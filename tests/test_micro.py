@@ -97,7 +97,9 @@ def test_lines_are_medians_in_order_and_skip_what_was_not_measured() -> None:
 
 def test_the_figure_has_a_line_for_each_variant_in_each_panel() -> None:
     drawn = figure.draw(EVERYTHING)
-    assert [len(axis.lines) for axis in drawn.axes] == [6, 6, 6]
+    assert [len(axis.lines) for axis in drawn.axes] == [6, 12, 6], "odd sizes are points beside the lines"
+    points = [line for line in drawn.axes[1].lines if line.get_linestyle() == "None"]
+    assert len(points) == 6
     assert figure.render(drawn, "png").startswith(b"\x89PNG")
     assert figure.render(drawn, "pdf").startswith(b"%PDF")
     caption = drawn.get_supxlabel()

@@ -36,8 +36,12 @@ def test_the_table_of_times_is_that_of_the_recorded_runs_and_without_one_nothing
         return
     run = load_runs(recorded)
     comparisons = compare.compare(run)
-    table = speedup_tables.overview(run, comparisons, compare.mean_speedups(comparisons))
-    assert part.strip() == to_markdown(table, provenance.of_run(run)).strip(), RENEW
+    tables = (
+        speedup_tables.overview(run, comparisons, compare.mean_speedups(comparisons)),
+        speedup_tables.over_graphs(run, comparisons),
+    )
+    expected = "\n".join(to_markdown(table, provenance.of_run(run)) for table in tables)
+    assert part.strip() == expected.strip(), RENEW
 
 
 def test_every_command_of_the_readme_exists() -> None:

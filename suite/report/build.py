@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +129,7 @@ def _run_parts(run: Run, published: Published) -> tuple[_Part, ...]:
         )
     }
     outline = (
-        ("speedup", "Speed-up", ("speedup",), ("overview", "geomeans", "speedups")),
+        ("speedup", "Speed-up", ("speedup",), ("overview", "over_graphs", "geomeans", "speedups")),
         ("times", "Where the time goes", ("time_split",), ("times",)),
         ("coverage", "Coverage", ("coverage",), ("coverage", "not_captured")),
         ("copies", "Copies", ("copies",), ("copies",)),
@@ -163,13 +164,13 @@ def _explain_parts(explanations: tuple[Explanation, ...], published: Published) 
 
 def _readme_parts(parts: Iterable[_Part]) -> dict[str, str]:
     """The overview tables of a run and of explanations, by the name of the README's part."""
-    names = {"overview": "recorded", "explain_overview": "explained"}
-    return {
-        names[table.name]: to_markdown(table, part.provenance)
-        for part in parts
-        for table in part.tables
-        if table.name in names
-    }
+    names = {"overview": "recorded", "over_graphs": "recorded", "explain_overview": "explained"}
+    texts: dict[str, list[str]] = defaultdict(list)
+    for part in parts:
+        for table in part.tables:
+            if table.name in names:
+                texts[names[table.name]].append(to_markdown(table, part.provenance))
+    return {name: "\n".join(found) for name, found in texts.items()}
 
 
 def _write_figures(parts: Iterable[_Part], folder: Path) -> tuple[list[Section], list[Path]]:

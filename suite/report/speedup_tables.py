@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from suite.modes import REFERENCE_MODE
+from suite.modes import GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report import compare
 from suite.report.cell_tables import Row, host_median_us
 from suite.report.compare import Comparison, MeanSpeedup, Metric
@@ -13,12 +13,20 @@ from suite.report.published import Published
 from suite.report.table import Table, make_table
 from suite.schema import Status
 
+OVER_GRAPHS = (PLACEMENT_MODE, INDIRECTION_MODE)
+"""Encore's modes that stand beside stock's graphs."""
+
 
 def all_tables(
     run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpeedup], published: Published
 ) -> tuple[Table, ...]:
     """Every table of speed-ups, in the order of the report."""
-    return overview(run, comparisons, means), speedups(comparisons, published), mean_speedups(means, run)
+    return (
+        overview(run, comparisons, means),
+        over_graphs(run, comparisons),
+        speedups(comparisons, published),
+        mean_speedups(means, run),
+    )
 
 
 def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpeedup]) -> Table:
@@ -56,6 +64,39 @@ def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSp
         ["workload", time_column, *modes],
         rows,
         summary,
+    )
+
+
+def over_graphs(run: Run, comparisons: Sequence[Comparison]) -> Table:
+    """One row per workload: what stock's graphs cover and copy, what Encore's do, and how much faster Encore's are."""
+    columns = ["workload", "unpartitioned_percent", "graph_percent", "indirection_percent"]
+    columns += ["graph_copied_bytes", "indirection_copied_bytes", *OVER_GRAPHS]
+    rows = []
+    for label in run.labels:
+        row: Row = {"workload": label}
+        for mode, name in ((UNPARTITIONED_MODE, "unpartitioned"), (GRAPH_MODE, "graph"), (INDIRECTION_MODE,) * 2):
+            cell = run.find(label, mode)
+            if cell is None or cell.metrics is None:
+                continue
+            if cell.metrics.coverage is not None:
+                row[f"{name}_percent"] = cell.metrics.coverage.percent
+            copies = cell.metrics.copies
+            if mode != UNPARTITIONED_MODE and copies is not None and copies.placeholder_bytes is not None:
+                row[f"{name}_copied_bytes"] = copies.placeholder_bytes + (copies.pointer_bytes or 0)
+        for mode in OVER_GRAPHS:
+            cell = run.find(label, mode)
+            item = None if cell is None else compare.find(comparisons, cell, GRAPH_MODE, Metric.LATENCY)
+            row[mode] = "not run" if item is None else _overview_text(item)
+        rows.append(row)
+    return make_table(
+        "over_graphs",
+        "Beside stock CUDA graphs",
+        f"Percent: kernels of one iteration that CUDA graphs launch in modes {UNPARTITIONED_MODE}, {GRAPH_MODE} and "
+        f"{INDIRECTION_MODE}; a copy of inputs that is a kernel counts as one outside. copied: into placeholders, or "
+        f"written as pointers, in one iteration. {' and '.join(OVER_GRAPHS)}: how many times faster than {GRAPH_MODE} "
+        "(host time), with the 95 % interval and verdict.",
+        columns,
+        rows,
     )
 
 
