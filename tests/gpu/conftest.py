@@ -1,4 +1,5 @@
-"""Under pytest-xdist a worker whose CUDA context is broken leaves, so that the tests after it get a fresh one.
+"""No test leaves a compiled function or a graph to the next. And under pytest-xdist a worker whose CUDA context is
+broken leaves, so that the tests after it get a fresh one.
 
 After an illegal access every CUDA call of a process fails, and so would every later test of its worker, with errors
 that say nothing about them. The test that did it is reported as the crash of its worker, whatever its own outcome was:
@@ -9,8 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from indirection_on_gpu import Searched
 
 BROKEN_CONTEXT = 17
 """Exit code of a worker that left."""
@@ -29,3 +35,32 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
     except RuntimeError as error:
         print(f"BROKEN CONTEXT after {nodeid}: {error}", file=sys.stderr, flush=True)
         os._exit(BROKEN_CONTEXT)
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """Every test begins and ends without a compiled function, a report or a graph."""
+    yield
+    from indirection_on_gpu import forget
+
+    forget()
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[Searched]:
+    """The captures of each recording as `find_pointer_uses` is given them: first, second and control."""
+    from optimizations.indirection import recording
+    from optimizations.indirection.pointers import Analysis, find_pointer_uses
+    from optimizations.replay.captured import Capture
+
+    found: list[Searched] = []
+
+    def search(first: Capture, second: Capture, *, control: Capture | None = None, **options: Any) -> Analysis:
+        # Where the first search leaves doubts, another one of the same recording has a control.
+        if found and found[-1][0] is first:
+            found.pop()
+        found.append((first, second, control))
+        return find_pointer_uses(first, second, control=control, **options)
+
+    monkeypatch.setattr(recording, "find_pointer_uses", search)
+    return found

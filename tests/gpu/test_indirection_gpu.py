@@ -1,17 +1,14 @@
 """What only a GPU can show of indirection: real captures, real updates, results bit for bit those of stock's graphs.
 
 `ENCORE_CAPTURES=DIR` keeps the real captures that are compared here, as JSON for tests without a GPU: the folder is
-`tests/data/captures` as it should be afterwards. The workloads come last: they compile for longest, and the rest says
-more about what is wrong.
+`tests/data/captures` as it should be afterwards.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import re
 import resource
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,136 +16,33 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver
+from indirection_on_gpu import (
+    SEED,
+    Function,
+    Searched,
+    assert_like_stock,
+    call,
+    encore,
+    forget,
+    recordings,
+    said,
+    same,
+    save_captures,
+    stock,
+)
 
 import optimizations
-from models.instance import Instance, instantiate
-from models.registry import Inputs, find, workloads
 from optimizations import torch_internals
-from optimizations.indirection import recording as recording_module
-from optimizations.indirection.pointers import Analysis, find_pointer_uses
+from optimizations.indirection.pointers import find_pointer_uses
 from optimizations.indirection.prelude import MINIMUM_DRIVER
 from optimizations.indirection.tensor_map import driver_replace_address
 from optimizations.indirection.tools import TENSOR_MAP_CAPABILITY
-from optimizations.recording_report import RecordingReport
-from optimizations.replay.captured import Capture, Provenance, RecordedCaptures
+from optimizations.replay.captured import RecordedCaptures
 from optimizations.replay.containers import managers
-from suite.gpu import find_gpu
-from suite.iteration import callable_for, iteration, set_numerics
-from suite.measure.copies import counting
-from suite.measure.memory import Peak, peak, restart_peak
-from suite.measure.results import State, run_checked
-from suite.modes import MODES
 
 pytestmark = pytest.mark.gpu
 
 CHOICES = ("auto", "host", "prelude", "ptx")
-REPLAYS = 50
-SEED = 1337
-SEGMENT_BYTES = 2 * 2**20
-"""What PyTorch's allocator takes from the driver for small tensors, such as a pointer table, at a time."""
-
-Function = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    """Every test begins and ends without a compiled function, a report or a graph."""
-    yield
-    forget()
-
-
-def forget() -> None:
-    optimizations.reset()
-    torch.compiler.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-Searched = tuple[Capture, Capture, Capture | None]
-
-
-@pytest.fixture
-def searched(monkeypatch: pytest.MonkeyPatch) -> list[Searched]:
-    """The captures of each recording as `find_pointer_uses` is given them: first, second and control."""
-    found: list[Searched] = []
-
-    def search(first: Capture, second: Capture, *, control: Capture | None = None, **options: Any) -> Analysis:
-        # Where the first search leaves doubts, another one of the same recording has a control.
-        if found and found[-1][0] is first:
-            found.pop()
-        found.append((first, second, control))
-        return find_pointer_uses(first, second, control=control, **options)
-
-    monkeypatch.setattr(recording_module, "find_pointer_uses", search)
-    return found
-
-
-def save_captures(label: str, captures: Searched, path: Path) -> None:
-    """As a file for tests without a GPU."""
-    gpu = find_gpu()
-    provenance = Provenance(
-        label=label,
-        gpu=f"{gpu.info.name} (compute capability {gpu.info.compute_capability})",
-        driver=gpu.driver,
-        torch=torch.__version__,
-    )
-    first, second, control = captures
-    path.parent.mkdir(parents=True, exist_ok=True)
-    RecordedCaptures(provenance=provenance, first=first, second=second, control=control).save(path)
-
-
-def recordings() -> list[RecordingReport]:
-    return [recording for graph in optimizations.report() for recording in graph.recordings]
-
-
-def said() -> str:
-    """What the reports say of inputs that are copied, for the message of a failing test."""
-    return "\n".join(
-        f"{recording.direction}: {one.name}: {'; '.join(one.reasons)}"
-        for recording in recordings()
-        for one in recording.inputs
-        if not one.indirect
-    )
-
-
-def encore(function: Function, choice: str = "auto", **keywords: Any) -> Function:
-    return torch.compile(function, backend="encore", options={"indirection": choice}, **keywords)
-
-
-def stock(function: Function, **keywords: Any) -> Function:
-    return torch.compile(function, options={"triton.cudagraphs": True}, **keywords)
-
-
-def call(function: Function, *inputs: Any) -> list[torch.Tensor]:
-    """The results of a call of a new step, copied out of the graph's memory."""
-    torch.compiler.cudagraph_mark_step_begin()
-    with torch.no_grad():
-        results = function(*inputs)
-    return [one.clone() for one in (results if isinstance(results, (list, tuple)) else (results,))]
-
-
-def moved(values: Sequence[Any]) -> list[Any]:
-    """The same tensors at new addresses, for as long as the old ones are kept."""
-    return [one.clone() if isinstance(one, torch.Tensor) else one for one in values]
-
-
-def same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
-    return len(first) == len(second) and all(map(torch.equal, first, second))
-
-
-def assert_like_stock(
-    function: Function, make: Callable[[int], Sequence[Any]], choice: str = "auto", replays: int = 8
-) -> None:
-    """Results on inputs at ever new addresses are those of stock's graphs on the same data, bit for bit."""
-    reference, indirect = stock(function), encore(function, choice)
-    kept: deque[list[Any]] = deque(maxlen=5)
-    for step in range(replays):
-        inputs = moved(make(step))
-        kept.append(inputs)
-        expected = call(reference, *moved(inputs))
-        assert same(call(indirect, *inputs), expected), f"step {step}\n{said()}"
-
-
 # What kernels there are, and every applier on them.
 
 WEIGHTS: dict[str, Any] = {}
@@ -505,112 +399,3 @@ def test_real_captures_are_worth_keeping(
     again = find_pointer_uses(loaded.first, loaded.second, control=loaded.control, replace_address=replace)
     assert again == found
     assert all(verdict.uses for verdict in found.verdicts), "every program here uses its input"
-
-
-# Every workload of the suite, in the size for tests.
-
-ALLOWED_COPIES: dict[str, tuple[str, ...]] = {"ALNET": (), "DCGAN": (), "DNET": ()}
-"""By workload, patterns of the reasons for which an input may be copied. On an NVIDIA H200 (driver 580.159, torch
-2.11.0) these three read all inputs in place, in the published size. What others copy needs some reason; it is kept in
-the results as the property `copied`, and their patterns belong here once that was looked at."""
-
-KEPT_WORKLOADS = ("ALNET", "DCGAN", "EOS")
-KEPT_BYTES = 300_000
-"""The largest file of captures that is kept."""
-
-
-def keep_workload(acronym: str, captures: Sequence[Searched]) -> None:
-    """The captures of each of its recordings, if there is a place for them."""
-    place = os.environ.get("ENCORE_CAPTURES")
-    if place is None or acronym not in KEPT_WORKLOADS:
-        return
-    for number, one in enumerate(captures):
-        path = Path(place) / "workloads" / f"{acronym}_{number}.json"
-        save_captures(f"{acronym} tiny, recording {number}", one, path)
-        if path.stat().st_size > KEPT_BYTES:
-            path.unlink()
-
-
-def check_copies(acronym: str, copied_bytes: int) -> str:
-    """What is copied before each replay and why, as lines. Every input among it must have a reason that is allowed.
-
-    Args:
-        copied_bytes: what one call of the workload copied.
-    """
-    copied = [one for recording in recordings() for one in recording.inputs if not one.indirect]
-    lines = [f"{len(recordings())} recordings, {copied_bytes} bytes in one call"]
-    lines += [f"{one.name}, {one.data_bytes} bytes: {'; '.join(one.reasons)}" for one in copied]
-    found = "\n".join(lines)
-    assert all(one.reasons for one in copied), found
-    if acronym in ALLOWED_COPIES:
-        assert recordings(), "nothing was recorded"
-        reasons = [reason for one in copied for reason in one.reasons]
-        assert all(any(re.search(allowed, one) for allowed in ALLOWED_COPIES[acronym]) for one in reasons), found
-        assert copied or copied_bytes == 0, found
-    return found
-
-
-def workload_iteration(instance: Instance, mode: str) -> Callable[[Inputs], Any]:
-    chosen = MODES[mode]
-    return iteration(instance, callable_for(chosen, instance.module), uses_cuda_graphs=chosen.uses_cuda_graphs)
-
-
-@pytest.mark.parametrize("acronym", sorted(workloads()))
-def test_a_workload_replays_bit_for_bit_as_stock_does(
-    acronym: str, searched: list[Searched], record_property: Callable[[str, object], None]
-) -> None:
-    """Outputs, loss, gradients, buffers and mutated inputs over 50 calls; each set of inputs at several addresses.
-    Whatever is still copied has a reason."""
-    workload = find(acronym)
-    set_numerics(workload)
-    instance = instantiate(workload, size="tiny", device="cuda", seed=SEED)
-    sets = [instance.inputs(index % 3) for index in range(6)]
-    states = [State(instance.module, inputs) for inputs in sets]
-
-    def digests(iterate: Callable[[Inputs], Any], calls: int) -> list[str]:
-        return [
-            run_checked(instance, iterate, sets[index % 6], states[index % 6], SEED).digest() for index in range(calls)
-        ]
-
-    first = digests(workload_iteration(instance, "graph"), 12)
-    indirect = workload_iteration(instance, "indirection")
-    found = digests(indirect, REPLAYS)
-    keep_workload(acronym, searched)
-    with counting() as count:
-        digests(indirect, 1)
-    record_property("copied", check_copies(acronym, count.copied_bytes))
-    if first[6:9] != first[9:]:
-        pytest.skip("stock's graphs do not repeat themselves here, so there are no bits to compare")
-    # The first call of a function warms up, the second records; from the third on everything is replayed.
-    expected = [first[6 + index % 3] for index in range(REPLAYS)]
-    assert found[2:] == expected[2:], said()
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("acronym", ["DR-I", "LCNET"])
-def test_replays_of_large_inputs_take_no_more_memory_than_stocks(acronym: str) -> None:
-    """In the published size: 3.2 GB and 77 MB of inputs."""
-    workload = find(acronym)
-    set_numerics(workload)
-    instance = instantiate(workload, device="cuda", seed=SEED)
-    sets = [instance.inputs(index) for index in range(2)]
-
-    def replay_peak(mode: str) -> Peak:
-        iterate = workload_iteration(instance, mode)
-        for index in range(4):
-            iterate(sets[index % 2])
-        restart_peak(instance.device)
-        for index in range(4):
-            iterate(sets[index % 2])
-        torch.cuda.synchronize()
-        found = peak(instance.device)
-        assert found is not None
-        del iterate
-        forget()
-        return found
-
-    # What libraries allocate at their first use stays.
-    replay_peak("graph")
-    indirect, copying = replay_peak("indirection"), replay_peak("graph")
-    assert indirect.allocated_bytes <= copying.allocated_bytes + SEGMENT_BYTES
-    assert indirect.reserved_bytes <= copying.reserved_bytes + SEGMENT_BYTES

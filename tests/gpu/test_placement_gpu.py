@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -24,16 +24,6 @@ CALLS = 24
 WARM_UP = 4
 BUDGET_US = 5.0
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    """Every test begins and ends without a compiled function, a report or a graph."""
-    yield
-    optimizations.reset()
-    torch.compiler.reset()
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def encore(function: Any, **settings: Any) -> Any:

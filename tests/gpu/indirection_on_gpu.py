@@ -1,0 +1,97 @@
+"""What the tests of indirection on a GPU share: functions compiled by Encore and by stock, calls, reports, captures."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import optimizations
+from optimizations.recording_report import RecordingReport
+from optimizations.replay.captured import Capture, Provenance, RecordedCaptures
+from suite.gpu import find_gpu
+
+SEED = 1337
+
+Function = Callable[..., Any]
+
+
+def forget() -> None:
+    """Drop every compiled function, report and graph."""
+    optimizations.reset()
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+Searched = tuple[Capture, Capture, Capture | None]
+
+
+def save_captures(label: str, captures: Searched, path: Path) -> None:
+    """As a file for tests without a GPU."""
+    gpu = find_gpu()
+    provenance = Provenance(
+        label=label,
+        gpu=f"{gpu.info.name} (compute capability {gpu.info.compute_capability})",
+        driver=gpu.driver,
+        torch=torch.__version__,
+    )
+    first, second, control = captures
+    path.parent.mkdir(parents=True, exist_ok=True)
+    RecordedCaptures(provenance=provenance, first=first, second=second, control=control).save(path)
+
+
+def recordings() -> list[RecordingReport]:
+    return [recording for graph in optimizations.report() for recording in graph.recordings]
+
+
+def said() -> str:
+    """What the reports say of inputs that are copied, for the message of a failing test."""
+    return "\n".join(
+        f"{recording.direction}: {one.name}: {'; '.join(one.reasons)}"
+        for recording in recordings()
+        for one in recording.inputs
+        if not one.indirect
+    )
+
+
+def encore(function: Function, choice: str = "auto", **keywords: Any) -> Function:
+    return torch.compile(function, backend="encore", options={"indirection": choice}, **keywords)
+
+
+def stock(function: Function, **keywords: Any) -> Function:
+    return torch.compile(function, options={"triton.cudagraphs": True}, **keywords)
+
+
+def call(function: Function, *inputs: Any) -> list[torch.Tensor]:
+    """The results of a call of a new step, copied out of the graph's memory."""
+    torch.compiler.cudagraph_mark_step_begin()
+    with torch.no_grad():
+        results = function(*inputs)
+    return [one.clone() for one in (results if isinstance(results, (list, tuple)) else (results,))]
+
+
+def moved(values: Sequence[Any]) -> list[Any]:
+    """The same tensors at new addresses, for as long as the old ones are kept."""
+    return [one.clone() if isinstance(one, torch.Tensor) else one for one in values]
+
+
+def same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+    return len(first) == len(second) and all(map(torch.equal, first, second))
+
+
+def assert_like_stock(
+    function: Function, make: Callable[[int], Sequence[Any]], choice: str = "auto", replays: int = 8
+) -> None:
+    """Results on inputs at ever new addresses are those of stock's graphs on the same data, bit for bit."""
+    reference, indirect = stock(function), encore(function, choice)
+    kept: deque[list[Any]] = deque(maxlen=5)
+    for step in range(replays):
+        inputs = moved(make(step))
+        kept.append(inputs)
+        expected = call(reference, *moved(inputs))
+        assert same(call(indirect, *inputs), expected), f"step {step}\n{said()}"
