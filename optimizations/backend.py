@@ -7,6 +7,7 @@ needs no import.
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -69,11 +70,14 @@ def encore(
 
 
 def _reset() -> None:
-    """What `torch.compiler.reset` asks of a backend: free what its functions hold. Reports are kept."""
-    from optimizations.replay.maker import release_recordings
+    """What `torch.compiler.reset` asks of a backend: free what its functions hold. Reports are kept.
 
-    release_recordings()
-    release_feeds()
+    It ends stock's graphs of the calling thread. Encore's are ended if no other thread has any: that one may be in the
+    middle of a replay.
+    """
+    maker = sys.modules.get("optimizations.replay.maker")  # not imported where no graph was ever made
+    if maker is not None and not maker.others_record():
+        maker.release_recordings()
 
 
 encore.reset = _reset  # type: ignore[attr-defined]  # where Dynamo looks for it

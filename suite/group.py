@@ -222,7 +222,8 @@ def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[C
     bits = [digests for several in found.values() for digests in several]
     agreed = bool(bits) and all(digests == bits[0] for digests in bits)
     verdict = True if equal is not None else False if agreed else None
-    return own.model_copy(update={"bitwise_with": equal or others[0], "bitwise": verdict})
+    compared = next((name for name in others if found[name]), others[0])
+    return own.model_copy(update={"bitwise_with": equal or compared, "bitwise": verdict})
 
 
 def bitwise_failure(mode: Mode, correctness: Correctness, workload: Workload) -> Failed | None:

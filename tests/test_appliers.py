@@ -390,4 +390,4 @@ def test_the_table_kernel_compiles(tmp_path: Any, target: str) -> None:
     assert first not in others
     assert build_table_kernel(target, cache, CAPACITIES[0]) == first
     with pytest.raises(TableUnavailable, match="sm_1"):
-        build_table_kernel("sm_1", cache)
+        build_table_kernel("sm_1", cache, CAPACITIES[0])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from optimizations.recording_report import RecordingReport, ReplayedInput
-from optimizations.report import LEDGER, Copy, Entry, Left, PlacementReport
+from optimizations.report import LEDGER, CompiledGraph, Copy, Entry, Left, PlacementReport
 from suite.measure.encore_report import encore_report
 from suite.schema import Metrics
 
@@ -47,6 +48,17 @@ def test_source_lines_hold_no_path_of_this_machine() -> None:
         "program.py:3 in <lambda>",
     ]
     assert placement["left"][0]["source_line"] is None
+
+
+def test_what_others_say_holds_no_path_of_this_machine_either() -> None:
+    root = Path(__file__).resolve().parents[1]
+    entry = Entry(PlacementReport("cuda:0", f"placement failed: {root}/models/networks/clip.py is odd", 4))
+    trace = f'  File "{root}/models/networks/clip.py", line 144, in forward\n    mask = self.mask'
+    entry.compiled.append(CompiledGraph("inference", 1, (f"cpu ops. Found from : \n {trace}",)))
+    LEDGER.add(entry)
+    text = json.dumps(encore_report())
+    assert str(root) not in text
+    assert "cpu ops [models/networks/clip.py:144 in forward: mask = self.mask]" in text
 
 
 def test_recordings_stand_in_the_row_and_are_read_back() -> None:

@@ -232,6 +232,9 @@ def test_half_an_address_left_over_beside_a_value_is_padding() -> None:
     assert analysis.uses == (PointerUse((0,), 0, 0, 0, 8),)
     elsewhere = capture([kernel([word(B + 8), bytes(8) + word(B + 12)[:4] + one])], [(B, 64)])
     assert find_pointer_uses(first, elsewhere).doubtful, "half of no address that the graph holds"
+    # Another address that has the same lower half is an address all the same.
+    beyond = [capture([kernel([word(one + 8), word(one + 8 + 2**32)])], [(one, 64)]) for one in (A, B)]
+    assert codes(find_pointer_uses(*beyond)) == [{ReasonCode.OUTSIDE}]
 
 
 @settings(max_examples=100, deadline=None)

@@ -55,8 +55,33 @@ def test_the_first_call_without_moves_is_told_once() -> None:
     told = []
     for first in (a, a, a, b, b, b):
         follower.follow([first, None, a])
+        follower.launched()
         told.append(pointers.settled)
     assert told == [0, 1, 1, 1, 2, 2]
+
+
+def test_addresses_of_a_call_that_never_launched_are_not_taken_for_written() -> None:
+    pointers = FakePointers()
+    follower = follower_of(pointers)
+    a, b = aligned(4), aligned(4)
+    follower.follow([a, None, a])
+    follower.launched()
+    follower.follow([b, None, a])  # interrupted before its launch
+    follower.follow([b, None, a])
+    assert pointers.settled == 0, "the launch to come must still write them"
+    follower.launched()
+    follower.follow([b, None, a])
+    assert pointers.settled == 1
+
+
+def test_what_a_call_that_never_launched_had_copied_is_not_written_back_later() -> None:
+    follower = follower_of(FakePointers(), FollowedInput(0, 16, mutated=True))
+    misaligned = aligned(8, offset=1).fill_(1.0)
+    follower.follow([misaligned, None, None])  # interrupted before its launch
+    misaligned.fill_(7.0)
+    follower.follow([aligned(8), None, None])
+    follower.launched()
+    assert torch.equal(misaligned, torch.full((8,), 7.0))
 
 
 def test_callers_tensors_stay_in_the_list_until_the_launch() -> None:

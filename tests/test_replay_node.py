@@ -23,7 +23,7 @@ from optimizations.recording_report import RecordingReport
 from optimizations.replay import manager
 from optimizations.replay.containers import managers, shut_down
 from optimizations.replay.function import forget_recordings
-from optimizations.replay.maker import EncoreMaker
+from optimizations.replay.maker import EncoreMaker, others_record
 from optimizations.replay.node import EncoreNode
 from suite.measure import copies
 
@@ -123,6 +123,8 @@ def test_warm_up_recording_and_replays_compute_the_same(cuda_on_cpu: CudaOnCpu, 
 def test_the_suite_counts_pointers_instead_of_data(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
+    elsewhere = values(4), values(5)  # alive, or their memory could be that of the next inputs
+    compiled(*elsewhere, w)
     x, y, misaligned = values(1), values(2), values(3, offset=1)
     with copies.counting() as count:
         compiled(x, y, w)
@@ -321,6 +323,17 @@ def test_each_thread_has_managers_of_its_own(cuda_on_cpu: CudaOnCpu) -> None:
     thread.join()
     assert there[0] is not here
     assert manager.container(0) is here
+
+
+def test_a_reset_of_the_compiler_waits_for_no_other_threads_graphs_and_ends_none(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    check(compiled, w)
+    assert not others_record(), "the graphs are this thread's"
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(others_record()))
+    thread.start()
+    thread.join()
+    assert found == [True]
 
 
 def test_a_managers_end_comes_with_the_last_function(cuda_on_cpu: CudaOnCpu) -> None:

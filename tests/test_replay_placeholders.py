@@ -43,6 +43,8 @@ def test_every_placeholder_moves_by_a_distance_of_its_own(sizes: list[int]) -> N
     moves = [one.shifted_memory.address - one.memory.address for one in made.values()]
     assert len(set(moves)) == len(sizes)
     assert all(move % GRANULE_BYTES == 0 and move > 0 for move in moves)
+    differences = {abs(one - other) for one in moves for other in moves}
+    assert not differences & set(moves), "a difference of two addresses is not taken for an address"
     for one in made.values():
         end = one.shifted_memory.address + one.shifted_memory.size_bytes
         assert end <= one.buffer.data_ptr() + one.buffer.numel()

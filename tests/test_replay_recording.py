@@ -252,6 +252,29 @@ def test_padding_that_happened_to_be_the_same_once_more_is_told_by_a_repeat(driv
     assert_follows(recorded)
 
 
+def test_nothing_is_repeated_where_an_input_was_given_up(driver: SimulatedDriver) -> None:
+    """Its place in the scout is gone, and a capture elsewhere would make padding of what depends on it."""
+    work = Work(driver, returns_x=True, padding=lambda capture: (7 if capture == 0 else 8).to_bytes(8, "little"))
+    recorded = record(work)
+    assert len(recorded.work.captures) == 3
+    assert recorded.outcome.follower is None
+    assert_follows(recorded)
+
+
+@pytest.mark.parametrize("choice", [Choice.HOST, Choice.PRELUDE])
+def test_after_a_call_that_never_launched_the_graph_reads_what_the_next_one_passes(
+    driver: SimulatedDriver, choice: Choice
+) -> None:
+    recorded = record(Work(driver), choice)
+    follower = recorded.outcome.follower
+    assert follower is not None
+    recorded.replay(values(1), values(2))
+    x, y = values(3), values(4)
+    follower.follow([x, y, recorded.work.w])  # interrupted before its launch
+    assert torch.equal(recorded.replay(x, y), 2 * x + y)
+    assert torch.equal(recorded.replay(x, y), 2 * x + y)
+
+
 def test_a_word_that_moves_with_the_addresses_for_no_known_reason_forbids_all(driver: SimulatedDriver) -> None:
     """The value of both captures at the scout's addresses differs from that of both at the recording's."""
     recorded = record(Work(driver, padding=lambda capture: (7 if capture in (0, 3) else 8).to_bytes(8, "little")))

@@ -93,8 +93,11 @@ class AppliedPlan:
 
     def settle(self) -> None:
         """See `following.Pointers`."""
-        for node in self._table_nodes:
-            node.rest(self._executable)
+        if not self._table_nodes:
+            return
+        with self._tools.on_device():
+            for node in self._table_nodes:
+                node.rest(self._executable)
 
     def failure(self) -> str | None:
         """What went wrong on the device in an earlier launch; None where nothing did. Waits for the device."""

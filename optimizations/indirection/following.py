@@ -13,6 +13,10 @@ Note [What keeps an input alive]. The graph reads the caller's memory, so the ca
 launch is enqueued: they are left in the list of inputs, which is cleared after it. From then on the allocator's stream
 order protects them, as it does for any kernel.
 
+Note [What a launch has done]. Addresses that are written for a launch may reach the device with that launch only. So
+that they are in place is known after the launch (`launched`), and not before: a call that ends in between, by an
+interrupt say, leaves them to be written by the next one.
+
 Note [Strides]. A placeholder can be filled from any strides; a kernel that reads in place relies on those of the
 recording. Dynamo guards the strides of a graph's inputs, AOTAutograd brings tangents to the strides it compiled for,
 and values between partitions are made by generated code.
@@ -91,7 +95,9 @@ class Follower:
         self._checks = [(one.index, one.alignment_bytes - 1, one) for one in self._inputs]
         self._pointers = pointers
         self._owned = owned
-        self._settled = True
+        # Note [What a launch has done]: written for the next launch; or written by one, so that they need not be again.
+        self._pending = False
+        self._written = False
         self.indices = [one.index for one in self._inputs]
         self.addresses: list[int | None] = [None] * input_count
         for index in self.indices:
@@ -107,14 +113,17 @@ class Follower:
 
         An input that cannot be read in place is replaced in `inputs` by its copy.
         """
+        if self._write_back:
+            self._write_back.clear()  # of a call that never launched
         if not torch_internals.data_ptrs_equal(inputs, self.addresses, self.indices):
             self._move(inputs)
-        elif not self._settled:
+        elif self._written:
             self._pointers.settle()
-            self._settled = True
+            self._written = False
 
     def _move(self, inputs: list[Any]) -> None:
         addresses, borders = self.addresses, self._owned.borders
+        self._written = False
         moved: dict[int, int] = {}
         for index, below_alignment, one in self._checks:
             address = inputs[index].data_ptr()
@@ -129,7 +138,7 @@ class Follower:
             for index in moved:
                 addresses[index] = 0  # unknown: the next call writes them all again
             raise
-        self._settled = False
+        self._pending = True
         self.moves += 1
         for index, address in moved.items():
             addresses[index] = address
@@ -144,7 +153,9 @@ class Follower:
         return copy.data_ptr()
 
     def launched(self) -> None:
-        """To be called after each launch: write back what the function wrote into copies."""
+        """To be called after each launch: notes that it was made, and writes back what the function put into copies."""
+        if self._pending:
+            self._pending, self._written = False, True
         if self._write_back:
             for original, copy in self._write_back:
                 original.copy_(copy)

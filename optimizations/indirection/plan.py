@@ -16,8 +16,8 @@ results/recorded/micro-indirection): a host update takes a driver call per consu
 a rewritten kernel takes a little in every replay, per kernel; the prelude a few microseconds in every replay, however
 many nodes there are; and the table one driver call when an input moved. So up to `AUTO_HOST_NODES` consuming nodes
 `auto` takes `host`; beyond, `ptx` for up to `AUTO_PTX_NODES` nodes if all but `AUTO_HOST_NODES` others can have it
-(those get `host`); in all other graphs `prelude`, for which `ptx` and then `host` stand in. Selection measures the
-graph at hand instead.
+(those get `host`); in all other graphs `prelude`, for which `ptx` and then `host` stand in. It is a rule, not a
+measurement of the graph at hand.
 
 Note [One applier per node]. A device-updatable node must not be updated from the host as well, so all uses of a node
 get the same applier. Where none takes them all, inputs are given up (copied, with the reason) until one does.

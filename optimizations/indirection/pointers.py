@@ -8,8 +8,8 @@ Between the captures each input's placeholder moved by a distance of its own. Wh
 * it changed in step with i but points outside of it: i is copied, because nothing says how far it may be moved;
 * it also changes between two captures at the *same* addresses (the optional control, and the optional repeat): padding
   that nobody set;
-* four bytes of it are the lower half of an address that the graph holds elsewhere, and the other four something else:
-  padding with what was there before, for half an address leads nowhere;
+* four bytes of it are the lower half of an address that the graph holds elsewhere, and the other four make it a word
+  that can be no address: padding with what was there before, for half an address leads nowhere;
 * it changed otherwise: nobody knows which input it comes from, so all inputs are copied.
 
 Words are looked for at 8-byte steps in each parameter first and at the 4-byte steps between them after that, so that
@@ -41,6 +41,9 @@ from optimizations.replay.captured import (
 )
 
 HALF_WORD_BYTES = 4
+
+ADDRESS_BITS = 57
+"""No address of a process has more, on a CPU with five levels of page tables."""
 
 TRANSPARENT_NODES = frozenset({"EMPTY", "EVENT_RECORD", "WAIT_EVENT"})
 """Types of other nodes that hold no address of data. What the rest hold cannot be read."""
@@ -199,6 +202,15 @@ class _ChangedHalf:
     first_word: bytes
     second_word: bytes
 
+    @property
+    def may_be_left_over(self) -> bool:
+        """Whether it is half of a word that is no address in either capture.
+
+        A parameter of four bytes has no padding: somebody wanted that half.
+        """
+        words = (self.first_word, self.second_word)
+        return all(len(word) == WORD_BYTES and int.from_bytes(word, "little") >> ADDRESS_BITS for word in words)
+
 
 class _Search:
     """One pass over a pair of captures that agree in shape."""
@@ -308,15 +320,12 @@ class _Search:
             self._unexplained.append(UnexplainedWord(path, parameter, offset))
 
     def _judge_changed_halves(self) -> None:
-        """A doubt for every word in which something changed that is not half of an address found elsewhere.
-
-        A parameter of four bytes has no padding: somebody wanted that half.
-        """
+        """A doubt for every word in which something changed that is not half of an address found elsewhere."""
         halves = {self._lower_halves(use) for uses in self._uses.values() for use in uses}
         words = {
             (one.node, one.parameter, one.offset): (one.first_word, one.second_word)
             for one in self._changed_halves
-            if len(one.first_word) < WORD_BYTES or (one.first, one.second) not in halves
+            if not (one.may_be_left_over and (one.first, one.second) in halves)
         }
         for place, values in words.items():
             self._doubt(*place, *(int.from_bytes(value, "little") for value in values))

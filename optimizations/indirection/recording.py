@@ -30,6 +30,7 @@ from optimizations.indirection.limits import alignment_bytes, limit, with_reason
 from optimizations.indirection.plan import Applier, Available, Choice, Plan, PtxNode, make_plan
 from optimizations.indirection.pointers import Analysis, ReasonCode, find_pointer_uses
 from optimizations.indirection.proof import prove
+from optimizations.indirection.table import TableUnavailable
 from optimizations.indirection.tensor_map import AddressRefused
 from optimizations.indirection.trial import DeviceTrial, RecordedState, TrialTools, blind_reason
 from optimizations.replay.captured import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
@@ -207,7 +208,7 @@ class IndirectRecording:
             decision.plan, decision.analysis = self._proven(
                 decision.editable, decision.analysis, available, recorded.state
             )
-        except (CudaCallFailed, AddressRefused, ValueError, torch.OutOfMemoryError) as error:
+        except (CudaCallFailed, AddressRefused, TableUnavailable, ValueError, torch.OutOfMemoryError) as error:
             decision.off = _one_line(error)
         return decision
 
@@ -240,7 +241,8 @@ class IndirectRecording:
             again = self._capture(recorded.again)
             control = Capture(graph=again.graph, placeholders=first.placeholders, owned=again.owned)
             analysis = find_pointer_uses(first, second, control=control, replace_address=replace_address)
-            if analysis.doubtful:
+            # Where an input was given up its place in the second capture is gone, and there is nothing to repeat.
+            if analysis.doubtful and self._placeholders.keys() == self._shifted_memory.keys():
                 shifted = {index: placeholder.shifted for index, placeholder in self._placeholders.items()}
                 again = self._capture([shifted.get(index, value) for index, value in enumerate(recorded.again)])
                 repeat = Capture(graph=again.graph, placeholders=second.placeholders, owned=again.owned)

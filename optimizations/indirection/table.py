@@ -58,7 +58,7 @@ class TableUnavailable(RuntimeError):
     """No pointer table can be written here; the message says why."""
 
 
-def build_table_kernel(target: str, cache: CubinCache, capacity: int = CAPACITIES[0]) -> bytes:
+def build_table_kernel(target: str, cache: CubinCache, capacity: int) -> bytes:
     """The cubin of the kernel that writes up to `capacity` words, for `target` (`sm_90`), from the cache or compiled.
 
     Raises:

@@ -73,7 +73,8 @@ class DeviceTools:
     def off(self) -> Mapping[Applier, str]:
         """The appliers that cannot be used on this GPU, each with the reason."""
         try:
-            table.build_table_kernel(self._target, self._cache)
+            for capacity in table.CAPACITIES:
+                table.build_table_kernel(self._target, self._cache, capacity)
         except table.TableUnavailable as error:
             return {Applier.PRELUDE: str(error), Applier.PTX: str(error)}
         reason = prelude.unavailable_reason(check(self.driver.cuDriverGetVersion), self._target)

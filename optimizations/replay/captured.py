@@ -216,14 +216,15 @@ class Provenance(_Record):
 
 
 class RecordedCaptures(_Record):
-    """The captures of one recording as one JSON file: two at different placeholder addresses and, where it was needed,
-    a `control` at the addresses of the first."""
+    """The captures of one recording as one JSON file: two at different placeholder addresses and, where they were
+    needed, a `control` at the addresses of the first and a `repeat` at those of the second."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     provenance: Provenance
     first: Capture
     second: Capture
     control: Capture | None = None
+    repeat: Capture | None = None
 
     def save(self, path: Path) -> None:
         """Write to `path`, atomically."""

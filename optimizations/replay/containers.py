@@ -52,6 +52,17 @@ def managers(device_index: int | None = None) -> list[Any]:
     ]
 
 
+def others_have_managers() -> bool:
+    """Whether a thread whose containers are not this one's has a manager."""
+    own = torch_internals.get_obj_in_tls(_TLS_KEY) if torch_internals.is_key_in_tls(_TLS_KEY) else None
+    return any(
+        container.tree_manager is not None
+        for containers in list(_ALL)
+        if containers is not own
+        for container in list(containers.by_device.values())
+    )
+
+
 def shut_down() -> None:
     """Shut every manager down and forget it: graphs, memory pools and placeholders are freed."""
     for containers in list(_ALL):

@@ -6,7 +6,8 @@ is held until the end of the recording, so an address in it can be nothing else.
 
 Note [Two addresses, one buffer]. The two captures that are compared need every placeholder at two addresses, each moved
 by a distance of its own. Capturing reads no data, so the two places may overlap: the buffer is longer than the input by
-a multiple of `GRANULE_BYTES` that no other input has, and the second place lies that far behind the first.
+an odd multiple of `GRANULE_BYTES` that no other input has, and the second place lies that far behind the first. Odd,
+so that the difference of two addresses, which changes by an even one, is not taken for an address that moved.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def outside_placeholders(inputs: Mapping[int, torch.Tensor]) -> dict[int, Outsid
         torch.OutOfMemoryError: the device does not have the memory.
     """
     return {
-        index: _placeholder(index, tensor, (rank + 1) * GRANULE_BYTES)
+        index: _placeholder(index, tensor, (2 * rank + 1) * GRANULE_BYTES)
         for rank, (index, tensor) in enumerate(sorted(inputs.items()))
     }
 

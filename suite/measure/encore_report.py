@@ -1,4 +1,7 @@
-"""What Encore says it did with each graph of a cell, as JSON values for the cell's row."""
+"""What Encore says it did with each graph of a cell, as JSON values for the cell's row.
+
+Texts hold no path of this machine: a source line is written as `suite.source_line` does, and so is what Inductor says.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,39 @@ import re
 from pydantic import JsonValue
 
 import optimizations
-from suite.source_line import short_path
+from suite.environment import without_paths
+from suite.source_line import reason_and_line, short_path
 
 _SOURCE_LINE = "source_line"
 _PLACE = re.compile(r"(?P<path>.+?)(?P<rest>:\d+ in .*)", re.DOTALL)
 
 
 def encore_report() -> list[JsonValue]:
-    """`optimizations.report()`, a dictionary per FX graph. Paths in source lines are without what is this machine's."""
+    """`optimizations.report()`, a dictionary per FX graph."""
     records = json.loads(json.dumps([dataclasses.asdict(graph) for graph in optimizations.report()]))
     return [with_short_paths(record) for record in records]
 
 
 def with_short_paths(value: JsonValue) -> JsonValue:
-    """The same JSON value, the path in each `source_line` as `suite.source_line` writes it."""
-    if isinstance(value, list):
-        return [with_short_paths(one) for one in value]
-    if isinstance(value, dict):
-        return {
-            key: _short(one) if key == _SOURCE_LINE and isinstance(one, str) else with_short_paths(one)
-            for key, one in value.items()
-        }
-    return value
+    """The same JSON value without paths of this machine."""
+    match value:
+        case str():
+            return without_paths(_said(value))
+        case list():
+            return [with_short_paths(one) for one in value]
+        case dict():
+            return {
+                key: _short(one) if key == _SOURCE_LINE and isinstance(one, str) else with_short_paths(one)
+                for key, one in value.items()
+            }
+        case _:
+            return value
+
+
+def _said(text: str) -> str:
+    """A message of Inductor's that ends with a stack trace: its first part, and the user's line."""
+    reason, line = reason_and_line(text)
+    return text if line is None else f"{reason} [{line}]"
 
 
 def _short(line: str) -> str:

@@ -213,6 +213,7 @@ def _following(graph: torch.cuda.CUDAGraph, follower: Follower) -> Callable[[lis
     def run(inputs: list[torch.Tensor]) -> None:
         follower.follow(inputs)
         graph.replay()
+        follower.launched()
 
     return run
 

@@ -48,19 +48,26 @@ def clean() -> Iterator[None]:
 
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[Searched]:
-    """The captures of each recording as `find_pointer_uses` is given them: first, second and control."""
+    """The captures of each recording as `find_pointer_uses` is given them: first, second, control and repeat."""
     from optimizations.indirection import recording
     from optimizations.indirection.pointers import Analysis, find_pointer_uses
     from optimizations.replay.captured import Capture
 
     found: list[Searched] = []
 
-    def search(first: Capture, second: Capture, *, control: Capture | None = None, **options: Any) -> Analysis:
-        # Where the first search leaves doubts, another one of the same recording has a control.
+    def search(
+        first: Capture,
+        second: Capture,
+        *,
+        control: Capture | None = None,
+        repeat: Capture | None = None,
+        **options: Any,
+    ) -> Analysis:
+        # Where the first search leaves doubts, another one of the same recording has a control, and then a repeat.
         if found and found[-1][0] is first:
             found.pop()
-        found.append((first, second, control))
-        return find_pointer_uses(first, second, control=control, **options)
+        found.append((first, second, control, repeat))
+        return find_pointer_uses(first, second, control=control, repeat=repeat, **options)
 
     monkeypatch.setattr(recording, "find_pointer_uses", search)
     return found

@@ -28,7 +28,7 @@ def forget() -> None:
     torch.cuda.empty_cache()
 
 
-Searched = tuple[Capture, Capture, Capture | None]
+Searched = tuple[Capture, Capture, Capture | None, Capture | None]
 
 
 def save_captures(label: str, captures: Searched, path: Path) -> None:
@@ -40,9 +40,9 @@ def save_captures(label: str, captures: Searched, path: Path) -> None:
         driver=gpu.driver,
         torch=torch.__version__,
     )
-    first, second, control = captures
+    first, second, control, repeat = captures
     path.parent.mkdir(parents=True, exist_ok=True)
-    RecordedCaptures(provenance=provenance, first=first, second=second, control=control).save(path)
+    RecordedCaptures(provenance=provenance, first=first, second=second, control=control, repeat=repeat).save(path)
 
 
 def recordings() -> list[RecordingReport]:

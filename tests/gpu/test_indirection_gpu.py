@@ -244,11 +244,13 @@ def test_encore_goes_on_after_stocks_graphs_were_ended(ends: Callable[[], None],
 
     kept = [step(torch.randn(32, 64, device="cuda")) for _ in range(4)]
     ends()
+    before = len(recordings())
     for size in (32, 32, 16, 16, 16, 32):
         x = torch.randn(size, 64, device="cuda")
         kept.append(step(x))
         assert torch.allclose(kept[-1], module(x), atol=1e-4), size
-    assert recordings(), "graphs were recorded"
+    assert len(recordings()) > before, "graphs were recorded after it"
+    assert any(list(manager.nodes()) for manager in managers())
 
 
 def test_random_numbers_are_those_of_stock() -> None:
@@ -394,8 +396,10 @@ def test_real_captures_are_worth_keeping(
     save_captures(program, searched[-1], path)
     loaded = RecordedCaptures.load(path)
     replace = driver_replace_address(driver) if torch.cuda.get_device_capability() >= TENSOR_MAP_CAPABILITY else None
-    first, second, control = searched[-1]
-    found = find_pointer_uses(first, second, control=control, replace_address=replace)
-    again = find_pointer_uses(loaded.first, loaded.second, control=loaded.control, replace_address=replace)
+    first, second, control, repeat = searched[-1]
+    found = find_pointer_uses(first, second, control=control, repeat=repeat, replace_address=replace)
+    again = find_pointer_uses(
+        loaded.first, loaded.second, control=loaded.control, repeat=loaded.repeat, replace_address=replace
+    )
     assert again == found
     assert all(verdict.uses for verdict in found.verdicts), "every program here uses its input"
