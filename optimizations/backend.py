@@ -76,7 +76,7 @@ def _reset() -> None:
     middle of a replay.
     """
     maker = sys.modules.get("optimizations.replay.maker")  # not imported where no graph was ever made
-    if maker is not None and not maker.others_record():
+    if maker is not None and not maker.containers.others_have_managers():
         maker.release_recordings()
 
 

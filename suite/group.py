@@ -221,9 +221,10 @@ def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[C
     equal = next((name for name in others if own.digests in found[name]), None)
     bits = [digests for several in found.values() for digests in several]
     agreed = bool(bits) and all(digests == bits[0] for digests in bits)
-    verdict = True if equal is not None else False if agreed else None
+    if equal is not None:
+        return own.model_copy(update={"bitwise_with": equal, "bitwise": True})
     compared = next((name for name in others if found[name]), others[0])
-    return own.model_copy(update={"bitwise_with": equal or compared, "bitwise": verdict})
+    return own.model_copy(update={"bitwise_with": compared, "bitwise": False if agreed else None})
 
 
 def bitwise_failure(mode: Mode, correctness: Correctness, workload: Workload) -> Failed | None:

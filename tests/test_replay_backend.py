@@ -13,6 +13,7 @@ import optimizations
 from optimizations.indirection.plan import Choice
 from optimizations.options import Options, WrongOption
 from optimizations.recording_report import RecordingReport
+from optimizations.replay import containers
 from optimizations.replay import maker as maker_module
 
 __all__ = ["cuda_in_disguise"]
@@ -64,7 +65,7 @@ def test_a_reset_of_the_compiler_frees_what_encore_holds_and_keeps_the_reports(
     assert freed == ["recordings"]
     assert len(optimizations.report()) == 1
     call({})
-    monkeypatch.setattr(maker_module, "others_record", lambda: True)
+    monkeypatch.setattr(containers, "others_have_managers", lambda: True)
     torch.compiler.reset()
     assert freed == ["recordings"], "another thread may be in the middle of a replay"
 

@@ -21,9 +21,9 @@ from optimizations import torch_internals
 from optimizations.indirection.plan import Choice
 from optimizations.recording_report import RecordingReport
 from optimizations.replay import manager
-from optimizations.replay.containers import managers, shut_down
+from optimizations.replay.containers import managers, others_have_managers, shut_down
 from optimizations.replay.function import forget_recordings
-from optimizations.replay.maker import EncoreMaker, others_record
+from optimizations.replay.maker import EncoreMaker
 from optimizations.replay.node import EncoreNode
 from suite.measure import copies
 
@@ -328,9 +328,9 @@ def test_each_thread_has_managers_of_its_own(cuda_on_cpu: CudaOnCpu) -> None:
 def test_a_reset_of_the_compiler_waits_for_no_other_threads_graphs_and_ends_none(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
-    assert not others_record(), "the graphs are this thread's"
+    assert not others_have_managers(), "the graphs are this thread's"
     found: list[bool] = []
-    thread = threading.Thread(target=lambda: found.append(others_record()))
+    thread = threading.Thread(target=lambda: found.append(others_have_managers()))
     thread.start()
     thread.join()
     assert found == [True]

@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -293,17 +294,23 @@ def test_a_common_baseline_that_fails_leaves_the_other_rows_of_both_halves(bench
         assert {name: len(blocks) for name, blocks in beside.items()} == {"compile": 5, "graph": 0}
 
 
-def test_a_workload_interrupted_in_its_second_half_starts_again(bench: Bench) -> None:
-    log = bench.path / "logs" / "FAKE.indirection.log"
+@contextmanager
+def interrupted_once_it_hangs(log: Path) -> Iterator[None]:
+    """The block is interrupted from the keyboard when a worker has said in its log that it will hang."""
 
-    def interrupt_once_it_hangs() -> None:
+    def interrupt() -> None:
         while not (log.exists() and "about to hang" in log.read_text()):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=interrupt_once_it_hangs, daemon=True)
     with pytest.raises(Interrupted, match="SIGINT"), interruptible():
-        thread.start()
+        threading.Thread(target=interrupt, daemon=True).start()
+        yield
+
+
+def test_a_workload_interrupted_in_its_second_half_starts_again(bench: Bench) -> None:
+    log = bench.path / "logs" / "FAKE.indirection.log"
+    with interrupted_once_it_hangs(log):
         bench.run({"indirection": "hang@measure"}, modes=tuple(MODES.values()), fits=4)
     assert read_run(bench.path).cells == ()
     bench.run(modes=tuple(MODES.values()), fits=4)
@@ -436,15 +443,7 @@ def test_a_full_disk_ends_the_run_with_whole_lines_and_no_process(
 def test_an_interrupt_leaves_no_process_and_whole_workloads(bench: Bench, phase: str) -> None:
     workloads = [fake_workload("ONE"), fake_workload("TWO")]
     log = bench.path / "logs" / "TWO.graph.log"
-
-    def interrupt_once_it_hangs() -> None:
-        while not (log.exists() and "about to hang" in log.read_text()):
-            time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt_once_it_hangs, daemon=True)
-    with pytest.raises(Interrupted, match="SIGINT"), interruptible():
-        thread.start()
+    with interrupted_once_it_hangs(log):
         bench.run({"TWO/graph": f"child,stray,hang@{phase}"}, workloads, modes=ALL_MODES[1:3])
     assert fake_workers_alive() == []
     assert len(recorded_pids(bench.folder)) == 2

@@ -20,7 +20,7 @@ from optimizations.indirection.host_apply import HostUpdates, NodeUpdate, host_u
 from optimizations.indirection.plan import Plan, PtxNode
 from optimizations.indirection.prelude_apply import AttachedPrelude
 from optimizations.indirection.ptx_apply import substitute
-from optimizations.indirection.table import PointerTable, TableNode
+from optimizations.indirection.table import PointerTable
 from optimizations.indirection.tensor_map import ReplaceAddress
 from optimizations.replay.captured import KernelNode
 from optimizations.replay.driver import check
@@ -57,11 +57,11 @@ class AppliedPlan:
         self._executable: Any = None
         self._prelude: AttachedPrelude | None = None
         self._table: PointerTable | None = None
-        self._table_nodes: tuple[TableNode, ...] = ()
+        self._updates: list[NodeUpdate] = [host_update(target, node, tools.replace_address) for node in plan.host_nodes]
         if plan.slots:
             self._table = PointerTable(target, plan.slots, tools.table_function, tools.device, tools.replace_address)
-            self._table_nodes = self._table.nodes
-            beginning = [node.handle for node in self._table_nodes]
+            self._updates += self._table.nodes
+            beginning = [node.handle for node in self._table.nodes]
             for node in plan.ptx_nodes:
                 substitute(target, node, tools.rewritten_function(node, target.kernel(node.node)), self._table.address)
             if plan.prelude_nodes:
@@ -70,8 +70,6 @@ class AppliedPlan:
                 )
                 beginning.append(self._prelude.handle)
             target.begin_with(beginning)
-        host_updates = [host_update(target, node, tools.replace_address) for node in plan.host_nodes]
-        self._updates: list[NodeUpdate] = [*host_updates, *self._table_nodes]
 
     def instantiated(self, executable: Any, stream: Any) -> None:
         """Take over the executable graph (`CUgraphExec`); upload it on `stream` if nodes of it are device-updatable."""
@@ -93,11 +91,10 @@ class AppliedPlan:
 
     def settle(self) -> None:
         """See `following.Pointers`."""
-        if not self._table_nodes:
-            return
-        with self._tools.on_device():
-            for node in self._table_nodes:
-                node.rest(self._executable)
+        if self._table is not None:
+            with self._tools.on_device():
+                for node in self._table.nodes:
+                    node.rest(self._executable)
 
     def failure(self) -> str | None:
         """What went wrong on the device in an earlier launch; None where nothing did. Waits for the device."""

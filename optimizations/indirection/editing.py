@@ -71,6 +71,16 @@ class EditableGraph:
         return record
 
 
+def pointer(address: int) -> bytes:
+    """An address as a kernel's argument."""
+    return address.to_bytes(WORD_BYTES, "little")
+
+
+def unsigned(value: int) -> bytes:
+    """A 32-bit number as a kernel's argument."""
+    return value.to_bytes(4, "little")
+
+
 class LaunchParameters:
     """Memory for the arguments of a kernel launch, as the driver takes them: a buffer for each, and their addresses.
 

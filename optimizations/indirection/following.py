@@ -91,18 +91,18 @@ class Follower:
     def __init__(
         self, inputs: Sequence[FollowedInput], input_count: int, pointers: Pointers, owned: OwnedMemory
     ) -> None:
-        self._inputs = tuple(sorted(inputs, key=lambda one: one.index))
-        self._checks = [(one.index, one.alignment_bytes - 1, one) for one in self._inputs]
+        inputs = sorted(inputs, key=lambda one: one.index)
+        self._checks = [(one.index, one.alignment_bytes - 1, one) for one in inputs]
         self._pointers = pointers
         self._owned = owned
         # Note [What a launch has done]: written for the next launch; or written by one, so that they need not be again.
         self._pending = False
         self._written = False
-        self.indices = [one.index for one in self._inputs]
+        self.indices = [one.index for one in inputs]
         self.addresses: list[int | None] = [None] * input_count
         for index in self.indices:
             self.addresses[index] = 0
-        self.mutated = tuple(one.index for one in self._inputs if one.mutated)
+        self.mutated = tuple(one.index for one in inputs if one.mutated)
         self._write_back: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.moves = 0
         self.pointer_bytes = 0

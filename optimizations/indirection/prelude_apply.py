@@ -13,13 +13,10 @@ from typing import Any
 
 import torch
 
-from optimizations.indirection.editing import EditableGraph, LaunchParameters
+from optimizations.indirection.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.indirection.plan import PreludeNode
 from optimizations.indirection.prelude import THREADS_PER_BLOCK, pack_tables
-from optimizations.replay.captured import WORD_BYTES
 from optimizations.replay.driver import check
-
-_UNSIGNED_BYTES = 4
 
 
 class AttachedPrelude:
@@ -40,11 +37,11 @@ class AttachedPrelude:
         self._status = torch.zeros(1, dtype=torch.int32, device=device)
         arguments = LaunchParameters(
             [
-                _pointer(table_address),
-                _pointer(self._nodes.data_ptr()),
-                _pointer(self._updates.data_ptr()),
-                tables.node_count.to_bytes(_UNSIGNED_BYTES, "little"),
-                _pointer(self._status.data_ptr()),
+                pointer(table_address),
+                pointer(self._nodes.data_ptr()),
+                pointer(self._updates.data_ptr()),
+                unsigned(tables.node_count),
+                pointer(self._status.data_ptr()),
             ]
         )
         self.handle, _ = target.add_kernel(function, tables.blocks, THREADS_PER_BLOCK, arguments)
@@ -65,7 +62,3 @@ def _make_updatable(driver: Any, handle: Any) -> int:
 
 def _on_device(content: bytes, device: torch.device) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
-
-
-def _pointer(address: int) -> bytes:
-    return address.to_bytes(WORD_BYTES, "little")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from optimizations.indirection.editing import EditableGraph, LaunchParameters
+from optimizations.indirection.editing import EditableGraph, LaunchParameters, pointer
 from optimizations.indirection.plan import PtxNode
-from optimizations.replay.captured import WORD_BYTES
 from optimizations.replay.driver import check
 
 
@@ -19,7 +18,7 @@ def substitute(target: EditableGraph, node: PtxNode, function: Any, table_addres
     handle = target.handle(node.node)
     arguments = LaunchParameters([parameter.data for parameter in record.parameters])
     for parameter, slot in node.parameters:
-        arguments.write(parameter, 0, (table_address + slot.offset_bytes).to_bytes(WORD_BYTES, "little"))
+        arguments.write(parameter, 0, pointer(table_address + slot.offset_bytes))
     launch = check(target.driver.cuGraphKernelNodeGetParams, handle)
     launch.func = function
     launch.kern = target.driver.CUkernel(0)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from optimizations.indirection.cubin_cache import CubinCache
-from optimizations.indirection.editing import EditableGraph, LaunchParameters
+from optimizations.indirection.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.indirection.host_apply import Cell, Place
 from optimizations.indirection.nvrtc import compile_cubin
 from optimizations.indirection.plan import Slot
@@ -117,11 +117,7 @@ class TableNode:
         count = sum(slot.size_bytes for slot in slots) // WORD_BYTES
         capacity = next(capacity for capacity in CAPACITIES if count <= capacity)
         self._parameters = LaunchParameters(
-            [
-                (table_address + start).to_bytes(WORD_BYTES, "little"),
-                count.to_bytes(4, "little"),
-                bytes(capacity * WORD_BYTES),
-            ]
+            [pointer(table_address + start), unsigned(count), bytes(capacity * WORD_BYTES)]
         )
         self.places = [
             Place(slot.input, slot.delta, slot.size_bytes, self._cell(slot, slot.offset_bytes - start, replace_address))

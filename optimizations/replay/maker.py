@@ -61,11 +61,6 @@ class EncoreMaker:
         return manager.container(device_index).get_tree_manager()
 
 
-def others_record() -> bool:
-    """Whether another thread may have graphs."""
-    return containers.others_have_managers()
-
-
 def release_recordings() -> None:
     """Free every graph, memory pool, placeholder and kernel of Encore's own. Functions record again when called."""
     containers.shut_down()

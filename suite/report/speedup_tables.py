@@ -16,6 +16,9 @@ from suite.schema import Status
 OVER_GRAPHS = (PLACEMENT_MODE, INDIRECTION_MODE)
 """Encore's modes that stand beside stock's graphs."""
 
+NAMES_BESIDE_GRAPHS = {UNPARTITIONED_MODE: "unpartitioned", GRAPH_MODE: "graph", INDIRECTION_MODE: "indirection"}
+"""How the columns of modes begin in the table of coverage and copies beside stock's graphs."""
+
 
 def all_tables(
     run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpeedup], published: Published
@@ -41,9 +44,7 @@ def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSp
             passed = reference.status is Status.PASS
             row[time_column] = host_median_us(reference) if passed else reference.status.value
         for mode in modes:
-            cell = run.find(label, mode)
-            item = None if cell is None else compare.find(comparisons, cell, REFERENCE_MODE, Metric.LATENCY)
-            row[mode] = "not run" if item is None else _overview_text(item)
+            row[mode] = _ratio_text(run, comparisons, label, mode, REFERENCE_MODE)
         rows.append(row)
     summary = [
         {
@@ -74,7 +75,7 @@ def over_graphs(run: Run, comparisons: Sequence[Comparison]) -> Table:
     rows = []
     for label in run.labels:
         row: Row = {"workload": label}
-        for mode, name in ((UNPARTITIONED_MODE, "unpartitioned"), (GRAPH_MODE, "graph"), (INDIRECTION_MODE,) * 2):
+        for mode, name in NAMES_BESIDE_GRAPHS.items():
             cell = run.find(label, mode)
             if cell is None or cell.metrics is None:
                 continue
@@ -84,9 +85,7 @@ def over_graphs(run: Run, comparisons: Sequence[Comparison]) -> Table:
             if mode != UNPARTITIONED_MODE and copies is not None and copies.placeholder_bytes is not None:
                 row[f"{name}_copied_bytes"] = copies.placeholder_bytes + (copies.pointer_bytes or 0)
         for mode in OVER_GRAPHS:
-            cell = run.find(label, mode)
-            item = None if cell is None else compare.find(comparisons, cell, GRAPH_MODE, Metric.LATENCY)
-            row[mode] = "not run" if item is None else _overview_text(item)
+            row[mode] = _ratio_text(run, comparisons, label, mode, GRAPH_MODE)
         rows.append(row)
     return make_table(
         "over_graphs",
@@ -140,7 +139,12 @@ def mean_speedups(means: Sequence[MeanSpeedup], run: Run) -> Table:
     )
 
 
-def _overview_text(item: Comparison) -> str:
+def _ratio_text(run: Run, comparisons: Sequence[Comparison], label: str, mode: str, baseline: str) -> str:
+    """A mode's speed-up over a baseline by latency, with interval and verdict, or why there is none."""
+    cell = run.find(label, mode)
+    item = None if cell is None else compare.find(comparisons, cell, baseline, Metric.LATENCY)
+    if item is None:
+        return "not run"
     if item.ratio is None or item.verdict is None:
         return item.missing or "no samples"
     aside = "" if item.alternating else ", not alternating"

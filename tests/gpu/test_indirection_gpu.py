@@ -351,10 +351,7 @@ def test_replay_takes_less_memory_than_stock() -> None:
         torch.cuda.synchronize()
         found = torch.cuda.max_memory_reserved()
         del function
-        optimizations.reset()
-        torch.compiler.reset()
-        gc.collect()
-        torch.cuda.empty_cache()
+        forget()
         return found
 
     # The first of each tunes its kernels, and the memory for that stays in the pool.
