@@ -15,7 +15,7 @@ from optimizations.report import GraphReport, report
 from optimizations.torch_internals import UnsupportedTorch
 
 if TYPE_CHECKING:
-    from optimizations.explanation import Explanation
+    from optimizations.report.explanation import Explanation
 
 __all__ = ["GraphReport", "Options", "UnsupportedTorch", "WrongOption", "explain", "report", "reset"]
 
@@ -32,7 +32,7 @@ def explain(
         UnsupportedTorch, WrongOption: as the backend does.
         Exception: whatever the program raises itself.
     """
-    from optimizations.explanation import explain as explain_call
+    from optimizations.report.explanation import explain as explain_call
 
     return explain_call(program, args, kwargs, options)
 
@@ -44,7 +44,7 @@ def reset() -> None:
     Compiled functions stay usable: they allocate and record anew at their next calls.
     """
     from optimizations.backend import release_feeds
-    from optimizations.replay.maker import release_recordings
+    from optimizations.capture.trees.maker import release_recordings
     from optimizations.report import LEDGER
 
     LEDGER.clear()

@@ -17,11 +17,11 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
+from optimizations.capture.trees.hook import Maker, asking, captured_by
 from optimizations.options import Options, WrongOption
-from optimizations.outcome import watched, watching
 from optimizations.placement import Feeds, Placement, place, untouched
-from optimizations.replay.hook import Maker, asking, captured_by
 from optimizations.report import LEDGER, Entry
+from optimizations.torch_internals.outcome import watched, watching
 
 _FEEDS: weakref.WeakSet[Feeds] = weakref.WeakSet()
 """Run-time state of all graphs compiled in this process, for `reset`."""
@@ -75,7 +75,7 @@ def _reset() -> None:
     It ends stock's graphs of the calling thread. Encore's are ended if no other thread has any: that one may be in the
     middle of a replay.
     """
-    maker = sys.modules.get("optimizations.replay.maker")  # not imported where no graph was ever made
+    maker = sys.modules.get("optimizations.capture.trees.maker")  # not imported where no graph was ever made
     if maker is not None and not maker.containers.others_have_managers():
         maker.release_recordings()
 
@@ -106,8 +106,8 @@ def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Make
         stock = not triton.cudagraphs or not triton.cudagraph_trees
     if settings.indirection == "off" or stock:
         return None
+    from optimizations.capture.trees.maker import EncoreMaker
     from optimizations.indirection.plan import Choice
-    from optimizations.replay.maker import EncoreMaker
 
     return EncoreMaker(Choice(settings.indirection), entry.recordings.append)
 

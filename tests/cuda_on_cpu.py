@@ -21,8 +21,9 @@ from simulated_cuda import SimulatedDriver, SimulatedTools
 from simulated_work import aligned
 
 from optimizations import torch_internals
-from optimizations.replay import attempt, containers, manager
-from optimizations.replay.placeholders import size_bytes
+from optimizations.capture.trees import containers, manager
+from optimizations.captured.placeholders import size_bytes
+from optimizations.recording import attempt
 
 QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagraph_asserts": False}
 

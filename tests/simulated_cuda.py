@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from cuda.bindings import driver as real
 
+from optimizations.appliers.table import CAPACITIES
+from optimizations.appliers.table import KERNEL_NAME as TABLE_KERNEL
+from optimizations.captured.graph import CapturedGraph, KernelNode
 from optimizations.indirection.plan import Available, PtxNode
-from optimizations.indirection.table import CAPACITIES
-from optimizations.indirection.table import KERNEL_NAME as TABLE_KERNEL
-from optimizations.replay.captured import CapturedGraph, KernelNode
 
 OK, INVALID = real.CUresult.CUDA_SUCCESS, real.CUresult.CUDA_ERROR_INVALID_VALUE
 UPDATABLE = real.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE

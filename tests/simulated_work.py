@@ -20,10 +20,10 @@ import torch
 from cuda.bindings import driver as real
 from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, floats, word
 
-from optimizations.replay.captured import MemoryRange
-from optimizations.replay.driver_read import read_graph
-from optimizations.replay.placeholders import size_bytes
-from optimizations.replay.recapture import Recaptured
+from optimizations.captured.graph import MemoryRange
+from optimizations.captured.placeholders import size_bytes
+from optimizations.captured.read import read_graph
+from optimizations.captured.recapture import Recaptured
 
 COUNT = 16
 BLOCK = 64

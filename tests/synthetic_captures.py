@@ -10,8 +10,7 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from optimizations.indirection.pointers import PointerUse, UseKind
-from optimizations.replay.captured import (
+from optimizations.captured.graph import (
     Capture,
     CapturedGraph,
     ChildGraphNode,
@@ -27,6 +26,7 @@ from optimizations.replay.captured import (
     Parameter,
     Placeholder,
 )
+from optimizations.indirection.pointers import PointerUse, UseKind
 
 STATIC_ADDRESS = 0x7F77_0000_0000
 """Where weights lie: at the same address in every capture."""

@@ -13,23 +13,23 @@ from cuda.bindings import driver as real
 from fake_tensor_map import make_tensor_map, replace_address
 from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, SimulatedTools, floats, word
 
-from optimizations.indirection.apply import AppliedPlan
-from optimizations.indirection.cubin_cache import CubinCache
-from optimizations.indirection.editing import EditableGraph, LaunchParameters
-from optimizations.indirection.host_apply import HostUpdates
-from optimizations.indirection.plan import Available, Choice, Plan, PtxNode, Slot, make_plan
-from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, UseKind
-from optimizations.indirection.table import (
+from optimizations.appliers.applied import AppliedPlan
+from optimizations.appliers.cubin_cache import CubinCache
+from optimizations.appliers.host import HostUpdates
+from optimizations.appliers.table import (
     CAPACITIES,
     WORDS_PER_NODE,
     PointerTable,
     TableUnavailable,
     build_table_kernel,
 )
+from optimizations.captured.driver import CudaCallFailed
+from optimizations.captured.editing import EditableGraph, LaunchParameters
+from optimizations.captured.graph import KernelNode
+from optimizations.captured.read import read_graph
+from optimizations.indirection.plan import Available, Choice, Plan, PtxNode, Slot, make_plan
+from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, UseKind
 from optimizations.indirection.tensor_map import AddressRefused
-from optimizations.replay.captured import KernelNode
-from optimizations.replay.driver import CudaCallFailed
-from optimizations.replay.driver_read import read_graph
 
 COUNT = 8
 

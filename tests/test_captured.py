@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from optimizations.replay.captured import (
+from optimizations.captured.driver import CudaCallFailed, check
+from optimizations.captured.graph import (
     Capture,
     CapturedGraph,
     CaptureFileError,
@@ -32,8 +33,7 @@ from optimizations.replay.captured import (
     Provenance,
     RecordedCaptures,
 )
-from optimizations.replay.driver import CudaCallFailed, check
-from optimizations.replay.driver_read import node_handles, read_graph
+from optimizations.captured.read import node_handles, read_graph
 
 uint32 = st.integers(0, 2**32 - 1)
 uint64 = st.integers(0, 2**64 - 1)

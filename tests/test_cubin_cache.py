@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizations.indirection.cubin_cache import Compiled, CubinCache, default_directory
+from optimizations.appliers.cubin_cache import Compiled, CubinCache, default_directory
 
 
 class Builder:

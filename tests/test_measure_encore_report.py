@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizations.recording_report import RecordingReport, ReplayedInput
 from optimizations.report import LEDGER, CompiledGraph, Copy, Entry, Left, PlacementReport
+from optimizations.report.recordings import RecordingReport, ReplayedInput
 from suite.measure.encore_report import encore_report
 from suite.schema import Metrics
 

@@ -9,10 +9,10 @@ from test_appliers import analysis_of
 from test_plan import kernel, word
 from typer.testing import CliRunner
 
+from optimizations.appliers.ptx_rewriting import dereference, read_kernel
+from optimizations.captured.graph import CapturedGraph
 from optimizations.indirection.plan import Available, Choice, make_plan
 from optimizations.indirection.pointers import PointerUse
-from optimizations.indirection.ptx import dereference, read_kernel
-from optimizations.replay.captured import CapturedGraph
 from suite import cli_micro, environment
 from suite.cli import app, main
 from suite.errors import EXIT_WRONG_USE, WrongUse

@@ -11,6 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic_captures import Case, cases, kernel, word
 
+from optimizations.captured.graph import (
+    Capture,
+    CapturedGraph,
+    ChildGraphNode,
+    KernelNode,
+    MemcpyEnd,
+    MemcpyNode,
+    MemoryRange,
+    MemsetNode,
+    Node,
+    NodePath,
+    Placeholder,
+    Provenance,
+    RecordedCaptures,
+)
 from optimizations.indirection.plan import (
     AUTO_HOST_NODES,
     AUTO_PTX_NODES,
@@ -29,21 +44,6 @@ from optimizations.indirection.pointers import (
     ReasonCode,
     UseKind,
     find_pointer_uses,
-)
-from optimizations.replay.captured import (
-    Capture,
-    CapturedGraph,
-    ChildGraphNode,
-    KernelNode,
-    MemcpyEnd,
-    MemcpyNode,
-    MemoryRange,
-    MemsetNode,
-    Node,
-    NodePath,
-    Placeholder,
-    Provenance,
-    RecordedCaptures,
 )
 
 EVERYTHING = Available(off={}, ptx={})

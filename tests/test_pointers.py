@@ -11,15 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from synthetic_captures import Case, cases, kernel, word
 
-from optimizations.indirection.pointers import (
-    Analysis,
-    PointerUse,
-    ReasonCode,
-    UnexplainedWord,
-    UseKind,
-    find_pointer_uses,
-)
-from optimizations.replay.captured import (
+from optimizations.captured.graph import (
     Capture,
     CapturedGraph,
     ChildGraphNode,
@@ -33,6 +25,14 @@ from optimizations.replay.captured import (
     Node,
     OtherNode,
     Placeholder,
+)
+from optimizations.indirection.pointers import (
+    Analysis,
+    PointerUse,
+    ReasonCode,
+    UnexplainedWord,
+    UseKind,
+    find_pointer_uses,
 )
 
 A, B = 0x7F12_3400_0000, 0x7F15_0000_1000

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nvidia_tools import disassemble, entry_points
 
-from optimizations.indirection import prelude
-from optimizations.indirection.cubin_cache import CubinCache
-from optimizations.indirection.plan import ParameterUpdate, Slot
-from optimizations.indirection.prelude import (
+from optimizations.appliers import prelude_kernel as prelude
+from optimizations.appliers.cubin_cache import CubinCache
+from optimizations.appliers.prelude_kernel import (
     KERNEL_NAME,
     PreludeUnavailable,
     build_prelude,
     pack_tables,
     unavailable_reason,
 )
+from optimizations.indirection.plan import ParameterUpdate, Slot
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])

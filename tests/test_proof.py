@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizations.indirection.proof import SPREAD_MARGIN, objection, prove
-from optimizations.indirection.trial import blind_reason, deviation, values_of
+from optimizations.recording.proof import SPREAD_MARGIN, objection, prove
+from optimizations.recording.trial import blind_reason, deviation, values_of
 
 
 @dataclass

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from nvidia_tools import opcodes
 from triton_corpus import CorpusKernel, compile_ptx, corpus
 
-from optimizations.indirection.cubin_cache import CubinCache
-from optimizations.indirection.ptx import PtxError, dereference, read_kernel
-from optimizations.indirection.ptxas import (
+from optimizations.appliers.cubin_cache import CubinCache
+from optimizations.appliers.ptx_rewriting import PtxError, dereference, read_kernel
+from optimizations.appliers.ptxas import (
     PtxasFailed,
     PtxasMissing,
     Resources,

@@ -19,10 +19,7 @@ import pytest
 from fake_tensor_map import make_tensor_map, replace_address
 from test_plan import replay
 
-from optimizations.indirection.limits import LIBRARY_ALIGNMENT_BYTES, alignment_bytes, limit
-from optimizations.indirection.plan import ALIGNMENT_BYTES, AUTO_HOST_NODES, Available, Choice, Plan, make_plan
-from optimizations.indirection.pointers import Analysis, ReasonCode, UseKind, find_pointer_uses
-from optimizations.replay.captured import (
+from optimizations.captured.graph import (
     Capture,
     CapturedGraph,
     KernelNode,
@@ -33,6 +30,9 @@ from optimizations.replay.captured import (
     NodePath,
     RecordedCaptures,
 )
+from optimizations.indirection.exclusions import LIBRARY_ALIGNMENT_BYTES, alignment_bytes, limit
+from optimizations.indirection.plan import ALIGNMENT_BYTES, AUTO_HOST_NODES, Available, Choice, Plan, make_plan
+from optimizations.indirection.pointers import Analysis, ReasonCode, UseKind, find_pointer_uses
 
 FOLDER = Path(__file__).parent / "data" / "captures"
 FILES = sorted(path.stem for path in FOLDER.glob("*.json"))

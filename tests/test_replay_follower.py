@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_work import aligned
 
-from optimizations.indirection.following import FollowedInput, Follower, OwnedMemory
-from optimizations.replay.captured import MemoryRange
+from optimizations.captured.graph import MemoryRange
+from optimizations.replay.addresses import FollowedInput, Follower, OwnedMemory
 
 
 class FakePointers:

@@ -12,11 +12,11 @@ import torch
 from simulated_work import aligned
 
 from optimizations import torch_internals
+from optimizations.capture.trees import function as module
+from optimizations.capture.trees import maker as maker_module
+from optimizations.capture.trees.function import Capturable, CapturedFunction, forget_recordings
+from optimizations.capture.trees.maker import EncoreMaker
 from optimizations.indirection.plan import Choice
-from optimizations.replay import function as module
-from optimizations.replay import maker as maker_module
-from optimizations.replay.function import Capturable, CapturedFunction, forget_recordings
-from optimizations.replay.maker import EncoreMaker
 
 
 class FakeRecord:

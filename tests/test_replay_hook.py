@@ -12,8 +12,8 @@ import torch
 from inductor_in_disguise import FakeMaker, cuda_in_disguise, other_program, program
 
 from optimizations import torch_internals
-from optimizations.replay import hook
-from optimizations.replay.hook import DISPATCHED, asking, captured_by
+from optimizations.capture.trees import hook
+from optimizations.capture.trees.hook import DISPATCHED, asking, captured_by
 
 __all__ = ["cuda_in_disguise"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from test_plan import kernel, word
 
-from optimizations.indirection.limits import LIBRARY_ALIGNMENT_BYTES, alignment_bytes, limit, with_reasons
+from optimizations.captured.graph import CapturedGraph, MemcpyEnd, MemcpyNode, Node
+from optimizations.indirection.exclusions import LIBRARY_ALIGNMENT_BYTES, alignment_bytes, limit, with_reasons
 from optimizations.indirection.plan import ALIGNMENT_BYTES, TENSOR_MAP_ALIGNMENT_BYTES, InputPlan
 from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, ReasonCode, UseKind
-from optimizations.replay.captured import CapturedGraph, MemcpyEnd, MemcpyNode, Node
 
 END = MemcpyEnd(memory="device", address=4096)
 

@@ -18,13 +18,13 @@ from simulated_cuda import Function, Node, floats, word
 from simulated_work import aligned
 
 from optimizations import torch_internals
+from optimizations.capture.trees import manager
+from optimizations.capture.trees.containers import managers, others_have_managers, shut_down
+from optimizations.capture.trees.function import forget_recordings
+from optimizations.capture.trees.maker import EncoreMaker
+from optimizations.capture.trees.node import EncoreNode
 from optimizations.indirection.plan import Choice
-from optimizations.recording_report import RecordingReport
-from optimizations.replay import manager
-from optimizations.replay.containers import managers, others_have_managers, shut_down
-from optimizations.replay.function import forget_recordings
-from optimizations.replay.maker import EncoreMaker
-from optimizations.replay.node import EncoreNode
+from optimizations.report.recordings import RecordingReport
 from suite.measure import copies
 
 __all__ = ["cuda_on_cpu"]
@@ -164,7 +164,7 @@ def test_unmoved_inputs_set_nothing(cuda_on_cpu: CudaOnCpu) -> None:
 def test_placeholders_of_inputs_read_in_place_are_freed(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optimizations.indirection import recording
+    from optimizations.recording import session as recording
 
     buffers: list[Any] = []
     make = recording.outside_placeholders

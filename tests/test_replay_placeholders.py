@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizations.replay.placeholders import GRANULE_BYTES, data_of, outside_placeholders, poison, size_bytes
-from optimizations.replay.recapture import joined
+from optimizations.captured.placeholders import GRANULE_BYTES, data_of, outside_placeholders, poison, size_bytes
+from optimizations.captured.recapture import joined
 
 TENSORS = {
     "dense": torch.arange(24.0).reshape(4, 6),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from optimizations import torch_internals
-from optimizations.replay.rebind import with_globals
 from optimizations.torch_internals import UnsupportedTorch
+from optimizations.torch_internals.rebind import with_globals
 
 factor = 2
 

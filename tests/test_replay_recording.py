@@ -11,14 +11,14 @@ import torch
 from simulated_cuda import SimulatedDriver, SimulatedGraph, SimulatedTools, fails
 from simulated_work import COUNT, Captured, Work, aligned, counter_noise
 
-from optimizations.indirection.describe import CopiedOrNot, describe
+from optimizations.captured.graph import MemoryRange
+from optimizations.captured.placeholders import size_bytes
+from optimizations.captured.recapture import Recaptured
 from optimizations.indirection.plan import Choice
-from optimizations.indirection.recording import IndirectRecording, Outcome, RecordedInputs
-from optimizations.indirection.trial import RecordedState
-from optimizations.recording_report import RecordingReport
-from optimizations.replay.captured import MemoryRange
-from optimizations.replay.placeholders import size_bytes
-from optimizations.replay.recapture import Recaptured
+from optimizations.recording.description import CopiedOrNot, describe
+from optimizations.recording.session import IndirectRecording, Outcome, RecordedInputs
+from optimizations.recording.trial import RecordedState
+from optimizations.report.recordings import RecordingReport
 
 X, Y, W = 0, 1, 2
 

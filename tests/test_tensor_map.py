@@ -12,6 +12,8 @@ from fake_tensor_map import make_hidden_map, make_tensor_map, replace_address, r
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optimizations.captured.driver import CudaCallFailed
+from optimizations.captured.graph import Capture, CapturedGraph, MemoryRange, Placeholder
 from optimizations.indirection.moves import Moves, Origin
 from optimizations.indirection.tensor_map import (
     ReplaceAddress,
@@ -19,8 +21,6 @@ from optimizations.indirection.tensor_map import (
     driver_replace_address,
     find_tensor_maps,
 )
-from optimizations.replay.captured import Capture, CapturedGraph, MemoryRange, Placeholder
-from optimizations.replay.driver import CudaCallFailed
 
 FIRST = (0x7F12_3400_0000, 0x7F12_3500_0000)
 SECOND = (0x7F15_0000_1000, 0x7F19_0000_0000)

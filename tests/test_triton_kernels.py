@@ -16,16 +16,17 @@ from simulated_cuda import SimulatedDriver
 from triton_corpus import compile_ptx, corpus
 
 from optimizations import torch_internals
-from optimizations.indirection import prelude, table
-from optimizations.indirection import tools as tools_module
-from optimizations.indirection.cubin_cache import CubinCache
-from optimizations.indirection.modules import DEFAULT_SHARED_BYTES, LoadedModules
+from optimizations.appliers import device as tools_module
+from optimizations.appliers import prelude_kernel as prelude
+from optimizations.appliers import table
+from optimizations.appliers.cubin_cache import CubinCache
+from optimizations.appliers.device import DeviceTools, RecordingTools, device_tools, unload_kernels
+from optimizations.appliers.modules import DEFAULT_SHARED_BYTES, LoadedModules
+from optimizations.appliers.ptx_rewriting import read_kernel
+from optimizations.appliers.triton_kernels import TritonKernel, read_folder, triton_kernels
+from optimizations.captured.driver import CudaCallFailed
+from optimizations.captured.graph import CapturedGraph, KernelNode
 from optimizations.indirection.plan import Applier, PtxNode, Slot
-from optimizations.indirection.ptx import read_kernel
-from optimizations.indirection.tools import DeviceTools, RecordingTools, device_tools, unload_kernels
-from optimizations.indirection.triton_kernels import TritonKernel, read_folder, triton_kernels
-from optimizations.replay.captured import CapturedGraph, KernelNode
-from optimizations.replay.driver import CudaCallFailed
 
 KERNEL = corpus()[0]
 

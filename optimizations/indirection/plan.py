@@ -31,10 +31,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from optimizations.captured.difference import format_path
+from optimizations.captured.graph import WORD_BYTES, CapturedGraph, KernelNode, NodePath
 from optimizations.indirection.pointers import Analysis, PointerUse, Reason, ReasonCode, UseKind
-from optimizations.indirection.shape import format_path
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
-from optimizations.replay.captured import WORD_BYTES, CapturedGraph, KernelNode, NodePath
 
 AUTO_HOST_NODES = 4
 """Up to how many nodes `auto` updates from the host; see Note [The rule of auto]."""

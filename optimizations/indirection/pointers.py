@@ -26,10 +26,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from optimizations.indirection.moves import Moves, Origin
-from optimizations.indirection.shape import difference, format_path
-from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, find_tensor_maps
-from optimizations.replay.captured import (
+from optimizations.captured.difference import difference, format_path
+from optimizations.captured.graph import (
     WORD_BYTES,
     Capture,
     KernelNode,
@@ -39,6 +37,8 @@ from optimizations.replay.captured import (
     NodePath,
     OtherNode,
 )
+from optimizations.indirection.moves import Moves, Origin
+from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, find_tensor_maps
 
 HALF_WORD_BYTES = 4
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from optimizations.captured.driver import CudaCallFailed, check
+from optimizations.captured.graph import WORD_BYTES
 from optimizations.indirection.moves import Moves, Origin
-from optimizations.replay.captured import WORD_BYTES
-from optimizations.replay.driver import CudaCallFailed, check
 
 TENSOR_MAP_BYTES = 128
 TENSOR_MAP_ALIGNMENT = 64

@@ -1,1 +1,1 @@
-"""Captured graphs as records, and replay built on them."""
+"""The steady call: what happens between the generated code and the launch."""

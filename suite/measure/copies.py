@@ -5,7 +5,7 @@ Stock CUDAGraph Trees copy every input that is neither static nor an output of a
 iterations never run wrapped.
 
 Graphs that read inputs in place go through the same method for the inputs they copy, and keep counts of their own:
-bytes of pointers written, and of inputs that had to be copied for one call (`optimizations.indirection.following`).
+bytes of pointers written, and of inputs that had to be copied for one call (`optimizations.replay.addresses`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
-from optimizations.replay.containers import managers
+from optimizations.capture.trees.containers import managers
 
 
 class RecordedGraph(Protocol):

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.replay.containers import managers
+from optimizations.capture.trees.containers import managers
 from suite.schema import GraphCounts, NotCaptured
 from suite.source_line import reason_and_line, user_line
 

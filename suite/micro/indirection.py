@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import torch
 
 from optimizations import torch_internals
-from optimizations.indirection.apply import AppliedPlan
-from optimizations.indirection.editing import EditableGraph
-from optimizations.indirection.following import FollowedInput, Follower, OwnedMemory
+from optimizations.appliers.applied import AppliedPlan
+from optimizations.appliers.device import RecordingTools, device_tools, unload_kernels
+from optimizations.captured.editing import EditableGraph
+from optimizations.captured.graph import Capture, CapturedGraph, MemoryRange, Placeholder
+from optimizations.captured.placeholders import OutsidePlaceholder, outside_placeholders
+from optimizations.captured.read import read_graph
 from optimizations.indirection.plan import Choice, Plan, make_plan
 from optimizations.indirection.pointers import find_pointer_uses
-from optimizations.indirection.tools import RecordingTools, device_tools, unload_kernels
-from optimizations.replay.captured import Capture, CapturedGraph, MemoryRange, Placeholder
-from optimizations.replay.driver_read import read_graph
-from optimizations.replay.placeholders import OutsidePlaceholder, outside_placeholders
+from optimizations.replay.addresses import FollowedInput, Follower, OwnedMemory
 from suite.errors import EncoreError
 from suite.measure.gpu_state import gpu_reader
 from suite.micro.kernel import ELEMENTS, compiled, launch

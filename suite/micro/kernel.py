@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from optimizations.indirection.ptx import read_kernel
-from optimizations.indirection.triton_kernels import TritonKernel
+from optimizations.appliers.ptx_rewriting import read_kernel
+from optimizations.appliers.triton_kernels import TritonKernel
 
 ELEMENTS = 128
 """Elements that one node reads and writes; the smallest input has twice as many."""

@@ -49,9 +49,9 @@ def clean() -> Iterator[None]:
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[Searched]:
     """The captures of each recording as `find_pointer_uses` is given them: first, second, control and repeat."""
-    from optimizations.indirection import recording
+    from optimizations.captured.graph import Capture
     from optimizations.indirection.pointers import Analysis, find_pointer_uses
-    from optimizations.replay.captured import Capture
+    from optimizations.recording import session as recording
 
     found: list[Searched] = []
 

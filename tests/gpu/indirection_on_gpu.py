@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import optimizations
-from optimizations.recording_report import RecordingReport
-from optimizations.replay.captured import Capture, Provenance, RecordedCaptures
+from optimizations.captured.graph import Capture, Provenance, RecordedCaptures
+from optimizations.report.recordings import RecordingReport
 from suite.gpu import find_gpu
 
 SEED = 1337

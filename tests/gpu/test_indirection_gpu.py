@@ -33,12 +33,12 @@ from indirection_on_gpu import (
 
 import optimizations
 from optimizations import torch_internals
+from optimizations.appliers.device import TENSOR_MAP_CAPABILITY
+from optimizations.appliers.prelude_kernel import MINIMUM_DRIVER
+from optimizations.capture.trees.containers import managers
+from optimizations.captured.graph import RecordedCaptures
 from optimizations.indirection.pointers import find_pointer_uses
-from optimizations.indirection.prelude import MINIMUM_DRIVER
 from optimizations.indirection.tensor_map import driver_replace_address
-from optimizations.indirection.tools import TENSOR_MAP_CAPABILITY
-from optimizations.replay.captured import RecordedCaptures
-from optimizations.replay.containers import managers
 
 pytestmark = pytest.mark.gpu
 

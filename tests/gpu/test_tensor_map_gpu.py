@@ -11,9 +11,9 @@ from cuda.bindings import driver
 from fake_tensor_map import replace_address
 from test_real_captures import FILES, load
 
+from optimizations.appliers.device import TENSOR_MAP_CAPABILITY
+from optimizations.captured.graph import KernelNode
 from optimizations.indirection.tensor_map import TENSOR_MAP_ALIGNMENT, TENSOR_MAP_BYTES, driver_replace_address
-from optimizations.indirection.tools import TENSOR_MAP_CAPABILITY
-from optimizations.replay.captured import KernelNode
 
 pytestmark = pytest.mark.gpu
 

@@ -1,0 +1,186 @@
+"""What indirection needs of one GPU: the driver, what is to be had there, and Encore's own kernels, loaded once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.appliers import prelude_kernel as prelude
+from optimizations.appliers import table
+from optimizations.appliers.cubin_cache import CubinCache, default_directory
+from optimizations.appliers.modules import LoadedModules
+from optimizations.appliers.ptx_rewriting import PtxError, dereference, read_kernel
+from optimizations.appliers.ptxas import PtxasFailed, PtxasMissing, assemble
+from optimizations.appliers.triton_kernels import TritonKernel
+from optimizations.captured.driver import CudaCallFailed, check
+from optimizations.captured.graph import CapturedGraph, KernelNode
+from optimizations.indirection.plan import Applier, Available, PtxNode
+from optimizations.indirection.tensor_map import ReplaceAddress, driver_replace_address
+
+TENSOR_MAP_CAPABILITY = (9, 0)
+"""First compute capability with tensor maps."""
+
+
+class DeviceTools:
+    """One GPU. Nothing is built or loaded before it is asked for.
+
+    Args:
+        driver: the module `cuda.bindings.driver`.
+        target: what to compile for, such as `sm_90`.
+        replace_address: how a tensor map's address is replaced; None where the GPU has no tensor maps.
+    """
+
+    def __init__(
+        self,
+        driver: Any,
+        device: torch.device,
+        target: str,
+        cache: CubinCache,
+        replace_address: ReplaceAddress | None,
+    ) -> None:
+        self.driver = driver
+        self.device = device
+        self.replace_address = replace_address
+        self._target = target
+        self._cache = cache
+        self._modules = LoadedModules(driver)
+
+    @classmethod
+    def of(cls, index: int) -> DeviceTools:
+        """Those of CUDA device `index`.
+
+        Raises:
+            ImportError: `cuda.bindings` is missing; it comes with torch's CUDA wheels.
+        """
+        from cuda.bindings import driver
+
+        device = torch.device("cuda", index)
+        capability = torch.cuda.get_device_capability(device)
+        has_maps = capability >= TENSOR_MAP_CAPABILITY
+        return cls(
+            driver,
+            device,
+            "sm_{}{}".format(*capability),
+            CubinCache(default_directory()),
+            driver_replace_address(driver) if has_maps else None,
+        )
+
+    @functools.cached_property
+    def off(self) -> Mapping[Applier, str]:
+        """The appliers that cannot be used on this GPU, each with the reason."""
+        try:
+            for capacity in table.CAPACITIES:
+                table.build_table_kernel(self._target, self._cache, capacity)
+        except table.TableUnavailable as error:
+            return {Applier.PRELUDE: str(error), Applier.PTX: str(error)}
+        reason = prelude.unavailable_reason(check(self.driver.cuDriverGetVersion), self._target)
+        if reason is None:
+            try:
+                prelude.build_prelude(self._target, self._cache)
+            except prelude.PreludeUnavailable as error:
+                reason = str(error)
+        return {} if reason is None else {Applier.PRELUDE: reason}
+
+    def table_function(self, capacity: int) -> Any:
+        """See `apply.ApplierTools`."""
+        image = table.build_table_kernel(self._target, self._cache, capacity)
+        return self._modules.function(image, table.KERNEL_NAME)
+
+    def prelude_function(self) -> Any:
+        """See `apply.ApplierTools`."""
+        return self._modules.function(prelude.build_prelude(self._target, self._cache), prelude.KERNEL_NAME)
+
+    def rewritten(self, kernel: TritonKernel, node: PtxNode, shared_bytes: int) -> Any:
+        """`kernel` with the node's parameters dereferenced, loaded.
+
+        Raises:
+            PtxError, PtxasFailed, PtxasMissing: it cannot be rewritten or assembled.
+        """
+        ptx = dereference(kernel.ptx, [parameter for parameter, _ in node.parameters], kernel.kernel.name)
+        assembled = assemble(ptx, read_kernel(ptx, kernel.kernel.name), cache=self._cache, options=kernel.options)
+        return self._modules.function(assembled.cubin, kernel.kernel.name, shared_bytes)
+
+    def is_current(self) -> bool:
+        """See `apply.ApplierTools`."""
+        return bool(torch_internals.current_device() == self.device.index)
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """See `apply.ApplierTools`."""
+        return torch.cuda.device(self.device)
+
+    def stream(self) -> Any:
+        """The current stream of the device (`CUstream`)."""
+        return self.driver.CUstream(torch_internals.current_raw_stream(self.device.index))
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        torch.cuda.synchronize(self.device)
+
+    def unload(self) -> None:
+        """Unload all kernels. No graph may use them any more."""
+        self._modules.unload()
+
+
+class RecordingTools:
+    """The tools of a device together with the Triton kernels of one function. `trial.TrialTools`."""
+
+    def __init__(self, tools: DeviceTools, kernels: Mapping[str, TritonKernel]) -> None:
+        self.driver = tools.driver
+        self.device = tools.device
+        self.replace_address = tools.replace_address
+        self.table_function = tools.table_function
+        self.prelude_function = tools.prelude_function
+        self.is_current = tools.is_current
+        self.on_device = tools.on_device
+        self.stream = tools.stream
+        self.synchronize = tools.synchronize
+        self._tools = tools
+        self._kernels = kernels
+
+    def available(self, graph: CapturedGraph) -> Available:
+        """What can be used on the nodes of `graph`."""
+        named = {path: node.name for path, node in graph.walk() if isinstance(node, KernelNode) and node.name}
+        at_hand = {path: self._kernels[name] for path, name in named.items() if name in self._kernels}
+        return Available(self._tools.off, {path: found.kernel.refusals for path, found in at_hand.items()})
+
+    def rewritten_function(self, node: PtxNode, record: KernelNode) -> Any:
+        """See `apply.ApplierTools`."""
+        if record.name is None:
+            raise PtxError("a kernel without a name has no PTX at hand")
+        return self._tools.rewritten(self._kernels[record.name], node, record.shared_bytes)
+
+    def ptx_refusal(self, node: PtxNode, record: KernelNode) -> str | None:
+        """Why this node cannot have a rewritten kernel after all; None where it is built and loaded."""
+        try:
+            self.rewritten_function(node, record)
+        except (PtxError, PtxasFailed, PtxasMissing, CudaCallFailed) as error:
+            return str(error)
+        return None
+
+
+_DEVICES: dict[int, DeviceTools] = {}
+
+
+def device_tools(index: int) -> DeviceTools:
+    """The tools of CUDA device `index`, the same ones until `unload_kernels`.
+
+    Raises:
+        ImportError: `cuda.bindings` is missing; it comes with torch's CUDA wheels.
+    """
+    if index not in _DEVICES:
+        _DEVICES[index] = DeviceTools.of(index)
+    return _DEVICES[index]
+
+
+def unload_kernels() -> None:
+    """Unload Encore's kernels on all devices. No graph may use them any more."""
+    while _DEVICES:
+        index, tools = _DEVICES.popitem()
+        with torch.cuda.device(index):
+            tools.synchronize()
+            tools.unload()

@@ -1,0 +1,1 @@
+"""Who decides what becomes one CUDA graph."""

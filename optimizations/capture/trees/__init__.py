@@ -1,0 +1,1 @@
+"""Graphs of `torch.compile`, by PyTorch's CUDAGraph Trees."""

@@ -1,0 +1,68 @@
+"""Encore as a maker of CUDA graphs: what the hook calls in stock's place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from optimizations.appliers.device import unload_kernels
+from optimizations.capture.trees import containers, manager
+from optimizations.capture.trees.function import Capturable, CapturedFunction, forget_recordings
+from optimizations.indirection.plan import Choice
+from optimizations.report.recordings import Direction, RecordingReport
+
+
+class EncoreMaker:
+    """`hook.Maker` for one compilation.
+
+    Args:
+        choice: the user's option; anything but `off`.
+        report: takes the report of each recording, in the order they are made.
+    """
+
+    def __init__(self, choice: Choice, report: Callable[[RecordingReport], None]) -> None:
+        self._choice = choice
+        self._report = report
+        # Made in the thread that compiles, which hands it on to its autograd threads; made there it would not last.
+        containers.thread_containers()
+
+    def cudagraphify(
+        self,
+        model: Callable[[list[Any]], Any],
+        static_input_idxs: Sequence[int] = (),
+        *,
+        is_backward: bool,
+        is_inference: bool,
+        **keywords: Any,
+    ) -> CapturedFunction:
+        """See `torch._inductor.compile_fx.cudagraphify`."""
+        direction: Direction = "backward" if is_backward else "inference" if is_inference else "forward"
+
+        def capturable(aligned: Callable[[list[Any]], Any]) -> Capturable:
+            return Capturable(aligned, model, self._choice, direction, self._report)
+
+        keywords.setdefault("mutated_input_idxs", ())
+        return CapturedFunction(
+            model,
+            capturable,
+            manager.record,
+            static_input_idxs=static_input_idxs,
+            is_backward=is_backward,
+            is_inference=is_inference,
+            **keywords,
+        )
+
+    def get_manager(self, device_index: int, create_if_none_exists: bool = True) -> Any:
+        """See `torch._inductor.cudagraph_trees.get_manager`.
+
+        It is made in any case: a backward that comes from a cache is compiled before its forward was ever called, and
+        stock asserts that the manager is there.
+        """
+        return manager.container(device_index).get_tree_manager()
+
+
+def release_recordings() -> None:
+    """Free every graph, memory pool, placeholder and kernel of Encore's own. Functions record again when called."""
+    containers.shut_down()
+    forget_recordings()
+    unload_kernels()

@@ -1,0 +1,1 @@
+"""Captured graphs as records: reading, editing, comparing, and capturing once more."""

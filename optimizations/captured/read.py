@@ -1,0 +1,227 @@
+"""Reads a captured `CUgraph` into records, by the driver API of `cuda.bindings` (13).
+
+The only module that looks at driver memory. All memory a node hands out belongs to the node, so its bytes are copied at
+once. Functions take the driver as an argument (`cuda.bindings.driver`, or what stands for it in a test).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+from optimizations.captured.driver import CudaCallFailed, check
+from optimizations.captured.graph import (
+    CapturedGraph,
+    ChildGraphNode,
+    Dim3,
+    Edge,
+    KernelNode,
+    LaunchAttribute,
+    MemcpyEnd,
+    MemcpyNode,
+    MemsetNode,
+    OtherNode,
+    Parameter,
+)
+
+ATTRIBUTE_VALUE_BYTES = 64
+"""Size of `CUlaunchAttributeValue` (cuda.h)."""
+
+UNREADABLE = ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_NOT_SUPPORTED")
+"""How the driver answers for an attribute it does not know, or that this GPU does not have."""
+
+CLUSTER_DIMENSION = "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION"
+
+LAUNCH_PARAM_END, LAUNCH_PARAM_BUFFER_POINTER, LAUNCH_PARAM_BUFFER_SIZE = 0, 1, 2
+"""Markers in the `extra` array of a kernel launched with one packed parameter buffer (cuda.h)."""
+
+
+def read_graph(driver: Any, graph: Any) -> CapturedGraph:
+    """All nodes and edges of `graph`, child graphs included.
+
+    Args:
+        driver: the module `cuda.bindings.driver`.
+        graph: a `CUgraph` that is no longer being captured.
+
+    Raises:
+        CudaCallFailed: a call failed, for example because the driver is older than 12.4 and cannot tell how a kernel's
+            parameters are laid out.
+    """
+    _, count = check(driver.cuGraphGetNodes, graph, 0)
+    handles = check(driver.cuGraphGetNodes, graph, count)[0] if count else []
+    position = {int(handle): index for index, handle in enumerate(handles)}
+    return CapturedGraph(
+        nodes=tuple(_read_node(driver, handle) for handle in handles), edges=_read_edges(driver, graph, position)
+    )
+
+
+def node_handles(driver: Any, graph: Any) -> list[Any]:
+    """The `CUgraphNode` of each node of `read_graph(driver, graph).nodes`, in the same order."""
+    _, count = check(driver.cuGraphGetNodes, graph, 0)
+    return list(check(driver.cuGraphGetNodes, graph, count)[0]) if count else []
+
+
+def _read_edges(driver: Any, graph: Any, position: dict[int, int]) -> tuple[Edge, ...]:
+    *_, count = check(driver.cuGraphGetEdges, graph, 0)
+    if not count:
+        return ()
+    sources, targets, data, _ = check(driver.cuGraphGetEdges, graph, count)
+    return tuple(
+        Edge(
+            source=position[int(source)],
+            target=position[int(target)],
+            from_port=int(annotation.from_port),
+            to_port=int(annotation.to_port),
+            dependency_type=int(annotation.type),
+        )
+        for source, target, annotation in zip(sources, targets, data, strict=True)
+    )
+
+
+def _read_node(driver: Any, handle: Any) -> KernelNode | MemcpyNode | MemsetNode | ChildGraphNode | OtherNode:
+    kind = check(driver.cuGraphNodeGetType, handle).name.removeprefix("CU_GRAPH_NODE_TYPE_")
+    match kind:
+        case "KERNEL":
+            return _read_kernel(driver, handle)
+        case "MEMCPY":
+            return _read_memcpy(driver, handle)
+        case "MEMSET":
+            return _read_memset(driver, handle)
+        case "GRAPH":
+            return ChildGraphNode(graph=read_graph(driver, check(driver.cuGraphChildGraphNodeGetGraph, handle)))
+        case _:
+            return OtherNode(type_name=kind)
+
+
+def _read_kernel(driver: Any, handle: Any) -> KernelNode:
+    launch = check(driver.cuGraphKernelNodeGetParams, handle)
+    by_library = not int(launch.func)
+    function = launch.kern if by_library else launch.func
+    attributes = _read_attributes(driver, handle)
+    return KernelNode(
+        name=_function_name(driver.cuKernelGetName if by_library else driver.cuFuncGetName, function),
+        function=int(function),
+        by_library=by_library,
+        grid=(launch.gridDimX, launch.gridDimY, launch.gridDimZ),
+        block=(launch.blockDimX, launch.blockDimY, launch.blockDimZ),
+        shared_bytes=launch.sharedMemBytes,
+        cluster=_cluster(attributes),
+        attributes=attributes,
+        parameters=_read_parameters(
+            driver, driver.cuKernelGetParamInfo if by_library else driver.cuFuncGetParamInfo, function, launch
+        ),
+    )
+
+
+def _function_name(get_name: Any, function: Any) -> str | None:
+    try:
+        return check(get_name, function).decode(errors="replace")
+    except CudaCallFailed:
+        return None
+
+
+def _parameter_layout(driver: Any, get_info: Any, function: Any) -> list[tuple[int, int]]:
+    """(offset, size) of each parameter. The driver says where the list ends by refusing the next index."""
+    layout: list[tuple[int, int]] = []
+    while True:
+        try:
+            offset, size = check(get_info, function, len(layout))
+        except CudaCallFailed as error:
+            if error.code == int(driver.CUresult.CUDA_ERROR_INVALID_VALUE):
+                return layout
+            raise
+        layout.append((int(offset), int(size)))
+
+
+def _read_parameters(driver: Any, get_info: Any, function: Any, launch: Any) -> tuple[Parameter, ...]:
+    layout = _parameter_layout(driver, get_info, function)
+    if int(launch.kernelParams):
+        pointers = ctypes.cast(int(launch.kernelParams), ctypes.POINTER(ctypes.c_void_p))
+        addresses = [pointers[index] or 0 for index in range(len(layout))]
+    elif int(launch.extra):
+        buffer = _packed_buffer(int(launch.extra))
+        addresses = [buffer + offset for offset, _ in layout]
+    elif layout:
+        raise ValueError(f"a kernel node with {len(layout)} parameters has neither kernelParams nor extra")
+    else:
+        addresses = []
+    return tuple(
+        Parameter(offset=offset, size=size, data=ctypes.string_at(address, size))
+        for (offset, size), address in zip(layout, addresses, strict=True)
+    )
+
+
+def _packed_buffer(extra: int) -> int:
+    """Address of the parameter buffer named in an `extra` array: (marker, value) pairs up to the end marker."""
+    words = ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p))
+    index = 0
+    while (marker := words[index] or LAUNCH_PARAM_END) != LAUNCH_PARAM_END:
+        if marker == LAUNCH_PARAM_BUFFER_POINTER:
+            return words[index + 1] or 0
+        index += 2
+    raise ValueError("a kernel node has an `extra` array without CU_LAUNCH_PARAM_BUFFER_POINTER")
+
+
+def _read_attributes(driver: Any, handle: Any) -> tuple[LaunchAttribute, ...]:
+    """Attributes whose value is not all zero. A kind that cannot be read is left out."""
+    found = []
+    for kind in driver.CUkernelNodeAttrID:
+        if kind.name == "CU_LAUNCH_ATTRIBUTE_IGNORE":
+            continue
+        try:
+            value = check(driver.cuGraphKernelNodeGetAttribute, handle, kind)
+        except CudaCallFailed as error:
+            if error.result in UNREADABLE:
+                continue
+            raise
+        content = ctypes.string_at(int(value.getPtr()), ATTRIBUTE_VALUE_BYTES)
+        if any(content):
+            found.append(LaunchAttribute(name=kind.name, value=content))
+    return tuple(found)
+
+
+def _cluster(attributes: tuple[LaunchAttribute, ...]) -> Dim3 | None:
+    for attribute in attributes:
+        if attribute.name == CLUSTER_DIMENSION:
+            x, y, z = struct.unpack_from("<3I", attribute.value)
+            return (x, y, z)
+    return None
+
+
+def _read_memcpy(driver: Any, handle: Any) -> MemcpyNode:
+    copy = check(driver.cuGraphMemcpyNodeGetParams, handle)
+    return MemcpyNode(
+        source=_memcpy_end(copy, "src"),
+        destination=_memcpy_end(copy, "dst"),
+        width_bytes=int(copy.WidthInBytes),
+        height=int(copy.Height),
+        depth=int(copy.Depth),
+    )
+
+
+def _memcpy_end(copy: Any, side: str) -> MemcpyEnd:
+    memory = getattr(copy, f"{side}MemoryType").name.removeprefix("CU_MEMORYTYPE_").lower()
+    address = {"host": "Host", "device": "Device", "unified": "Device"}.get(memory)
+    return MemcpyEnd(
+        memory=memory,
+        address=int(getattr(copy, f"{side}{address}")) if address else 0,
+        x_bytes=int(getattr(copy, f"{side}XInBytes")),
+        y=int(getattr(copy, f"{side}Y")),
+        z=int(getattr(copy, f"{side}Z")),
+        level_of_detail=int(getattr(copy, f"{side}LOD")),
+        pitch_bytes=int(getattr(copy, f"{side}Pitch")),
+        height=int(getattr(copy, f"{side}Height")),
+    )
+
+
+def _read_memset(driver: Any, handle: Any) -> MemsetNode:
+    fill = check(driver.cuGraphMemsetNodeGetParams, handle)
+    return MemsetNode(
+        address=int(fill.dst),
+        pitch_bytes=int(fill.pitch),
+        value=int(fill.value),
+        element_bytes=int(fill.elementSize),
+        width=int(fill.width),
+        height=int(fill.height),
+    )

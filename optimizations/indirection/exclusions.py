@@ -1,0 +1,79 @@
+"""Inputs that must be copied although their pointers are known: reasons that lie outside of the search for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+
+from optimizations.captured.difference import format_path
+from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, NodePath
+from optimizations.indirection.plan import InputPlan
+from optimizations.indirection.pointers import Analysis, PointerUse, Reason, ReasonCode, UseKind
+
+COLLECTIVE_PREFIX = "nccl"
+"""How the names of NCCL's kernels begin."""
+
+LIBRARY_ALIGNMENT_BYTES = 256
+"""What a library's kernel may rely on: cuBLASLt is told the alignment of its operands up to this when it picks one."""
+
+
+def limit(analysis: Analysis, graph: CapturedGraph, aliased: Collection[int]) -> Analysis:
+    """`analysis` with the reasons that follow from the graph as a whole and from its outputs.
+
+    Args:
+        graph: the captured graph that will be replayed.
+        aliased: inputs that an output shares memory with.
+    """
+    analysis = with_reasons(
+        analysis,
+        ReasonCode.OUTPUT_ALIAS,
+        dict.fromkeys(aliased, "an output shares its memory, and must stay valid when the caller's is gone"),
+    )
+    collective = _collective(graph)
+    if collective is not None:
+        reason = f"the graph takes part in a collective ({collective}), so it cannot be tried out on one device alone"
+        everyone = dict.fromkeys((verdict.input for verdict in analysis.verdicts), reason)
+        analysis = with_reasons(analysis, ReasonCode.COLLECTIVE, everyone)
+    return with_reasons(analysis, ReasonCode.NO_APPLIER, dict(_multidimensional_copies(analysis, graph)))
+
+
+def with_reasons(analysis: Analysis, code: ReasonCode, messages: Mapping[int, str]) -> Analysis:
+    """`analysis` with one more reason against each of these inputs."""
+    verdicts = tuple(
+        dataclasses.replace(verdict, reasons=(*verdict.reasons, Reason(code, messages[verdict.input])))
+        if verdict.input in messages
+        else verdict
+        for verdict in analysis.verdicts
+    )
+    return dataclasses.replace(analysis, verdicts=verdicts)
+
+
+def _collective(graph: CapturedGraph) -> str | None:
+    names = (node.name for _, node in graph.walk() if isinstance(node, KernelNode) and node.name)
+    return next((name for name in names if name.startswith(COLLECTIVE_PREFIX)), None)
+
+
+def _multidimensional_copies(analysis: Analysis, graph: CapturedGraph) -> Iterable[tuple[int, str]]:
+    """Inputs used by copies that `cuGraphExecMemcpyNodeSetParams` does not take."""
+    copies = {path: node for path, node in graph.walk() if isinstance(node, MemcpyNode)}
+    for use in analysis.uses:
+        if use.kind in (UseKind.MEMCPY_SOURCE, UseKind.MEMCPY_DESTINATION):
+            copy = copies[use.node]
+            if copy.height * copy.depth != 1:
+                yield use.input, f"node {format_path(use.node)} copies in several dimensions and cannot be updated"
+
+
+def alignment_bytes(plan: InputPlan, uses: Iterable[PointerUse], triton: Collection[NodePath]) -> int:
+    """The alignment an address of this input needs to be read in place.
+
+    Kernels were chosen for the placeholder, which is aligned to 512 bytes. Inductor's own rely on what it guards; what
+    others were chosen for cannot be seen, so they get as much as a library looks at.
+
+    Args:
+        uses: where the graph holds the input's address.
+        triton: the nodes that launch Triton kernels.
+    """
+    kernels = (use for use in uses if use.kind in (UseKind.PARAMETER, UseKind.TENSOR_MAP))
+    if any(use.node not in triton for use in kernels):
+        return max(plan.alignment_bytes, LIBRARY_ALIGNMENT_BYTES)
+    return plan.alignment_bytes

@@ -1,0 +1,1 @@
+"""From two captures to a graph whose inputs are read in place."""

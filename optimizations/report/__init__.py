@@ -1,0 +1,173 @@
+"""What Encore did with each FX graph, as plain records, kept until `reset()`.
+
+A reason for not doing something is a value here, with the line of the user's program it comes from. Every field is a
+string, a number or a tuple of such, so that `dataclasses.asdict` of a record can be written as JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from optimizations.report.recordings import Direction, RecordingReport
+
+CpuKind = Literal["constant", "attribute", "argument", "computed"]
+Size = int | str
+"""A size, or the symbol it goes by where it differs from call to call."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuNode:
+    """A node of an FX graph whose value lives on the CPU.
+
+    `kind` is where the value comes from: made in the graph, read from a module or global, passed with each call, or
+    computed from others. `shape` and `dtype` are None for a node that holds several tensors.
+    """
+
+    node: str
+    operation: str
+    kind: CpuKind
+    shape: tuple[Size, ...] | None
+    dtype: str | None
+    source_line: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A host-to-device copy of each call: `node` reads `value` on the GPU. `blocking`: the host waits for it."""
+
+    node: str
+    value: str
+    copied_bytes: int | None
+    blocking: bool
+    source_line: str | None
+
+
+HoistedForm = Literal["kept", "literal", "rebuilt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hoisted:
+    """A value that does not depend on the call.
+
+    `form`: "kept" values are computed once on the CPU and kept on the GPU, `hoisted_bytes` each; `attributes` are the
+    program's names of what they are computed from, guarded in every call. Constants of rank 0 became "literal"s of the
+    graph. Other constants that come out the same on every device (integer ranges, masks) are "rebuilt" in the graph on
+    the GPU, where Inductor fuses them into their readers. These two take no memory.
+    """
+
+    node: str
+    form: HoistedForm
+    shape: tuple[Size, ...]
+    dtype: str
+    hoisted_bytes: int
+    attributes: tuple[str, ...]
+    source_line: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A CPU argument that goes over with each call, in the one asynchronous copy of its graph."""
+
+    node: str
+    argument: str
+    shape: tuple[Size, ...]
+    dtype: str
+    staged_bytes: int | None
+    source_line: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A node that stays as it was although it lives on the CPU or reads from there, and why."""
+
+    node: str
+    operation: str
+    reason: str
+    source_line: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementReport:
+    """Placement of one FX graph, before and after.
+
+    `untouched` says why the graph went to Inductor as it was; None where it was rewritten. `cpu_outputs` are computed
+    on the GPU and copied out behind the graph. `copies_*` are the host-to-device copies that a call makes as the graph
+    is written; what Inductor makes of them is its own affair.
+    """
+
+    device: str | None
+    untouched: str | None
+    nodes: int
+    cpu_nodes_before: tuple[CpuNode, ...] = ()
+    cpu_nodes_after: tuple[CpuNode, ...] = ()
+    copies_before: tuple[Copy, ...] = ()
+    copies_after: tuple[Copy, ...] = ()
+    hoisted: tuple[Hoisted, ...] = ()
+    staged: tuple[Staged, ...] = ()
+    moved: tuple[str, ...] = ()
+    cpu_outputs: tuple[str, ...] = ()
+    left: tuple[Left, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """What Inductor made of one direction of an FX graph.
+
+    `partitions` counts the pieces that become CUDA graphs (1 without graph partition), `not_captured` gives Inductor's
+    own words where there are none.
+    """
+
+    direction: Direction
+    partitions: int
+    not_captured: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """One FX graph that went through the backend, numbered in the order of compilation since the last `reset`.
+
+    `recordings` holds a record for each CUDA graph that indirection was tried on, in the order they were recorded.
+    """
+
+    index: int
+    placement: PlacementReport
+    compiled: tuple[CompiledGraph, ...]
+    recordings: tuple[RecordingReport, ...] = ()
+
+
+@dataclass(slots=True)
+class Entry:
+    """A graph's record while it may still grow: its backward is compiled, and graphs are recorded, long afterwards."""
+
+    placement: PlacementReport
+    compiled: list[CompiledGraph] = field(default_factory=list)
+    recordings: list[RecordingReport] = field(default_factory=list)
+
+    def snapshot(self, index: int) -> GraphReport:
+        return GraphReport(index, self.placement, tuple(self.compiled), tuple(self.recordings))
+
+
+class Ledger:
+    """The entries of one process, in order of compilation."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+
+    def add(self, entry: Entry) -> None:
+        """Keeps the entry of a graph that was compiled. One that Dynamo asks for again with other guesses is not."""
+        self._entries.append(entry)
+
+    def snapshot(self) -> tuple[GraphReport, ...]:
+        return tuple(entry.snapshot(index) for index, entry in enumerate(self._entries))
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+
+LEDGER = Ledger()
+
+
+def report() -> tuple[GraphReport, ...]:
+    """What the backend did with each FX graph since the start of the process or the last `reset`."""
+    return LEDGER.snapshot()
