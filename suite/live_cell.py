@@ -124,6 +124,7 @@ class LiveCell:
             memory=memory,
             kernel_time_us=profile.kernel_time_us if profile else None,
             encore_report=encore_report() if self._mode.backend == "encore" else None,
+            kernels=profile.kernels if profile else None,
         )
 
     def _build(self) -> None:

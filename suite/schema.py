@@ -11,7 +11,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, JsonValue, model_validator
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Of rows and environments written now. Version 1 had no names of kernels and one process per cell."""
+
+READABLE_VERSIONS = (1, 2)
+"""What is added in a version is optional, so that recorded runs stay readable."""
+
+EXPLANATION_VERSION = 1
+"""Of what `encore explain` writes."""
 
 
 class Record(BaseModel):
@@ -196,6 +203,9 @@ class Metrics(Record):
     kernel_time_us: float | None
     """Sum of kernel durations of one steady iteration; iteration time over this is the distance to the limit."""
     encore_report: list[JsonValue] | None = None
+    kernels: dict[str, int] | None = None
+    """Kernels of one steady iteration with their launch configurations, and how often each ran
+    (`suite.measure.kernels`)."""
 
 
 class Cell(Record):

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from optimizations import atomic_file
 from suite.errors import EncoreError, WrongUse
-from suite.schema import SCHEMA_VERSION, Cell, Environment, Record
+from suite.schema import READABLE_VERSIONS, Cell, Environment, Record
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RUNS = REPOSITORY / "results" / "runs"
@@ -32,6 +32,8 @@ ENVIRONMENT = "environment.json"
 CELLS = "cells.jsonl"
 RETRIED = "retried.jsonl"
 LOCK = ".lock"
+
+_READABLE = " and ".join(map(str, READABLE_VERSIONS))
 
 _R = TypeVar("_R", bound=Record)
 
@@ -84,14 +86,14 @@ def _parse(kind: type[_R], text: bytes, place: str) -> _R:
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise InvalidResults(
             f"{place}: {f'field {where!r}: ' if where else ''}{first['msg']}{more}. The file was made by another "
-            f"version of Encore or edited; this one reads schema version {SCHEMA_VERSION}."
+            f"version of Encore or edited; this one reads schema versions {_READABLE}."
         ) from error
 
 
 def _check_version(record: Environment | Cell, place: str) -> None:
-    if record.schema_version != SCHEMA_VERSION:
+    if record.schema_version not in READABLE_VERSIONS:
         raise InvalidResults(
-            f"{place}: schema version {record.schema_version}, this Encore reads {SCHEMA_VERSION}; "
+            f"{place}: schema version {record.schema_version}, this Encore reads {_READABLE}; "
             "use the commit named in the run's environment.json"
         )
 

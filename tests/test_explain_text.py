@@ -8,7 +8,7 @@ from rich.console import Console
 
 from suite.explain.records import Copy, CpuNode, Explanation, FxGraph, GraphBreak, Lowering, NonStaticInput, Placed
 from suite.explain.text import MOST_ROWS, render, summary
-from suite.schema import SCHEMA_VERSION, NotCaptured
+from suite.schema import EXPLANATION_VERSION, NotCaptured
 
 LINE = "program.py:3 in forward: y = x + self.mask.to(x.device)"
 
@@ -39,7 +39,7 @@ def explanation(*, cpu_nodes: int = 1, error: str | None = None, lowered: bool =
         lowerings=[lowering] if lowered else [],
     )
     return Explanation(
-        schema_version=SCHEMA_VERSION,
+        schema_version=EXPLANATION_VERSION,
         target="MMC",
         variant="published",
         task="inference",

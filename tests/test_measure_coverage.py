@@ -165,3 +165,9 @@ def test_like_iterations_are_averaged_exactly():
 def test_iterations_that_differ_are_not_averaged(stray, named):
     with pytest.raises(UnevenIterations, match=named):
         analyse(trace(*steady(0), *steady(1), *stray), 2)
+
+
+def test_kernels_are_told_by_name_and_launch():
+    twice = [kernel("triton_poi_fused_add_3", number) for number in (1, 2)]
+    profile = analyse(trace(*(call("cuLaunchKernel", number, "cuda_driver") for number in (1, 2)), *twice), 2)
+    assert profile.kernels == {"triton_poi_fused_add 16x1x1 128x1x1": 1}

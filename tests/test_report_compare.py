@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from fixtures.synthetic_results import block, cell, environment, failed_cell
+from fixtures.synthetic_results import block, cell, environment, failed_cell, metrics
 
 from suite import stats
 from suite.errors import EncoreError
 from suite.report import compare
-from suite.report.compare import Metric
+from suite.report.compare import Kernels, Metric
 from suite.report.load import Run
 from suite.schema import Grouping, Status
 
@@ -195,3 +195,62 @@ def test_where_modes_lack_workloads_means_are_also_given_over_the_common_ones():
         ("graph", True): 2,
     }
     assert shown["graph", True].value == pytest.approx(8**0.5)
+
+
+def with_kernels(*names, **changes):
+    return {"metrics": metrics().model_copy(update={"kernels": dict.fromkeys(names, 1), **changes})}
+
+
+@pytest.mark.parametrize(
+    ("ours", "kernels", "verdict"),
+    [
+        (with_kernels("gemm 8 128"), Kernels.SAME, stats.Verdict.FAST),
+        (with_kernels("gemm 8 128", "triton_poi 1 32"), Kernels.GENERATED, stats.Verdict.FAST),
+        (with_kernels("gemm 8 256"), Kernels.RETUNED, None),
+    ],
+)
+def test_a_ratio_of_other_kernels_has_no_verdict_and_is_in_no_mean(ours, kernels, verdict):
+    run = run_of(
+        cell(mode="compile", **steady([100] * 6), **with_kernels("gemm 8 128")),
+        cell(mode="graph", **steady([50] * 6), **ours),
+    )
+    comparisons = compare.compare(run)
+    item = only(comparisons, "graph", "compile")
+    assert (item.kernels, item.verdict) == (kernels, verdict)
+    assert item.ratio.value == pytest.approx(2)
+    assert bool(compare.mean_speedups(comparisons)) == (verdict is not None)
+
+
+@pytest.mark.parametrize(
+    ("kernel_us", "kernels"),
+    [(40.0, Kernels.UNKNOWN), (50.0, Kernels.OTHER), (39.0, Kernels.UNKNOWN), (0.0, Kernels.UNKNOWN)],
+)
+def test_without_names_of_kernels_a_ratio_that_follows_their_time_is_void(kernel_us, kernels):
+    """Compile is slower than graph by a quarter; its kernels took as long, longer by as much, or less time."""
+    run = run_of(
+        cell(mode="compile", **steady([100] * 6), **with_kernels(kernels=None, kernel_time_us=kernel_us)),
+        cell(mode="graph", **steady([80] * 6), **with_kernels(kernels=None, kernel_time_us=40.0)),
+    )
+    item = only(compare.compare(run), "graph", "compile")
+    assert (item.kernels, item.verdict) == (kernels, None)
+    assert compare.mean_speedups([item]) == ()
+
+
+def test_a_ratio_over_another_process_of_a_baseline_whose_kernels_nobody_timed_is_void():
+    run = run_of(
+        cell(mode="compile", **steady([100] * 6), **with_kernels(kernels=None)),
+        cell(
+            mode="graph",
+            grouping=Grouping.PAIRS,
+            baseline_blocks={"compile": steady([200] * 6)["blocks"]},
+            **steady([100] * 6),
+            **with_kernels(kernels=None),
+        ),
+    )
+    assert only(compare.compare(run), "graph", "compile").kernels is Kernels.OTHER
+
+
+def test_eager_runs_other_kernels_by_nature():
+    run = run_of(cell(mode="eager", **steady([200] * 6), **with_kernels("other 1 1")), cell(mode="compile"))
+    item = only(compare.compare(run), "eager", "compile")
+    assert (item.kernels, item.verdict) == (Kernels.EAGER, stats.Verdict.SLOW)

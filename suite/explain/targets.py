@@ -30,7 +30,7 @@ from models.registry import Size
 from suite.environment import git_state
 from suite.errors import WrongUse
 from suite.explain.records import Explanation
-from suite.schema import SCHEMA_VERSION
+from suite.schema import EXPLANATION_VERSION
 from suite.selection import select_workloads
 from suite.store import REPOSITORY
 
@@ -94,7 +94,7 @@ def unexplained(target: Target, error: str | None) -> Explanation:
     workload = None if target.is_program else registry.find(target.name)
     commit, dirty = git_state(REPOSITORY)
     return Explanation(
-        schema_version=SCHEMA_VERSION,
+        schema_version=EXPLANATION_VERSION,
         target=target.name,
         variant=target.variant,
         size=target.size,

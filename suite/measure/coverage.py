@@ -9,7 +9,7 @@ Pure analysis of a Chrome trace as `torch.profiler.profile.export_chrome_trace` 
   call, so all of the graph's work has that call's number.
 * `name` of a call is the API function, perhaps with a version or `_ptsz` suffix; of a copy, "Memcpy HtoD (Pageable ->
   Device)"; `args.bytes` its size.
-* `dur` is in microseconds.
+* `dur` is in microseconds; `args.grid` and `args.block` of a kernel are its launch configuration.
 * A copy from pageable host memory makes the host wait; one from pinned memory does not.
 * `args["graph node id"]`, where a CUPTI version gives it, marks device work of a graph even if its launch is missing.
 
@@ -26,6 +26,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from suite.measure.kernels import count_kernels, kernel_key
 from suite.schema import Coverage, HostToDeviceCopy
 
 _GRAPH_LAUNCH = re.compile(r"cu(da)?GraphLaunch(_|$)")
@@ -54,6 +55,7 @@ class IterationProfile:
     """One iteration, as the mean over those in the trace. Counts are exact: every iteration had that many."""
 
     coverage: Coverage
+    kernels: dict[str, int] | None
     kernel_time_us: float
     host_to_device: list[HostToDeviceCopy]
     device_to_device_bytes: int
@@ -95,6 +97,7 @@ def analyse(trace: Mapping[str, Any], iterations: int) -> IterationProfile:
             captured_kernel_nodes=None,
             profiled_iterations=iterations,
         ),
+        kernels=count_kernels(_kernel_keys(events), iterations),
         kernel_time_us=sum(item.duration_us for item in work if item.category == "kernel") / iterations,
         host_to_device=[
             HostToDeviceCopy(
@@ -133,6 +136,14 @@ def _device_work(events: Iterable[Mapping[str, Any]], launches: Collection[int])
         )
         for event in events
         if event.get("cat") in _DEVICE_WORK
+    ]
+
+
+def _kernel_keys(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [
+        kernel_key(event["name"], event["args"].get("grid", ()), event["args"].get("block", ()))
+        for event in events
+        if event.get("cat") == "kernel"
     ]
 
 

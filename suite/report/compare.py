@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from enum import StrEnum
 
 from suite import stats
 from suite.errors import EncoreError
-from suite.modes import REFERENCE_MODE
+from suite.measure.kernels import difference
+from suite.modes import MODES, REFERENCE_MODE
 from suite.report.load import Run, cell_label
 from suite.schema import Block, Cell, Grouping, Status
 
@@ -27,12 +29,39 @@ _SAMPLES: dict[Metric, Callable[[Block], list[float]]] = {
 }
 
 
+class Kernels(StrEnum):
+    """Whether the two sides of a ratio ran the same kernels. If not, it compares two results of Inductor's tuning."""
+
+    EAGER = "eager"
+    """One side is not compiled: that its kernels are others is what is measured."""
+    SAME = "same"
+    """Those of both sides that are tuned are launched alike."""
+    GENERATED = "other program"
+    """The same, and one side has generated kernels that the other lacks: placement changed the program, say."""
+    RETUNED = "tuned otherwise"
+    """A kernel that both have is launched otherwise, or one side has another kernel of a library."""
+    UNKNOWN = "tuned apart"
+    """Each side tuned its kernels by itself, and nobody recorded which ones it ran."""
+    OTHER = "void: other kernels"
+    """The ratio follows that of the kernel times, or is over a process whose kernels nobody timed."""
+
+
+COMPARABLE = (Kernels.EAGER, Kernels.SAME, Kernels.GENERATED)
+"""Where a ratio is one of modes."""
+
+FOLLOWS_KERNELS = 0.5
+"""A ratio follows that of the kernel times if these explain this share of its logarithm."""
+LEAST_KERNEL_RATIO = 1.02
+"""Kernel times that differ by less are taken for equal: the profiler's own scatter."""
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """A cell against the same row in its baseline mode.
 
-    `ratio`, `floor` and `verdict` are None where there is nothing to compare, and `missing` says why. `alternating`
-    tells whether the blocks of the two modes alternated; where not, drift between them is in the ratio.
+    `ratio`, `floor`, `verdict` and `kernels` are None where there is nothing to compare, and `missing` says why.
+    `verdict` is None too where the sides may have run other kernels: then the ratio is no gain of the mode's.
+    `alternating` tells whether the blocks of the two modes alternated; where not, drift between them is in the ratio.
     """
 
     cell: Cell
@@ -43,6 +72,12 @@ class Comparison:
     verdict: stats.Verdict | None
     alternating: bool
     missing: str | None
+    kernels: Kernels | None = None
+
+    @property
+    def is_gain(self) -> bool:
+        """Whether the ratio is one of modes, and not of two results of tuning."""
+        return self.ratio is not None and self.kernels in COMPARABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +121,13 @@ def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: M
 def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
     """Geometric means over workloads per mode, baseline and metric, in the order of the comparisons.
 
-    Each is given over all workloads that both modes have. Where the modes of one baseline and metric differ in that,
-    each also has one over the workloads that all of these modes have, as only those can be set side by side; a mode
-    without a single result is left out of this.
+    Each is given over all workloads that both modes have, ratios of other kernels left out. Where the modes of one
+    baseline and metric differ in that, each also has one over the workloads that all of these modes have, as only those
+    can be set side by side; a mode without a single result is left out of this.
     """
     ratios: dict[tuple[str, Metric], dict[str, dict[str, stats.Ratio]]] = {}
     for item in comparisons:
-        if item.ratio is not None:
+        if item.ratio is not None and item.is_gain:
             modes = ratios.setdefault((item.baseline, item.metric), {})
             modes.setdefault(item.cell.mode, {})[cell_label(item.cell)] = item.ratio
     means = []
@@ -113,14 +148,15 @@ def _compare_cell(run: Run, cell: Cell, baseline: str, metric: Metric) -> Compar
     if missing is None and reference is not None:
         ours, theirs, alternating = _blocks(cell, reference, metric)
         if ours and theirs:
-            return _judged(cell, baseline, metric, ours, theirs, alternating)
+            return _judged(cell, reference, metric, ours, theirs, alternating)
         missing = f"no {metric} samples"
     return Comparison(cell, baseline, metric, None, None, None, False, missing)
 
 
 def _judged(
-    cell: Cell, baseline: str, metric: Metric, ours: stats.Blocks, theirs: stats.Blocks, alternating: bool
+    cell: Cell, reference: Cell, metric: Metric, ours: stats.Blocks, theirs: stats.Blocks, alternating: bool
 ) -> Comparison:
+    baseline = reference.mode
     name = f"{cell_label(cell)} {cell.mode} over {baseline}"
     estimate, floor_of = (
         (stats.paired_ratio, stats.noise_floor) if alternating else (stats.unpaired_ratio, stats.drift_floor)
@@ -132,7 +168,31 @@ def _judged(
         raise EncoreError(f"the recorded {metric} samples of {name} cannot be compared: {error}") from error
     known = [floor for floor in floors if floor is not None]
     floor = max(known) if len(known) == len(floors) else None
-    return Comparison(cell, baseline, metric, ratio, floor, stats.judge(ratio, floor), alternating, None)
+    kernels = compare_kernels(cell, reference, ratio.value)
+    verdict = stats.judge(ratio, floor) if kernels in COMPARABLE else None
+    return Comparison(cell, baseline, metric, ratio, floor, verdict, alternating, None, kernels)
+
+
+def compare_kernels(cell: Cell, reference: Cell, ratio: float) -> Kernels:
+    """Whether both ran the same kernels, as far as their rows tell.
+
+    Rows without names of kernels have the sum of their times. Where a ratio follows that sum, nobody can tell what the
+    mode did from what tuning did. Of a baseline that ran again in another group, the row has not even that sum.
+    """
+    if any(side.mode in MODES and MODES[side.mode].backend is None for side in (cell, reference)):
+        return Kernels.EAGER
+    if cell.metrics and reference.metrics and cell.metrics.kernels and reference.metrics.kernels:
+        found = difference(cell.metrics.kernels, reference.metrics.kernels)
+        return Kernels.RETUNED if found.retuned else Kernels.GENERATED if found.generated else Kernels.SAME
+    ours, theirs = (side.metrics.kernel_time_us if side.metrics else None for side in (cell, reference))
+    if reference.mode in cell.baseline_blocks:
+        return Kernels.OTHER
+    if not ours or not theirs:
+        return Kernels.UNKNOWN
+    of_kernels = math.log(theirs / ours)
+    differ = abs(of_kernels) >= math.log(LEAST_KERNEL_RATIO)
+    follows = of_kernels * math.log(ratio) > 0 and abs(of_kernels) >= FOLLOWS_KERNELS * abs(math.log(ratio))
+    return Kernels.OTHER if differ and follows else Kernels.UNKNOWN
 
 
 def _missing(cell: Cell, baseline: str, reference: Cell | None) -> str | None:

@@ -13,7 +13,7 @@ from suite.errors import WrongUse
 from suite.explain.records import Explanation
 from suite.modes import MODES
 from suite.report.published import PUBLISHED_VARIANT
-from suite.schema import SCHEMA_VERSION, Cell, Environment, Status
+from suite.schema import EXPLANATION_VERSION, Cell, Environment, Status
 from suite.store import InvalidResults, describe, read_run
 
 FULL_SIZE = "full"
@@ -188,11 +188,11 @@ def _read_explanation(path: Path) -> Explanation:
         where = ".".join(str(part) for part in first["loc"])
         raise InvalidResults(
             f"{describe(path)}: {f'field {where!r}: ' if where else ''}{first['msg']}; this is no explanation of "
-            f"schema version {SCHEMA_VERSION}. Make it again with `encore explain`."
+            f"schema version {EXPLANATION_VERSION}. Make it again with `encore explain`."
         ) from error
-    if explanation.schema_version != SCHEMA_VERSION:
+    if explanation.schema_version != EXPLANATION_VERSION:
         raise InvalidResults(
-            f"{describe(path)}: schema version {explanation.schema_version}, this Encore reads {SCHEMA_VERSION}; "
+            f"{describe(path)}: schema version {explanation.schema_version}, this Encore reads {EXPLANATION_VERSION}; "
             "make it again with `encore explain`"
         )
     return explanation

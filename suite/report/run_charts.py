@@ -10,7 +10,7 @@ from suite.modes import MODES, REFERENCE_MODE
 from suite.report import compare
 from suite.report.cell_tables import host_median_us
 from suite.report.chart import Bar, Chart, Scale
-from suite.report.compare import Comparison, MeanSpeedup, Metric
+from suite.report.compare import Comparison, Kernels, MeanSpeedup, Metric
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
 from suite.schema import Cell, Status
@@ -45,14 +45,14 @@ def speedup(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpe
         if item is None:
             continue
         paper = published.speedup("grace", cell.workload, cell.mode, REFERENCE_MODE) if is_as_published(cell) else None
-        if item.ratio is None:
-            bar = Bar(failure=item.missing, published=paper)
+        if item.ratio is None or item.kernels is Kernels.OTHER:
+            bar = Bar(failure=item.missing or "void", published=paper)
         else:
             bar = Bar(
                 item.ratio.value,
                 _interval(item.ratio.low, item.ratio.high),
                 published=paper,
-                undecided=item.verdict is Verdict.AMBG,
+                undecided=item.verdict in (Verdict.AMBG, None),
             )
         bars[cell_label(cell), cell.mode] = bar
     counts, summary = [], {GEOMEAN: "Geomean over workloads"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from suite.modes import GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report import compare
 from suite.report.cell_tables import Row, host_median_us
-from suite.report.compare import Comparison, MeanSpeedup, Metric
+from suite.report.compare import Comparison, Kernels, MeanSpeedup, Metric
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
 from suite.report.table import Table, make_table
@@ -18,6 +18,14 @@ OVER_GRAPHS = (PLACEMENT_MODE, INDIRECTION_MODE)
 
 NAMES_BESIDE_GRAPHS = {UNPARTITIONED_MODE: "unpartitioned", GRAPH_MODE: "graph", INDIRECTION_MODE: "indirection"}
 """How the columns of modes begin in the table of coverage and copies beside stock's graphs."""
+
+KERNELS_NOTE = (
+    f"{Kernels.RETUNED.value}: the modes do not run the same kernels; {Kernels.UNKNOWN.value}: each tuned its kernels "
+    "by itself, and which ones it ran was not recorded; such a ratio has no verdict and is in no mean. "
+    f"{Kernels.OTHER.value}: the ratio follows the kernel times, or its baseline ran in another process; it is "
+    "withdrawn."
+)
+"""What stands under tables with ratios whose kernels are not known to be the same."""
 
 
 def all_tables(
@@ -61,7 +69,8 @@ def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSp
         "overview",
         f"Speed-up over {REFERENCE_MODE}",
         f"Host time of {REFERENCE_MODE} (median) and how many times faster each mode is, with its 95 % interval and "
-        "verdict. A cell without a ratio has the reason. A geomean says over how many workloads it goes.",
+        f"verdict. A cell without a ratio has the reason. {KERNELS_NOTE} "
+        "A geomean says over how many workloads it goes.",
         ["workload", time_column, *modes],
         rows,
         summary,
@@ -93,7 +102,7 @@ def over_graphs(run: Run, comparisons: Sequence[Comparison]) -> Table:
         f"Percent: kernels of one iteration that CUDA graphs launch in modes {UNPARTITIONED_MODE}, {GRAPH_MODE} and "
         f"{INDIRECTION_MODE}; a copy of inputs that is a kernel counts as one outside. copied: into placeholders, or "
         f"written as pointers, in one iteration. {' and '.join(OVER_GRAPHS)}: how many times faster than {GRAPH_MODE} "
-        "(host time), with the 95 % interval and verdict.",
+        f"(host time), with the 95 % interval and verdict. {KERNELS_NOTE}",
         columns,
         rows,
     )
@@ -102,7 +111,7 @@ def over_graphs(run: Run, comparisons: Sequence[Comparison]) -> Table:
 def speedups(comparisons: Sequence[Comparison], published: Published) -> Table:
     """Each mode over each of its baselines, by latency and by throughput."""
     columns = ["workload", "mode", "baseline", "metric", "speedup", "low", "high", "floor_percent", "verdict"]
-    columns += ["blocks", "alternating", "missing", "grace_speedup"]
+    columns += ["kernels", "blocks", "alternating", "missing", "grace_speedup"]
     return make_table(
         "speedups",
         "Every mode over its baselines",
@@ -145,10 +154,13 @@ def _ratio_text(run: Run, comparisons: Sequence[Comparison], label: str, mode: s
     item = None if cell is None else compare.find(comparisons, cell, baseline, Metric.LATENCY)
     if item is None:
         return "not run"
-    if item.ratio is None or item.verdict is None:
+    if item.ratio is None:
         return item.missing or "no samples"
+    if item.kernels is Kernels.OTHER:
+        return item.kernels.value
+    said = item.verdict or item.kernels or ""
     aside = "" if item.alternating else ", not alternating"
-    return f"{item.ratio.value:.2f} [{item.ratio.low:.2f}, {item.ratio.high:.2f}] {item.verdict.value}{aside}"
+    return f"{item.ratio.value:.2f} [{item.ratio.low:.2f}, {item.ratio.high:.2f}] {said}{aside}"
 
 
 def _speedup_row(item: Comparison, published: Published) -> Row:
@@ -161,13 +173,14 @@ def _speedup_row(item: Comparison, published: Published) -> Row:
     }
     if is_as_published(item.cell) and item.metric is Metric.LATENCY:
         row["grace_speedup"] = published.speedup("grace", item.cell.workload, item.cell.mode, item.baseline)
-    if item.ratio is not None and item.verdict is not None:
+    if item.ratio is not None:
         row |= {
             "speedup": item.ratio.value,
             "low": item.ratio.low,
             "high": item.ratio.high,
             "floor_percent": None if item.floor is None else 100 * item.floor,
-            "verdict": item.verdict.value,
+            "verdict": item.verdict.value if item.verdict else None,
+            "kernels": item.kernels.value if item.kernels else None,
             "blocks": item.ratio.blocks,
             "alternating": item.alternating,
         }

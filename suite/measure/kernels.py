@@ -1,0 +1,77 @@
+"""Which kernels an iteration ran, and whether two modes ran the same ones.
+
+Inductor times several configurations of a kernel and keeps the fastest; cuDNN does so with algorithms where a program
+lets it. Two processes may come to different results, and then a ratio of their times compares draws, not modes. A
+kernel is known by its name and launch configuration: Triton's number of warps is in the block, its tile in the grid, a
+vendor's tile in the name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+SHOWN_CHARACTERS = 60
+"""Of a longer name the beginning is kept, and a digest of all of it."""
+
+_TRITON = "triton_"
+_NUMBER = re.compile(r"_\d+$")
+_MOVES_ONLY = re.compile(r"copy|fill|encore_prelude", re.IGNORECASE)
+"""Kernels that nobody tunes and that modes may have more or fewer of: copies into placeholders, and Encore's own."""
+
+_MOVER = "mover:"
+"""What the keys of these begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What two modes ran otherwise. Copies and fills are left out.
+
+    Attributes:
+        retuned: kernels that both have, launched otherwise, and kernels of libraries that one side lacks.
+        generated: generated kernels that one side lacks: the modes' programs differ there.
+    """
+
+    retuned: tuple[str, ...]
+    generated: tuple[str, ...]
+
+
+def kernel_key(name: str, grid: Sequence[int], block: Sequence[int]) -> str:
+    """ "triton_poi_fused_add_3" in 8 blocks of 128 threads -> "triton_poi_fused_add 8x1x1 128x1x1".
+
+    Inductor numbers the kernels of a program, and one more at its beginning would rename all others; the number goes.
+    A generated kernel may have "copy" in its name, too, and computes.
+    """
+    if name.startswith(_TRITON):
+        name = _NUMBER.sub("", name)
+    elif _MOVES_ONLY.search(name):
+        name = _MOVER + name
+    if len(name) > SHOWN_CHARACTERS:
+        name = f"{name[:SHOWN_CHARACTERS]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return " ".join((name.replace(" ", "_"), "x".join(map(str, grid)), "x".join(map(str, block))))
+
+
+def count_kernels(keys: Iterable[str], iterations: int) -> dict[str, int] | None:
+    """How often each ran in one of `iterations` that were alike, by key in order; None if they were not alike."""
+    counts = Counter(keys)
+    if any(count % iterations for count in counts.values()):
+        return None
+    return {key: count // iterations for key, count in sorted(counts.items())}
+
+
+def difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Difference:
+    """Compares two results of `count_kernels`."""
+    mine, yours = (
+        Counter({key: n for key, n in side.items() if not key.startswith(_MOVER)}) for side in (ours, theirs)
+    )
+    unlike = {*(mine - yours), *(yours - mine)}
+    shared = {_name(key) for key in mine} & {_name(key) for key in yours}
+    generated = {key for key in unlike if key.startswith(_TRITON) and _name(key) not in shared}
+    return Difference(tuple(sorted(unlike - generated)), tuple(sorted(generated)))
+
+
+def _name(key: str) -> str:
+    return key.split(" ", 1)[0]

@@ -1,0 +1,71 @@
+"""Which kernels ran: what is taken for the same kernel, and what for another result of tuning."""
+
+from __future__ import annotations
+
+import pytest
+
+from suite.measure.kernels import count_kernels, difference, kernel_key
+
+GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_kernel__5x_cublas"
+COPY = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>"
+
+
+def kernels(*launched: tuple[str, int, int]) -> dict[str, int]:
+    counted = count_kernels([kernel_key(name, (grid, 1, 1), (block, 1, 1)) for name, grid, block in launched], 1)
+    assert counted is not None
+    return counted
+
+
+def test_a_key_has_no_number_of_inductors_and_the_launch() -> None:
+    assert kernel_key("triton_poi_fused_add_3", (8, 1, 1), (128, 1, 1)) == "triton_poi_fused_add 8x1x1 128x1x1"
+    assert kernel_key("vendor_3", (8, 1, 1), (128, 1, 1)) == "vendor_3 8x1x1 128x1x1"
+
+
+def test_long_names_that_differ_at_their_end_stay_apart() -> None:
+    one, other = (kernel_key("k" * 200 + end, (1,), (1,)) for end in "ab")
+    assert one != other
+    assert len(one) < 90
+
+
+def test_the_same_launches_in_another_order_are_the_same() -> None:
+    ours = kernels(("triton_red_1", 4, 256), (GEMM, 8, 384))
+    theirs = kernels((GEMM, 8, 384), ("triton_red_7", 4, 256))
+    assert difference(ours, theirs) == difference(ours, ours)
+    assert not difference(ours, theirs).retuned
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        kernels(("triton_red_1", 4, 512), (GEMM, 8, 384)),  # another number of warps
+        kernels(("triton_red_1", 2, 256), (GEMM, 8, 384)),  # another tile
+        kernels(("triton_red_1", 4, 256), (GEMM.replace("128x128", "64x128"), 8, 384)),  # another tile of cuBLAS
+        kernels(("triton_red_1", 4, 256), (GEMM, 8, 384), (GEMM, 8, 384)),  # once more
+        kernels(("triton_red_1", 4, 256)),  # no GEMM
+    ],
+)
+def test_another_result_of_tuning_is_seen_from_both_sides(theirs: dict[str, int]) -> None:
+    ours = kernels(("triton_red_1", 4, 256), (GEMM, 8, 384))
+    assert difference(ours, theirs).retuned
+    assert difference(theirs, ours).retuned
+
+
+def test_copies_into_placeholders_and_encores_own_kernel_are_no_other_kernels() -> None:
+    ours = kernels((GEMM, 8, 384))
+    theirs = kernels((GEMM, 8, 384), (COPY, 9, 128), ("encore_prelude", 1, 32))
+    assert difference(ours, theirs) == difference(theirs, ours) == difference(ours, ours)
+
+
+def test_a_generated_kernel_that_copies_and_computes_counts() -> None:
+    ours = kernels(("triton_poi_fused_copy_mul_0", 8, 128))
+    assert difference(ours, kernels(("triton_poi_fused_copy_mul_0", 8, 256))).retuned
+
+
+def test_a_generated_kernel_of_one_side_alone_is_another_program_not_another_tuning() -> None:
+    found = difference(kernels((GEMM, 8, 384), ("triton_poi_fused_cos_0", 1, 128)), kernels((GEMM, 8, 384)))
+    assert (found.retuned, found.generated) == ((), ("triton_poi_fused_cos 1x1x1 128x1x1",))
+
+
+def test_iterations_that_ran_other_kernels_have_no_count() -> None:
+    assert count_kernels(["a", "a", "b", "b"], 2) == {"a": 1, "b": 1}
+    assert count_kernels(["a", "a", "b"], 2) is None
