@@ -1,0 +1,10 @@
+"""A quiet host for measurements: `check` tells what disturbs them, `tune` changes it, `restore` undoes it.
+
+A replay is a few microseconds of host work. Frequency changes, sleep states and neighbours are of that size, so a
+ratio between two modes can be one of host states. Nothing here is needed to use Encore, `check` only reads, and
+nothing is changed unless `tune` is asked for it by name. Run as `python -m host_tuning check|tune|restore`.
+"""
+
+from host_tuning.check import Finding, Verdict, check
+
+__all__ = ["Finding", "Verdict", "check"]

@@ -1,0 +1,19 @@
+"""What `python -m host_tuning` ends with."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FINDING = 1
+EXIT_WRONG_USE = 2
+
+
+class HostTuningError(Exception):
+    """Something failed while working; what was changed until then is put back or named."""
+
+    exit_code = EXIT_FINDING
+
+
+class Refused(HostTuningError):
+    """Nothing was changed: the message names what stands against it, and what can be done."""
+
+    exit_code = EXIT_WRONG_USE

@@ -1,0 +1,139 @@
+"""The files through which Linux shows and takes settings, below a root, so that tests have a tree of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from host_tuning.cpu_list import parse_cpus
+
+CPU = "sys/devices/system/cpu"
+CPUIDLE_DRIVER = f"{CPU}/cpuidle/current_driver"
+NO_TURBO = f"{CPU}/intel_pstate/no_turbo"
+BOOST = f"{CPU}/cpufreq/boost"
+SMT_CONTROL = f"{CPU}/smt/control"
+CGROUP = "sys/fs/cgroup"
+
+VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}
+"""Vendors whose files are known here, by their name in /proc/cpuinfo."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleState:
+    """A sleep state of one CPU. `folder` is relative to the root; `exit_latency_us` is what waking up takes."""
+
+    folder: str
+    cpu: int
+    name: str
+    exit_latency_us: int
+    disabled: bool
+
+
+class Machine:
+    """Reads and writes files of one machine; all names are relative to `root`."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self.root = root
+
+    @property
+    def is_real(self) -> bool:
+        """Whether this is the machine itself and no tree made for tests."""
+        return self.root == Path("/")
+
+    def shown(self, name: str) -> str:
+        """The name as a user reads it."""
+        return f"/{name}"
+
+    def read(self, name: str) -> str | None:
+        """The content without its line end; None where there is no such file or it cannot be read."""
+        try:
+            return (self.root / name).read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+
+    def read_number(self, name: str) -> int | None:
+        """The content as a whole number; None where it is none."""
+        text = self.read(name)
+        return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else None
+
+    def read_cpus(self, name: str) -> tuple[int, ...]:
+        """The CPUs that a file lists; none where it lists none or is missing."""
+        try:
+            return parse_cpus(self.read(name) or "")
+        except ValueError:
+            return ()
+
+    def exists(self, name: str) -> bool:
+        return (self.root / name).exists()
+
+    def glob(self, pattern: str) -> list[str]:
+        """Names that match, by the numbers in them: policy2 comes before policy10."""
+        found = (str(path.relative_to(self.root)) for path in self.root.glob(pattern))
+        return sorted(
+            found, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+        )
+
+    def write(self, name: str, text: str) -> None:
+        """Writes an existing file in one piece, as the kernel wants it.
+
+        Raises:
+            OSError: there is no such file, it may not be written, or the kernel does not take the value.
+        """
+        descriptor = os.open(self.root / name, os.O_WRONLY | os.O_TRUNC)
+        try:
+            os.write(descriptor, f"{text}\n".encode())
+        finally:
+            os.close(descriptor)
+
+    def make_folder(self, name: str) -> None:
+        """
+        Raises:
+            OSError: it is there already, or may not be made.
+        """
+        (self.root / name).mkdir()
+
+    def remove_folder(self, name: str) -> None:
+        """
+        Raises:
+            OSError: it is not empty, or may not be removed.
+        """
+        (self.root / name).rmdir()
+
+    @property
+    def vendor(self) -> str | None:
+        """`Intel` or `AMD`; None where it is another, or not told."""
+        return VENDORS.get(self._cpuinfo("vendor_id") or "")
+
+    @property
+    def model(self) -> str | None:
+        """The CPU's name as the vendor prints it."""
+        return self._cpuinfo("model name")
+
+    def _cpuinfo(self, field: str) -> str | None:
+        match = re.search(rf"^{field}\s*:\s*(.+)$", self.read("proc/cpuinfo") or "", re.MULTILINE)
+        return match[1].strip() if match else None
+
+    @property
+    def online_cpus(self) -> tuple[int, ...]:
+        return self.read_cpus(f"{CPU}/online")
+
+    @property
+    def policies(self) -> list[str]:
+        """Folders of cpufreq, one for each set of CPUs that change their frequency together."""
+        return [name for name in self.glob(f"{CPU}/cpufreq/policy*") if self.exists(f"{name}/scaling_governor")]
+
+    @property
+    def idle_states(self) -> list[IdleState]:
+        """Every sleep state of every online CPU."""
+        online = set(self.online_cpus)
+        states = []
+        for folder in self.glob(f"{CPU}/cpu[0-9]*/cpuidle/state[0-9]*"):
+            match = re.search(r"/cpu(\d+)/cpuidle", folder)
+            latency, disabled = self.read_number(f"{folder}/latency"), self.read(f"{folder}/disable")
+            if match is None or int(match[1]) not in online or latency is None or disabled is None:
+                continue
+            name = self.read(f"{folder}/name") or Path(folder).name
+            states.append(IdleState(folder, int(match[1]), name, latency, disabled != "0"))
+        return states

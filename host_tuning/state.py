@@ -1,0 +1,98 @@
+"""The file that says what was changed: written before the first change, removed after the last one is undone.
+
+It lies in a folder that does not survive a restart of the machine, as the settings do not either.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from host_tuning.change import Change
+from host_tuning.errors import HostTuningError, Refused
+from host_tuning.machine import Machine
+
+STATE = Path("/run/encore-host-tuning/state.json")
+FORMAT = 1
+_BOOT_ID = "proc/sys/kernel/random/boot_id"
+
+
+def write_state(path: Path, changes: Sequence[Change], machine: Machine) -> None:
+    """Writes the file so that a crash leaves the old one, the new one, or none, never a part.
+
+    Raises:
+        OSError: the folder cannot be made, or the disk is full; nothing is left behind.
+    """
+    content = {
+        "format": FORMAT,
+        "boot": machine.read(_BOOT_ID),
+        "changes": [change.as_json() for change in changes],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(content, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_state(path: Path, machine: Machine) -> tuple[Change, ...]:
+    """The changes that were made, or were about to be made.
+
+    Raises:
+        Refused: there is no such file, it is of another format, or the machine was restarted since.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise Refused(f"nothing to restore: there is no state file {path}") from None
+    except (OSError, ValueError) as error:
+        raise Refused(f"cannot read the state file {path}: {error}") from error
+    try:
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']!r}, this version reads {FORMAT}")
+        changes = tuple(Change.from_json(fields) for fields in content["changes"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refused(f"{path} is no state file of this version: {error}") from error
+    if content.get("boot") != machine.read(_BOOT_ID):
+        raise Refused(
+            f"{path} is of an earlier start of this machine, and a restart undoes all settings; delete the file"
+        )
+    return changes
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keeps a second `tune` or `restore` out.
+
+    Raises:
+        Refused: another one is at work.
+        HostTuningError: the folder of the state file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.with_name(".lock").open("w")
+    except OSError as error:
+        raise HostTuningError(f"cannot write beside the state file {path}: {error}; nothing was changed") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused(f"another tune or restore is at work with {path}") from None
+        yield

@@ -1,0 +1,383 @@
+"""`host_tuning tune` and `restore` on a fake host: all of it or nothing, whatever fails and wherever it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from host_tuning import __main__ as command_line
+from host_tuning import state as state_module
+from host_tuning import tune as tune_module
+from host_tuning.cpu_list import format_cpus, parse_cpus
+from host_tuning.errors import HostTuningError, Refused
+from host_tuning.machine import CGROUP, CPU, SMT_CONTROL
+from host_tuning.plan import Wishes
+from host_tuning.state import STATE
+from host_tuning.tune import restore, tune
+from tests.fixtures.fake_host import UUID, FakeGpus, FakeHost, end_process, fail, in_child
+
+ALL = Wishes(
+    governor=True, frequency="base", no_turbo=True, c_states=True, smt_off=True, isolate="1", persistence=True,
+    gpu_clock=1410,
+)  # fmt: skip
+VENDORS = ("intel", "amd")
+
+
+def silent(text: str) -> None:
+    """Says nothing."""
+
+
+class Case:
+    """A fake host with its GPU and state file; `again()` is the same host seen by a process that starts later."""
+
+    def __init__(self, root: Path, vendor: str = "intel") -> None:
+        self.root, self.vendor = root, vendor
+        self.host = FakeHost(root, vendor)
+        self.gpus = FakeGpus(self.host)
+        self.state = root / "run" / "state.json"
+
+    def again(self) -> Case:
+        return Case(self.root, self.vendor)
+
+    def tune(self, wishes: Wishes = ALL) -> None:
+        tune(wishes, self.host, self.gpus, self.state, silent)
+
+    def restore(self) -> int:
+        return restore(self.host, self.gpus, self.state, silent)
+
+    def settings(self) -> dict[str, str]:
+        """What a user can set: the fake kernel's own notes are left out."""
+        return {name: text for name, text in self.host.snapshot().items() if not name.startswith("kernel/")}
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_everything_is_changed_and_put_back(tmp_path: Path, vendor: str) -> None:
+    case = Case(tmp_path, vendor)
+    before = case.settings()
+    case.tune()
+    tuned = case.settings()
+    policy = f"{CPU}/cpufreq/policy0"
+    base = "2800000" if vendor == "intel" else "3100000"
+    assert [tuned[f"{policy}/scaling_{end}_freq"] for end in ("min", "max")] == [base, base]
+    assert tuned[f"{policy}/scaling_governor"] == "performance"
+    assert tuned[f"{CPU}/cpu1/cpuidle/state2/disable"] == "1"
+    assert tuned[f"{CPU}/cpu1/cpuidle/state1/disable"] == "0", "only deep states"
+    assert tuned[SMT_CONTROL] == "off"
+    assert tuned[f"{CGROUP}/encore-bench/cpuset.cpus"] == "1"
+    assert tuned[f"{CGROUP}/encore-bench/cpuset.mems"] == "1"
+    assert tuned[f"{CGROUP}/user.slice/cpuset.cpus"] == "0", "of the CPUs that stay online"
+    assert json.loads(tuned["gpu.json"]) == {"persistence": True, "locked": 1410}
+    changes = len(json.loads(case.state.read_text())["changes"])
+    assert case.again().restore() == changes
+    assert case.settings() == before
+    assert not case.state.exists()
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_failure_at_any_write_leaves_everything_as_it_was(tmp_path: Path, vendor: str) -> None:
+    whole = Case(tmp_path / "whole", vendor)
+    whole.tune()
+    count = len(whole.host.steps)
+    assert count > 20
+    for number in range(count):
+        for hook in ("before_step", "after_step"):
+            case = Case(tmp_path / f"{hook}-{number}", vendor)
+            before = case.settings()
+            setattr(case.host, hook, fail(number))
+            with pytest.raises(HostTuningError, match="everything is as it was before"):
+                case.tune()
+            assert case.settings() == before, (hook, whole.host.steps[number])
+            assert not case.state.exists()
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_restore_puts_everything_back_after_a_crash_at_any_write(tmp_path: Path, vendor: str) -> None:
+    whole = Case(tmp_path / "whole", vendor)
+    whole.tune()
+    for number in range(len(whole.host.steps)):
+        for hook in ("before_step", "after_step"):
+            case = Case(tmp_path / f"{hook}-{number}", vendor)
+            before = case.settings()
+            setattr(case.host, hook, end_process(number))
+            assert in_child(case.tune) == 9
+            assert case.settings() != before or number == 0
+            case.again().restore()
+            assert case.settings() == before, (hook, whole.host.steps[number])
+
+
+def test_a_crash_of_restore_at_any_write_is_mended_by_the_next_one(tmp_path: Path) -> None:
+    whole = Case(tmp_path / "whole")
+    before = whole.settings()
+    whole.tune()
+    whole = whole.again()
+    whole.restore()
+    for number in range(len(whole.host.steps)):
+        case = Case(tmp_path / str(number))
+        case.tune()
+        crashing = case.again()
+        crashing.host.after_step = end_process(number)
+        assert in_child(crashing.restore) == 9
+        case.again().restore()
+        assert case.settings() == before, whole.host.steps[number]
+
+
+def test_what_cannot_be_put_back_is_named_and_kept_and_the_rest_is_put_back(tmp_path: Path) -> None:
+    whole = Case(tmp_path / "whole")
+    before = whole.settings()
+    whole.tune()
+    whole = whole.again()
+    whole.restore()
+    named = 0
+    for number in range(len(whole.host.steps)):
+        case = Case(tmp_path / str(number))
+        case.tune()
+        failing = case.again()
+        failing.host.before_step = fail(number)
+        try:
+            failing.restore()
+        except HostTuningError as error:
+            named += 1
+            assert re.search(r"could not be put back: \w+ at .*run restore again", str(error))
+            assert json.loads(case.state.read_text())["changes"] and case.settings() != before
+            case.again().restore()
+        assert case.settings() == before, whole.host.steps[number]
+    unneeded = 5  # clearing cgroups whose settings end with the cgroup, or with the controller
+    assert named == len(whole.host.steps) - unneeded
+
+
+def test_if_even_putting_back_fails_the_state_file_stays(case: Case) -> None:
+    before = case.settings()
+
+    def broken(step: int) -> None:
+        if step >= 5:
+            raise OSError(5, "Input/output error")
+
+    case.host.before_step = broken
+    with pytest.raises(HostTuningError, match="run restore"):
+        case.tune()
+    assert case.settings() != before
+    case.again().restore()
+    assert case.settings() == before
+
+
+def test_the_state_file_is_there_before_the_first_change_and_without_it_nothing_changes(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    case.host.before_step = lambda number: seen.append(case.state.exists())
+    case.tune(Wishes(governor=True))
+    assert seen and all(seen)
+    case.again().restore()
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    case = case.again()
+    before = case.settings()
+    monkeypatch.setattr(state_module.os, "fsync", full)
+    with pytest.raises(HostTuningError, match="No space left on device; nothing was changed"):
+        case.tune()
+    assert case.host.steps == []
+    assert case.settings() == before
+    assert [path.name for path in case.state.parent.iterdir()] == [".lock"], "no part of a file is left"
+
+
+def test_a_value_that_the_kernel_does_not_take_is_a_failure(case: Case) -> None:
+    before = case.settings()
+    governor = f"{CPU}/cpufreq/policy1/scaling_governor"
+    case.host.after_step = lambda number: (
+        case.host.put(governor, "powersave") if case.host.steps[number] == f"{governor} = performance" else None
+    )
+    with pytest.raises(HostTuningError, match=r"did not take it: .*policy1/scaling_governor holds 'powersave'"):
+        case.tune()
+    assert case.settings() == before
+
+
+def test_ctrl_c_puts_everything_back(case: Case) -> None:
+    before = case.settings()
+
+    def interrupt(number: int) -> None:
+        if number == 7:
+            raise KeyboardInterrupt
+
+    case.host.before_step = interrupt
+    with pytest.raises(HostTuningError, match="interrupted; everything is as it was before"):
+        case.tune()
+    assert case.settings() == before
+
+
+def test_a_dry_run_tells_each_write_and_makes_none(case: Case) -> None:
+    before, told = case.settings(), []
+    changes = tune(ALL, case.host, case.gpus, case.state, told.append, dry_run=True)
+    assert case.settings() == before and case.host.steps == [] and not case.state.parent.exists()
+    case.tune()
+    assert len(told) == len(changes) == len(case.host.steps)
+    for line, change, step in zip(told, changes, case.host.steps, strict=True):
+        assert change.after.removeprefix("made") in line
+        assert change.target == UUID or change.target in step
+        assert change.target in line
+    told.clear()
+    restore(case.host, case.gpus, case.state, told.append, dry_run=True)
+    assert len(told) == len(changes) and case.state.exists()
+
+
+def test_only_what_is_asked_for_is_changed(case: Case) -> None:
+    before = case.settings()
+    case.tune(Wishes(gpu_clock=1410))
+    changed = {name for name, text in case.settings().items() if before[name] != text}
+    assert changed == {"gpu.json"}
+
+
+def test_what_is_so_already_is_left_alone(case: Case) -> None:
+    case.host.put(SMT_CONTROL, "off")
+    case.tune(Wishes(smt_off=True))
+    assert case.host.steps == [] and not case.state.exists()
+
+
+def test_processes_in_the_isolated_cgroup_are_moved_out_when_it_goes(case: Case) -> None:
+    before = case.settings()
+    case.tune(Wishes(isolate="1,3"))
+    case.host.put(f"{CGROUP}/encore-bench/cgroup.procs", "77\n78")
+    case.again().restore()
+    after = case.settings()
+    assert after.pop(f"{CGROUP}/cgroup.procs") == "78"
+    assert after == {name: text for name, text in before.items() if name != f"{CGROUP}/cgroup.procs"}
+
+
+def test_a_limit_above_the_upper_one_is_set_from_above(case: Case) -> None:
+    for cpu in range(4):
+        case.host.put(f"{CPU}/cpufreq/policy{cpu}/scaling_max_freq", "2000000")
+    before = case.settings()
+    case.tune(Wishes(frequency="2800"))
+    assert case.settings()[f"{CPU}/cpufreq/policy3/scaling_min_freq"] == "2800000"
+    case.again().restore()
+    assert case.settings() == before
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        (Wishes(), "name at least one setting"),
+        (Wishes(frequency="9000"), "9000 MHz does not lie within 800000 to 3800000 kHz"),
+        (Wishes(frequency="fast"), "'fast' is neither `base` nor a number of MHz"),
+        (Wishes(gpu_clock=1411), "no clock of 1411 MHz; nearest: 1200, 1410, 1980"),
+        (Wishes(gpu_clock=1410, gpu=3), "NVML shows no GPU 3"),
+        (Wishes(isolate="0-3"), "must be some, but not all"),
+        (Wishes(isolate="9"), "must be some, but not all, of those that are online then: 0-3"),
+        (Wishes(isolate="3", smt_off=True), "must be some, but not all, of those that are online then: 0-1"),
+        (Wishes(isolate="3-1"), "runs backwards"),
+        (Wishes(isolate="a"), "is no list of CPUs"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_changed(case: Case, wishes: Wishes, message: str) -> None:
+    before = case.settings()
+    wishes = wishes if wishes.is_empty else replace(wishes, governor=True)
+    with pytest.raises(Refused, match=message):
+        case.tune(wishes)
+    assert case.settings() == before and case.host.steps == []
+
+
+def test_an_unknown_machine_is_refused_and_every_reason_is_named(tmp_path: Path) -> None:
+    case = Case(tmp_path / "arm", "ARM")
+    with pytest.raises(Refused) as refused:
+        case.tune()
+    for item in ("governor", "frequency", "turbo", "c_states", "smt"):
+        assert f"{item}: CPU SYNTHETIC is not one of Intel and AMD" in str(refused.value)
+    case = Case(tmp_path / "driver")
+    case.host.put(f"{CPU}/cpufreq/policy2/scaling_driver", "cppc_cpufreq")
+    with pytest.raises(Refused, match="cpufreq driver 'cppc_cpufreq' is not known"):
+        case.tune(Wishes(governor=True))
+    case.host.put(f"{CGROUP}/cgroup.controllers", "cpu memory")
+    with pytest.raises(Refused, match="no cgroup v2 tree with the cpuset controller"):
+        case.tune(Wishes(isolate="1"))
+
+
+def test_without_root_the_machine_itself_is_refused(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_module.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(FakeHost, "is_real", property(lambda host: True))
+    with pytest.raises(Refused, match="needs root; nothing was changed"):
+        case.tune()
+    assert case.host.steps == []
+    assert len(tune(ALL, case.host, case.gpus, case.state, silent, dry_run=True)) > 20, "looking needs no rights"
+
+
+def test_tuning_twice_is_refused_and_so_is_restoring_nothing(case: Case) -> None:
+    with pytest.raises(Refused, match="nothing to restore"):
+        case.restore()
+    case.tune(Wishes(governor=True))
+    with pytest.raises(Refused, match=r"tuned already, .*run restore first"):
+        case.again().tune(Wishes(c_states=True))
+    case.restore()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot read the state file"),
+        ("[]", "is no state file"),
+        ('{"format": 7, "changes": []}', "format 7, this version reads 1"),
+        ('{"format": 1, "changes": [{"item": "x"}]}', "a change has the fields"),
+        (
+            '{"format": 1, "changes": [{"item": "x", "kind": "file", "target": "../etc/passwd", "before": "", '
+            '"after": ""}]}',
+            "does not lie below the root",
+        ),
+        ('{"format": 1, "boot": "another", "changes": []}', "an earlier start of this machine"),
+    ],
+)
+def test_a_state_file_that_is_not_ours_is_refused(case: Case, content: str, message: str) -> None:
+    case.state.parent.mkdir()
+    case.state.write_text(content)
+    with pytest.raises(Refused, match=message):
+        case.restore()
+    assert case.host.steps == []
+
+
+def test_two_at_once_are_refused(case: Case) -> None:
+    with state_module.locked(case.state), pytest.raises(Refused, match="another tune or restore is at work"):
+        case.tune()
+    assert case.host.steps == []
+
+
+def test_the_command_line_tunes_and_restores_a_tree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    host = FakeHost(tmp_path)
+    before = host.snapshot()
+    root = ["--root", str(tmp_path)]
+    assert command_line.main(["tune", *root, "--governor", "--c-states", "--dry-run"]) == 0
+    assert "would write 'performance' to /sys/devices/system/cpu/cpufreq/policy0/scaling_governor" in (
+        capsys.readouterr().out
+    )
+    assert host.snapshot() == before
+    assert command_line.main(["tune", *root, "--governor", "--c-states"]) == 0
+    assert host.snapshot() != before
+    assert (tmp_path / STATE.relative_to("/")).exists()
+    assert command_line.main(["tune", *root, "--governor"]) == 2
+    assert command_line.main(["restore", *root]) == 0
+    assert host.snapshot() == before
+    assert command_line.main(["restore", *root]) == 2
+    assert "nothing to restore" in capsys.readouterr().err
+    assert command_line.main(["tune", *root]) == 2
+    with pytest.raises(SystemExit) as wrong:
+        command_line.main(["tune", *root, "--no-such-option"])
+    assert wrong.value.code == 2
+
+
+@pytest.mark.parametrize("text", ["", "0", "0-3,8", "1,3,5", "2-2"])
+def test_lists_of_cpus_are_read_and_printed_as_the_kernel_does(text: str) -> None:
+    cpus = parse_cpus(text)
+    assert parse_cpus(format_cpus(cpus)) == cpus
+    assert format_cpus(cpus) == text.replace("2-2", "2")
+
+
+def test_this_process_is_not_ended_by_the_crash_tests() -> None:
+    assert in_child(lambda: os._exit(9)) == 9
