@@ -146,6 +146,9 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Folder of the run; default: a new one in results/runs.")
     ] = None,
     tag: Annotated[str | None, typer.Option(help="Word to add to the run's name.")] = None,
+    host_check: Annotated[
+        bool, typer.Option("--host-check", help="Warn of what disturbs measurements on this host; stored with the run.")
+    ] = False,
     report: Annotated[bool, typer.Option("--report", help="Afterwards do `encore report` for this run.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -172,6 +175,7 @@ def run(
         timeout_s=parse_duration(timeout, "--timeout"),
         out=out,
         tag=tag,
+        host_check=host_check,
     )
     finished = launch(request, _console(stderr=True))
     made = _build_report([finished.path], None, None, None) if report else None

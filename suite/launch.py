@@ -17,6 +17,7 @@ from rich.console import Console
 from suite import environment, store
 from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
 from suite.gpu import find_gpu, require_gpu
+from suite.host_check import record_host_check
 from suite.interrupt import Interrupted
 from suite.modes import select_modes
 from suite.process import WORKER_COMMAND
@@ -51,6 +52,7 @@ class Request:
     timeout_s: float = 600.0
     out: Path | None = None
     tag: str | None = None
+    host_check: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
     run = _open(request, console)
     with run.writer:
         where = describe(run.writer.path)
+        if request.host_check:
+            record_host_check(run.writer.path, console)
         jobs = plan_jobs(
             select_workloads(run.plan.workloads, run.plan.variant),
             select_modes(run.plan.modes),

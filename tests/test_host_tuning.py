@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fixtures.fake_host import UUID, FakeGpus, FakeHost, end_process, fail, in_child
 
 from host_tuning import __main__ as command_line
 from host_tuning import state as state_module
@@ -19,7 +20,6 @@ from host_tuning.machine import CGROUP, CPU, SMT_CONTROL
 from host_tuning.plan import Wishes
 from host_tuning.state import STATE
 from host_tuning.tune import restore, tune
-from tests.fixtures.fake_host import UUID, FakeGpus, FakeHost, end_process, fail, in_child
 
 ALL = Wishes(
     governor=True, frequency="base", no_turbo=True, c_states=True, smt_off=True, isolate="1", persistence=True,

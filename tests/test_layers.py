@@ -14,7 +14,9 @@ from optimizations import torch_internals
 from suite.store import REPOSITORY
 
 SOURCES = sorted(
-    path for package in ("suite", "models", "optimizations", "host_tuning") for path in (REPOSITORY / package).rglob("*.py")
+    path
+    for package in ("suite", "models", "optimizations", "host_tuning")
+    for path in (REPOSITORY / package).rglob("*.py")
 )
 TABLE = REPOSITORY / "optimizations" / "torch_internals.py"
 
