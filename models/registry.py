@@ -57,6 +57,7 @@ class Workload:
         builds_on_device: the builder makes the module where it will run and reads `torch.get_default_device()`
             for that, instead of being moved there afterwards.
         cudnn_benchmark: whether the published runner lets cuDNN measure its convolution algorithms.
+        sets: names of the sets this row belongs to, by which several are chosen at once (`--set`).
         notes: what is special, for `encore list` and reports.
     """
 
@@ -75,11 +76,19 @@ class Workload:
     optimizer: Literal["sgd", "adam"] | None = None
     builds_on_device: bool = False
     cudnn_benchmark: bool = False
+    sets: tuple[str, ...] = ()
     notes: str = ""
 
 
 class UnknownWorkload(LookupError):
-    """No workload of this name; the message gives the nearest ones."""
+    """No workload of this name, or no set; the message gives the nearest ones."""
+
+
+ALL = "all"
+"""The set of every registered workload."""
+
+DEFAULT_SET = "grace"
+"""What is meant where neither workloads nor a set are named: the 25 workloads of GraCE (OSDI 2026)."""
 
 
 _REGISTRY: dict[str, Workload] = {}
@@ -110,6 +119,25 @@ def workloads() -> dict[str, Workload]:
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"models.workloads.{module.name}")
     return dict(sorted(_REGISTRY.items()))
+
+
+def sets() -> dict[str, list[Workload]]:
+    """The workloads of each set, `ALL` among them, in alphabetical order."""
+    every = list(workloads().values())
+    names = sorted({name for workload in every for name in workload.sets})
+    return {name: [workload for workload in every if name in workload.sets] for name in names} | {ALL: every}
+
+
+def find_set(name: str) -> list[Workload]:
+    """The workloads of this set (any case).
+
+    Raises:
+        UnknownWorkload: there is no such set; the message names those there are.
+    """
+    known = sets()
+    if name.lower() not in known:
+        raise UnknownWorkload(f"unknown set {name!r}; known: {', '.join(known)}")
+    return known[name.lower()]
 
 
 def find(acronym: str) -> Workload:

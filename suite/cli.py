@@ -106,7 +106,10 @@ def run(
     context: typer.Context,
     workloads: Annotated[
         list[str] | None,
-        typer.Argument(help="Workloads (see `encore list`); all if none is named.", show_default=False),
+        typer.Argument(help="Workloads (see `encore list`); the set `grace` if none is named.", show_default=False),
+    ] = None,
+    workload_set: Annotated[
+        str | None, typer.Option("--set", metavar="SET", help="Workloads of a set, such as grace or all.")
     ] = None,
     modes: Annotated[
         str | None, typer.Option(help="Modes, separated by commas; default: all the device can run.")
@@ -167,6 +170,7 @@ def run(
         given={name: context.params[name] for name in RunSettings.model_fields if _was_given(context, name)},
         command_line=("encore", *sys.argv[1:]),
         workloads=workloads or (),
+        workload_set=workload_set,
         modes=[name.strip() for name in modes.split(",") if name.strip()] if modes is not None else None,
         shard=parse_shard(shard) if shard else None,
         resume=resume,
@@ -258,6 +262,9 @@ def explain(
         list[str] | None, typer.Argument(help="Workloads, or programs as module:callable.", show_default=False)
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every workload in every variant, a line each.")] = False,
+    workload_set: Annotated[
+        str | None, typer.Option("--set", metavar="SET", help="The same for the workloads of a set, such as grace.")
+    ] = None,
     variant: Annotated[str | None, typer.Option(help="Variant of the workloads.")] = None,
     size: Annotated[Size, typer.Option(help="Published size, or one small enough for tests.")] = Size.full,
     out: Annotated[
@@ -275,11 +282,12 @@ def explain(
     from suite.explain.text import render, summary
     from suite.store import describe
 
-    if everything == bool(targets):
-        raise WrongUse("name what to explain (`encore list --workloads` shows the workloads), or give --all")
+    if (everything or workload_set is not None) == bool(targets):
+        raise WrongUse("name what to explain (`encore list --workloads` shows the workloads), or give --all or --set")
+    everything = everything or workload_set is not None
     if reuse and out is None:
         raise WrongUse("--reuse needs --out DIR, the folder it may find explanations in")
-    wanted = find_targets(targets or (), variant=variant, size=size.value)
+    wanted = find_targets(targets or (), variant=variant, size=size.value, workload_set=workload_set)
     kept = reusable(wanted, out) if reuse and out else {}
     if kept and out:
         _say(f"{len(kept)} of {len(wanted)} are explained in {describe(out)} already, by this very code")

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import JsonValue
 from rich.console import Console
 
+from models.registry import DEFAULT_SET
 from suite import environment, store
 from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
 from suite.gpu import find_gpu, require_gpu
@@ -44,6 +45,7 @@ class Request:
     given: Mapping[str, Any]
     command_line: Sequence[str]
     workloads: Sequence[str] = ()
+    workload_set: str | None = None
     modes: Sequence[str] | None = None
     shard: Shard | None = None
     resume: str | None = None
@@ -185,7 +187,8 @@ def _runs_again(request: Request, plan: RunPlan, cell: Cell) -> bool:
 
 def _new_plan(request: Request) -> RunPlan:
     settings = request.preset.settings.model_copy(update=dict(request.given)).checked()
-    workloads = select_workloads(request.workloads or request.preset.workloads, settings.variant)
+    names = request.workloads or (() if request.workload_set else request.preset.workloads)
+    workloads = select_workloads(names, settings.variant, request.workload_set or (None if names else DEFAULT_SET))
     if request.shard:
         workloads = request.shard.of(workloads)
     plan = RunPlan(
@@ -210,9 +213,8 @@ def _resumed_plan(request: Request, recorded: RecordedRun) -> RunPlan:
             f"{describe(recorded.path)} was made with other settings or in another environment, and its rows would not "
             f"compare: {_listed(found)}. Leave these options out or restore that environment, or start a new run."
         )
-    workloads = [
-        workload.acronym for workload, _ in select_workloads(request.workloads or plan.workloads, plan.variant)
-    ]
+    names = request.workloads or (() if request.workload_set else plan.workloads)
+    workloads = [workload.acronym for workload, _ in select_workloads(names, plan.variant, request.workload_set)]
     modes = [mode.name for mode in select_modes_for(plan.device, request.modes or plan.modes)]
     return plan.model_copy(update={"workloads": workloads, "modes": modes})
 

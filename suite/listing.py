@@ -29,6 +29,7 @@ def as_json(workloads: Sequence[Workload], modes: Sequence[Mode]) -> dict[str, l
                 "batch": workload.batch,
                 "dtype_policy": workload.dtype_policy,
                 "variants": list(workload.variants),
+                "sets": list(workload.sets),
                 "parameters": workload.parameters,
                 "notes": workload.notes,
             }
@@ -45,7 +46,7 @@ def tables(workloads: Sequence[Workload], modes: Sequence[Mode]) -> list[Rendera
     """What `encore list` prints: a table for each kind, then what is special about some workloads."""
     listed: list[RenderableType] = []
     if workloads:
-        table = Table("workload", "model", "suite", "task", "batch", "dtypes", "variants", box=None)
+        table = Table("workload", "model", "suite", "task", "batch", "dtypes", "variants", "sets", box=None)
         for workload in workloads:
             table.add_row(
                 workload.acronym,
@@ -55,6 +56,7 @@ def tables(workloads: Sequence[Workload], modes: Sequence[Mode]) -> list[Rendera
                 str(workload.batch),
                 workload.dtype_policy,
                 ", ".join(workload.variants),
+                ", ".join(workload.sets),
             )
         listed.append(table)
     if modes:

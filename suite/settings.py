@@ -70,7 +70,7 @@ class RunPlan(RunSettings):
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Defaults of `encore run`. `workloads` empty means all that are registered."""
+    """Defaults of `encore run`. `workloads` empty means the default set."""
 
     workloads: tuple[str, ...]
     settings: RunSettings

@@ -149,6 +149,10 @@ def test_env_as_json_is_the_record_of_a_run() -> None:
         (("run", "--shard", "3/2"), ("--shard '3/2'", "2/3")),
         (("run", "--device", "cpu", "--modes", "graph"), ("graph", "--device cuda")),
         (("run", "--variant", "curent"), ("'curent'", "published")),
+        (("run", "--set", "graze"), ("'graze'", "grace", "pygraph", "all")),
+        (("run", "EOS", "--set", "all"), ("--set all", "EOS")),
+        (("explain", "--set", "graze"), ("'graze'", "grace")),
+        (("explain", "EOS", "--set", "grace"), ("--set", "--all")),
         (("run", "--device", "cpu", "--tag", "a/b"), ("--tag 'a/b'", "letters")),
         (("run", "--resume", "no-such-run"), ("'no-such-run'", "results/runs")),
         (("run", "--resume", "x", "--out", "y"), ("--resume", "--out")),
@@ -198,6 +202,17 @@ def test_a_run_leaves_rows_logs_and_a_summary(fake: Fake) -> None:
     assert (summary["cells"], summary["new_cells"], summary["failed"], summary["not_started"]) == (4, 4, [], [])
     assert summary["run"].endswith(run.name)
     assert "ST compile: warm-up" in done.stderr
+
+
+@pytest.mark.parametrize(("options", "chosen"), [((), "grace"), (("--set", "pygraph"), "pygraph")])
+def test_a_run_takes_a_set_and_without_names_the_default_one(fake: Fake, options: Sequence[str], chosen: str) -> None:
+    from models import registry
+
+    members = [workload.acronym for workload in registry.find_set(chosen)]
+    assert members != [workload.acronym for workload in registry.workloads().values()]
+    done = fake("run", *options, *CPU, "--modes", "compile", "--shard", f"{len(members)}/{len(members)}")
+    assert done.returncode == 0, done.stderr
+    assert read_run(fake.only_run()).environment.settings["workloads"] == members[-1:]
 
 
 def test_failed_cells_exit_1_and_are_retried_when_asked(fake: Fake) -> None:

@@ -280,6 +280,24 @@ def test_dropout_is_switched_off_in_a_copy_that_is_still_training():
     assert [member.p for member in module[:-1]] == [0.5] * len(kinds)
 
 
+def test_rates_that_are_plain_attributes_are_switched_off_too():
+    class Functional(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dropout, self.drop_prob, self.scale = 0.5, 0.25, 0.5
+            self.activation_dropout = torch.nn.Linear(1, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.dropout(x, self.dropout + self.drop_prob, self.training) * self.scale
+
+    module = Functional().train()
+    calm = without_dropout(module)
+    x = torch.randn(3, 4)
+    assert torch.equal(calm(x), x * 0.5)
+    assert isinstance(calm.activation_dropout, torch.nn.Linear)
+    assert (module.dropout, module.drop_prob) == (0.5, 0.25)
+
+
 STOCHASTIC = [workload for workload in registry.workloads().values() if workload.stochastic]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from transformers import DebertaForMaskedLM
 
 from models.instance import Instance, instantiate
 from models.nests import tensors_of
@@ -31,6 +32,21 @@ class CpuOperations(TorchFunctionMode):
         # Asking a tensor for its device or type is no operation.
         if func.__name__ != "__get__" and any(tensor.device.type == "cpu" for tensor in tensors):
             self.names.append(func.__name__)
+        return result
+
+
+class DrawnNumbers(TorchFunctionMode):
+    """Shapes of what `torch.rand` gives under it on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.rand:
+            assert result.device.type == "cpu"
+            self.shapes.append(tuple(result.shape))
         return result
 
 
@@ -88,7 +104,13 @@ def test_current_programs_touch_no_cpu_tensor(acronym: str) -> None:
     assert cpu_operations(acronym, "current") == []
 
 
-@pytest.mark.parametrize("acronym", ["ALNET", "DCGAN", "DNET", "DR-I", "DR-T", "EOS", "LCNET", "MBERT"])
+@pytest.mark.parametrize(
+    "acronym",
+    [
+        *("ALNET", "ALNET-128", "BERT", "CBERT", "DBMLM", "DCGAN", "DLRM", "DNET", "DR-I", "DR-I-256", "DR-T"),
+        *("DR-T-4096", "ECML", "EOS", "GFNET", "LCNET", "LP", "MBERT", "MTCG-I", "MTCG-T"),
+    ],
+)
 def test_programs_without_an_obstacle_touch_no_cpu_tensor(acronym: str) -> None:
     assert cpu_operations(acronym, "published") == []
 
@@ -173,12 +195,63 @@ def test_current_speech_transformer_is_one_graph_without_scalars() -> None:
 @pytest.mark.parametrize(
     ("acronym", "variant"),
     [
-        *((acronym, "published") for acronym in ("ALNET", "DGPT2", "DNET", "DR-I", "EOS", "LCNET", "MBERT", "MMC")),
-        *(("XLNET-I", variant) for variant in ("published", "current")),
+        *((acronym, "published") for acronym in ("ALNET", "BERT", "CBERT", "DBMLM", "DBV2", "DGPT2", "DLRM", "DNET")),
+        *((acronym, "published") for acronym in ("DR-I", "ECML", "EOS", "GFNET", "LCNET", "LP", "MBERT", "MMC")),
+        *((acronym, "published") for acronym in ("MTCG-I", "MTCG-T")),
+        *((acronym, variant) for acronym in ("DMLM", "XLNET-I") for variant in ("published", "current")),
     ],
 )
 def test_programs_without_a_host_read_are_one_graph(acronym: str, variant: str) -> None:
     assert len(dynamo_graphs(tiny(acronym, variant)).inputs) == 1
+
+
+@pytest.mark.parametrize(("acronym", "layers"), [("BSCG", 4), ("STCLM", 2)])
+def test_layer_drop_draws_on_the_cpu_and_branches_before_each_layer(acronym: str, layers: int) -> None:
+    instance = tiny(acronym, "published")
+    with DrawnNumbers() as drawn:
+        instance.module(**instance.inputs(0).kwargs)
+    assert drawn.shapes == [()] * layers
+    assert len(dynamo_graphs(instance).inputs) > 2
+    instance.module.eval()
+    assert len(dynamo_graphs(instance).inputs) <= 2, "without LayerDrop only the making of a cache may be in the way"
+
+
+def test_each_deberta_layer_makes_its_scale_on_the_cpu() -> None:
+    assert cpu_operations("DMLM", "published").count("sqrt") == 2
+    assert cpu_operations("DBV2", "published"), "in a scripted function there, which hides its operations"
+
+
+def test_the_librarys_mt5_breaks_where_it_makes_its_cache_and_is_tied() -> None:
+    published, current = tiny("MTCG-I", "published"), tiny("MTCG-I", "current")
+    assert len(dynamo_graphs(current).inputs) > 1
+    assert current.module.lm_head.weight is current.module.shared.weight
+    assert published.module.lm_head.weight is not published.module.shared.weight
+    for stack in (published.module.encoder, published.module.decoder):
+        assert stack.embed_tokens.weight is published.module.shared.weight
+    made = published.inputs(0)
+    published.module.lm_head.weight = published.module.shared.weight
+    published.module.load_state_dict(current.module.state_dict())
+    with torch.no_grad():
+        outputs = [module(**made.kwargs) for module in (published.module, current.module)]
+    assert torch.equal(*(output.logits for output in outputs))
+    caches = [output.past_key_values.self_attention_cache.layers for output in outputs]
+    assert all(torch.equal(one.keys, other.keys) for one, other in zip(*caches, strict=True))
+
+
+def test_deberta_attends_as_the_library_does_and_hides_padding() -> None:
+    instance = tiny("DMLM", "published")
+    module = instance.module.eval()
+    library = DebertaForMaskedLM(module.config).eval()
+    # The same weights by name: the substitute keeps the library's names.
+    library.load_state_dict(module.state_dict())
+    ids = instance.inputs(0).kwargs["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[:, 10:] = 0
+    with torch.no_grad():
+        ours, theirs = (model(ids, attention_mask=mask).logits for model in (module, library))
+    torch.testing.assert_close(ours, theirs)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match="without overflow"):
+        library(ids, attention_mask=mask)
 
 
 def test_distilgpt2_would_break_without_its_loss_named_on_the_instance() -> None:

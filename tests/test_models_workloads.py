@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import pytest
@@ -16,55 +17,87 @@ from optimizations import torch_internals
 ROWS = [(row.acronym, variant) for row in workloads().values() for variant in row.variants]
 FULL_ROWS = pytest.mark.parametrize(("acronym", "variant"), ROWS)
 
-# exact count, and the millions printed with the published rows (None: no parameters there)
+# exact count, and the millions printed with the published rows (None: none are)
 PARAMETERS = {
     "ALNET": (61_100_840, "61.10"),
+    "ALNET-128": (61_100_840, "61.10"),
+    "BERT": (115_805_991, "115.81"),
+    "BSCG": (85_113_344, "85.11"),
+    "CBERT": (110_655_493, "110.66"),
+    "DBMLM": (66_985_530, "66.99"),
+    "DBV2": (877_510_658, "877.51"),
     "DCGAN": (2_765_568, "2.77"),
     "DGPT2": (81_912_576, "81.91"),
+    "DLRM": (514_499_137, "514.50"),
+    "DMLM": (124_685_913, "124.69"),
+    "DMLM-16": (124_685_913, "124.69"),
     "DNET": (7_978_856, "7.98"),
     "DR-I": (204_475_711, "204.48"),
+    "DR-I-256": (204_475_711, "204.48"),
     "DR-T": (204_475_711, "204.48"),
+    "DR-T-4096": (204_475_711, "204.48"),
+    "ECML": (13_546_682, "13.55"),
     "EOS": (0, None),
+    "GFNET": (83_485_184, "83.49"),
     "LCNET": (1_880_856, "1.88"),
+    "LP": (11_209_857, None),
     "MBERT": (24_582_914, "24.58"),
     "MMC": (151_277_312, "151.28"),
+    "MTCG-I": (300_176_768, "300.18"),
+    "MTCG-T": (300_176_768, "300.18"),
     "ST": (44_823_040, "44.82"),
+    "STCLM": (12_295_168, "12.30"),
     "XLNET-I": (360_300_800, "360.30"),
+    "XLNET-I-8": (360_300_800, "360.30"),
     "XLNET-T": (360_300_800, "360.30"),
 }
+
+# variants whose count differs from their workload's, which is that of the default variant
+OTHER_PARAMETERS = {("MTCG-I", "current"): 172_119_424, ("MTCG-T", "current"): 172_119_424}
 
 BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
 
 # inputs in order, as the program gets them
 SHAPES: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {
     "ALNET": [((2, 3, 224, 224), BF16)],
+    "ALNET-128": [((128, 3, 224, 224), BF16)],
+    "BERT": [((16, 128), I64)] * 2,
+    "BSCG": [((64, 128), I64)] * 3,
+    "CBERT": [((64, 512), I64)] * 2,
+    "DBMLM": [((128, 128), I64)] * 2,
+    "DBV2": [((1, 512), I64), ((1,), I64), ((1,), I64)],
     "DCGAN": [((32, 3, 64, 64), F32)],
     "DGPT2": [((16, 512), I64), ((16, 512), I64)],
+    "DLRM": [((2048, 512), BF16), ((8, 2048), I64), *[((204_800,), I64)] * 8],
+    "DMLM": [((8, 512), I64)] * 2,
+    "DMLM-16": [((16, 512), I64)] * 2,
     "DNET": [((64, 3, 224, 224), BF16)],
     "DR-I": [((8192, 197_951), BF16)],
+    "DR-I-256": [((256, 197_951), BF16)],
     "DR-T": [((256, 197_951), F32)],
+    "DR-T-4096": [((4096, 197_951), F32)],
+    "ECML": [((64, 512), I64)] * 2,
     "EOS": [((204, 204, 26), BF16), ((204, 204, 26), BF16), ((1, 1, 26), BF16)],
+    "GFNET": [((16, 512), I64)] * 2,
     "LCNET": [((256, 3, 224, 224), BF16)],
+    "LP": [((16, 9, 128, 128), F32)],
     "MBERT": [((128, 128), I64), ((128,), I64), ((128,), I64)],
     "MMC": [((1, 3, 224, 224), BF16), ((32, 77), I64)],
+    "MTCG-I": [((16, 128), I64)] * 3,
+    "MTCG-T": [((16, 128), I64)] * 3,
     "ST": [((10, 204, 320), BF16), ((10,), I64), ((10, 21), I64)],
+    "STCLM": [((256, 128), I64)] * 2,
     "XLNET-I": [((1, 512), I64), ((1, 512), I64)],
+    "XLNET-I-8": [((8, 512), I64)] * 2,
     "XLNET-T": [((8, 512), I64), ((8, 512), I64)],
 }
 
-# bytes that stock CUDA graphs copy in one iteration (GraCE, Table 3), where they are explained to the byte, and the
-# part of them that is not an input: gradients coming into the backward graph
-COPIED_BYTES = {
-    "ALNET": (602_112, 0),
-    "DCGAN": (1_572_928, 32 * 2),
-    "DNET": (19_267_584, 0),
-    "DR-I": (3_243_229_184, 0),
-    "DR-T": (304_052_736, 256 * 197_951 * 2),
-    "EOS": (4_328_116, 0),
-    "LCNET": (77_070_336, 0),
-    "MBERT": (133_120, 0),
-    "MMC": (320_768, 0),
-    "XLNET-I": (8_192, 0),
+# parameters that take no part in training: XLNet's second stream and segments when it is called without permutations
+# and token types, attention to an encoder where there is none, frozen positions, the pooler behind another head
+UNTRAINED = {
+    "GFNET": r"\.pooler\.",
+    "STCLM": r"\.encoder_attn|\.embed_positions\.weights$",
+    "XLNET-T": r"(mask_emb|seg_embed|r_s_bias)$",
 }
 
 
@@ -101,7 +134,8 @@ def iterate(instance: Instance, index: int) -> list[torch.Tensor]:
 @FULL_ROWS
 def test_full_size_has_the_published_parameters(acronym: str, variant: str) -> None:
     exact, printed = PARAMETERS[acronym]
-    assert full_shapes(acronym, variant).parameters == exact == find(acronym).parameters
+    assert find(acronym).parameters == exact
+    assert full_shapes(acronym, variant).parameters == OTHER_PARAMETERS.get((acronym, variant), exact)
     if printed is not None:
         assert f"{exact / 1e6:.2f}" == printed
 
@@ -113,13 +147,6 @@ def test_full_size_takes_the_published_inputs(acronym: str, variant: str) -> Non
     assert found == SHAPES[acronym]
 
 
-@pytest.mark.parametrize("acronym", COPIED_BYTES)
-def test_full_size_copies_the_published_bytes(acronym: str) -> None:
-    instance = full_shapes(acronym, "published")
-    copied, tangents = COPIED_BYTES[acronym]
-    assert instance.input_bytes(instance.inputs(0)) == copied - tangents
-
-
 @FULL_ROWS
 def test_full_size_is_built_for_a_gpu_that_is_not_there(acronym: str, variant: str) -> None:
     with torch_internals.FakeTensorMode(allow_non_fake_inputs=True):
@@ -127,7 +154,7 @@ def test_full_size_is_built_for_a_gpu_that_is_not_there(acronym: str, variant: s
         made = instance.inputs(0)
     moved = [*instance.module.parameters(), *instance.module.buffers(), *tensors_of((made.args, made.kwargs))]
     assert {tensor.device.type for tensor in moved} == {"cuda"}
-    assert instance.parameters == PARAMETERS[acronym][0]
+    assert instance.parameters == full_shapes(acronym, variant).parameters
 
 
 @FULL_ROWS
@@ -149,7 +176,7 @@ def test_tiny_size_is_decided_by_its_seed(acronym: str, variant: str) -> None:
 def test_tiny_size_follows_the_dtype_policy(acronym: str, variant: str) -> None:
     instance = tiny(acronym, variant)
     made = instance.inputs(0)
-    wanted = {"bf16": torch.bfloat16, "amp": torch.float32}[instance.workload.dtype_policy]
+    wanted = {"bf16": BF16, "fp16": torch.float16, "fp32": F32, "amp": F32}[instance.workload.dtype_policy]
     assert {tensor.dtype for tensor in floats([*instance.module.parameters(), *instance.module.buffers()])} <= {wanted}
     assert {tensor.dtype for tensor in floats((made.args, made.kwargs))} <= {wanted}
 
@@ -159,11 +186,11 @@ def test_every_parameter_of_a_training_row_is_trained(acronym: str) -> None:
     instance = tiny(acronym, "published")
     iterate(instance, 0)
     untrained = {name for name, parameter in instance.module.named_parameters() if parameter.grad is None}
-    # XLNet's second stream and segments take no part when it is called without permutations and token types.
-    assert {name.rpartition(".")[2] for name in untrained} <= {"mask_emb", "seg_embed", "r_s_bias"}
+    assert {name for name in untrained if not re.search(UNTRAINED.get(acronym, "(?!)"), name)} == set()
+    assert bool(untrained) == (acronym in UNTRAINED)
 
 
-@pytest.mark.parametrize("acronym", ["DGPT2", "MBERT", "XLNET-I", "XLNET-T"])
+@pytest.mark.parametrize("acronym", [row.acronym for row in workloads().values() if row.suite == "huggingface"])
 def test_hugging_face_rows_have_the_loss_the_model_computes(acronym: str) -> None:
     instance = tiny(acronym, "published")
     made = instance.inputs(0)

@@ -197,6 +197,19 @@ def test_workloads_are_selected_once_with_their_default_variant() -> None:
     assert len(select_workloads([], None)) == len(registry.workloads())
 
 
+def test_a_set_chooses_its_workloads_and_none_means_all() -> None:
+    sets = registry.sets()
+    assert {"grace", "pygraph", "all"} <= set(sets)
+    for name, members in sets.items():
+        assert [workload for workload, _ in select_workloads([], None, name)] == members
+    pygraph = {workload.acronym for workload, _ in select_workloads([], None, "PyGraph")}
+    assert {"EOS", "XLNET-T"} <= pygraph and "DNET" not in pygraph
+    with pytest.raises(WrongUse, match=r"unknown set 'graze'; known: grace, pygraph.*all"):
+        select_workloads([], None, "graze")
+    with pytest.raises(WrongUse, match="--set grace chooses the workloads itself; leave it or EOS, MMC out"):
+        select_workloads(["EOS", "MMC"], None, "grace")
+
+
 def test_a_variant_is_an_error_where_named_and_a_filter_where_not() -> None:
     assert {variant for _, variant in select_workloads([], "current")} == {"current"}
     assert 0 < len(select_workloads([], "current")) < len(registry.workloads())

@@ -60,6 +60,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     task="inference",
     batch=1,
     dtype_policy="bf16",
+    sets=("grace", "pygraph"),
     inputs=inputs,
     variants=("published", "current"),
     parameters=151_277_312,

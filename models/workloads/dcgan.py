@@ -24,6 +24,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     task="training",
     batch=32,
     dtype_policy="amp",
+    sets=("grace",),
     inputs=inputs,
     parameters=2_765_568,
     optimizer="sgd",

@@ -1,4 +1,7 @@
-"""DR-I and DR-T: a rating autoencoder whose input (3 GB in inference) goes straight into a vendor matrix product."""
+"""DR-I and DR-T: a rating autoencoder whose input (3 GB in inference) goes straight into a vendor matrix product.
+
+DR-I-256 and DR-T-4096 are the same with PyGraph's batches.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,16 @@ def training_inputs(variant: str, size: Size, generator: torch.Generator) -> Inp
     return _ratings(256 if size == "full" else 6, size, generator)
 
 
+def small_inference_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
+    """Ratings [256, 197951] float32 (tiny: [4, 50]), normal."""
+    return _ratings(256 if size == "full" else 4, size, generator)
+
+
+def large_training_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
+    """Ratings [4096, 197951] float32 (tiny: [8, 50]), normal."""
+    return _ratings(4096 if size == "full" else 8, size, generator)
+
+
 def _ratings(users: int, size: Size, generator: torch.Generator) -> Inputs:
     import torch
 
@@ -37,6 +50,7 @@ def _ratings(users: int, size: Size, generator: torch.Generator) -> Inputs:
     task="inference",
     batch=8192,
     dtype_policy="bf16",
+    sets=("grace",),
     inputs=inference_inputs,
     parameters=204_475_711,
 )
@@ -47,10 +61,37 @@ def _ratings(users: int, size: Size, generator: torch.Generator) -> Inputs:
     task="training",
     batch=256,
     dtype_policy="amp",
+    sets=("grace",),
     inputs=training_inputs,
     parameters=204_475_711,
     stochastic=True,
     optimizer="adam",
+)
+@register(
+    acronym="DR-I-256",
+    name="nvidia_deeprecommender",
+    suite="torchbench",
+    task="inference",
+    batch=256,
+    dtype_policy="bf16",
+    sets=("pygraph",),
+    inputs=small_inference_inputs,
+    parameters=204_475_711,
+    notes="DR-I with PyGraph's batch",
+)
+@register(
+    acronym="DR-T-4096",
+    name="nvidia_deeprecommender",
+    suite="torchbench",
+    task="training",
+    batch=4096,
+    dtype_policy="amp",
+    sets=("pygraph",),
+    inputs=large_training_inputs,
+    parameters=204_475_711,
+    stochastic=True,
+    optimizer="adam",
+    notes="DR-T with PyGraph's batch",
 )
 def build(variant: str, size: Size) -> torch.nn.Module:
     from models.networks.deep_recommender import RatingAutoencoder

@@ -25,6 +25,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     task="inference",
     batch=64,
     dtype_policy="bf16",
+    sets=("grace",),
     inputs=inputs,
     parameters=7_978_856,
     cudnn_benchmark=True,

@@ -38,6 +38,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     task="training",
     batch=16,
     dtype_policy="amp",
+    sets=("grace", "pygraph"),
     inputs=inputs,
     loss=own_loss,
     parameters=81_912_576,

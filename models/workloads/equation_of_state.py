@@ -36,6 +36,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     task="inference",
     batch=1_048_576,
     dtype_policy="bf16",
+    sets=("grace", "pygraph"),
     inputs=inputs,
     parameters=0,
     notes="the published runner's size parameter stands as batch; it gives a grid of 204 x 204 x 26",

@@ -27,6 +27,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     task="inference",
     batch=256,
     dtype_policy="bf16",
+    sets=("grace", "pygraph"),
     inputs=inputs,
     parameters=1_880_856,
 )

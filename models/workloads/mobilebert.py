@@ -50,6 +50,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     task="inference",
     batch=128,
     dtype_policy="bf16",
+    sets=("grace",),
     inputs=inputs,
     loss=own_loss,
     parameters=24_582_914,

@@ -1,4 +1,5 @@
-"""XLNET-I and XLNET-T: XLNet language modelling with the library's default configuration."""
+"""XLNET-I and XLNET-T: XLNet language modelling with the library's default configuration; XLNET-I-8 with PyGraph's
+batch."""
 
 from __future__ import annotations
 
@@ -32,6 +33,11 @@ def training_inputs(variant: str, size: Size, generator: torch.Generator) -> Inp
     return _tokens((8, 512) if size == "full" else (2, 16), size, generator)
 
 
+def large_inference_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
+    """`input_ids` and `labels` [8, 512] int64 (tiny: [3, 16]), uniform over the vocabulary; no attention mask."""
+    return _tokens((8, 512) if size == "full" else (3, 16), size, generator)
+
+
 def _tokens(shape: tuple[int, int], size: Size, generator: torch.Generator) -> Inputs:
     import torch
 
@@ -48,11 +54,26 @@ def _tokens(shape: tuple[int, int], size: Size, generator: torch.Generator) -> I
     task="inference",
     batch=1,
     dtype_policy="bf16",
+    sets=("grace",),
     inputs=inference_inputs,
     loss=own_loss,
     variants=("published", "current"),
     parameters=360_300_800,
     notes=VARIANT_NOTES,
+)
+@register(
+    acronym="XLNET-I-8",
+    name="XLNetLMHeadModel",
+    suite="huggingface",
+    task="inference",
+    batch=8,
+    dtype_policy="bf16",
+    sets=("pygraph",),
+    inputs=large_inference_inputs,
+    loss=own_loss,
+    variants=("published", "current"),
+    parameters=360_300_800,
+    notes=f"XLNET-I with PyGraph's batch; {VARIANT_NOTES}",
 )
 @register(
     acronym="XLNET-T",
@@ -61,6 +82,7 @@ def _tokens(shape: tuple[int, int], size: Size, generator: torch.Generator) -> I
     task="training",
     batch=8,
     dtype_policy="amp",
+    sets=("grace", "pygraph"),
     inputs=training_inputs,
     loss=own_loss,
     variants=("published", "current"),

@@ -57,16 +57,18 @@ class Target:
         return self.name if self.variant is None else f"{self.name} ({self.variant})"
 
 
-def find_targets(names: Sequence[str], *, variant: str | None = None, size: Size = "full") -> list[Target]:
-    """Targets of these names; of no name, every workload in each of its variants (or in `variant` alone).
+def find_targets(
+    names: Sequence[str], *, variant: str | None = None, size: Size = "full", workload_set: str | None = None
+) -> list[Target]:
+    """Targets of these names; of no name, every workload (of the set) in each of its variants, or in `variant` alone.
 
     Raises:
-        WrongUse: a workload or variant is unknown, or a `module:callable` is none; the message says what is known.
+        WrongUse: a workload, set or variant is unknown, or a `module:callable` is none; the message says what is known.
     """
     if not names:
         return [
             Target(workload.acronym, each, size)
-            for workload, default in select_workloads((), variant)
+            for workload, default in select_workloads((), variant, workload_set)
             for each in (workload.variants if variant is None else (default,))
         ]
     targets: dict[Target, None] = {}

@@ -61,6 +61,10 @@ DROPOUT = (
 )
 """Modules whose rate is the attribute `p`, from which transformers' attention functions take theirs, too."""
 
+RATES = ("dropout", "attention_dropout", "activation_dropout", "drop_prob")
+"""Attributes of other modules that are rates where they are floats: transformers pass theirs to functional dropout, and
+timm's stochastic depth has one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -204,6 +208,9 @@ def without_dropout(module: torch.nn.Module) -> torch.nn.Module:
     for member in calm.modules():
         if isinstance(member, DROPOUT):
             member.p = 0.0
+        for name in RATES:
+            if isinstance(getattr(member, name, None), float):
+                setattr(member, name, 0.0)
     return calm
 
 
