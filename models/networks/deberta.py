@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import DebertaConfig, DebertaForMaskedLM
@@ -18,7 +20,7 @@ class ContentAttention(nn.Module):
         NotImplementedError: the configuration asks for relative attention or talking heads.
     """
 
-    def __init__(self, config: DebertaConfig, library: nn.Module) -> None:
+    def __init__(self, config: DebertaConfig, library: Any) -> None:
         super().__init__()
         if config.relative_attention or getattr(config, "talking_head", False):
             raise NotImplementedError("only attention by content is reproduced, the default configuration's")
@@ -54,5 +56,6 @@ class AutocastDebertaForMaskedLM(DebertaForMaskedLM):
 
     def __init__(self, config: DebertaConfig) -> None:
         super().__init__(config)
-        for layer in self.deberta.encoder.layer:
+        layers: Any = self.deberta.encoder.layer
+        for layer in layers:
             layer.attention.self = ContentAttention(config, layer.attention.self)

@@ -39,7 +39,7 @@ class Dlrm(nn.Module):
         self.top = _perceptron((pairs + config.width, *config.top))
         for table in self.tables:
             bound = config.rows**-0.5
-            nn.init.uniform_(table.weight, -bound, bound)
+            nn.init.uniform_(table.get_parameter("weight"), -bound, bound)
 
     def forward(self, dense: Tensor, offsets: Tensor, indices: Sequence[Tensor]) -> Tensor:
         bottom = self.bottom(dense)

@@ -1,4 +1,4 @@
-"""BERT: a small BERT written by hand, trained on the mean of its two log-probabilities; its texts are mostly padding."""
+"""BERT: one written by hand, trained on the mean of its two log-probabilities; its texts are mostly padding."""
 
 from __future__ import annotations
 

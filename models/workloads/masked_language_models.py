@@ -16,7 +16,7 @@ def _camembert_config(size: Size) -> Any:
     """That of `camembert-base`, whose published configuration differs from the library's default."""
     from transformers import CamembertConfig
 
-    base = {"max_position_embeddings": 514, "type_vocab_size": 1}
+    base: dict[str, Any] = {"max_position_embeddings": 514, "type_vocab_size": 1}
     if size == "full":
         return CamembertConfig(vocab_size=32_005, **base)
     return CamembertConfig(

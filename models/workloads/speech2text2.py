@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models.losses import own_loss
 from models.registry import Inputs, Size, register
@@ -16,7 +16,7 @@ def _config(size: Size) -> TrOCRConfig:
     """Speech2Text2's default dimensions, in the terms of the class that stands in for it."""
     from transformers import TrOCRConfig
 
-    common = {
+    common: dict[str, Any] = {
         "activation_function": "relu",
         "scale_embedding": True,
         "use_learned_position_embeddings": False,
