@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite import cli_micro
+from suite import cli_compare, cli_micro
 from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EncoreError, WrongUse
 from suite.interrupt import Interrupted, interruptible
 
@@ -33,6 +33,9 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_micro.app, name="micro")
+app.command("compare", epilog="Example: encore compare 20260101-120000-h200 20260102-120000-h200 --threshold 5%")(
+    cli_compare.compare
+)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 

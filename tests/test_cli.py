@@ -25,7 +25,7 @@ from suite.schema import Status
 from suite.store import read_run
 
 FAKE_ENCORE = Path(__file__).parent / "fixtures" / "fake_encore.py"
-COMMANDS = ("list", "run", "merge", "report", "explain", "env")
+COMMANDS = ("list", "run", "merge", "report", "compare", "explain", "env")
 CPU = ("--device", "cpu", "--size", "tiny", "--samples", "10")
 
 

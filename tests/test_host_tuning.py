@@ -55,6 +55,12 @@ class Case:
         return {name: text for name, text in self.host.snapshot().items() if not name.startswith("kernel/")}
 
 
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of state files are written here, and the disk need not have any of them."""
+    monkeypatch.setattr(state_module.os, "fsync", lambda descriptor: None)
+
+
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
     return Case(tmp_path)

@@ -1,0 +1,61 @@
+"""`encore compare`. Imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
+
+
+class MetricName(StrEnum):
+    latency = "latency"
+    throughput = "throughput"
+
+
+def parse_share(text: str, option: str) -> float:
+    """0.05 or 5%, as a share.
+
+    Raises:
+        WrongUse: it is neither.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip(), re.ASCII)
+    if match is None or (share := float(match[1]) / (100 if match[2] else 1)) >= 1:
+        raise WrongUse(f"{option} {text!r} is no share below 100 %; write it as 5% or 0.05")
+    return share
+
+
+def compare(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="A run, or a mode of one as RUN:MODE.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="What to compare with it.")],
+    threshold: Annotated[
+        str, typer.Option(metavar="SHARE", help="How much slower NEW must be to be a regression, as 5% or 0.05.")
+    ] = "5%",
+    metric: Annotated[
+        MetricName, typer.Option(help="Time of one iteration to completion, or of iterations back to back.")
+    ] = MetricName.latency,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Compare two runs, or two modes, cell by cell; exit 1 if NEW is worse."""
+    from suite.compare import compare_sides, find_side
+    from suite.compare.text import to_json, to_markdown, to_terminal
+    from suite.report.compare import Metric
+
+    if markdown and as_json:
+        raise WrongUse("--markdown and --json exclude each other")
+    share = parse_share(threshold, "--threshold")
+    made = compare_sides(find_side(base), find_side(new), Metric(metric.value), share)
+    if as_json:
+        print(json.dumps(to_json(made), indent=2, ensure_ascii=False))
+    elif markdown:
+        print(to_markdown(made), end="")
+    else:
+        from rich.console import Console
+
+        Console(highlight=False).print(to_terminal(made))
+    raise typer.Exit(EXIT_FINDING if made.regressions else EXIT_OK)

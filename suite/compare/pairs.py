@@ -1,0 +1,348 @@
+"""Cells of two sides that belong together, their ratio, and a verdict; or the reason why there is none.
+
+Note [Same against same]: two runs never alternated, so whatever drifted between them is in every ratio, and no interval
+within a run can know it. What tells is cells that are the same program in both: modes that Encore has no part in, where
+PyTorch, driver and GPU are equal. Their ratios should be 1; the 95th percentile of how far they are from it is the
+floor for all the others (each of them has the floor of the rest). Never is the floor less than what the sides' own
+blocks drifted. Where no cell is known to be the same program, that is said, and the sides' drift alone is the floor.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from suite import stats
+from suite.compare.sides import Side
+from suite.compare.surroundings import STOCK_SOFTWARE, Difference, differences
+from suite.errors import EncoreError, WrongUse
+from suite.modes import MODES
+from suite.report.compare import Metric
+from suite.report.load import cell_label, mode_order
+from suite.report.provenance import of_run
+from suite.schema import Block, Cell, Grouping, Status
+
+DEFAULT_THRESHOLD = 0.05
+LEAST_CONTROLS = 3
+"""Fewer cells that are the same program in both say little about the spread."""
+_SHAPE = ("task", "batch", "dtype_policy", "device", "parameters", "input_bytes")
+"""Fields of a cell that must agree: with another batch it is another workload."""
+
+
+class Outcome(StrEnum):
+    """What became of a pair. REGRESSION: slower beyond floor and threshold, or it passed and now fails."""
+
+    COMPARED = "compared"
+    REGRESSION = "regression"
+    NOT_COMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A row of both sides. `ratio` says how many times faster NEW is; `reason` why there is none, or what failed.
+
+    `floor` is the |ratio - 1| below which no difference is called one. `remarks` are what a reader must know: other
+    kernels, other bits. `base_us` and `new_us` are medians over all samples.
+    """
+
+    label: str
+    base_mode: str
+    new_mode: str
+    outcome: Outcome
+    ratio: stats.Ratio | None = None
+    floor: float | None = None
+    verdict: stats.Verdict | None = None
+    base_us: float | None = None
+    new_us: float | None = None
+    reason: str | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def modes(self) -> str:
+        return self.base_mode if self.base_mode == self.new_mode else f"{self.base_mode} to {self.new_mode}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Everything `encore compare` says, in the order it says it."""
+
+    base: str
+    new: str
+    metric: Metric
+    threshold: float
+    differences: tuple[Difference, ...]
+    remarks: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+    geomeans: Mapping[str, stats.GeometricMean]
+
+    @property
+    def regressions(self) -> tuple[Pair, ...]:
+        return tuple(pair for pair in self.pairs if pair.outcome is Outcome.REGRESSION)
+
+
+def compare_sides(
+    base: Side, new: Side, metric: Metric = Metric.LATENCY, threshold: float = DEFAULT_THRESHOLD
+) -> Comparison:
+    """Compares two runs mode by mode, or one mode with another.
+
+    Args:
+        base: what was.
+        new: what is asked about; ratios above 1 mean it is faster.
+        metric: host time to completion, or time per iteration of iterations issued back to back.
+        threshold: a regression is slower by more than this, 0.05 = 5 %, and by more than the floor.
+
+    Raises:
+        WrongUse: the threshold is no share, one side names a mode and the other does not, both are the same, or there
+            is not one pair of cells to compare; the message says why.
+        EncoreError: a recorded time is not positive.
+    """
+    if not (math.isfinite(threshold) and 0 <= threshold < 1):
+        raise WrongUse(f"--threshold {threshold:g} is no share between 0 and 1; 0.05 is 5 %")
+    if (base.mode is None) != (new.mode is None):
+        named, other = (base, new) if base.mode else (new, base)
+        raise WrongUse(
+            f"{named.name} names a mode and {other.name} does not; compare runs, or modes: {other.name}:MODE"
+        )
+    same_run = _is_same_run(base, new)
+    if same_run and base.mode == new.mode:
+        raise WrongUse(f"{base.name} and {new.name} are the same; name two runs, or two modes of one: {base.name}:MODE")
+    if base.run.device != new.run.device:
+        raise WrongUse(
+            f"{base.name} was measured on {base.run.device} and {new.name} on {new.run.device}: times of different "
+            "devices say nothing about the code. Make a report of each: encore report RUN --out DIR"
+        )
+    differ = () if same_run else differences(base.run, new.run)
+    remarks = [*_about_side("BASE", base), *([] if same_run else _about_side("NEW", new))]
+    matched = list(_matched(base, new))
+    if not any(ours and theirs for _, ours, theirs in matched):
+        raise WrongUse(_nothing_in_common(base, new))
+    known = {
+        id(ours): _ratio(ours, theirs, metric, same_run) for _, ours, theirs in matched if _comparable(ours, theirs)
+    }
+    controls = {} if same_run else _controls(matched, known, differ)
+    if not same_run:
+        remarks.append(_about_controls(controls, differ))
+    pairs = []
+    for label, ours, theirs in matched:
+        measured = known.get(id(ours)) if ours else None
+        if ours is None or theirs is None or measured is None:
+            pairs.append(_without_ratio(label, base, new, ours, theirs, metric))
+        else:
+            others = [distance for cell, distance in controls.items() if cell != id(ours)]
+            pairs.append(_judged(label, ours, theirs, measured, _control_floor(others), threshold))
+    return Comparison(base.name, new.name, metric, threshold, differ, tuple(remarks), tuple(pairs), _geomeans(pairs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A ratio with the floor that the two cells' own blocks give."""
+
+    ratio: stats.Ratio
+    floor: float | None
+    base_us: float
+    new_us: float
+
+
+def _is_same_run(base: Side, new: Side) -> bool:
+    one, other = base.run.environment, new.run.environment
+    return (one.run_id, one.created_at) == (other.run_id, other.created_at)
+
+
+def _about_side(side: str, of: Side) -> list[str]:
+    """That it is a smoke run, and what was not run yet."""
+    remarks = [f"{side} is a {warning}"] if (warning := of_run(of.run).warning) else []
+    missing: dict[str, list[str]] = {}
+    for workload, mode in of.missing:
+        missing.setdefault(workload, []).append(mode)
+    if missing:
+        names = "; ".join(f"{workload} in {', '.join(modes)}" for workload, modes in missing.items())
+        remarks.append(f"{side} is not finished; {len(of.missing)} cells were not run: {names}")
+    return remarks
+
+
+def _nothing_in_common(base: Side, new: Side) -> str:
+    rows = [sorted({cell_label(cell) for cell in side.cells}) for side in (base, new)]
+    modes = [sorted({cell.mode for cell in side.cells}, key=mode_order) for side in (base, new)]
+    return (
+        f"{base.name} and {new.name} have no cell in common: BASE has {', '.join(rows[0]) or 'no workload'} in "
+        f"{', '.join(modes[0]) or 'no mode'}, NEW has {', '.join(rows[1]) or 'no workload'} in "
+        f"{', '.join(modes[1]) or 'no mode'}. To compare two modes, name them: RUN:MODE"
+    )
+
+
+def _matched(base: Side, new: Side) -> Iterator[tuple[str, Cell | None, Cell | None]]:
+    """(label, cell of BASE, cell of NEW) of every row and mode that either side has, by workload and mode."""
+    by_key = [{(cell_label(cell), "" if side.mode else cell.mode): cell for cell in side.cells} for side in (base, new)]
+    for key in sorted(by_key[0].keys() | by_key[1].keys(), key=lambda key: (key[0], mode_order(key[1]))):
+        yield key[0], by_key[0].get(key), by_key[1].get(key)
+
+
+def _shape_differences(ours: Cell, theirs: Cell) -> list[str]:
+    pairs = ((name, getattr(ours, name), getattr(theirs, name)) for name in _SHAPE)
+    return [
+        f"{name.replace('_', ' ')} {old} in BASE, {now} in NEW"
+        for name, old, now in pairs
+        if old != now and (name not in ("parameters", "input_bytes") or None not in (old, now))
+    ]
+
+
+def _comparable(ours: Cell | None, theirs: Cell | None) -> bool:
+    return (
+        ours is not None
+        and theirs is not None
+        and ours.status is theirs.status is Status.PASS
+        and not _shape_differences(ours, theirs)
+    )
+
+
+def _samples(blocks: Sequence[Block], metric: Metric) -> dict[int, list[float]]:
+    def of(block: Block) -> list[float]:
+        if metric is Metric.LATENCY:
+            return block.host_us
+        return [] if block.throughput_us is None else [block.throughput_us]
+
+    return {block.index: samples for block in blocks if (samples := of(block))}
+
+
+def _ratio(ours: Cell | None, theirs: Cell | None, metric: Metric, same_run: bool) -> _Measured | None:
+    """How many times faster NEW is. Only modes of one run that alternated are paired block by block."""
+    if ours is None or theirs is None:
+        return None
+    sides = [_samples(cell.blocks, metric) for cell in (ours, theirs)]
+    if not all(sides):
+        return None
+    alternating = (
+        same_run
+        and (ours.grouping, ours.group) == (theirs.grouping, theirs.group)
+        and ours.grouping in (Grouping.TOGETHER, Grouping.HALVES)
+    )
+    if alternating:
+        both = sorted(sides[0].keys() & sides[1].keys())
+        reference, blocks = ([side[index] for index in both] for side in sides)
+    else:
+        reference, blocks = (list(side.values()) for side in sides)
+    if not reference or not blocks:
+        return None
+    estimate, floor_of = (
+        (stats.paired_ratio, stats.noise_floor) if alternating else (stats.unpaired_ratio, stats.drift_floor)
+    )
+    name = f"{cell_label(ours)} {ours.mode} {theirs.mode} {metric}"
+    try:
+        ratio = estimate(reference, blocks, seed=(zlib.crc32(name.encode()),))
+        floors = [floor_of(reference), floor_of(blocks)]
+    except ValueError as error:
+        raise EncoreError(f"the recorded {metric} samples of {name} cannot be compared: {error}") from error
+    known = [floor for floor in floors if floor is not None]
+    floor = max(known) if len(known) == len(floors) else None
+    medians = [float(np.median([sample for block in side for sample in block])) for side in (reference, blocks)]
+    return _Measured(ratio, floor, *medians)
+
+
+def _controls(
+    matched: Sequence[tuple[str, Cell | None, Cell | None]],
+    known: Mapping[int, _Measured | None],
+    differ: Sequence[Difference],
+) -> dict[int, float]:
+    """Distances from 1, as |log ratio|, of cells that are the same program in both runs; by the cell of BASE."""
+    if _other_programs(differ):
+        return {}
+    distances = {}
+    for _, ours, theirs in matched:
+        measured = known.get(id(ours)) if ours else None
+        if ours is None or theirs is None or measured is None or ours.mode != theirs.mode:
+            continue
+        if ours.mode in MODES and MODES[ours.mode].backend != "encore":
+            distances[id(ours)] = abs(math.log(measured.ratio.value))
+    return distances if len(distances) >= LEAST_CONTROLS else {}
+
+
+def _other_programs(differ: Sequence[Difference]) -> list[str]:
+    return [each.what for each in differ if each.what in (*STOCK_SOFTWARE, "device")]
+
+
+def _control_floor(distances: Sequence[float]) -> float | None:
+    """The 95th percentile, or the largest of few."""
+    if not distances:
+        return None
+    return math.expm1(float(np.quantile(distances, stats.CONFIDENCE, method="higher")))
+
+
+def _about_controls(controls: Mapping[int, float], differ: Sequence[Difference]) -> str:
+    if controls:
+        floor = _control_floor(list(controls.values())) or 0.0
+        return (
+            f"floor: {len(controls)} cells are the same program in both runs, and differ by up to {floor:.1%} "
+            "(95th percentile); no smaller difference is called one"
+        )
+    reason = f"{', '.join(found)} differ" if (found := _other_programs(differ)) else "too few cells of stock modes"
+    return f"floor: no cell is known to be the same program in both runs ({reason}); it is the runs' own drift alone"
+
+
+def _judged(
+    label: str, ours: Cell, theirs: Cell, measured: _Measured, control_floor: float | None, threshold: float
+) -> Pair:
+    floors = [floor for floor in (measured.floor, control_floor) if floor is not None]
+    floor = None if measured.floor is None else max(floors)
+    verdict = stats.judge(measured.ratio, floor)
+    slower = verdict is stats.Verdict.SLOW and measured.ratio.value < 1 / (1 + threshold)
+    return Pair(
+        label,
+        ours.mode,
+        theirs.mode,
+        Outcome.REGRESSION if slower else Outcome.COMPARED,
+        measured.ratio,
+        floor,
+        verdict,
+        measured.base_us,
+        measured.new_us,
+        remarks=_remarks(ours, theirs),
+    )
+
+
+def _remarks(ours: Cell, theirs: Cell) -> tuple[str, ...]:
+    remarks = []
+    kernels = [
+        coverage.graph_kernels + coverage.eager_kernels
+        for cell in (ours, theirs)
+        if cell.metrics is not None and (coverage := cell.metrics.coverage) is not None
+    ]
+    if ours.mode == theirs.mode and len(kernels) == 2 and kernels[0] != kernels[1]:
+        remarks.append(f"kernels: {kernels[0]}, then {kernels[1]}")
+    checked = [cell.correctness for cell in (ours, theirs) if cell.correctness and cell.correctness.deterministic]
+    if len(checked) == 2 and ours.seed == theirs.seed and checked[0].digests != checked[1].digests:
+        remarks.append("other bits")
+    return tuple(remarks)
+
+
+def _without_ratio(label: str, base: Side, new: Side, ours: Cell | None, theirs: Cell | None, metric: Metric) -> Pair:
+    either = ours or theirs
+    assert either is not None, "a row is matched because a side has it"
+    modes = [side.mode or (cell or either).mode for side, cell in ((base, ours), (new, theirs))]
+    outcome = Outcome.NOT_COMPARABLE
+    if ours is None or theirs is None:
+        here, lacking, mode = ("BASE", new, modes[1]) if theirs is None else ("NEW", base, modes[0])
+        planned = (either.workload, mode) in lacking.missing
+        reason = f"only in {here}{', not run yet in the other' if planned else ''}"
+    elif shape := _shape_differences(ours, theirs):
+        reason = "; ".join(shape)
+    elif ours.status is Status.PASS and theirs.status is not Status.PASS:
+        outcome, reason = Outcome.REGRESSION, f"passed in BASE, {theirs.status.value} in NEW"
+    elif ours.status is not Status.PASS:
+        reason = f"{ours.status.value} in BASE, {theirs.status.value} in NEW"
+    else:
+        reason = f"no {metric.value} samples"
+    return Pair(label, modes[0], modes[1], outcome, reason=reason)
+
+
+def _geomeans(pairs: Sequence[Pair]) -> dict[str, stats.GeometricMean]:
+    """Of each mode over the workloads that have a ratio."""
+    ratios: dict[str, list[stats.Ratio]] = {}
+    for pair in pairs:
+        if pair.ratio is not None:
+            ratios.setdefault(pair.modes, []).append(pair.ratio)
+    return {modes: stats.geometric_mean(found) for modes, found in ratios.items()}
