@@ -43,7 +43,7 @@ def compare(
 ) -> None:
     """Compare two runs, or two modes, cell by cell; exit 1 if NEW is worse."""
     from suite.compare import compare_sides, find_side
-    from suite.compare.text import to_json, to_markdown, to_terminal
+    from suite.compare.text import print_terminal, to_json, to_markdown
     from suite.report.compare import Metric
 
     if markdown and as_json:
@@ -57,5 +57,5 @@ def compare(
     else:
         from rich.console import Console
 
-        Console(highlight=False).print(to_terminal(made))
+        print_terminal(made, Console(highlight=False))
     raise typer.Exit(EXIT_FINDING if made.regressions else EXIT_OK)

@@ -5,6 +5,9 @@ within a run can know it. What tells is cells that are the same program in both:
 PyTorch, driver and GPU are equal. Their ratios should be 1; the 95th percentile of how far they are from it is the
 floor for all the others (each of them has the floor of the rest). Never is the floor less than what the sides' own
 blocks drifted. Where no cell is known to be the same program, that is said, and the sides' drift alone is the floor.
+
+Where Inductor tuned the kernels of the two runs otherwise, the ratio is one of two results of tuning and not of the
+code: it is shown, has no verdict, and is in no mean (`suite.report.compare.Kernels`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from suite.compare.sides import Side
 from suite.compare.surroundings import STOCK_SOFTWARE, Difference, differences
 from suite.errors import EncoreError, WrongUse
 from suite.modes import MODES
-from suite.report.compare import Metric
+from suite.report.compare import COMPARABLE, Kernels, Metric, compare_kernels
 from suite.report.load import cell_label, mode_order
 from suite.report.provenance import of_run
 from suite.schema import Block, Cell, Grouping, Status
@@ -35,9 +38,12 @@ _SHAPE = ("task", "batch", "dtype_policy", "device", "parameters", "input_bytes"
 
 
 class Outcome(StrEnum):
-    """What became of a pair. REGRESSION: slower beyond floor and threshold, or it passed and now fails."""
+    """What became of a pair. REGRESSION: slower beyond floor and threshold, or it passed and now fails. OTHER_KERNELS:
+    a ratio without a verdict, because the kernels were tuned otherwise.
+    """
 
     COMPARED = "compared"
+    OTHER_KERNELS = "other kernels"
     REGRESSION = "regression"
     NOT_COMPARABLE = "not comparable"
 
@@ -60,6 +66,7 @@ class Pair:
     base_us: float | None = None
     new_us: float | None = None
     reason: str | None = None
+    kernels: Kernels | None = None
     remarks: tuple[str, ...] = ()
 
     @property
@@ -146,6 +153,11 @@ class _Measured:
     floor: float | None
     base_us: float
     new_us: float
+    kernels: Kernels
+
+    @property
+    def is_retuned(self) -> bool:
+        return self.kernels in (Kernels.RETUNED, Kernels.OTHER)
 
 
 def _is_same_run(base: Side, new: Side) -> bool:
@@ -161,7 +173,7 @@ def _about_side(side: str, of: Side) -> list[str]:
         missing.setdefault(workload, []).append(mode)
     if missing:
         names = "; ".join(f"{workload} in {', '.join(modes)}" for workload, modes in missing.items())
-        remarks.append(f"{side} is not finished; {len(of.missing)} cells were not run: {names}")
+        remarks.append(f"{side} is not finished; not run yet: {names}")
     return remarks
 
 
@@ -239,8 +251,8 @@ def _ratio(ours: Cell | None, theirs: Cell | None, metric: Metric, same_run: boo
         raise EncoreError(f"the recorded {metric} samples of {name} cannot be compared: {error}") from error
     known = [floor for floor in floors if floor is not None]
     floor = max(known) if len(known) == len(floors) else None
-    medians = [float(np.median([sample for block in side for sample in block])) for side in (reference, blocks)]
-    return _Measured(ratio, floor, *medians)
+    base_us, new_us = (float(np.median([sample for block in side for sample in block])) for side in (reference, blocks))
+    return _Measured(ratio, floor, base_us, new_us, compare_kernels(theirs, ours, ratio.value))
 
 
 def _controls(
@@ -254,7 +266,7 @@ def _controls(
     distances = {}
     for _, ours, theirs in matched:
         measured = known.get(id(ours)) if ours else None
-        if ours is None or theirs is None or measured is None or ours.mode != theirs.mode:
+        if ours is None or theirs is None or measured is None or measured.is_retuned or ours.mode != theirs.mode:
             continue
         if ours.mode in MODES and MODES[ours.mode].backend != "encore":
             distances[id(ours)] = abs(math.log(measured.ratio.value))
@@ -288,31 +300,25 @@ def _judged(
 ) -> Pair:
     floors = [floor for floor in (measured.floor, control_floor) if floor is not None]
     floor = None if measured.floor is None else max(floors)
-    verdict = stats.judge(measured.ratio, floor)
+    verdict = None if measured.is_retuned else stats.judge(measured.ratio, floor)
     slower = verdict is stats.Verdict.SLOW and measured.ratio.value < 1 / (1 + threshold)
     return Pair(
         label,
         ours.mode,
         theirs.mode,
-        Outcome.REGRESSION if slower else Outcome.COMPARED,
+        Outcome.OTHER_KERNELS if measured.is_retuned else Outcome.REGRESSION if slower else Outcome.COMPARED,
         measured.ratio,
         floor,
         verdict,
         measured.base_us,
         measured.new_us,
-        remarks=_remarks(ours, theirs),
+        kernels=measured.kernels,
+        remarks=_remarks(ours, theirs, measured.kernels),
     )
 
 
-def _remarks(ours: Cell, theirs: Cell) -> tuple[str, ...]:
-    remarks = []
-    kernels = [
-        coverage.graph_kernels + coverage.eager_kernels
-        for cell in (ours, theirs)
-        if cell.metrics is not None and (coverage := cell.metrics.coverage) is not None
-    ]
-    if ours.mode == theirs.mode and len(kernels) == 2 and kernels[0] != kernels[1]:
-        remarks.append(f"kernels: {kernels[0]}, then {kernels[1]}")
+def _remarks(ours: Cell, theirs: Cell, ran: Kernels) -> tuple[str, ...]:
+    remarks = [] if ran in COMPARABLE and ran is not Kernels.GENERATED else [f"kernels: {ran.value}"]
     checked = [cell.correctness for cell in (ours, theirs) if cell.correctness and cell.correctness.deterministic]
     if len(checked) == 2 and ours.seed == theirs.seed and checked[0].digests != checked[1].digests:
         remarks.append("other bits")
@@ -340,9 +346,9 @@ def _without_ratio(label: str, base: Side, new: Side, ours: Cell | None, theirs:
 
 
 def _geomeans(pairs: Sequence[Pair]) -> dict[str, stats.GeometricMean]:
-    """Of each mode over the workloads that have a ratio."""
+    """Of each mode over the workloads that have a ratio of the same kernels, or of kernels nobody recorded."""
     ratios: dict[str, list[stats.Ratio]] = {}
     for pair in pairs:
-        if pair.ratio is not None:
+        if pair.ratio is not None and pair.outcome is not Outcome.OTHER_KERNELS:
             ratios.setdefault(pair.modes, []).append(pair.ratio)
     return {modes: stats.geometric_mean(found) for modes, found in ratios.items()}

@@ -12,10 +12,11 @@ from suite.compare.pairs import Comparison, Outcome, Pair
 from suite.report.units import NOTHING, format_value
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console
 
 _COLUMNS = ("workload", "mode", "BASE (µs)", "NEW (µs)", "times faster", "verdict", "floor", "remarks")
 _SHOWN_DIFFERENCES = 20
+_Table = tuple[str, Sequence[Sequence[str]], Sequence[str]]
 
 
 def headline(comparison: Comparison) -> str:
@@ -23,10 +24,9 @@ def headline(comparison: Comparison) -> str:
     compared = sum(1 for pair in comparison.pairs if pair.ratio is not None)
     left = sum(1 for pair in comparison.pairs if pair.outcome is Outcome.NOT_COMPARABLE)
     found = len(comparison.regressions)
-    return (
-        f"{compared} cells compared, {left} not comparable, {found} regression{'s' * (found != 1)} beyond "
-        f"{comparison.threshold:.0%}"
-    )
+    other = sum(1 for pair in comparison.pairs if pair.outcome is Outcome.OTHER_KERNELS)
+    words = f"{found} regression{'s' * (found != 1)} beyond {comparison.threshold:.0%}"
+    return f"{compared} cells measured in both, {other} of them with other kernels, {left} not comparable, {words}"
 
 
 def to_json(comparison: Comparison) -> dict[str, JsonValue]:
@@ -62,6 +62,7 @@ def _pair_json(pair: Pair) -> dict[str, JsonValue]:
         "base_us": pair.base_us,
         "new_us": pair.new_us,
         "reason": pair.reason,
+        "kernels": pair.kernels.value if pair.kernels else None,
         "remarks": list(pair.remarks),
     }
 
@@ -81,10 +82,9 @@ def to_markdown(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_terminal(comparison: Comparison) -> Group:
+def print_terminal(comparison: Comparison, console: Console) -> None:
     """The same for a terminal, the longest list of differences cut."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
@@ -97,14 +97,15 @@ def to_terminal(comparison: Comparison) -> Group:
     for title, rows, columns in _tables(comparison):
         table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for place, column in enumerate(columns):
-            table.add_column(column, overflow="fold", no_wrap=place in (0, 4))
+            table.add_column(column, overflow="fold", no_wrap=place in (0, 4, 5))
         for row in rows:
             table.add_row(*(Text(text) for text in row))
         parts.append(table)
-    return Group(*parts, Text(headline(comparison)))
+    for part in (*parts, Text(headline(comparison))):
+        console.print(part, soft_wrap=isinstance(part, Text))
 
 
-def _tables(comparison: Comparison) -> list[tuple[str, list[tuple[str, ...]], tuple[str, ...]]]:
+def _tables(comparison: Comparison) -> list[_Table]:
     """(title, rows, columns) of the tables that have rows."""
     compared = [_row(pair) for pair in comparison.pairs if pair.ratio is not None]
     means = [
@@ -117,7 +118,7 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[tuple[str, ...]], tu
         if pair.outcome is Outcome.NOT_COMPARABLE:
             reasons.setdefault((pair.label, pair.reason or ""), []).append(pair.modes)
     left = [(label, ", ".join(modes), reason) for (label, reason), modes in reasons.items()]
-    found = [
+    found: list[_Table] = [
         ("Cells", compared, _COLUMNS),
         ("Geometric means", means, ("mode", "times faster", "workloads")),
         ("Passed in BASE, fail in NEW", failed, ("workload", "mode", "what")),
@@ -128,7 +129,7 @@ def _tables(comparison: Comparison) -> list[tuple[str, list[tuple[str, ...]], tu
 
 def _row(pair: Pair) -> tuple[str, ...]:
     ratio = pair.ratio
-    verdict = pair.verdict.value if pair.verdict else NOTHING
+    verdict = pair.verdict.value if pair.verdict else pair.outcome.value
     return (
         pair.label,
         pair.modes,
