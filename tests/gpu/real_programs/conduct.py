@@ -1,0 +1,294 @@
+"""Runs programs in modes, each pair in a process of its own, and gives a row for each.
+
+Programs come in waves. The processes of a wave compile and are compared several at a time; when all of them wait, their
+programs are timed one after another, the modes of a program in turns, with nothing else on the GPU. Encore starts when
+stock is through with the same program, and they share a folder of compiled kernels: kernels are tuned once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from real_programs.compare import difference
+from real_programs.record import Program
+from real_programs.rows import BASE, STOCK, judged
+from suite.environment import without_paths
+
+SOURCES = Path(__file__).resolve().parents[1]
+REPOSITORY = SOURCES.parents[1]
+TURNS = 3
+SLOW_TURN_S = 2.0
+"""A mode whose turn took longer has no second one."""
+TIMING_S = 3.0
+"""What the timing of one program takes, about: kept free of a wave's budget."""
+END_S = 60.0
+OUT_OF_TIME = "the budget ran out"
+LOG_BYTES = 3000
+WORKER = (sys.executable, "-m", "real_programs.worker")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to run. `jobs`: processes that compile at a time; `alive`: programs of a wave; times in seconds."""
+
+    modes: tuple[str, ...]
+    device: str
+    tiny: bool
+    jobs: int
+    alive: int
+    timeout_s: float
+    budget_s: float
+    turn_s: float
+    worker: tuple[str, ...] = WORKER
+
+
+class Ended(Exception):
+    """A process that gave no answer; `status` is what its row says."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Process:
+    """A worker and what it said. It ends with all that it started."""
+
+    def __init__(self, program: Program, mode: str, plan: Plan, folder: Path) -> None:
+        self.program, self.mode, self.plan = program, mode, plan
+        self.results = folder / f"{program.name}.{mode}.safetensors"
+        self.prepared: dict[str, Any] = {}
+        self.rounds: list[list[list[float]]] = []
+        self.ended: dict[str, Any] = {}
+        self.failure: Ended | None = None
+        self.through = asyncio.Event()
+        self._log = folder / f"{program.name}.{mode}.log"
+        self._cache = folder / program.name
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def prepare(self, timeout_s: float) -> None:
+        """Start, and wait until the compared calls are through."""
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(SOURCES), str(REPOSITORY), os.environ.get("PYTHONPATH")])),
+            "TORCHINDUCTOR_CACHE_DIR": str(self._cache / "inductor"),
+            "TRITON_CACHE_DIR": str(self._cache / "triton"),
+            # A pool of compiler processes in each of many processes would be too many for any machine.
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "OMP_NUM_THREADS": "2",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(*self.plan.worker, self.program.name, self.mode, self.plan.device),
+                *("tiny" if self.plan.tiny else "full", str(self.results)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+                limit=2**24,
+            )
+        self.prepared = await self._answer("prepared", timeout_s)
+
+    async def time(self, seconds: float, timeout_s: float) -> None:
+        """One turn."""
+        await self._send({"time": seconds})
+        self.rounds.append((await self._answer("rounds", timeout_s))["rounds"])
+
+    async def end(self) -> None:
+        await self._send({"end": True})
+        self.ended = await self._answer("ended", END_S)
+
+    async def kill(self) -> None:
+        """Whatever state it is in."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.communicate()  # which closes its pipes too
+
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        assert self._process and self._process.stdin
+        with contextlib.suppress(ConnectionError):  # one that is gone is noticed when its answer is awaited
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            await self._process.stdin.drain()
+
+    async def _answer(self, wanted: str, timeout_s: float) -> dict[str, Any]:
+        assert self._process and self._process.stdout
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), max(timeout_s, 0.1))
+        except TimeoutError:
+            raise Ended("timed_out", f"no answer ({wanted}) within {timeout_s:.1f} s; {self._tail()}") from None
+        if not line:
+            code = await self._process.wait()
+            how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            raise Ended("crashed", f"its process ended {how}; {self._tail()}")
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise Ended("crashed", f"its answer is no JSON: {line[:100]!r}; {self._tail()}") from None
+        if wanted not in answer:
+            status = "skipped" if "skipped" in answer else "error"
+            raise Ended(status, without_paths(str(answer.get(status, answer)))[:500])
+        return answer
+
+    def _tail(self) -> str:
+        try:
+            lines = self._log.read_bytes()[-LOG_BYTES:].decode(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        return f"last line of its log: {without_paths(lines[-1])[:300]!r}" if lines else "its log is empty"
+
+
+@dataclass
+class Conductor:
+    """`tell` is given each row when its program is through, `say` each remark on progress."""
+
+    plan: Plan
+    common: Mapping[str, Any]
+    tell: Callable[[dict[str, Any]], None]
+    say: Callable[[str], None]
+    _begun: float = field(default_factory=time.monotonic)
+
+    async def run(self, programs: Sequence[Program]) -> None:
+        with tempfile.TemporaryDirectory(prefix="encore-programs-") as name:
+            for first in range(0, len(programs), self.plan.alive):
+                wave = programs[first : first + self.plan.alive]
+                if self._left() <= 0:
+                    for program in wave:
+                        self._tell_not_run(program)
+                    continue
+                await self._wave(wave, Path(name))
+
+    def _left(self) -> float:
+        return self.plan.budget_s - (time.monotonic() - self._begun)
+
+    async def _wave(self, wave: Sequence[Program], folder: Path) -> None:
+        groups = [{mode: Process(program, mode, self.plan, folder) for mode in self.plan.modes} for program in wave]
+        slots = asyncio.Semaphore(self.plan.jobs)
+        try:
+            # Eager and stock of all programs first: Encore waits for them anyway.
+            ordered = sorted((mode not in (BASE, STOCK), n, mode) for n in range(len(groups)) for mode in groups[n])
+            reserved_s = TIMING_S * len(wave)
+            await asyncio.gather(*(self._prepare(groups[n], mode, slots, reserved_s) for _, n, mode in ordered))
+            self.say(f"{len(wave)} programs are compared; timing them ({self._left():.0f} s are left)")
+            for group in groups:
+                await self._time(group)
+                for row in self._rows(group):
+                    self.tell(row)
+        finally:
+            await asyncio.gather(*(process.kill() for group in groups for process in group.values()))
+
+    async def _prepare(
+        self, group: Mapping[str, Process], mode: str, slots: asyncio.Semaphore, reserved_s: float
+    ) -> None:
+        process = group[mode]
+        try:
+            if mode not in (BASE, STOCK) and STOCK in group:
+                await group[STOCK].through.wait()
+            async with slots:
+                if self._left() <= reserved_s:
+                    raise Ended("not_run", OUT_OF_TIME)
+                try:
+                    await process.prepare(min(self.plan.timeout_s, self._left() - reserved_s))
+                except Ended:
+                    await process.kill()
+                    raise
+        except Ended as failure:
+            process.failure = failure
+        finally:
+            process.through.set()
+
+    async def _time(self, group: Mapping[str, Process]) -> None:
+        """Turns of all modes, then their last answers. A mode that fails leaves; the others go on."""
+        slow: set[str] = set()
+        if self._left() <= 0:
+            for process in group.values():
+                process.failure = process.failure or Ended("not_run", f"compared, but not timed: {OUT_OF_TIME}")
+        for turn in range(TURNS):
+            for mode, process in group.items():
+                if process.failure or mode in slow:
+                    continue
+                begun = time.monotonic()
+                try:
+                    await process.time(self.plan.turn_s if turn else self.plan.turn_s / 2, self.plan.timeout_s)
+                except Ended as failure:
+                    process.failure = failure
+                if time.monotonic() - begun > SLOW_TURN_S or self._left() <= 0:
+                    slow.add(mode)
+        for process in group.values():
+            if not process.failure:
+                try:
+                    await process.end()
+                except Ended as failure:
+                    process.failure = failure
+            await process.kill()
+
+    def _rows(self, group: Mapping[str, Process]) -> list[dict[str, Any]]:
+        base, stock, rows = group.get(BASE), group.get(STOCK), {}
+        for mode, process in group.items():
+            row = self._row(process)
+            if row["status"] == "ok":
+                for key, reference in (("eager", base), ("stock", stock)):
+                    if reference and reference is not process and not reference.failure:
+                        self._compare(row, key, process, reference)
+            rows[mode] = row
+        return [
+            row if mode in (BASE, STOCK) else judged(row, group[mode].program.tolerance, rows.get(STOCK))
+            for mode, row in rows.items()
+        ]
+
+    def _row(self, process: Process) -> dict[str, Any]:
+        program = process.program
+        row: dict[str, Any] = {
+            "program": program.name,
+            "mode": process.mode,
+            "family": program.family,
+            "what": program.summary,
+            "size": "tiny" if self.plan.tiny else "full",
+            **self.common,
+            "status": "ok",
+            "reason": None,
+            "verdict": None,
+        }
+        if process.failure:
+            return {**row, "status": process.failure.status, "reason": str(process.failure)}
+        rounds = [times for turn in process.rounds for times in turn]
+        return {
+            **row,
+            "device": process.prepared["device"],
+            "first_rounds_s": process.prepared["first_rounds_s"],
+            "settled": process.prepared["settled"],
+            "rounds_before_timing": process.prepared["rounds"],
+            "calls_per_round": program.calls,
+            "issue_us": 1e6 * statistics.median(issue for issue, _ in rounds),
+            "whole_us": 1e6 * statistics.median(whole for _, whole in rounds),
+            "turns_us": [1e6 * statistics.median(whole for _, whole in turn) for turn in process.rounds],
+            **{key: value for key, value in process.ended.items() if key != "ended"},
+        }
+
+    def _compare(self, row: dict[str, Any], key: str, process: Process, reference: Process) -> None:
+        found = difference(process.results, reference.results)
+        row[f"error_over_{key}"] = found.error
+        row[f"bits_of_{key}"] = found.bits
+        if key == BASE:
+            row["worst"] = found.where
+
+    def _tell_not_run(self, program: Program) -> None:
+        for mode in self.plan.modes:
+            process = Process(program, mode, self.plan, Path())
+            process.failure = Ended("not_run", OUT_OF_TIME)
+            self.tell(self._row(process))

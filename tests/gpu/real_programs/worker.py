@@ -1,0 +1,244 @@
+"""One program in one mode, in a process of its own: `python -m real_programs.worker PROGRAM MODE DEVICE SIZE RESULTS`.
+
+It answers JSON lines to JSON lines. What the program prints is log. The first line comes unasked, when the calls that
+are compared are through; then {"time": SECONDS} is answered with times, {"end": true} with memory and counts.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from real_programs.record import Body, Program, Setting, Skipped, programs
+
+COMPARED_ROUNDS = 6
+"""Rounds before anything is timed; the results of the first and of the last one are compared. The same number in every
+mode, for a program that trains is elsewhere after each call."""
+SETTLING_ROUNDS = 30
+SETTLING_S = 10.0
+"""What more is waited, in rounds and in time, until Encore has nothing pending."""
+
+
+def main(arguments: list[str]) -> int:
+    name, mode, device, size, results = arguments
+    channel = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(message: Mapping[str, Any]) -> None:
+        channel.write(json.dumps(message) + "\n")
+        channel.flush()
+
+    try:
+        say(_run(programs()[name], Setting(mode, device, size == "tiny"), Path(results), say))
+    except Skipped as reason:
+        say({"skipped": str(reason)})
+    except Exception as error:  # whatever a program raises is its result
+        say({"error": f"{type(error).__name__}: {error}"})
+        raise
+    return 0
+
+
+def _run(
+    program: Program, setting: Setting, results: Path, say: Callable[[Mapping[str, Any]], None]
+) -> Mapping[str, Any]:
+    """The last answer."""
+    import torch
+
+    if program.missing():
+        raise Skipped(f"not installed: {', '.join(program.missing())}")
+    if setting.mode == "encore" and "encore" not in torch._dynamo.list_backends(exclude_tags=()):
+        from optimizations.backend import encore
+
+        torch._dynamo.register_backend(encore, name="encore")
+    captures = _count_captures()
+    meter = _Meter(setting)
+    body = program.build(setting)
+    meter.restart()
+
+    seen: dict[str, Any] = {}
+    begun = time.perf_counter()
+    for number in range(COMPARED_ROUNDS):
+        outcome = _round(program, body, number)
+        if number in (0, COMPARED_ROUNDS - 1):
+            seen[f"round {number}"] = outcome
+    seen["final"] = _read(body.final())
+    meter.synchronize()
+    first_s = time.perf_counter() - begun
+    number, settled = COMPARED_ROUNDS, _settled()
+    begun = time.perf_counter()
+    while settled is False and number < SETTLING_ROUNDS and time.perf_counter() - begun < SETTLING_S:
+        _round(program, body, number)
+        number, settled = number + 1, _settled()
+    _save(seen, results)
+    recording = meter.peak()
+    gc.collect()
+    say({"prepared": True, "first_rounds_s": first_s, "settled": settled, "rounds": number, **meter.device()})
+
+    meter.restart()
+    captured_before = captures()
+    for line in sys.stdin:
+        command = json.loads(line)
+        if "end" in command:
+            break
+        timed = _timed(program, body, number, command["time"], meter)
+        number += len(timed)
+        say({"rounds": timed})
+    steady = meter.peak()
+    if not program.trains:
+        seen["after timing"] = _round(program, body, 0)
+        _save(seen, results)
+    return {
+        "ended": True,
+        "recording": recording,
+        "steady": steady,
+        "captures": captures(),
+        "captures_while_timed": captures() - captured_before,
+        "encore": _encore(),
+    }
+
+
+def _round(program: Program, body: Body, number: int) -> list[Any]:
+    """Results of one round, copied to the CPU: of each call before the next, or at the end if the caller keeps them."""
+    first = 0 if not program.trains else number * program.calls
+    kept = []
+    for i in range(first, first + program.calls):
+        result = body.step(i)
+        kept.append(result if program.keeps else _read(result))
+    return [_read(result) for result in kept]
+
+
+def _timed(program: Program, body: Body, number: int, seconds: float, meter: _Meter) -> list[list[float]]:
+    """[issue, whole] in seconds per call of each round: until the last call returned, and until the device was done.
+
+    Rounds are repeated for `seconds`, one at least. Results are not read; they are kept to the end of their round if
+    the program's caller does so.
+    """
+    times = []
+    end = time.perf_counter() + seconds
+    while not times or time.perf_counter() < end:
+        first = 0 if not program.trains else number * program.calls
+        kept: list[Any] = []
+        meter.synchronize()
+        begun = time.perf_counter()
+        for i in range(first, first + program.calls):
+            result = body.step(i)
+            if program.keeps:
+                kept.append(result)
+        issued = time.perf_counter() - begun
+        meter.synchronize()
+        times.append([issued / program.calls, (time.perf_counter() - begun) / program.calls])
+        number += 1
+    return times
+
+
+class _Meter:
+    """The allocator's peaks in bytes; on a CPU there are none."""
+
+    def __init__(self, setting: Setting) -> None:
+        import torch
+
+        self._cuda = torch.cuda if setting.device.type == "cuda" else None
+
+    def synchronize(self) -> None:
+        if self._cuda:
+            self._cuda.synchronize()
+
+    def restart(self) -> None:
+        self.synchronize()
+        if self._cuda:
+            self._cuda.reset_peak_memory_stats()
+
+    def peak(self) -> dict[str, int | None]:
+        self.synchronize()
+        if not self._cuda:
+            return {"allocated_bytes": None, "reserved_bytes": None}
+        return {
+            "allocated_bytes": self._cuda.max_memory_allocated(),
+            "reserved_bytes": self._cuda.max_memory_reserved(),
+        }
+
+    def device(self) -> dict[str, str]:
+        return {"device": self._cuda.get_device_name() if self._cuda else "cpu"}
+
+
+def _count_captures() -> Callable[[], int]:
+    """A function that tells how many captures of CUDA graphs have ended in this process, whoever made them."""
+    import torch
+
+    ended = [0]
+    stock = torch.cuda.CUDAGraph.capture_end
+
+    def capture_end(graph: Any) -> None:
+        stock(graph)
+        ended[0] += 1
+
+    torch.cuda.CUDAGraph.capture_end = capture_end  # type: ignore[method-assign]
+    return lambda: ended[0]
+
+
+def _settled() -> bool | None:
+    """Whether Encore has nothing pending; None where it cannot tell, or is not in use."""
+    import optimizations
+
+    told = getattr(optimizations, "settled", None)
+    return bool(told()) if told and "optimizations.backend" in sys.modules else None
+
+
+def _encore() -> dict[str, Any] | None:
+    """Counts from Encore's own report, None where it is not in use."""
+    if "optimizations.backend" not in sys.modules:
+        return None
+    import optimizations
+
+    told = getattr(optimizations, "recordings", None)
+    if told is None:
+        recordings = [recording for graph in optimizations.report() for recording in graph.recordings]
+    else:
+        recordings = list(told())
+    # Records of versions that do not count a thing have no such field.
+    counts = {
+        name: [getattr(recording, name) for recording in recordings if hasattr(recording, name)]
+        for name in ("kept_results", "copied_bytes")
+    }
+    return {"recordings": len(recordings), **{name: sum(values) for name, values in counts.items() if values}}
+
+
+def _read(nest: Any) -> list[Any]:
+    """The leaves of a nest as tensors on the CPU, in memory of their own."""
+    return [_copied(leaf) for leaf in _leaves(nest)]
+
+
+def _leaves(nest: Any) -> Iterator[Any]:
+    if isinstance(nest, Mapping):
+        nest = list(nest.values())
+    if isinstance(nest, (list, tuple)):
+        for member in nest:
+            yield from _leaves(member)
+    elif nest is not None:
+        yield nest
+
+
+def _copied(leaf: Any) -> Any:
+    import torch
+
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().to("cpu", copy=True).contiguous()
+    return torch.tensor(leaf, dtype=torch.int64 if isinstance(leaf, int) else torch.float64)
+
+
+def _save(seen: Mapping[str, Any], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(
+        {f"{part}: {index}": leaf for part, nest in seen.items() for index, leaf in enumerate(_leaves(nest))}, str(path)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
