@@ -41,7 +41,7 @@ case $status in
     status=0
     encore explain --all --reuse --out "$root/results/explained" || status=$?
     [ "$status" -le 1 ] || exit "$status"
-    encore report --recorded --explanations "$root/results/explained" --out "$root/results/report" --figures "$root/figures"
+    encore report --recorded --explanations "$root/results/explained" --out "$root/results/report"
     exit "$status"
     ;;
 *)

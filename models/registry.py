@@ -140,14 +140,20 @@ def find_set(name: str) -> list[Workload]:
     return known[name.lower()]
 
 
+def is_sourced(name: str) -> bool:
+    """Whether a name has the prefix of a source outside the suite, as "torchbench:resnet50" has."""
+    prefix, colon, _ = name.partition(":")
+    return bool(colon) and prefix.lower() in _SOURCES
+
+
 def find(acronym: str) -> Workload:
     """The workload of this acronym (any case), or of a name with a prefix ("torchbench:resnet50-train").
 
     Raises:
         UnknownWorkload: there is none; the message names the nearest matches.
     """
-    prefix, colon, name = acronym.partition(":")
-    if colon and prefix.lower() in _SOURCES:
+    prefix, _, name = acronym.partition(":")
+    if is_sourced(acronym):
         return importlib.import_module(_SOURCES[prefix.lower()]).workload(name)
     known = workloads()
     by_upper = {key.upper(): value for key, value in known.items()}

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suite import cli_compare, cli_micro
+from suite.console import console
 from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EncoreError, WrongUse
 from suite.interrupt import Interrupted, interruptible
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from suite.report.build import Report
 
 app = typer.Typer(
@@ -101,7 +100,7 @@ def list_command(
         _print_json(listing.as_json(chosen, chosen_modes))
         return
     for table in listing.tables(chosen, chosen_modes):
-        _console().print(table, "")
+        console().print(table, "")
 
 
 @app.command(epilog="Example: encore run ALNET EOS --modes compile,graph --samples 50")
@@ -184,7 +183,7 @@ def run(
         tag=tag,
         host_check=host_check,
     )
-    finished = launch(request, _console(stderr=True))
+    finished = launch(request, console(stderr=True))
     made = _build_report([finished.path], None, None, None) if report else None
     if made:
         _say(f"{describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
@@ -233,7 +232,7 @@ def report(
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where to write figures; default: DIR/figures with --out DIR, else figures/."),
+        typer.Option(metavar="DIR", help="Where to write figures; default: `figures` in the report's folder."),
     ] = None,
     readme: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A Markdown file whose generated tables to renew.")
@@ -276,6 +275,7 @@ def explain(
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Keep what this code has explained in the folder of --out before.")
     ] = False,
+    timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest time for one target.")] = "15m",
     as_json: JsonOption = False,
 ) -> None:
     """Show what keeps a model from CUDA graphs and what each call copies. Needs no GPU."""
@@ -283,6 +283,8 @@ def explain(
     from suite.explain.run import explain_many
     from suite.explain.targets import find_targets
     from suite.explain.text import render, summary
+    from suite.progress import AnalysisDisplay
+    from suite.settings import parse_duration
     from suite.store import describe
 
     if (everything or workload_set is not None) == bool(targets):
@@ -290,21 +292,32 @@ def explain(
     everything = everything or workload_set is not None
     if reuse and out is None:
         raise WrongUse("--reuse needs --out DIR, the folder it may find explanations in")
+    timeout_s = parse_duration(timeout, "--timeout")
     wanted = find_targets(targets or (), variant=variant, size=size.value, workload_set=workload_set)
     kept = reusable(wanted, out) if reuse and out else {}
     if kept and out:
         _say(f"{len(kept)} of {len(wanted)} are explained in {describe(out)} already, by this very code")
     explanations = list(kept.values())
-    with closing(explain_many([target for target in wanted if target not in kept], out=out)) as explained:
-        for each in explained:
-            explanations.append(each.explanation)
-            if as_json or everything:
-                line = f"{each.done} of {each.total}: {each.target.label}: {summary(each.explanation)}"
-                print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
-            else:
-                _console().print(render(each.explanation))
-    if as_json:
-        _print_json([explanation.model_dump(mode="json") for explanation in explanations])
+    remaining = [target for target in wanted if target not in kept]
+    try:
+        with (
+            AnalysisDisplay(console(stderr=True), timeout_s) as display,
+            closing(explain_many(remaining, out=out, timeout_s=timeout_s, watcher=display)) as explained,
+        ):
+            for each in explained:
+                explanations.append(each.explanation)
+                if as_json or everything:
+                    line = f"{each.done} of {each.total}: {each.target.label}: {summary(each.explanation)}"
+                    print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+                else:
+                    console().print(render(each.explanation))
+    except Interrupted:
+        _say(f"interrupted: {len(explanations)} of {len(wanted)} are explained")
+        raise
+    finally:
+        # What is finished is printed whatever ends this early: it took minutes.
+        if as_json and (explanations or not remaining):
+            _print_json([explanation.model_dump(mode="json") for explanation in explanations])
     raise typer.Exit(EXIT_FINDING if any(explanation.error for explanation in explanations) else EXIT_OK)
 
 
@@ -325,7 +338,7 @@ def env(
     if as_json:
         _print_json(record.model_dump(mode="json"))
     else:
-        _console().print(listing.environment_table(record))
+        console().print(listing.environment_table(record))
 
 
 def _build_report(
@@ -338,7 +351,7 @@ def _build_report(
         runs,
         explanations,
         out or (runs[0] if len(runs) == 1 else store.REPOSITORY / "results") / "report",
-        figures or (out / "figures" if out else store.REPOSITORY / "figures"),
+        figures,
         readme,
     )
     if made.warning:
@@ -350,13 +363,6 @@ def _was_given(context: typer.Context, name: str) -> bool:
     """Whether an option was written on the command line, so that a resumed run's own settings are kept otherwise."""
     source = context.get_parameter_source(name) if name in context.params else None
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _console(*, stderr: bool = False) -> Console:
-    """For tables on stdout; remarks on stderr are not wrapped, since they hold commands to copy."""
-    from rich.console import Console
-
-    return Console(stderr=stderr, highlight=False, soft_wrap=stderr)
 
 
 def _print_json(value: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from suite.console import console
 from suite.errors import WrongUse
 
 if TYPE_CHECKING:
@@ -121,8 +122,6 @@ def measure_feeds(*, out: Path | None = None) -> None:
     """Measure, print and write `feeds.json`."""
     from datetime import UTC, datetime
 
-    from rich.console import Console
-
     from suite import environment
     from suite.micro.feeds import FeedRun, measure, table
     from suite.micro.records import MICRO_SCHEMA_VERSION
@@ -133,7 +132,7 @@ def measure_feeds(*, out: Path | None = None) -> None:
     run = FeedRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, costs=list(measure()))
     path = (out or RUNS / name) / "feeds.json"
     write_atomically(path, run.model_dump_json(indent=1) + "\n")
-    Console(highlight=False).print(table(run))
+    console().print(table(run))
     print(describe(path))
 
 

@@ -6,8 +6,6 @@ Which modes are alive at the same time is the runner's business; a `Session` doe
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ from pathlib import Path
 
 from models.registry import Workload
 from suite.environment import without_paths
+from suite.guard import temporary_folder
 from suite.modes import GRAPH_MODE, Mode
 from suite.process import Worker, converse, end
 from suite.progress import Display
@@ -74,19 +73,18 @@ class Session:
     def alive(self, modes: Sequence[Mode]) -> Iterator[list[Member]]:
         """Workers of these modes, prepared side by side and compared bit for bit. All are ended on the way out."""
         members: list[Member] = []
-        caches = Path(tempfile.mkdtemp(prefix="encore-cache-"))
         finished = False
-        try:
-            for mode in modes:
-                members.append(self._start(mode))
-            self._prepare(members, caches)
-            yield members
-            finished = True
-        finally:
-            # One that failed is not asked: it hangs, or has nothing more to say.
-            end([m.worker for m in members if m.failure is not None or not finished], ask_first=False)
-            end([m.worker for m in members if m.failure is None and finished], ask_first=True)
-            shutil.rmtree(caches, ignore_errors=True)
+        with temporary_folder("encore-cache-") as caches:
+            try:
+                for mode in modes:
+                    members.append(self._start(mode))
+                self._prepare(members, caches)
+                yield members
+                finished = True
+            finally:
+                # One that failed is not asked: it hangs, or has nothing more to say.
+                end([m.worker for m in members if m.failure is not None or not finished], ask_first=False)
+                end([m.worker for m in members if m.failure is None and finished], ask_first=True)
 
     def measure(self, members: Sequence[Member]) -> None:
         """Blocks of all members in turn, A B C A B C, replacing those they had. A member that fails drops out."""

@@ -99,7 +99,8 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
         if request.host_check:
             record_host_check(run.writer.path, console)
         jobs = plan_jobs(
-            select_workloads(run.plan.workloads, run.plan.variant),
+            # A plan without a workload is not one of all workloads.
+            select_workloads(run.plan.workloads, run.plan.variant) if run.plan.workloads else (),
             select_modes(run.plan.modes),
             run.plan.size,
             run.done,
@@ -190,7 +191,13 @@ def _new_plan(request: Request) -> RunPlan:
     names = request.workloads or (() if request.workload_set else request.preset.workloads)
     workloads = select_workloads(names, settings.variant, request.workload_set or (None if names else DEFAULT_SET))
     if request.shard:
-        workloads = request.shard.of(workloads)
+        whole, workloads = workloads, request.shard.of(workloads)
+        if not workloads:
+            names = ", ".join(workload.acronym for workload, _ in whole)
+            raise WrongUse(
+                f"--shard {request.shard} is empty: of {len(whole)} ({names}), part {request.shard.index} has none; "
+                f"give --shard I/N with an N of at most {len(whole)}"
+            )
     plan = RunPlan(
         **settings.model_dump(),
         workloads=[workload.acronym for workload, _ in workloads],
@@ -214,7 +221,8 @@ def _resumed_plan(request: Request, recorded: RecordedRun) -> RunPlan:
             f"compare: {_listed(found)}. Leave these options out or restore that environment, or start a new run."
         )
     names = request.workloads or (() if request.workload_set else plan.workloads)
-    workloads = [workload.acronym for workload, _ in select_workloads(names, plan.variant, request.workload_set)]
+    chosen = select_workloads(names, plan.variant, request.workload_set) if names or request.workload_set else ()
+    workloads = [workload.acronym for workload, _ in chosen]
     modes = [mode.name for mode in select_modes_for(plan.device, request.modes or plan.modes)]
     return plan.model_copy(update={"workloads": workloads, "modes": modes})
 

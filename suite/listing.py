@@ -11,9 +11,8 @@ from rich.text import Text
 
 from models.registry import Workload
 from suite.modes import Mode
+from suite.report.units import format_bytes
 from suite.schema import Environment
-
-GIB = 2**30
 
 
 def as_json(workloads: Sequence[Workload], modes: Sequence[Mode]) -> dict[str, list[dict[str, Any]]]:
@@ -73,7 +72,7 @@ def environment_table(environment: Environment) -> Table:
     gpu, cpu = environment.gpu, environment.cpu
     table = Table(box=None, show_header=False)
     rows = {
-        "GPU": f"{gpu.name}, compute capability {gpu.compute_capability}, {gpu.memory_bytes / GIB:.0f} GiB, "
+        "GPU": f"{gpu.name}, compute capability {gpu.compute_capability}, {format_bytes(gpu.memory_bytes)}, "
         f"{gpu.multiprocessors} multiprocessors"
         if gpu
         else "none",
@@ -84,7 +83,7 @@ def environment_table(environment: Environment) -> Table:
         "cuDNN": environment.cudnn,
         "Python": environment.python,
         "platform": environment.platform,
-        "CPU": f"{cpu.model}, {cpu.logical_cores} logical cores, {cpu.memory_bytes / GIB:.0f} GiB",
+        "CPU": f"{cpu.model}, {cpu.logical_cores} logical cores, {format_bytes(cpu.memory_bytes)}",
         "CPU governor": cpu.governor,
         "SMT": {None: None, True: "on", False: "off"}[cpu.smt],
         "NUMA nodes": cpu.numa_nodes,

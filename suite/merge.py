@@ -19,12 +19,13 @@ def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> 
 
     Raises:
         WrongUse: a run is unknown, the runs differ in settings or environment, two of them measured the same cell,
-            or `out` is not empty.
+            a run is given twice, or `out` is not empty.
         InvalidResults: a run's file has wrong fields.
     """
     if len(names) < 2:
         raise WrongUse("encore merge needs at least two runs")
     runs = [store.read_run(store.find_run(name)) for name in names]
+    _check_each_once(runs)
     for run in runs:
         if run.cut_line is not None:
             where = describe(run.path)
@@ -34,6 +35,16 @@ def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> 
     with RunWriter.create(out, _environment(runs, out.resolve().name, command_line)) as writer:
         store.write_atomically(writer.path / store.CELLS, store.lines_of(cells))
     return len(cells)
+
+
+def _check_each_once(runs: Sequence[RecordedRun]) -> None:
+    """Refuses a run that is given twice, by another name, by a link or as a copy."""
+    for index, run in enumerate(runs):
+        for other in runs[:index]:
+            same_folder = run.path.resolve() == other.path.resolve()
+            if same_folder or (run.environment, run.cells) == (other.environment, other.cells):
+                what = "is given twice" if same_folder else f"is a copy of {describe(other.path)}"
+                raise WrongUse(f"{describe(run.path)} {what}; name each run once")
 
 
 def _check_one_environment(runs: Sequence[RecordedRun]) -> None:

@@ -1,31 +1,22 @@
-"""Worker processes: started in a session of their own, spoken to over two pipes, ended with all they started.
+"""Worker processes: spoken to over two pipes of their own; started and ended as `suite.supervise` says.
 
 Whatever a worker does (crash, hang, garbage, closing its pipe) comes out of `converse` as a `Failed` answer with a
 status, so that the code above has two cases only: the answer it asked for, or `Failed`.
-
-Note [Strays]: a worker's children (compile workers, ptxas, the C++ compiler) stay in its process group and end with
-it. A child that starts a session of its own leaves the group, and once its parent is gone nothing links it to the
-worker any more but its environment. Each worker therefore gets a mark in its environment, which children inherit, and
-ending a worker includes killing every process that carries the mark.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
-import secrets
 import selectors
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 from pydantic import ValidationError
 
+from suite import supervise
 from suite.protocol import (
     PHASES,
     REPLIES,
@@ -43,27 +34,18 @@ from suite.protocol import (
     encode,
 )
 from suite.schema import Status
+from suite.supervise import EXIT_GRACE_S, Supervised, await_exit
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "suite.worker")
 """`-P` keeps a folder named `suite` in the user's working directory from being taken for ours."""
 
-MARK = "ENCORE_WORKER"
 MAX_MESSAGE_BYTES = 16 * 2**20
 """What a worker may have sent unread: far more than any message needs."""
 STOP_GRACE_S = 20.0
 """Time for a worker to end by itself after `stop`: CUDA contexts and compile pools take seconds to close."""
-TERM_GRACE_S = 3.0
-"""Time between SIGTERM and SIGKILL."""
-EXIT_GRACE_S = 5.0
-"""Time between the end of a worker's reply pipe and the end of its process, which come apart in a normal exit too."""
-LOG_TAIL_BYTES = 4000
-STRAY_ROUNDS = 5
 
 Answer = Prepared | Measured | Collected | Failed
 OnPhase = Callable[["Worker", str], None]
-
-_run_mark = secrets.token_hex(8)
-_numbers = itertools.count()
 
 
 class BrokenProtocol(Exception):
@@ -74,32 +56,21 @@ class BrokenProtocol(Exception):
         self.status = status
 
 
-class Worker:
-    """One worker process. Its stdout and stderr are appended to the log; messages go over pipes of their own.
-
-    End it with `end`: there is no clean-up on garbage collection.
-    """
+class Worker(Supervised):
+    """One worker process; messages go over pipes of their own. End it with `end`."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
-        self.log = log
-        self.mark = f"{_run_mark}.{next(_numbers)}"
         self._buffer = bytearray()
-        self._log_start = log.stat().st_size if log.exists() else 0
         command_read, self._command_fd = os.pipe()
         self.reply_fd, reply_write = os.pipe()
         os.set_blocking(self.reply_fd, False)
         try:
-            with log.open("ab") as output:
-                self._process = subprocess.Popen(
-                    [*command, "--read", str(command_read), "--write", str(reply_write)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(command_read, reply_write),
-                    start_new_session=True,
-                    env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, MARK: self.mark},
-                )
-            self.exit_fd = os.pidfd_open(self._process.pid)
+            super().__init__(
+                [*command, "--read", str(command_read), "--write", str(reply_write)],
+                log,
+                pass_fds=(command_read, reply_write),
+                env={"CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")},
+            )
         except BaseException:
             os.close(self._command_fd)
             os.close(self.reply_fd)
@@ -107,10 +78,6 @@ class Worker:
         finally:
             os.close(command_read)
             os.close(reply_write)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def send(self, command: Command) -> None:
         """Sends a command. A worker that is gone is noticed when its answer is awaited."""
@@ -133,40 +100,11 @@ class Worker:
         *lines, self._buffer = self._buffer.split(b"\n")
         return [_parse(line) for line in lines], ended
 
-    def exited(self) -> bool:
-        return self._exit_info() is not None
-
-    def exit_description(self) -> str:
-        """How the process ended, in words. The process stays a zombie, so that its group keeps its number."""
-        info = self._exit_info()
-        if info is None:
-            return "is still running"
-        if info.si_code == os.CLD_EXITED:
-            return f"ended with exit code {info.si_status}"
-        name = signal.Signals(info.si_status).name if info.si_status < signal.SIGRTMIN else f"signal {info.si_status}"
-        hint = ", often the kernel's answer to a lack of memory" if name == "SIGKILL" else ""
-        return f"was killed by {name}{hint}"
-
-    def log_tail(self) -> str:
-        """The last few KB this worker wrote to its log."""
-        with self.log.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(self._log_start, end - LOG_TAIL_BYTES))
-            return file.read().decode(errors="replace").strip()
-
-    def signal_group(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
     def reap(self) -> None:
-        """Collects the exit status and closes the pipes. A process stuck in a driver call is left to the kernel."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(EXIT_GRACE_S)
-        for descriptor in (self._command_fd, self.reply_fd, self.exit_fd):
+        """Collects the exit status and closes the pipes."""
+        super().reap()
+        for descriptor in (self._command_fd, self.reply_fd):
             os.close(descriptor)
-
-    def _exit_info(self) -> os.waitid_result | None:
-        return os.waitid(os.P_PIDFD, self.exit_fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
 
 def _parse(line: bytearray) -> Reply:
@@ -293,47 +231,5 @@ def end(workers: Iterable[Worker], *, ask_first: bool) -> None:
     if ask_first:
         for worker in workers:
             worker.send(Stop())
-        _await_exit(workers, STOP_GRACE_S)
-    for worker in workers:
-        worker.signal_group(signal.SIGTERM)
-    _await_exit(workers, TERM_GRACE_S)
-    for worker in workers:
-        worker.signal_group(signal.SIGKILL)
-    for worker in workers:
-        worker.reap()
-    if workers:
-        kill_strays({worker.mark for worker in workers})
-
-
-def _await_exit(workers: Iterable[Worker], grace_s: float) -> None:
-    deadline = time.monotonic() + grace_s
-    with selectors.DefaultSelector() as selector:
-        for worker in workers:
-            selector.register(worker.exit_fd, selectors.EVENT_READ)
-        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                selector.unregister(key.fileobj)
-
-
-def kill_strays(marks: set[str] | None = None) -> None:
-    """Kills processes that carry one of these marks; None: of any worker this process started. See Note [Strays].
-
-    Looks again until none is found, for a process may have started another one meanwhile; only so often, because one
-    that hangs in a driver call does not die.
-    """
-    for _ in range(STRAY_ROUNDS):
-        found = [process for process in psutil.process_iter() if _is_marked(process, marks)]
-        if not found:
-            return
-        for process in found:
-            with suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(found, timeout=TERM_GRACE_S)
-
-
-def _is_marked(process: psutil.Process, marks: set[str] | None) -> bool:
-    try:
-        mark = process.environ().get(MARK, "")
-        return (mark.startswith(_run_mark) if marks is None else mark in marks) and process.status() != "zombie"
-    except (psutil.Error, OSError):
-        return False
+        await_exit(workers, STOP_GRACE_S)
+    supervise.end(workers)

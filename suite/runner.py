@@ -18,12 +18,13 @@ from pathlib import Path
 from models.registry import Workload
 from suite.group import Bench, Session
 from suite.modes import Mode
-from suite.process import WORKER_COMMAND, kill_strays
+from suite.process import WORKER_COMMAND
 from suite.progress import Display
 from suite.schedule import halves, pairings
 from suite.schema import Cell, Grouping, Status
 from suite.settings import RunSettings, format_duration
 from suite.store import RunWriter
+from suite.supervise import kill_strays
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +111,14 @@ class Runner:
         return False
 
     def _run_job(self, job: Job, outcome: Outcome) -> None:
+        self.writer.check_space()
         self.display.workload_starts(job.workload.acronym, [mode.name for mode in job.missing])
         for cell in self._measure(job):
             self.writer.append(cell)
             outcome.cells.append(cell)
             self.display.cell_ends(cell)
         self.display.workload_ends()
+        self.writer.check_space()
 
     def _measure(self, job: Job) -> list[Cell]:
         """The rows of a job: see Note [Groups]. What earlier rows lack is measured in pairs at once."""

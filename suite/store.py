@@ -4,6 +4,11 @@ A line is appended with one write and synced when its cell is final, so that wha
 lines behind; a last line cut short (power loss) is moved to a file beside it. One process writes a run at a time.
 Every key (workload, variant, size, mode) stands in a file once; a failed cell that is to be run again moves to
 `retried.jsonl` first.
+
+Note [Full disk]: measuring a workload takes minutes, and its rows are a few MB at most. A writer therefore keeps a
+reserve on the disk from before the first measurement, and gives it up when the disk is full, so that what was measured
+can still be written. If even that does not help (a limit on the size of a file), rows go to another file, which the
+next `--resume` takes in. Measuring stops either way.
 """
 
 from __future__ import annotations
@@ -13,8 +18,9 @@ import difflib
 import errno
 import fcntl
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -31,7 +37,12 @@ RECORDED = REPOSITORY / "results" / "recorded"
 ENVIRONMENT = "environment.json"
 CELLS = "cells.jsonl"
 RETRIED = "retried.jsonl"
+UNSAVED = "unsaved-cells.jsonl"
+"""Rows for which there was no room in `cells.jsonl`."""
 LOCK = ".lock"
+RESERVE = ".reserve"
+RESERVE_BYTES = 16 * 2**20
+"""More than the rows of any workload need."""
 
 _READABLE = " and ".join(map(str, READABLE_VERSIONS))
 
@@ -131,8 +142,33 @@ def read_run(run: Path) -> RecordedRun:
         _check_version(cell, place)
         if cell.key in cells:
             raise InvalidResults(f"{place}: {'/'.join(cell.key)} is in the file already; each cell may be there once")
+        _check_blocks(cell, place)
         cells[cell.key] = cell
     return RecordedRun(run, environment, tuple(cells.values()), rest or None)
+
+
+def _check_blocks(cell: Cell, place: str) -> None:
+    """Refuses two blocks of one index: readers find the block that alternated with another one by its index."""
+    for blocks in (cell.blocks, *cell.baseline_blocks.values()):
+        seen = set()
+        for block in blocks:
+            number = (getattr(block, "process", None), block.index)
+            if number in seen:
+                raise InvalidResults(
+                    f"{place}: {'/'.join(cell.key)} has two blocks of index {block.index}; each may be there once"
+                )
+            seen.add(number)
+
+
+def read_retried(run: Path) -> tuple[Cell, ...]:
+    """Rows of failed cells that were run again since, oldest first; none where no cell was.
+
+    Raises:
+        InvalidResults: a line is not of this schema.
+    """
+    path = run / RETRIED
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return tuple(_parse(Cell, line, f"{describe(path)} line {n}") for n, line in enumerate(lines, start=1))
 
 
 def list_runs(folder: Path) -> list[Path]:
@@ -168,6 +204,25 @@ def find_run(name: str, folders: Sequence[Path] | None = None) -> Path:
     raise WrongUse(f"unknown run {name!r}; {hint} (a run is a name in results/runs or results/recorded, or a folder)")
 
 
+def make_folder(path: Path, option: str) -> Path:
+    """The folder that an option names, made if it is not there.
+
+    Raises:
+        WrongUse: a file is in the way, or nothing may be written there.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise WrongUse(f"{option} {path}: a file is in the way; give a folder") from error
+    except (PermissionError, OSError) as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOENT):
+            raise
+        raise WrongUse(f"{option} {path}: {error.strerror}; give a folder that can be written to") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise WrongUse(f"{option} {path}: nothing may be written there; give another folder")
+    return path
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file, and its folder, so that a reader or a crash sees the old content or the new, never a part.
 
@@ -192,67 +247,113 @@ def write_error(path: Path, error: OSError) -> OSError | CannotWrite:
 
 
 class RunWriter:
-    """A run that is being written. Holds the run's lock from `create` or `reopen` until it is closed."""
+    """A run that is being written. Holds the run's lock, and its reserve of space, from `create` or `reopen` until it
+    is closed; see Note [Full disk].
+    """
 
     def __init__(self, path: Path, lock: IO[bytes]) -> None:
         self.path = path
         self._lock = lock
+        self._full: CannotWrite | None = None
 
     @classmethod
     def create(cls, path: Path, environment: Environment) -> RunWriter:
         """Starts a run in a folder that does not exist, or is empty.
 
         Raises:
-            WrongUse: the folder has something in it.
+            WrongUse: the folder has something in it, or cannot be written to.
             CannotWrite: the disk is full.
         """
         if (path / ENVIRONMENT).exists():
             raise WrongUse(f"{describe(path)} is a run already; give --resume {describe(path)} to go on with it")
         if path.exists() and (not path.is_dir() or any(file.name != LOCK for file in path.iterdir())):
             raise WrongUse(f"{describe(path)} is not an empty folder; give --out another one")
-        path.mkdir(parents=True, exist_ok=True)
-        writer = cls(path, _locked(path))
+        writer = cls(path, _locked(make_folder(path, "--out")))
         write_atomically(path / ENVIRONMENT, environment.model_dump_json(indent=2) + "\n")
         return writer
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[RunWriter, RecordedRun]:
-        """Opens a run to go on with it; a last line that was cut short is moved to a file of its own.
+        """Opens a run to go on with it.
+
+        A last line that was cut short is moved to a file of its own; rows that a full disk left elsewhere are taken in.
 
         Raises:
             RunIsBusy: another process writes this run.
             InvalidResults: its files are not of this schema.
+            CannotWrite: the disk is full.
         """
-        lock = _locked(path)
+        writer = cls(path, _locked(path))
         try:
             run = read_run(path)
             if run.cut_line is not None:
                 _move_cut_line(path, run.cut_line)
+            cut_line = run.cut_line
+            if writer._take_in_unsaved(run.cells):
+                run = replace(read_run(path), cut_line=cut_line)
         except BaseException:
-            lock.close()
+            writer.close()
             raise
-        return cls(path, lock), run
+        return writer, run
 
     def append(self, cell: Cell) -> None:
-        """Adds a cell as one line and syncs it to disk.
+        """Adds a cell as one line and syncs it to disk. After rows were saved with a full disk, `check_space` raises.
 
         Raises:
-            CannotWrite: the disk is full; the file is as it was before.
+            CannotWrite: the disk is full and the row could be written nowhere; the file is as it was before.
         """
-        path = self.path / CELLS
         line = cell.model_dump_json().encode() + b"\n"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        path = self.path / CELLS
         try:
-            size = os.fstat(descriptor).st_size
-            try:
-                if os.write(descriptor, line) != len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                os.fsync(descriptor)
-            except OSError as error:
-                os.ftruncate(descriptor, size)
+            _append_line(path, line)
+        except CannotWrite as error:
+            (self.path / RESERVE).unlink(missing_ok=True)
+            self._full = self._saved(line, error)
+
+    def _saved(self, line: bytes, error: CannotWrite) -> CannotWrite:
+        """Writes a line for which there was no room wherever there is some; returns what to say about it."""
+        elsewhere = Path(tempfile.gettempdir()) / f"encore-{self.path.resolve().name}-{UNSAVED}"
+        for path in (self.path / CELLS, self.path / UNSAVED, elsewhere):
+            with contextlib.suppress(OSError, CannotWrite):
+                _append_line(path, line)
+                if path != elsewhere:
+                    return self._full or error
+                return CannotWrite(
+                    f"cannot write to {describe(self.path)}: the disk is full. What was measured is in {elsewhere}; "
+                    f"make room, move that file to {describe(self.path / UNSAVED)}, then go on with "
+                    f"`encore run --resume {describe(self.path)}`."
+                )
+        raise error
+
+    def check_space(self) -> None:
+        """Makes sure that the rows of one more workload can be written.
+
+        Raises:
+            CannotWrite: the disk is full, or was when the last row was written; what was measured is saved.
+        """
+        if self._full is not None:
+            raise self._full
+        path = self.path / RESERVE
+        try:
+            with path.open("ab") as file:
+                if file.tell() < RESERVE_BYTES:
+                    os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):  # else the file system, or a limit, allows no reserve
                 raise write_error(path, error) from error
-        finally:
-            os.close(descriptor)
+
+    def _take_in_unsaved(self, cells: Sequence[Cell]) -> bool:
+        """Moves the rows of `UNSAVED` to where they belong; whether there were any."""
+        path = self.path / UNSAVED
+        if not path.exists():
+            return False
+        known = {cell.key for cell in cells}
+        lines = path.read_bytes().splitlines()
+        rows = [_parse(Cell, line, f"{describe(path)} line {n}") for n, line in enumerate(lines, start=1)]
+        write_atomically(self.path / CELLS, lines_of([*cells, *(row for row in rows if row.key not in known)]))
+        path.unlink()
+        return True
 
     def set_aside(self, cells: Sequence[Cell], again: Callable[[Cell], bool]) -> list[Cell]:
         """Moves the lines of those cells of the run that are to run again to `retried.jsonl`; returns the others."""
@@ -266,6 +367,7 @@ class RunWriter:
         return kept
 
     def close(self) -> None:
+        (self.path / RESERVE).unlink(missing_ok=True)
         self._lock.close()
 
     def __enter__(self) -> RunWriter:
@@ -278,6 +380,26 @@ class RunWriter:
 def lines_of(cells: Iterable[Cell]) -> str:
     """The text of a `cells.jsonl` with these cells."""
     return "".join(cell.model_dump_json() + "\n" for cell in cells)
+
+
+def _append_line(path: Path, line: bytes) -> None:
+    """Adds a line to a file with one write and syncs it.
+
+    Raises:
+        CannotWrite: the disk is full; the file is as it was before.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            if os.write(descriptor, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(descriptor)
+        except OSError as error:
+            os.ftruncate(descriptor, size)
+            raise write_error(path, error) from error
+    finally:
+        os.close(descriptor)
 
 
 def _locked(run: Path) -> IO[bytes]:

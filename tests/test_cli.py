@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures.fake_runs import fake_worker, living, recorded_pids
+from fixtures.fake_runs import default_signals, fake_worker, living, recorded_pids
 from fixtures.synthetic_results import cell, environment, explanation, write_explanations, write_run
 
 from suite import store
@@ -57,7 +57,11 @@ class Fake:
 
     def start(self, *arguments: str, behave: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.command(arguments, behave), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            self.command(arguments, behave),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=default_signals,
         )
 
     def only_run(self) -> Path:
@@ -356,10 +360,48 @@ def test_a_run_in_use_is_refused(fake: Fake) -> None:
 
 def test_an_unwritable_folder_is_an_error_without_a_traceback(fake: Fake) -> None:
     (fake.folder / "file").write_text("")
-    done = fake("run", "EOS", *CPU, "--out", str(fake.folder / "file" / "run"))
-    assert done.returncode == 1
-    assert "Not a directory" in done.stderr
-    assert "Traceback" not in done.stderr
+    run = made_run(fake.runs / "one", 1, "EOS")
+    below = str(fake.folder / "file" / "run")
+    for command in (
+        ("run", "EOS", *CPU, "--out", below),
+        ("report", "one", "--out", below),
+        ("report", "one", "--out", str(fake.folder / "file")),
+        ("explain", "any:make", "--out", below),
+    ):
+        done = fake(*command)
+        assert done.returncode == 2, (command, done.stderr)
+        assert "a file is in the way; give" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (run / "report").exists()
+
+
+def test_a_shard_without_a_workload_is_wrong_use_and_not_a_run_of_all(fake: Fake) -> None:
+    done = fake("run", "EOS", *CPU, "--shard", "2/2")
+    assert done.returncode == 2
+    assert "--shard 2/2 is empty: of 1 (EOS), part 2 has none" in done.stderr
+    assert store.list_runs(fake.runs) == []
+
+
+def test_a_run_that_set_out_for_no_workload_is_not_resumed_with_all(fake: Fake) -> None:
+    fake("run", "EOS", *CPU, "--modes", "compile")
+    run = fake.only_run()
+    record = json.loads((run / store.ENVIRONMENT).read_text())
+    record["settings"]["workloads"] = []
+    (run / store.ENVIRONMENT).write_text(json.dumps(record))
+    done = fake("run", "--resume", run.name)
+    assert done.returncode == 0, done.stderr
+    assert "nothing to run" in done.stderr
+    assert len(read_run(run).cells) == 1
+
+
+def test_tables_are_as_wide_as_they_are_in_a_pipe() -> None:
+    variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    code = "from suite.cli import main; main(['list'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
+    (row,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["graph-unpartitioned"]]
+    assert MODES["graph-unpartitioned"].summary in row
+    assert "…" not in done.stdout
+    assert all(len(line) < 1000 for line in done.stdout.splitlines()), "and not filled up with blanks"
 
 
 def wait_for(path: Path, words: str) -> None:

@@ -53,6 +53,11 @@ def test_names_that_are_none_are_refused(names: list[str], variant: str | None, 
         find_targets(names, variant=variant)
 
 
+def test_a_size_is_for_workloads_and_a_program_has_its_own() -> None:
+    with pytest.raises(WrongUse, match="--size tiny is for workloads; 'module:make' is a program"):
+        find_targets(["MMC", "module:make"], size="tiny")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -96,7 +96,7 @@ def test_everything_is_in_the_text() -> None:
         "not fully captured by stock",
         "1 non-static input of 16 B",
         "self.mask",
-        "3.0 MiB",
+        "3.0 MB",
         "DeviceCopy ops x2 at program.py:3",
         "1 (1)",
         "Dynamic shape operator",

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from fixtures.fake_runs import fake_worker, living, recorded_pids
 
-from suite import process
-from suite.process import Answer, Worker, converse, end, kill_strays
+from suite import process, supervise
+from suite.process import Answer, Worker, converse, end
 from suite.protocol import CellSpec, Collected, CollectMetrics, Command, Failed, Measure, Measured, Prepare, Prepared
 from suite.schema import Status
+from suite.supervise import kill_strays
 
 MEASURE = Measure(index=1, turn=3, samples=4, throughput_iterations=2)
 
@@ -170,7 +171,7 @@ def test_the_log_has_what_this_worker_printed_and_no_earlier_one(tmp_path: Path)
 
 
 def test_a_deaf_worker_and_its_children_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "TERM_GRACE_S", 0.3)
+    monkeypatch.setattr(supervise, "TERM_GRACE_S", 0.3)
     with worker(tmp_path, "deaf", "child", "stray", "hang") as one:
         failure(one, prepare(), timeout_s=2.0)
         pids = [one.pid, *recorded_pids(tmp_path)]

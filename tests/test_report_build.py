@@ -73,6 +73,15 @@ def both(tmp_path_factory):
     return report, Outline(report.html.read_text())
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Figures take seconds; where it is about files, a name stands for each."""
+    monkeypatch.setattr(build, "draw", lambda chart, origin: chart.name)
+    for form in ("to_png", "to_pdf"):
+        monkeypatch.setattr(build, form, lambda figure: figure.encode())
+    monkeypatch.setattr(build, "to_svg", lambda figure, name: "<svg></svg>")
+
+
 def test_report_names_what_it_wrote(both):
     report, _ = both
     assert (report.run_id, report.explained, report.failed_cells, report.warning) == ("synthetic", 2, 1, None)
@@ -80,7 +89,7 @@ def test_report_names_what_it_wrote(both):
     assert {path.suffix for path in report.figures} == {".png", ".pdf"}
     assert all(path.is_file() and path.stat().st_size > 0 for path in (report.html, *report.tables, *report.figures))
     written = {path for path in report.html.parent.rglob("*") if path.is_file()}
-    assert written == {report.html, *report.tables, *report.figures}
+    assert written == {report.html, *report.tables, *report.figures, report.html.parent / build.WRITTEN}
 
 
 def test_page_loads_nothing(both):
@@ -103,6 +112,7 @@ def test_policy_lets_only_the_sorting_script_run(both):
     assert "aria-sort" in script
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_names_and_errors_are_inert(tmp_path):
     run = write_run(
         tmp_path / "run",
@@ -186,24 +196,128 @@ def test_same_results_give_the_same_bytes_whatever_their_order(tmp_path):
     assert first == second
 
 
-def test_figures_are_regenerated_and_other_files_stay(tmp_path):
-    figures = tmp_path / "figures"
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_in_a_folder_of_an_earlier_one_removes_what_that_one_wrote_and_nothing_else(tmp_path):
+    out = tmp_path / "out"
     run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph")])
-    build_report([run], None, tmp_path / "out", figures)
-    (figures / "README.md").write_text("mine")
-    (figures / "drawing.png").write_text("mine")
-    assert (figures / "speedup.png").is_file()
-    build_report([], write_explanations(tmp_path / "explain", [explanation()]), tmp_path / "out", figures)
-    assert sorted(path.name for path in figures.iterdir()) == [
-        "README.md",
-        "drawing.png",
-        "explain_bytes.pdf",
-        "explain_bytes.png",
-        "explain_kernels.pdf",
-        "explain_kernels.png",
+    build_report([run], None, out)
+    assert (out / "figures" / "speedup.png").is_file()
+    assert (out / "tables" / "times.csv").is_file()
+    mine = (out / "README.md", out / "figures" / "explain_drawing.png", out / "tables" / "my.csv")
+    for path in mine:
+        path.write_text("mine")
+    report = build_report([], write_explanations(tmp_path / "explain", [explanation()]), out)
+    left = {path for path in out.rglob("*") if path.is_file()}
+    assert left == {report.html, *report.tables, *report.figures, *mine, out / build.WRITTEN}
+    assert not {path.stem for path in left} & {"speedup", "times"}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_list_of_written_files_that_names_others_removes_none_of_them(tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in ("beside.txt", "absolute.txt"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "out" / build.WRITTEN).write_text(
+        f"../beside.txt\n{tmp_path / 'absolute.txt'}\ntables/../../beside.txt\n"
+    )
+    build_report([write_run(tmp_path / "run", [cell("EOS", "compile")])], None, tmp_path / "out")
+    assert (tmp_path / "beside.txt").is_file() and (tmp_path / "absolute.txt").is_file()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_folder_of_figures_that_is_named_keeps_its_other_figures(tmp_path):
+    """The repository's own figures are of several reports, and are tracked."""
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    for name in ("explain_kernels.png", "drawing.png"):
+        (figures / name).write_text("mine")
+    run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph")])
+    for out in ("out", "out", "other"):
+        build_report([run], None, tmp_path / out, figures)
+    assert (figures / "explain_kernels.png").read_text() == (figures / "drawing.png").read_text() == "mine"
+    assert (figures / "speedup.png").read_text() == "speedup"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_a_named_folder_figures_stay_in_the_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "FIGURES", tmp_path / "figures")
+    report = build_report([write_run(tmp_path / "run", [cell("EOS", "compile")])], None, tmp_path / "out")
+    assert report.figures
+    assert {path.parent for path in report.figures} == {tmp_path / "out" / "figures"}
+
+
+@pytest.mark.parametrize("wrong", ["out", "out/below", "figures", "tables"])
+def test_a_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monkeypatch, wrong):
+    monkeypatch.setattr(build, "draw", lambda *_: pytest.fail("drawn before the folders were looked at"))
+    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / ("file" if wrong != "tables" else "tables")).write_text("")
+    places = {
+        "out": (tmp_path / "taken" / "file", None),
+        "out/below": (tmp_path / "taken" / "file" / "below", None),
+        "figures": (tmp_path / "out", tmp_path / "taken" / "file"),
+        "tables": (tmp_path / "taken", None),
+    }
+    with pytest.raises(WrongUse, match="a file is in the way; give a folder"):
+        build_report([run], None, *places[wrong])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file"),
+        (b"# A page without a generated part", "0 generated parts 'recorded'"),
+        (b"<!-- generated: recorded -->\n<!-- end: recorded -->\n" * 2, "2 generated parts 'recorded'"),
+        (b"\xff\xfe", "no UTF-8 text"),
+    ],
+)
+def test_a_readme_that_cannot_take_the_tables_is_wrong_use_before_anything_is_drawn(
+    tmp_path, monkeypatch, content, words
+):
+    monkeypatch.setattr(build, "draw", lambda *_: pytest.fail("drawn before the README was looked at"))
+    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
+    readme = tmp_path / "README.md"
+    if content is not None:
+        readme.write_bytes(content)
+    with pytest.raises(WrongUse, match=words):
+        build_report([run], None, tmp_path / "out", readme=readme)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_failures_that_newer_rows_stand_for_are_listed(tmp_path):
+    runs = []
+    for day, cells in (
+        (1, [cell("EOS", "compile"), failed_cell("EOS", "graph", Status.OOM, "too large"), cell("ST", "compile")]),
+        (2, [cell("EOS", "compile"), cell("EOS", "graph")]),
+    ):
+        of = environment(run_id=f"run-{day}", created_at=f"2026-01-0{day}T00:00:00+00:00")
+        runs.append(write_run(tmp_path / f"run-{day}", cells, of))
+    retried = failed_cell("ST", "compile", Status.CRASH, "died")
+    (runs[0] / "retried.jsonl").write_text(retried.model_dump_json() + "\n")
+    report = build_report(runs, None, tmp_path / "out")
+    assert (report.failed_cells, report.superseded_cells) == (0, 2)
+    rows = list(csv.DictReader((tmp_path / "out" / "tables" / "superseded.csv").open()))
+    assert [(row["workload"], row["mode"], row["status"], row["failed_in"], row["replaced_by"]) for row in rows] == [
+        ("ST", "compile", "crash", "run-1", "the same run"),
+        ("EOS", "graph", "oom", "run-1", "run-2"),
     ]
+    page = Outline(report.html.read_text())
+    assert "too large" in page.texts["td"]
+    assert any("2 that failed before were measured again" in text for text in page.texts["p"])
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_last_line_that_was_cut_short_is_mentioned(tmp_path):
+    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
+    with (run / "cells.jsonl").open("ab") as file:
+        file.write(b'{"schema_ver')
+    report = build_report([run], None, tmp_path / "out")
+    assert "cut short" in report.warning and "--resume" in report.warning
+    assert "cut short" in report.html.read_text()
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_smoke_runs_leave_the_repositorys_figures_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(build, "FIGURES", tmp_path / "figures")
     for size, folder in (("tiny", tmp_path / "out" / "figures"), ("full", tmp_path / "figures")):
@@ -212,6 +326,7 @@ def test_smoke_runs_leave_the_repositorys_figures_alone(tmp_path, monkeypatch):
         assert {path.parent for path in report.figures} == {folder}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_of_which_everything_failed_is_still_reported(tmp_path):
     cells = [failed_cell("EOS", mode, Status.OOM) for mode in ("compile", "graph")]
     report = build_report([write_run(tmp_path / "run", cells)], None, tmp_path / "out")

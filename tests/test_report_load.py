@@ -180,6 +180,16 @@ def test_a_run_given_twice_is_refused(tmp_path):
         load_runs([run, made_at(tmp_path, "b", 2, [cell()]), run])
 
 
+def test_shards_started_in_the_same_second_are_not_one_run_given_twice(tmp_path):
+    one, other = (
+        made_at(tmp_path / name, "same", 1, [cell(workload)], settings={"shard": name})
+        for name, workload in (("a", "EOS"), ("b", "ST"))
+    )
+    assert load_runs([one, other]).labels == ("EOS", "ST")
+    with pytest.raises(WrongUse, match="given twice"):
+        load_runs([one, other, one])
+
+
 def test_provenance_of_several_runs_names_each_and_that_of_a_row_its_own(tmp_path):
     a = made_at(tmp_path, "a", 1, [cell("EOS"), cell("ST")])
     origin = provenance.of_run(load_runs([a, made_at(tmp_path, "b", 2, [cell("ST", size="tiny")], git_dirty=True)]))

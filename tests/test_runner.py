@@ -303,9 +303,14 @@ def interrupted_once_it_hangs(log: Path) -> Iterator[None]:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Interrupted, match="SIGINT"), interruptible():
-        threading.Thread(target=interrupt, daemon=True).start()
-        yield
+    # Tests that run in the background of a script have SIGINT ignored from the start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(Interrupted, match="SIGINT"), interruptible():
+            threading.Thread(target=interrupt, daemon=True).start()
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_workload_interrupted_in_its_second_half_starts_again(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +134,18 @@ def test_a_cell_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         read_run(path)
 
 
+def test_two_blocks_of_one_index_are_refused_wherever_they_are(tmp_path: Path) -> None:
+    good = cell("EOS", "graph")
+    twice = [*good.blocks, good.blocks[2]]
+    for name, bad in (
+        ("own", good.model_copy(update={"blocks": twice})),
+        ("baseline", good.model_copy(update={"baseline_blocks": {"compile": twice}})),
+    ):
+        run = make_run(tmp_path / name, cell("EOS"), bad)
+        with pytest.raises(InvalidResults, match=r"line 2: EOS/published/full/graph has two blocks of index 2"):
+            read_run(run)
+
+
 @pytest.mark.parametrize("content", [None, "", "{}", "no json"])
 def test_a_folder_without_a_readable_environment_is_no_run(tmp_path: Path, content: str | None) -> None:
     if content is not None:
@@ -194,29 +207,6 @@ def test_a_full_disk_leaves_the_file_as_it_was(
     with writer, pytest.raises(CannotWrite, match=r"No space left.*--resume") as caught:
         writer.append(cell("EOS", "graph"))
     assert caught.value.exit_code == EXIT_FINDING
-    assert (path / store.CELLS).read_bytes() == before
-
-
-def test_a_file_size_limit_of_the_system_is_met_like_a_full_disk(tmp_path: Path) -> None:
-    path = make_run(tmp_path / "run", cell("EOS", "compile"))
-    before = (path / store.CELLS).read_bytes()
-    code = """if True:
-        import resource, signal, sys
-        from pathlib import Path
-        from fixtures.synthetic_results import cell
-        from suite.store import CannotWrite, RunWriter
-        writer, _ = RunWriter.reopen(Path(sys.argv[1]))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
-        try:
-            writer.append(cell("EOS", "graph"))
-        except CannotWrite:
-            sys.exit(7)
-    """
-    limit = len(before) + 100
-    tests = str(Path(__file__).parent)
-    done = subprocess.run([sys.executable, "-c", code, str(path), str(limit)], env={**os.environ, "PYTHONPATH": tests})
-    assert done.returncode == 7
     assert (path / store.CELLS).read_bytes() == before
 
 
@@ -309,6 +299,16 @@ def test_runs_of_different_environments_are_not_merged(tmp_path: Path, change: d
     second = make_run(tmp_path / "two", cell("ST"), record=record.model_copy(update=change))
     with pytest.raises(WrongUse, match=words):
         merge_runs([str(first), str(second)], tmp_path / "out", [])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_given_twice_is_not_merged_with_itself_whatever_it_is_called(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "one", cell("EOS"))
+    (tmp_path / "link").symlink_to(first)
+    shutil.copytree(first, tmp_path / "copy")
+    for name, words in ((first, "given twice"), (tmp_path / "link", "given twice"), (tmp_path / "copy", "a copy of")):
+        with pytest.raises(WrongUse, match=words):
+            merge_runs([str(first), str(name)], tmp_path / "out", [])
     assert not (tmp_path / "out").exists()
 
 

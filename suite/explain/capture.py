@@ -26,6 +26,7 @@ from suite.explain.lowering import LoweredGraph, LoweringFailed, lower
 from suite.explain.placed import lower_placed, placed, staging_copies
 from suite.explain.pretended_gpu import H100, pretended_gpu
 from suite.explain.records import FxGraph, GraphBreak, Lowering
+from suite.explain.steps import announce
 from suite.modes import GRAPH_MODE, MODES, PLACEMENT_MODE
 from suite.source_line import line_of_frame, short_path
 
@@ -70,6 +71,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
         program.mode,
         program.surroundings(),
     ):
+        announce("tracing the call")
         call = torch.compile(program.module, backend=_backend(found, settings))
         try:
             call(*program.args, **program.kwargs)
@@ -116,10 +118,12 @@ def _backend(found: Capture, settings: Mapping[str, Mapping[str, Any]]) -> Calla
         }
         ways[PLACEMENT_MODE] = lambda: lower_placed(placement, example_inputs, lowered.get(GRAPH_MODE))
         for name, way in ways.items():
+            announce(f"lowering FX graph {len(found.graphs)} for {name}")
             try:
                 lowered[name] = way()
             except LoweringFailed as error:
                 failures[name] = str(error)
+        announce("tracing the call")
         # Only now: Dynamo may have been asked to trace the frame again, and then this graph does not count.
         index = len(found.graphs)
         record = read_fx_graph(graph_module, index)

@@ -7,31 +7,47 @@ The caller imports no torch through this module. A worker that crashes, hangs or
 from __future__ import annotations
 
 import os
+import selectors
 import signal
-import subprocess
 import sys
-import tempfile
-import threading
 from collections.abc import Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import Protocol
 
 from pydantic import ValidationError
 
 from models import registry
 from models.registry import Size
-from optimizations.atomic_file import write_atomically
+from suite import guard
 from suite.errors import WrongUse
 from suite.explain.records import Answer, Explanation
 from suite.explain.targets import Target, find_targets, unexplained
+from suite.store import make_folder, write_atomically
+from suite.supervise import Supervised, await_exit, end
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "suite.explain.worker")
 """`-P` keeps a folder named `suite` in the user's working directory from being taken for ours."""
 TIMEOUT_S = 900.0
-LOG_TAIL_CHARACTERS = 2000
+TRACEBACK_GRACE_S = 2.0
+"""Time for a worker that took too long to write down where it is."""
+BEAT_S = 0.5
+"""Longest time between two calls of `Watcher.time_passes`."""
+
+
+class Watcher(Protocol):
+    """Told what happens meanwhile."""
+
+    def step(self, target: Target, step: str) -> None:
+        """A target's worker has begun a step, which `suite.explain.steps` names."""
+
+    def ended(self, target: Target) -> None:
+        """A target's worker has ended."""
+
+    def time_passes(self) -> None:
+        """Called now and then while workers run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +77,12 @@ def explain_target(
 
 
 def explain_many(
-    targets: Sequence[Target], *, out: Path | None = None, jobs: int | None = None, timeout_s: float = TIMEOUT_S
+    targets: Sequence[Target],
+    *,
+    out: Path | None = None,
+    jobs: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+    watcher: Watcher | None = None,
 ) -> Generator[Explained, None, None]:
     """Explain targets, `jobs` at a time (as many as there are cores by default), yielding each when it is done.
 
@@ -70,26 +91,48 @@ def explain_many(
 
     Raises:
         WrongUse: a program is none, or `out` is no folder and cannot be made one.
+        CannotWrite: the disk is full.
     """
     if out is not None:
-        _make_folder(out)
-    running = _Running()
-    workers = ThreadPoolExecutor(max_workers=jobs or _cores())
-    try:
-        started: dict[Future[tuple[Explanation, float]], Target] = {
-            workers.submit(_explain, target, timeout_s, running): target for target in targets
-        }
-        for done, future in enumerate(as_completed(started), start=1):
-            explanation, seconds = future.result()
-            target = started[future]
-            path = None if out is None else out / file_name(target)
-            if path is not None:
-                write_atomically(path, explanation.model_dump_json(indent=1).encode() + b"\n")
-            yield Explained(target, explanation, path, seconds, done, len(targets))
-    finally:
-        workers.shutdown(wait=False, cancel_futures=True)
-        running.end()
-        workers.shutdown(wait=True)
+        make_folder(out, "--out")
+    waiting, done = list(targets), 0
+    running: list[_Running] = []
+    with guard.temporary_folder("encore-explain-") as folder, selectors.DefaultSelector() as selector:
+        try:
+            while waiting or running:
+                while waiting and len(running) < (jobs or _cores()):
+                    one = _Running(waiting.pop(0), folder / str(len(targets) - len(waiting)), timeout_s)
+                    running.append(one)
+                    selector.register(one.steps_fd, selectors.EVENT_READ)
+                    selector.register(one.worker.exit_fd, selectors.EVENT_READ)
+                nearest = min(one.deadline for one in running) - monotonic()
+                selector.select(max(0.0, min(nearest, BEAT_S)))
+                for one in list(running):
+                    for step in one.new_steps():
+                        if watcher is not None:
+                            watcher.step(one.target, step)
+                    if one.steps_ended and one.steps_fd in selector.get_map():
+                        selector.unregister(one.steps_fd)
+                    if not (one.worker.exited() or monotonic() >= one.deadline):
+                        continue
+                    running.remove(one)
+                    if not one.steps_ended:
+                        selector.unregister(one.steps_fd)
+                    selector.unregister(one.worker.exit_fd)
+                    explanation = one.finish()
+                    done += 1
+                    if watcher is not None:
+                        watcher.ended(one.target)
+                    path = None if out is None else out / file_name(one.target)
+                    if path is not None:
+                        write_atomically(path, explanation.model_dump_json(indent=1) + "\n")
+                    yield Explained(one.target, explanation, path, monotonic() - one.start, done, len(targets))
+                if watcher is not None:
+                    watcher.time_passes()
+        finally:
+            end([one.worker for one in running])
+            for one in running:
+                os.close(one.steps_fd)
 
 
 def file_name(target: Target) -> str:
@@ -99,93 +142,91 @@ def file_name(target: Target) -> str:
     return f"{stem}.json" if is_default else f"{stem}-{target.variant}.json"
 
 
+@dataclass(slots=True)
 class _Running:
-    """The workers that run now, so that they can be ended from another thread. None is started after `end`."""
+    """A target with its worker, from the start."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._processes: set[subprocess.Popen[bytes]] = set()
-        self._ended = False
+    target: Target
+    folder: Path
+    timeout_s: float
+    worker: Supervised = field(init=False)
+    steps_fd: int = field(init=False)
+    start: float = field(init=False)
+    steps_ended: bool = False
+    _step: str = "starting"
+    _unread: bytes = b""
 
-    def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes] | None:
-        with self._lock, log.open("wb") as output:
-            if self._ended:
-                return None
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+    def __post_init__(self) -> None:
+        self.folder.mkdir()
+        self.start = monotonic()
+        self.steps_fd, write = os.pipe()
+        os.set_blocking(self.steps_fd, False)
+        target = self.target
+        variant = () if target.variant is None else ("--variant", target.variant)
+        arguments = ("--target", target.name, *variant, "--size", target.size)
+        places = ("--answer", str(self._answer), "--steps", str(write))
+        try:
+            self.worker = Supervised(
+                (*WORKER_COMMAND, *arguments, *places),
+                self.folder / "log.txt",
+                pass_fds=(write,),
                 # The same answers on every machine: a GPU that is there is hidden, and threads do not compete.
                 env={
-                    **os.environ,
                     "CUDA_VISIBLE_DEVICES": "",
                     "OMP_NUM_THREADS": "1",
-                    "TORCHINDUCTOR_CACHE_DIR": str(log.parent / "inductor"),
-                    "TRITON_CACHE_DIR": str(log.parent / "triton"),
+                    "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
+                    "TRITON_CACHE_DIR": str(self.folder / "triton"),
                 },
             )
-            self._processes.add(process)
-            return process
-
-    def stop(self, process: subprocess.Popen[bytes]) -> None:
-        """Ends a worker with whatever it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        with self._lock:
-            self._processes.discard(process)
-
-    def end(self) -> None:
-        with self._lock:
-            self._ended = True
-            processes = list(self._processes)
-        for process in processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def _explain(target: Target, timeout_s: float, running: _Running) -> tuple[Explanation, float]:
-    start = monotonic()
-    with tempfile.TemporaryDirectory(prefix="encore-explain-") as folder:
-        answer, log = Path(folder, "answer.json"), Path(folder, "log.txt")
-        variant = () if target.variant is None else ("--variant", target.variant)
-        command = (*WORKER_COMMAND, "--target", target.name, *variant, "--size", target.size, "--answer", str(answer))
-        process = running.start(command, log)
-        if process is None:
-            return _failed(target, "was not started"), 0.0
-        try:
-            process.wait(timeout_s)
-            explanation = _read(answer, target, process.returncode, log)
-        except subprocess.TimeoutExpired:
-            explanation = _failed(target, f"the analysis took longer than {timeout_s:g} s", log)
+        except BaseException:
+            os.close(self.steps_fd)
+            raise
         finally:
-            running.stop(process)
-        return explanation, monotonic() - start
+            os.close(write)
 
+    @property
+    def deadline(self) -> float:
+        return self.start + self.timeout_s
 
-def _read(answer: Path, target: Target, exit_code: int, log: Path) -> Explanation:
-    try:
-        read = Answer.model_validate_json(answer.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
-        return _failed(target, f"the analysis {how}", log)
-    if read.wrong_use is not None:
-        raise WrongUse(read.wrong_use)
-    return read.explanation or _failed(target, "the analysis gave no answer", log)
+    @property
+    def _answer(self) -> Path:
+        return self.folder / "answer.json"
 
+    def new_steps(self) -> list[str]:
+        """Steps that the worker has announced since."""
+        with suppress(BlockingIOError):
+            while chunk := os.read(self.steps_fd, 2**16):
+                self._unread += chunk
+            self.steps_ended = True
+        *lines, self._unread = self._unread.split(b"\n")
+        steps = [line.decode(errors="replace") for line in lines]
+        self._step = steps[-1] if steps else self._step
+        return steps
 
-def _failed(target: Target, what: str, log: Path | None = None) -> Explanation:
-    tail = log.read_text(errors="replace")[-LOG_TAIL_CHARACTERS:].strip() if log is not None else ""
-    return unexplained(target, f"{what}\n{tail}".strip())
+    def finish(self) -> Explanation:
+        """The explanation, once the worker has ended or has taken too long. Nothing of it is left."""
+        try:
+            if self.worker.exited():
+                return self._read()
+            # `faulthandler` in the worker: every thread's traceback goes to the log.
+            self.worker.signal_group(signal.SIGUSR1)
+            await_exit([self.worker], TRACEBACK_GRACE_S)
+            return self._failed(f"the analysis took longer than {self.timeout_s:g} s, the last of it {self._step}")
+        finally:
+            end([self.worker])
+            os.close(self.steps_fd)
 
+    def _read(self) -> Explanation:
+        try:
+            read = Answer.model_validate_json(self._answer.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return self._failed(f"the analysis {self.worker.exit_description()} while {self._step}")
+        if read.wrong_use is not None:
+            raise WrongUse(read.wrong_use)
+        return read.explanation or self._failed("the analysis gave no answer")
 
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise WrongUse(f"--out {out}: a file of that name is in the way; give a folder") from error
+    def _failed(self, what: str) -> Explanation:
+        return unexplained(self.target, f"{what}\n{self.worker.log_tail()}".strip())
 
 
 def _cores() -> int:

@@ -50,11 +50,16 @@ class Target:
 
     @property
     def is_program(self) -> bool:
-        return ":" in self.name
+        return is_program(self.name)
 
     @property
     def label(self) -> str:
         return self.name if self.variant is None else f"{self.name} ({self.variant})"
+
+
+def is_program(name: str) -> bool:
+    """Whether a name means a program of the user's: `module:callable`, but not `torchbench:NAME`."""
+    return ":" in name and not registry.is_sourced(name)
 
 
 def find_targets(
@@ -73,8 +78,8 @@ def find_targets(
         ]
     targets: dict[Target, None] = {}
     for name in names:
-        if ":" in name:
-            _check_program_name(name, variant)
+        if is_program(name):
+            _check_program_name(name, variant, size)
             targets[Target(name, None, size)] = None
         else:
             (workload, chosen), *_ = select_workloads([name], variant)
@@ -82,10 +87,12 @@ def find_targets(
     return list(targets)
 
 
-def _check_program_name(name: str, variant: str | None) -> None:
+def _check_program_name(name: str, variant: str | None, size: Size) -> None:
     module, _, attribute = name.partition(":")
     if variant is not None:
         raise WrongUse(f"--variant {variant!r} is for workloads; {name!r} is a program, and has none")
+    if size != "full":
+        raise WrongUse(f"--size {size} is for workloads; {name!r} is a program, and has the size it is written with")
     parts = (*module.split("."), *attribute.split("."))
     if not all(part.isidentifier() for part in parts):
         raise WrongUse(f"{name!r} is no module:callable; write it as Python does, for example package.module:make")

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from suite.explain.records import Copy, CpuNode, Explanation, FxGraph, Lowering, Placed, PlacedValue
 from suite.modes import GRAPH_MODE
+from suite.report.units import format_bytes
 
 MOST_ROWS = 16
 """Longer lists are cut; the JSON output has all of it."""
-_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def render(explanation: Explanation) -> RenderableType:
@@ -67,7 +67,7 @@ def _parts(explanation: Explanation) -> Iterator[RenderableType]:
     ):
         if texts:
             yield Text(title, style="bold")
-            yield from (Padding(Text(f"- {text}"), (0, 0, 0, 2)) for text in texts)
+            yield from (_indented(Text(f"- {text}")) for text in texts)
 
 
 def _graph(graph: FxGraph) -> Iterator[RenderableType]:
@@ -75,7 +75,7 @@ def _graph(graph: FxGraph) -> Iterator[RenderableType]:
     yield Text()
     yield Text(
         f"FX graph {graph.index}: {_count(graph.operations, 'operation')}, {captured[graph.stock_captures]}, "
-        f"{_count(len(graph.non_static_inputs), 'non-static input')} of {_bytes(graph.non_static_input_bytes)}",
+        f"{_count(len(graph.non_static_inputs), 'non-static input')} of {format_bytes(graph.non_static_input_bytes)}",
         style="bold",
     )
     if graph.cpu_nodes:
@@ -95,11 +95,11 @@ def _graph(graph: FxGraph) -> Iterator[RenderableType]:
 
 def _placement(placement: Placed) -> Iterator[RenderableType]:
     if placement.untouched is not None:
-        yield Padding(Text(f"placement leaves it as it is: {placement.untouched}"), (0, 0, 0, 2))
+        yield _indented(Text(f"placement leaves it as it is: {placement.untouched}"))
     else:
         copies = _count(placement.copies, "host-to-device copy", "host-to-device copies")
         remain = f"{_count(placement.cpu_nodes, 'CPU node')} and {copies} ({placement.blocking_copies} blocking)"
-        yield Padding(Text(f"after placement {remain} remain"), (0, 0, 0, 2))
+        yield _indented(Text(f"after placement {remain} remain"))
     if placement.values:
         yield _table(("brought to the GPU", "how", "bytes", "line"), [_value_row(value) for value in placement.values])
     if placement.left:
@@ -110,7 +110,7 @@ def _placement(placement: Placed) -> Iterator[RenderableType]:
 
 
 def _value_row(value: PlacedValue) -> tuple[str, ...]:
-    size = "" if value.value_bytes in (None, 0) else _bytes(value.value_bytes or 0)
+    size = "" if value.value_bytes in (None, 0) else format_bytes(value.value_bytes or 0)
     return (value.node, value.form, size, value.source_line or "")
 
 
@@ -119,7 +119,7 @@ def _cpu_row(node: CpuNode) -> tuple[str, ...]:
 
 
 def _copy_row(copy: Copy) -> tuple[str, ...]:
-    size = "?" if copy.copied_bytes is None else _bytes(copy.copied_bytes)
+    size = "?" if copy.copied_bytes is None else format_bytes(copy.copied_bytes)
     return (copy.node, copy.kind, size, "yes" if copy.blocking else "no", copy.source_line or "")
 
 
@@ -145,18 +145,16 @@ def _table(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Renderab
         table.add_row(*map(Text, row))
     if len(rows) > MOST_ROWS:
         table.add_row(Text(f"... and {len(rows) - MOST_ROWS} more"))
-    return Padding(table, (0, 0, 0, 2))
+    return _indented(table)
+
+
+def _indented(part: RenderableType) -> RenderableType:
+    """`part`, moved to the right; not filled up with blanks to the width of the console, which may be a pipe."""
+    return Padding(part, (0, 0, 0, 2), expand=False)
 
 
 def _shape(shape: list[int] | None) -> str:
     return "?" if shape is None else f"[{', '.join(map(str, shape))}]"
-
-
-def _bytes(number: int) -> str:
-    for factor, unit in _UNITS:
-        if number >= factor:
-            return f"{number / factor:.1f} {unit}"
-    return f"{number} B"
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

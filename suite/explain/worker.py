@@ -7,7 +7,9 @@ target and ends. The answer is a JSON file; what anything prints is log.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
+import signal
 import warnings
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from suite.errors import WrongUse
 from suite.explain.build import Program, build_program, build_workload
 from suite.explain.capture import Capture, capture, user_place
 from suite.explain.records import Answer, Explanation
+from suite.explain.steps import announce, announce_to
 from suite.explain.targets import Target, load_program, unexplained
 
 
@@ -26,7 +29,10 @@ def main() -> None:
     parser.add_argument("--variant", help="a variant of the workload")
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--answer", type=Path, required=True, help="the file to write")
+    parser.add_argument("--steps", type=int, required=True, metavar="FD", help="pipe to say on what is being done")
     options = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    announce_to(options.steps)
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
     try:
@@ -60,7 +66,11 @@ def _describe(failure: Exception) -> str:
 
 def _build(target: Target) -> Program:
     if target.is_program:
-        return build_program(load_program(target.name))
+        announce(f"importing {target.name.partition(':')[0]}")
+        make = load_program(target.name)
+        announce(f"calling {target.name.partition(':')[2]}()")
+        return build_program(make)
+    announce("building the model")
     return build_workload(registry.find(target.name), variant=target.variant, size=target.size)
 
 

@@ -18,13 +18,20 @@ from suite.report.load import Run, cell_label, load_explanations, load_runs
 from suite.report.page import Log, Page, PageFigure, Section, render
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
-from suite.report.readme import update_readme
+from suite.report.readme import check_readme, update_readme
+from suite.report.superseded import superseded_failures
 from suite.report.table import Table, make_table, to_csv, to_markdown
 from suite.schema import Cell, Record
-from suite.store import REPOSITORY, CannotWrite, write_atomically
+from suite.store import REPOSITORY, CannotWrite, make_folder, write_atomically
 
 FIGURE_NAMES = (*run_charts.NAMES, *explain_charts.NAMES)
-"""Stems of all figures there can be: those of an earlier report that this one does not have are removed."""
+"""Stems of all figures there can be."""
+
+README_PARTS = {"overview": "recorded", "over_graphs": "recorded", "explain_overview": "explained"}
+"""Tables that go into a README, and the generated part each belongs to."""
+
+WRITTEN = ".report-files"
+"""In a report's folder: what the report wrote there, a path a line, so that the next one removes what it has not."""
 
 FIGURES = REPOSITORY / "figures"
 """The repository's own figures. No smoke run is drawn here: what means nothing must not replace what does."""
@@ -33,8 +40,9 @@ FIGURES = REPOSITORY / "figures"
 class Report(Record):
     """What was written, and what a caller may want to say of it.
 
-    `run_id` names the run, or the runs, separated by commas. `warning` is set for a smoke run or tiny models,
-    `failed_cells` counts cells that did not pass, `missing_cells` those not yet run.
+    `run_id` names the run, or the runs, separated by commas. `warning` is set for a smoke run or tiny models, and for
+    what is wrong with a run's files. `failed_cells` counts cells that did not pass, `superseded_cells` failures that
+    newer rows stand for, `missing_cells` cells not yet run.
     """
 
     html: Path
@@ -43,6 +51,7 @@ class Report(Record):
     run_id: str | None
     explained: int
     failed_cells: int
+    superseded_cells: int
     missing_cells: int
     warning: str | None
 
@@ -70,14 +79,15 @@ def build_report(
     Args:
         runs: folders of runs; of a workload that several of them measured, the newest has its rows (`join_runs`).
         explanations: folder of `<name>.json` files that `encore explain --out` wrote.
-        out: gets `report.html` and `tables/`; made if it is not there.
+        out: gets `report.html` and `tables/`; made if it is not there. What an earlier report wrote there and this one
+            does not have is removed, other files stay.
         figures_dir: gets the figures; by default `out/figures`, which also takes what is not to go to `FIGURES`.
-            Figures of an earlier report are replaced, other files in the folder stay.
+            Figures of the same name are replaced, nothing is removed.
         readme: a Markdown file whose generated parts ("recorded" and "explained") get the overview tables.
 
     Raises:
-        WrongUse: neither a run nor explanations are given, the runs do not belong into one report, or `readme` has no
-            such parts.
+        WrongUse: neither a run nor explanations are given, the runs do not belong into one report, `out` or
+            `figures_dir` cannot be written to, or `readme` has no such parts.
         InvalidResults: a file has wrong fields.
         CannotWrite: the disk is full.
     """
@@ -86,6 +96,8 @@ def build_report(
     published = load_published()
     recorded = load_runs(runs) if runs else None
     explained = () if explanations is None else load_explanations(explanations)
+    if readme is not None:
+        check_readme(readme, [*(["recorded"] if recorded else ()), *(["explained"] if explained else ())])
     parts = [
         *(_run_parts(recorded, published) if recorded else ()),
         *(_explain_parts(explained, published) if explained else ()),
@@ -93,16 +105,21 @@ def build_report(
     warnings = tuple(dict.fromkeys(part.provenance.warning for part in parts if part.provenance.warning))
     if figures_dir is None or (warnings and figures_dir.resolve() == FIGURES):
         figures_dir = out / "figures"
+    make_folder(out, "--out")
+    make_folder(out / "tables", "--out")
+    make_folder(figures_dir, "--figures")
     try:
         sections, figures = _write_figures(parts, figures_dir)
         tables = _write_tables(parts, out / "tables")
         html = out / "report.html"
         write_atomically(html, render(_page(recorded, explained, sections, published)))
+        _remove_what_is_old(out, [html, *tables, *figures])
         if readme is not None:
             update_readme(readme, _readme_parts(parts))
     except CannotWrite as error:
         message = f"cannot write the report: {error.__cause__}. The results it is made of are intact; make room."
         raise CannotWrite(message) from error
+    remarks = recorded.remarks if recorded else ()
     return Report(
         html=html,
         tables=tables,
@@ -110,8 +127,9 @@ def build_report(
         run_id=", ".join(provenance.run_names(recorded)) if recorded else None,
         explained=len(explained),
         failed_cells=len(recorded.failed) if recorded else 0,
+        superseded_cells=len(recorded.superseded) if recorded else 0,
         missing_cells=len(recorded.missing) if recorded else 0,
-        warning="; ".join(warnings) or None,
+        warning="; ".join((*warnings, *remarks)) or None,
     )
 
 
@@ -126,6 +144,7 @@ def _run_parts(run: Run, published: Published) -> tuple[_Part, ...]:
         for table in (
             *speedup_tables.all_tables(run, comparisons, means, published),
             *cell_tables.all_tables(run, published),
+            superseded_failures(run),
         )
     }
     outline = (
@@ -135,7 +154,7 @@ def _run_parts(run: Run, published: Published) -> tuple[_Part, ...]:
         ("copies", "Copies", ("copies",), ("copies",)),
         ("memory", "Memory", ("memory",), ("memory",)),
         ("compile", "Compile time", ("compile_time",), ("compile_times",)),
-        ("failed", "Cells without a result", (), ("failed",)),
+        ("failed", "Cells without a result", (), ("failed", "superseded")),
         ("trust", "Correctness and conditions", (), ("correctness", "conditions")),
     )
     return tuple(
@@ -164,12 +183,11 @@ def _explain_parts(explanations: tuple[Explanation, ...], published: Published) 
 
 def _readme_parts(parts: Iterable[_Part]) -> dict[str, str]:
     """The overview tables of a run and of explanations, by the name of the README's part."""
-    names = {"overview": "recorded", "over_graphs": "recorded", "explain_overview": "explained"}
     texts: dict[str, list[str]] = defaultdict(list)
     for part in parts:
         for table in part.tables:
-            if table.name in names:
-                texts[names[table.name]].append(to_markdown(table, part.provenance))
+            if table.name in README_PARTS:
+                texts[README_PARTS[table.name]].append(to_markdown(table, part.provenance))
     return {name: "\n".join(found) for name, found in texts.items()}
 
 
@@ -186,11 +204,19 @@ def _write_figures(parts: Iterable[_Part], folder: Path) -> tuple[list[Section],
                 written.append(path)
             shown.append(PageFigure(chart.title, Markup(to_svg(figure, chart.name))))
         sections.append(Section(part.anchor, part.title, part.provenance, tuple(shown), part.tables))
-    for name in FIGURE_NAMES:
-        for stale in (folder / f"{name}.png", folder / f"{name}.pdf"):
-            if stale not in written:
-                stale.unlink(missing_ok=True)
     return sections, written
+
+
+def _remove_what_is_old(out: Path, written: Sequence[Path]) -> None:
+    """Removes what an earlier report wrote into `out` and this one did not; only files its own list names."""
+    new = {str(path.relative_to(out)) for path in written if path.is_relative_to(out)}
+    listing = out / WRITTEN
+    before = listing.read_text(encoding="utf-8").splitlines() if listing.is_file() else []
+    for name in before:
+        path = Path(name)
+        if name not in new and not path.is_absolute() and ".." not in path.parts:
+            (out / path).unlink(missing_ok=True)
+    write_atomically(listing, "".join(f"{name}\n" for name in sorted(new)))
 
 
 def _write_tables(parts: Iterable[_Part], folder: Path) -> list[Path]:
@@ -215,9 +241,10 @@ def _page(
     title = f"Encore: run{'s' * (len(names) > 1)} {', '.join(names)}" if run else "Encore: obstacles to CUDA graphs"
     counts = []
     if run:
+        again = f", {len(run.superseded)} that failed before were measured again" if run.superseded else ""
         counts.append(
             f"{len(run.labels)} workloads in {len(run.modes)} modes: {len(run.cells) - len(run.failed)} cells passed, "
-            f"{len(run.failed)} failed, {len(run.missing)} not run"
+            f"{len(run.failed)} failed, {len(run.missing)} not run{again}"
         )
     if explanations:
         counts.append(f"{len(explanations)} models analysed without a GPU")
@@ -230,6 +257,7 @@ def _page(
         published=_published_table(published),
         logs=tuple(_log(cell) for cell in run.failed) if run else (),
         environments=tuple(part.environment for part in run.parts or (run,)) if run else (),
+        remarks=run.remarks if run else (),
     )
 
 

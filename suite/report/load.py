@@ -14,23 +14,37 @@ from suite.explain.records import Explanation
 from suite.modes import MODES
 from suite.report.published import PUBLISHED_VARIANT
 from suite.schema import EXPLANATION_VERSION, Cell, Environment, Status
-from suite.store import InvalidResults, describe, read_run
+from suite.store import InvalidResults, describe, read_retried, read_run
 
 FULL_SIZE = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """A failed cell whose row is not in the report, because the workload was measured again: later in the same run
+    (`by` is None), or in the run `by`.
+    """
+
+    cell: Cell
+    run_id: str
+    by: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """A run as the report shows it, or several joined by `join_runs`: cells by workload, then in the order of modes.
 
-    `missing` are the (workload, mode) pairs the run set out to measure and has not. `parts` are the runs that were
-    joined, oldest first, each with the cells taken from it; `environment` is then that of the newest.
+    `missing` are the (workload, mode) pairs the run set out to measure and has not; `superseded` failures that newer
+    rows stand for. `remarks` say what is wrong with its files. `parts` are the runs that were joined, oldest first,
+    each with the cells taken from it; `environment` is then that of the newest.
     """
 
     environment: Environment
     cells: tuple[Cell, ...]
     missing: tuple[tuple[str, str], ...] = ()
     parts: tuple[Run, ...] = ()
+    superseded: tuple[Superseded, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def device(self) -> str:
@@ -87,7 +101,20 @@ def load_run(folder: Path) -> Run:
         InvalidResults: a file is missing or has wrong fields; the message has the file and the line.
     """
     recorded = read_run(folder)
-    return Run(recorded.environment, tuple(sorted(recorded.cells, key=_cell_order)), tuple(recorded.missing()))
+    run_id = recorded.environment.run_id
+    retried = (Superseded(cell, run_id, None) for cell in read_retried(folder))
+    where = describe(folder)
+    cut = (
+        f"the last line of run {run_id} was cut short, and that cell is left out; "
+        f"`encore run --resume {where}` measures it again"
+    )
+    return Run(
+        recorded.environment,
+        tuple(sorted(recorded.cells, key=_cell_order)),
+        tuple(recorded.missing()),
+        superseded=tuple(retried),
+        remarks=() if recorded.cut_line is None else (cut,),
+    )
 
 
 def load_runs(folders: Sequence[Path]) -> Run:
@@ -118,15 +145,27 @@ def join_runs(runs: Sequence[Run]) -> Run:
         replace(run, cells=tuple(cell for cell in run.cells if newest[cell_label(cell)] == index))
         for index, run in enumerate(runs)
     )
+    superseded = [
+        *(each for run in runs for each in run.superseded),
+        *(
+            Superseded(cell, run.environment.run_id, runs[newest[cell_label(cell)]].environment.run_id)
+            for index, run in enumerate(runs)
+            for cell in run.failed
+            if newest[cell_label(cell)] != index
+        ),
+    ]
     measured = {cell.workload for run in runs for cell in run.cells}
     missing = dict.fromkeys(pair for run in runs for pair in run.missing if pair[0] not in measured)
     cells = sorted((cell for part in parts for cell in part.cells), key=_cell_order)
-    return Run(runs[-1].environment, tuple(cells), tuple(missing), parts)
+    remarks = tuple(remark for run in runs for remark in run.remarks)
+    return Run(runs[-1].environment, tuple(cells), tuple(missing), parts, tuple(superseded), remarks)
 
 
 def _check_together(runs: Sequence[Run]) -> None:
     """Refuses runs whose rows may not stand in one table."""
-    if again := next((new for old, new in itertools.pairwise(runs) if _age(old) == _age(new)), None):
+    # Two shards may have been started in the same second; only all that is recorded of a run tells it from another.
+    pairs = itertools.combinations(runs, 2)
+    if again := next((new for old, new in pairs if old.environment == new.environment), None):
         raise WrongUse(f"run {_called(again)} is given twice; name each run once")
     first, *others = runs
     for other in others:

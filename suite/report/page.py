@@ -19,7 +19,7 @@ from suite import stats
 from suite.report.provenance import Provenance
 from suite.report.published import Source
 from suite.report.table import Table, printed_rows
-from suite.report.units import NOTHING, format_heading, is_missing, sort_key
+from suite.report.units import NOTHING, format_bytes, format_heading, is_missing, sort_key
 from suite.schema import Environment, Status
 
 _PAGE = Path(__file__).parent / "page"
@@ -67,6 +67,7 @@ class Page:
     published: Table
     logs: tuple[Log, ...] = ()
     environments: tuple[Environment, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def environment_facts(environment: Environment) -> list[tuple[str, str]]:
     known: list[tuple[str, object]] = [
         ("Run", f"{environment.run_id}, {environment.created_at}"),
         ("GPU", _gpu_text(environment)),
-        ("GPU memory", None if gpu is None else f"{gpu.memory_bytes / 2**30:.0f} GB"),
+        ("GPU memory", None if gpu is None else format_bytes(gpu.memory_bytes)),
         ("Driver", environment.driver),
         ("PyTorch", environment.torch),
         ("CUDA", environment.torch_cuda),
@@ -128,7 +129,7 @@ def environment_facts(environment: Environment) -> list[tuple[str, str]]:
         ("CPU governor", cpu.governor),
         ("SMT", None if cpu.smt is None else ("on" if cpu.smt else "off")),
         ("NUMA nodes", cpu.numa_nodes),
-        ("Host memory", f"{cpu.memory_bytes / 2**30:.0f} GB"),
+        ("Host memory", format_bytes(cpu.memory_bytes)),
         ("Platform", environment.platform),
         ("Python", environment.python),
         ("Commit", _commit_text(environment)),

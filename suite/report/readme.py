@@ -5,8 +5,9 @@ A generated part stands between two comments, `<!-- generated: NAME -->` and `<!
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from suite.errors import WrongUse
@@ -17,16 +18,35 @@ def update_readme(readme: Path, parts: Mapping[str, str]) -> None:
     """Put each text of `parts` between the comments of its name; what is there for other names stays.
 
     Raises:
-        WrongUse: the file cannot be read, or has no such pair of comments.
+        WrongUse: the file cannot be read or replaced, or has no such pair of comments.
         CannotWrite: the disk is full; the file is as it was.
     """
-    try:
-        text = readme.read_text(encoding="utf-8")
-    except OSError as error:
-        raise WrongUse(f"--readme {readme}: {error.strerror}; give a Markdown file with generated parts") from error
+    text = _read(readme)
     for name, content in parts.items():
         text = _replaced(text, name, content, readme)
     write_atomically(readme, text)
+
+
+def check_readme(readme: Path, names: Iterable[str]) -> None:
+    """Makes sure that `update_readme` will find what it needs, before minutes are spent on what it is to be given.
+
+    Raises:
+        WrongUse: the file cannot be read or replaced, or lacks the pair of comments of one of these names.
+    """
+    text = _read(readme)
+    for name in names:
+        _replaced(text, name, "", readme)
+
+
+def _read(readme: Path) -> str:
+    try:
+        text = readme.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise WrongUse(f"--readme {readme}: {why}; give a Markdown file with generated parts") from error
+    if not os.access(readme.parent, os.W_OK | os.X_OK):
+        raise WrongUse(f"--readme {readme}: its folder cannot be written to")
+    return text
 
 
 def generated_part(text: str, name: str) -> str:

@@ -1,0 +1,25 @@
+"""Where the commands print: tables as wide as they are where nobody's terminal would wrap them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+UNLIMITED = 100_000
+"""Columns of what is no terminal: rich would cut tables to 80, and a file or a pipe has no edge."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """The console of stdout, for tables, or of stderr, for remarks.
+
+    Lines of remarks are never wrapped, for they hold commands to copy. COLUMNS, where it is set, is the width of both.
+    """
+    from rich.console import Console
+
+    made = Console(stderr=stderr, highlight=False, soft_wrap=stderr)
+    if not made.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        return Console(stderr=stderr, highlight=False, soft_wrap=stderr, width=UNLIMITED)
+    return made

@@ -1,0 +1,22 @@
+"""What the process that explains a target is doing, told to the one that waits for it: a line of text per step."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+_descriptor: int | None = None
+
+
+def announce_to(descriptor: int) -> None:
+    """From now on `announce` writes to this pipe. Processes that are started do not inherit it."""
+    global _descriptor
+    os.set_inheritable(descriptor, False)
+    _descriptor = descriptor
+
+
+def announce(step: str) -> None:
+    """Says what begins now, in the form "lowering FX graph 2". Does nothing where nobody listens."""
+    if _descriptor is not None:
+        with suppress(BrokenPipeError):
+            os.write(_descriptor, " ".join(step.split())[:500].encode() + b"\n")
