@@ -52,13 +52,24 @@ def new_mark() -> str:
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
     """A new folder that is gone when the block ends, or when this program does, however it ends."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    folder = make_folder(prefix)
     try:
-        _tell({"made": str(folder)})
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        _tell({"removed": str(folder)})
+        remove_folder(folder)
+
+
+def make_folder(prefix: str) -> Path:
+    """A new folder that is gone after `remove_folder`, or when this program ends, however it ends."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    _tell({"made": str(folder)})
+    return folder
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder of `make_folder` with all that is in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    _tell({"removed": str(folder)})
 
 
 def kill_marked(wanted: Callable[[str], bool]) -> None:

@@ -1,5 +1,7 @@
 """Processes that the suite starts, whatever they do: each in a session of its own, its output in a log, marked, ended.
 
+Temporary files of a process go to a folder of its own, which goes with it.
+
 Note [Strays]: what a process starts (compile workers, ptxas, the C++ compiler) stays in its process group and ends with
 it. A child that starts a session of its own leaves the group, and once its parent is gone nothing links it to the
 process any more but its environment. Each process therefore gets a mark in its environment, which children inherit, and
@@ -18,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from suite.guard import MARK, RUN_MARK, kill_marked, new_mark
+from suite.guard import MARK, RUN_MARK, kill_marked, make_folder, new_mark, remove_folder
 
 TERM_GRACE_S = 3.0
 """Time between SIGTERM and SIGKILL."""
@@ -39,16 +41,21 @@ class Supervised:
         self.log = log
         self.mark = new_mark()
         self._log_start = log.stat().st_size if log.exists() else 0
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=pass_fds,
-                start_new_session=True,
-                env={**os.environ, **(env or {}), MARK: self.mark},
-            )
+        self._temporary = make_folder("encore-")
+        try:
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=pass_fds,
+                    start_new_session=True,
+                    env={**os.environ, "TMPDIR": str(self._temporary), **(env or {}), MARK: self.mark},
+                )
+        except BaseException:
+            remove_folder(self._temporary)
+            raise
         self.exit_fd = os.pidfd_open(self._process.pid)
 
     @property
@@ -86,6 +93,10 @@ class Supervised:
             self._process.wait(EXIT_GRACE_S)
         os.close(self.exit_fd)
 
+    def remove_temporary_files(self) -> None:
+        """To be called once nothing runs any more that this process started."""
+        remove_folder(self._temporary)
+
     def _exit_info(self) -> os.waitid_result | None:
         return os.waitid(os.P_PIDFD, self.exit_fd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
@@ -102,6 +113,8 @@ def end(processes: Iterable[Supervised]) -> None:
         process.reap()
     if processes:
         kill_strays({process.mark for process in processes})
+    for process in processes:
+        process.remove_temporary_files()
 
 
 def await_exit(processes: Iterable[Supervised], grace_s: float) -> None:

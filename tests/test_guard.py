@@ -23,16 +23,17 @@ from suite.supervise import Supervised
 
 SLEEP = "import time; time.sleep(600)"
 STRAY = f"""if True:
-    import subprocess, sys
+    import subprocess, sys, tempfile
+    print(tempfile.mkdtemp())
     print(subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=True).pid, flush=True)
     {SLEEP}
 """
 with temporary_folder("encore-test-guard-") as folder:
     (folder / "kernel.so").write_text("compiled")
     worker = Supervised([sys.executable, "-c", STRAY], Path(sys.argv[1]))
-    while not worker.log_tail():
+    while len(worker.log_tail().split()) < 2:
         time.sleep(0.02)
-    print(folder, worker.pid, worker.log_tail(), flush=True)
+    print(folder, worker.pid, *worker.log_tail().split(), flush=True)
     time.sleep(600)
 '''
 
@@ -48,14 +49,15 @@ def test_a_killed_program_leaves_no_worker_no_stray_and_no_folder(tmp_path: Path
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "log")]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert program.stdout is not None
-    folder, *pids = program.stdout.readline().split()
-    assert Path(folder, "kernel.so").exists() and len(pids) == 2
-    assert living([int(pid) for pid in pids], within_s=0.0) == [int(pid) for pid in pids]
+    folder, worker, temporary, stray = program.stdout.readline().split()
+    pids = [int(worker), int(stray)]
+    assert Path(folder, "kernel.so").exists() and Path(temporary).is_dir()
+    assert living(pids, within_s=0.0) == pids
     program.kill()
     program.wait()
     program.stdout.close()
-    assert gone(Path(folder))
-    assert living([int(pid) for pid in pids], within_s=10.0) == []
+    assert gone(Path(folder)) and gone(Path(temporary).parent)
+    assert living(pids, within_s=10.0) == []
 
 
 def test_the_guard_itself_ends_with_its_program(tmp_path: Path) -> None:
@@ -78,6 +80,16 @@ def test_a_guard_that_was_killed_takes_nothing_along(monkeypatch: pytest.MonkeyP
     os.close(write)
     assert not folder.exists()
     assert living([process.pid]) == []
+
+
+def test_temporary_files_of_a_process_go_with_it(tmp_path: Path) -> None:
+    code = "import tempfile, time; print(tempfile.mkdtemp(), flush=True); time.sleep(600)"
+    process = Supervised([sys.executable, "-c", code], tmp_path / "log")
+    while not (made := process.log_tail()):
+        time.sleep(0.02)
+    assert Path(made).is_dir()
+    end([process])
+    assert not Path(made).exists() and not Path(made).parent.exists()
 
 
 def test_a_folder_is_gone_when_its_block_fails() -> None:
