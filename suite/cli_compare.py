@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from suite.console import console
 from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
 
 
@@ -55,7 +56,5 @@ def compare(
     elif markdown:
         print(to_markdown(made), end="")
     else:
-        from rich.console import Console
-
-        print_terminal(made, Console(highlight=False))
+        print_terminal(made, console())
     raise typer.Exit(EXIT_FINDING if made.regressions else EXIT_OK)
