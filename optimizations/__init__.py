@@ -45,8 +45,10 @@ def reset() -> None:
     """
     from optimizations.backend import release_feeds
     from optimizations.capture.trees.maker import release_recordings
+    from optimizations.replay.bound import release_bindings
     from optimizations.report import LEDGER
 
     LEDGER.clear()
+    release_bindings()
     release_recordings()
     release_feeds()

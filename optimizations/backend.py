@@ -20,7 +20,9 @@ from optimizations import torch_internals
 from optimizations.capture.trees.hook import Maker, asking, captured_by
 from optimizations.options import Options, WrongOption
 from optimizations.placement import Feeds, Placement, place, untouched
-from optimizations.report import LEDGER, Entry
+from optimizations.replay.binding import Binding, bind
+from optimizations.replay.bound import bound, release_bindings
+from optimizations.report import LEDGER, BindingReport, Entry
 from optimizations.torch_internals.outcome import watched, watching
 
 _FEEDS: weakref.WeakSet[Feeds] = weakref.WeakSet()
@@ -62,11 +64,14 @@ def encore(
             config_patches=inductor,
         )
     LEDGER.add(entry)
-    if placement.feeds is None:
+    if placement.feeds is not None:
+        feeds = Feeds(placement.feeds)
+        _FEEDS.add(feeds)
+        compiled = _fed(compiled, feeds, copies_out=bool(placement.feeds.cpu_outputs))
+    if not settings.lean:
         return compiled
-    feeds = Feeds(placement.feeds)
-    _FEEDS.add(feeds)
-    return _fed(compiled, feeds, copies_out=bool(placement.feeds.cpu_outputs))
+    binding, entry.binding = _binding(graph_module)
+    return compiled if binding is None else bound(compiled, binding)
 
 
 def _reset() -> None:
@@ -75,6 +80,7 @@ def _reset() -> None:
     It ends stock's graphs of the calling thread. Encore's are ended if no other thread has any: that one may be in the
     middle of a replay.
     """
+    release_bindings()
     maker = sys.modules.get("optimizations.capture.trees.maker")  # not imported where no graph was ever made
     if maker is not None and not maker.containers.others_have_managers():
         maker.release_recordings()
@@ -97,6 +103,16 @@ def _placed(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], s
         reason = f"placement failed: {type(error).__name__}: {error}"
         warnings.warn(f"Encore leaves a graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
         return untouched(graph_module, reason)
+
+
+def _binding(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, BindingReport]:
+    """What Dynamo's call does not pass; nothing, if a defect of Encore is in the way."""
+    try:
+        return bind(graph_module)
+    except Exception as error:
+        reason = f"binding failed: {type(error).__name__}: {error}"
+        warnings.warn(f"Dynamo loads all parameters; {reason}. This is a defect of Encore.", stacklevel=2)
+        return None, BindingReport(0, reason)
 
 
 def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Maker | None:

@@ -28,6 +28,8 @@ class Options:
             graphs read them in place, and this says how they learn the addresses: "host" sets the graph's nodes,
             "prelude" lets a kernel in the graph do so, "ptx" rewrites Triton's kernels; "auto" chooses by the number of
             nodes. Where one way does not work for a node another is taken; an input that none works for is copied.
+        lean: keep the host out of the way of replay: parameters and buffers of modules are not loaded one by one in
+            each call, but held as long as the modules hold the same tensors.
         inductor: options for Inductor, by its own names ("max_autotune": True).
     """
 
@@ -36,6 +38,7 @@ class Options:
     hoist_limit_bytes: int = 256 * 2**20
     stage_limit_bytes: int = 64 * 2**20
     indirection: Literal["off", "auto", "host", "prelude", "ptx"] = "auto"
+    lean: bool = True
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

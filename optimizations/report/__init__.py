@@ -111,6 +111,17 @@ class PlacementReport:
 
 
 @dataclass(frozen=True, slots=True)
+class BindingReport:
+    """Parameters and buffers that Dynamo's bytecode does not load in each call.
+
+    `tensors` counts them; `untouched` says why there are none, and is None where there are.
+    """
+
+    tensors: int
+    untouched: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledGraph:
     """What Inductor made of one direction of an FX graph.
 
@@ -134,6 +145,7 @@ class GraphReport:
     placement: PlacementReport
     compiled: tuple[CompiledGraph, ...]
     recordings: tuple[RecordingReport, ...] = ()
+    binding: BindingReport | None = None
 
 
 @dataclass(slots=True)
@@ -143,9 +155,10 @@ class Entry:
     placement: PlacementReport
     compiled: list[CompiledGraph] = field(default_factory=list)
     recordings: list[RecordingReport] = field(default_factory=list)
+    binding: BindingReport | None = None
 
     def snapshot(self, index: int) -> GraphReport:
-        return GraphReport(index, self.placement, tuple(self.compiled), tuple(self.recordings))
+        return GraphReport(index, self.placement, tuple(self.compiled), tuple(self.recordings), self.binding)
 
 
 class Ledger:

@@ -38,6 +38,9 @@ class Private:
 _CHECKED = ("2.11", "2.15")
 """All names were found in the CUDA wheels of these versions; the tests run on the first of them."""
 
+_CHECKED_HERE = ("2.11",)
+"""Of these only the version that the tests run on was looked at."""
+
 NAMES: dict[str, Private] = {
     "inductor_config": Private("torch._inductor.config", None, _CHECKED, "switch CUDA graphs and graph partition"),
     "dynamo_config": Private("torch._dynamo.config", None, _CHECKED, "recompile limits, compile-time settings"),
@@ -119,6 +122,20 @@ NAMES: dict[str, Private] = {
     ),
     "triton_cache_dir": Private(
         "torch._inductor.runtime.cache_dir_utils", "triton_cache_dir", _CHECKED, "find the PTX of a captured kernel"
+    ),
+    # binding: what Dynamo's call of a graph passes
+    "GraphArg": Private(
+        "torch._dynamo.variables.builder", "GraphArg", _CHECKED_HERE, "let Dynamo's bytecode load a module for a graph"
+    ),
+    "GuardManagerType": Private(
+        "torch._dynamo.guards", "GuardManagerType", _CHECKED_HERE, "ask C++ whether modules hold the same tensors"
+    ),
+    "RootGuardManager": Private(
+        "torch._C._dynamo.guards", "RootGuardManager", _CHECKED_HERE, "ask C++ whether modules hold the same tensors"
+    ),
+    "dynamo_source_kinds": Private("torch._dynamo.source", None, _CHECKED_HERE, "see which module holds an input"),
+    "dynamo_thread_state": Private(
+        "torch._dynamo.symbolic_convert", "tls", _CHECKED_HERE, "find the trace that a graph is compiled for"
     ),
     # suite: what a worker measures
     "pytree": Private("torch.utils._pytree", None, _CHECKED, "name the tensors in a model's output"),

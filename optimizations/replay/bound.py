@@ -1,0 +1,208 @@
+"""A call of a graph some of whose arguments are bound: one comparison in C++, and the list of arguments is complete.
+
+What is bound is valid as long as the modules hold the same tensor objects; that is compared in each call, so a tensor
+that was exchanged in any way is never passed again. What happens *within* a tensor (its data exchanged, its storage
+resized) needs no comparison, since the tensor itself is passed, as Dynamo's bytecode would pass it. Dynamo's own guards
+on sizes, dtypes and so on run before, as they always do.
+
+Note [Who keeps a weight alive]. A binding refers to the tensors it passes. It lets go of them as soon as any call finds
+one exchanged: in the binding called, and in all others that refer to the same tensor, whether they are called again or
+not. It also lets go when a root is collected, and at `reset`. There are no weak references to tensors instead:
+`torch.utils.swap_tensors` refuses tensors that have any.
+
+Note [When to compare in C++ again]. Making the comparison takes longer than reading everything once in Python. So
+after an exchange calls read everything, until that has taken as long as making the comparison would, and longer each
+time it did not pay. A program that replaces a buffer in each call is left alone after a few attempts: it must not find
+results of CUDA graphs alive that it had let go. The same rule serves a comparison that became slow because something
+else in a module changed, which C++ answers by looking at everything from then on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Set
+from typing import Any
+
+import torch
+
+from optimizations.replay.binding import Binding, fetch
+from optimizations.torch_internals.identity_guard import NotGuarded, same_tensors
+
+READS_BEFORE = 2
+"""Calls that read everything before a comparison is made: a root that is made for one call never gets one."""
+
+PROBE_EVERY = 64
+"""Calls between two measurements of how long the comparison takes."""
+
+SLOW = 4
+"""A comparison that takes this many times its fastest is one that looks at everything."""
+
+PATIENCE = 8
+"""After so many times the cost of a comparison spent in vain, a module that exchanges other tensors than parameters is
+taken to do so in each call (a cache, which may be a result of a CUDA graph), and no comparison is made any more."""
+
+State = tuple[Callable[[tuple[Any, ...]], bool], list[Any]]
+"""A comparison, and the arguments that a call has if it holds; one object, since threads may share a binding."""
+
+_all: weakref.WeakSet[BoundRoots] = weakref.WeakSet()
+
+
+class BoundRoots:
+    """The arguments that one compiled graph was last called with for one choice of its root modules.
+
+    Attributes:
+        state: None while nothing is bound.
+        calls_to_probe: what is left of `PROBE_EVERY`; the caller counts down and calls `probe` at 0.
+        alive: weak references to the roots.
+    """
+
+    def __init__(self, binding: Binding) -> None:
+        self.state: State | None = None
+        self.calls_to_probe = PROBE_EVERY
+        self.alive: tuple[weakref.ref[Any], ...] = ()
+        self._binding = binding
+        self._reads_left = READS_BEFORE
+        self._making_ns = 0
+        self._weight = 1
+        self._reading_ns = 0
+        self._lost_ns = 0
+        self._fastest_ns = 0
+        self._probes = 0
+        _all.add(self)
+
+    def release(self) -> None:
+        """Let go of all tensors, as if the roots had never been seen."""
+        self.state = None
+        self._reads_left = READS_BEFORE
+        self._making_ns = 0
+        self._weight = 1
+
+    def refers_to(self, identities: Set[int]) -> bool:
+        """Whether a tensor with one of these identities is bound."""
+        state = self.state
+        return state is not None and not identities.isdisjoint(map(id, state[1]))
+
+    def read(self, given: tuple[Any, ...]) -> list[Any]:
+        """The arguments of the graph as the modules hold them now; what was bound and is not held any more is let go.
+
+        Those that the call passes are filled in.
+        """
+        start = time.perf_counter_ns()
+        binding = self._binding
+        arguments: list[Any] = [None] * binding.arguments
+        roots = given[len(binding.passed) :]
+        for root, held in zip(roots, binding.roots, strict=True):
+            fetch(root, held, arguments)
+        self._reading_ns = time.perf_counter_ns() - start
+        if self.state is not None:
+            self._exchanged(self.state[1], arguments)
+        elif self._reads_left > 0:
+            self._reads_left -= 1
+        else:
+            self._lost_ns += self._reading_ns
+            if self._lost_ns >= self._weight * self._making_ns:
+                self._make_comparison(roots, arguments)
+        for position, argument in zip(binding.passed, given, strict=False):
+            arguments[position] = argument
+        return arguments
+
+    def probe(self, given: tuple[Any, ...]) -> None:
+        """Measure the comparison, and give it up when it has been slow for as long as making it takes."""
+        self.calls_to_probe = PROBE_EVERY
+        self._probes += 1
+        if self.state is None:
+            return
+        start = time.perf_counter_ns()
+        self.state[0](given)
+        took_ns = time.perf_counter_ns() - start
+        self._fastest_ns = min(self._fastest_ns or took_ns, took_ns)
+        if took_ns > SLOW * self._fastest_ns:
+            self._lost_ns += PROBE_EVERY * (took_ns - self._fastest_ns)
+            if self._lost_ns >= self._weight * self._making_ns:
+                self.give_up()
+                self._lost_ns = self._weight * self._making_ns
+
+    def _exchanged(self, before: list[Any], now: list[Any]) -> None:
+        self.give_up()
+        exchanged = [old for old, new in zip(before, now, strict=True) if old is not new]
+        if self._weight > PATIENCE and not all(isinstance(old, torch.nn.Parameter) for old in exchanged):
+            self._reads_left = sys.maxsize
+        gone = set(map(id, exchanged))
+        for roots in list(_all):
+            if roots.refers_to(gone):
+                roots.give_up()
+
+    def give_up(self) -> None:
+        """Drop the comparison. One that did not win back what it cost makes the next one wait longer."""
+        won_back = self._probes * PROBE_EVERY * self._reading_ns >= self._making_ns
+        self._weight = 1 if won_back else 2 * self._weight
+        self._lost_ns = self._probes = 0
+        self.state = None
+
+    def _make_comparison(self, roots: tuple[Any, ...], arguments: list[Any]) -> None:
+        start = time.perf_counter_ns()
+        first = len(self._binding.passed)
+        places = zip(range(first, first + len(roots)), roots, self._binding.roots, strict=True)
+        try:
+            self.state = same_tensors(list(places), arguments), arguments.copy()
+        except NotGuarded:
+            self._reads_left = sys.maxsize
+            return
+        self._making_ns = time.perf_counter_ns() - start
+        self._fastest_ns = self._lost_ns = 0
+        self.calls_to_probe = PROBE_EVERY
+
+
+class _ByRoots(dict[Any, BoundRoots]):
+    """What is bound for each choice of roots, by their identities, for as long as they live."""
+
+    def add(self, key: Any, binding: Binding, roots: Iterable[Any]) -> BoundRoots:
+        this = weakref.ref(self)
+
+        def forget(_: Any) -> None:
+            roots_of = this()
+            if roots_of is not None:
+                roots_of.pop(key, None)
+
+        made = self[key] = BoundRoots(binding)
+        made.alive = tuple(weakref.ref(root, forget) for root in roots)
+        return made
+
+
+def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
+    """The function Dynamo calls in place of `compiled`: with the arguments that are passed still, and the roots.
+
+    Called with all arguments of the graph it passes them on: that is how a backend around this one may call it. A plain
+    function: Dynamo wraps it and calls it by that.
+    """
+    number, passed = binding.given, binding.passed
+    first_root, only_root = len(passed), len(binding.roots) == 1
+    by_roots = _ByRoots()
+
+    def run(*given: Any) -> Any:
+        if len(given) != number:
+            return compiled(*given)
+        key = id(given[-1]) if only_root else tuple(map(id, given[first_root:]))
+        roots = by_roots.get(key)
+        if roots is None:
+            roots = by_roots.add(key, binding, given[first_root:])
+        state = roots.state
+        if state is None or not state[0](given):
+            return compiled(*roots.read(given))
+        roots.calls_to_probe -= 1
+        if roots.calls_to_probe <= 0:
+            roots.probe(given)
+        arguments = state[1].copy()
+        for position, argument in zip(passed, given, strict=False):
+            arguments[position] = argument
+        return compiled(*arguments)
+
+    return run
+
+
+def release_bindings() -> None:
+    """Let go of all tensors that are bound in this process. The next calls read them from their modules."""
+    for roots in list(_all):
+        roots.release()

@@ -1,0 +1,628 @@
+"""Parameters bound once: calls pass modules instead of what these hold, and never a tensor that was exchanged.
+
+Inductor is replaced by running the FX graph, so that compiled results must be eager's bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+import optimizations
+from optimizations import backend, torch_internals
+from optimizations.replay import bound as bound_module
+from optimizations.replay.bound import READS_BEFORE, release_bindings
+
+SEEDS = itertools.count(77)
+X = torch.arange(8.0).reshape(2, 4) / 7
+
+
+class Runner:
+    """Stands in for Inductor, and notes the number of arguments and their identities in each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def compile_fx(
+        self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any], **settings: Any
+    ) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            self.calls.append(tuple(map(id, arguments)))
+            return graph_module.forward(*arguments)
+
+        return run
+
+
+@pytest.fixture(autouse=True)
+def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+    torch_internals.reset_dynamo()
+    optimizations.reset()
+    runner = Runner()
+    monkeypatch.setattr(torch_internals, "compile_fx", runner, raising=False)
+    yield runner
+    optimizations.reset()
+    torch_internals.reset_dynamo()
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The modules that were read in Python, outermost ones only."""
+    read: list[Any] = []
+    stock = bound_module.fetch
+
+    def fetch(module: Any, *rest: Any) -> None:
+        read.append(module)
+        stock(module, *rest)
+
+    monkeypatch.setattr(bound_module, "fetch", fetch)
+    return read
+
+
+class Layer(nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.scale = nn.Parameter(torch.ones(4))
+        self.register_buffer("offset", torch.zeros(4))
+        for tensor in (*self.parameters(), self.offset):
+            tensor.data.copy_(torch.rand(tensor.shape, generator=generator))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.linear(x)) * self.scale + self.offset
+
+
+class Model(nn.Module):
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(seed + index) for index in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).sin()
+        return x
+
+
+HELD = 3 * 8
+"""Parameters and buffers that the model's evaluation reads: two of `linear`, four of `norm`, `scale`, `offset`."""
+
+
+def compiled(module: Any, **options: Any) -> Any:
+    return torch.compile(module, backend="encore", fullgraph=True, options=options or None)
+
+
+def same(left: Any, right: Any) -> bool:
+    return bool(torch.equal(left, right))
+
+
+def settle(call: Callable[[], Any]) -> None:
+    for _ in range(READS_BEFORE + 1):
+        call()
+
+
+def other(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.detach() * 1.5 + 0.25).clone()
+
+
+# What a call passes
+
+
+@torch.no_grad()
+def test_a_call_passes_the_module_and_no_parameter(reads: list[Any], runner: Runner) -> None:
+    model = Model().eval()
+    run = compiled(model)
+    expected = model(X)
+    for _ in range(READS_BEFORE + 4):
+        assert same(run(X), expected)
+    (report,) = optimizations.report()
+    assert report.binding is not None
+    assert (report.binding.tensors, report.binding.untouched) == (HELD, None)
+    assert _loaded(Model) == ["self", "x"]
+    # Read for as long as it may be the only call, and once for the comparison; then never again.
+    assert reads == [model] * (READS_BEFORE + 1)
+    # The graph still gets every argument, at its place, in each call.
+    held = {id(t) for t in (*model.parameters(), *model.buffers())}
+    assert {len(call) for call in runner.calls} == {HELD + 1}
+    assert all(len(held & set(call)) == HELD for call in runner.calls)
+
+
+@torch.no_grad()
+def test_lean_off_leaves_the_call_to_dynamo() -> None:
+    model = Model().eval()
+    assert same(compiled(model, lean=False)(X), model(X))
+    assert optimizations.report()[0].binding is None
+
+
+def _loaded(kind: type[nn.Module]) -> list[str]:
+    """Locals that the code Dynamo generated for a module's forward loads before it calls the graph."""
+    import dis
+
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    (entry,) = _debug_get_cache_entry_list(kind.forward.__code__)
+    arguments = set(kind.forward.__code__.co_varnames[: kind.forward.__code__.co_argcount])
+    loads = [step for step in dis.get_instructions(entry.code) if step.opname.startswith("LOAD_FAST")]
+    return sorted({step.argval for step in loads if step.argval in arguments})
+
+
+# Exchanges of what a module holds: each takes the model, and leaves it with other values
+
+
+def data(model: Model) -> None:
+    for parameter in model.parameters():
+        parameter.data = other(parameter)
+
+
+def data_within(model: Model) -> None:
+    for parameter in model.parameters():
+        parameter.data.copy_(other(parameter))
+
+
+def state_assigned(model: Model) -> None:
+    model.load_state_dict({name: other(value) for name, value in model.state_dict().items()}, assign=True)
+
+
+def state_copied(model: Model) -> None:
+    model.load_state_dict({name: other(value) for name, value in model.state_dict().items()})
+
+
+def one_parameter(model: Model) -> None:
+    model.layers[1].linear.weight = nn.Parameter(other(model.layers[1].linear.weight))
+
+
+def removed_and_set(model: Model) -> None:
+    weight = other(model.layers[2].scale)
+    del model.layers[2].scale
+    model.layers[2].scale = nn.Parameter(weight)
+
+
+def dictionary_entry(model: Model) -> None:
+    held = model.layers[0].linear._parameters
+    held["bias"] = nn.Parameter(other(held["bias"]))
+
+
+def whole_dictionary(model: Model) -> None:
+    linear = model.layers[0].linear
+    linear.__dict__["_parameters"] = {name: nn.Parameter(other(p)) for name, p in linear._parameters.items()}
+
+
+def a_buffer(model: Model) -> None:
+    model.layers[0].offset = other(model.layers[0].offset)
+
+
+def running_mean(model: Model) -> None:
+    model.layers[0].norm.register_buffer("running_mean", other(model.layers[0].norm.running_mean))
+
+
+def a_submodule(model: Model) -> None:
+    model.layers[0].linear = Layer(next(SEEDS)).linear
+
+
+def a_layer_of_a_list(model: Model) -> None:
+    model.layers[1] = Layer(next(SEEDS)).eval()
+
+
+def order_of_layers(model: Model) -> None:
+    modules = model.layers._modules
+    modules["0"], modules["1"] = modules["1"], modules["0"]
+
+
+def two_exchanged(model: Model) -> None:
+    first, second = model.layers[0].linear, model.layers[1].linear
+    first.weight, second.weight = second.weight, first.weight
+
+
+def contents_exchanged(model: Model) -> None:
+    """What `nn.Module.to` does under `torch.__future__.set_swap_module_params_on_conversion`."""
+    torch.utils.swap_tensors(model.layers[0].scale, nn.Parameter(other(model.layers[0].scale)))
+
+
+def tied(model: Model) -> None:
+    model.layers[0].linear.weight = nn.Parameter(other(model.layers[0].linear.weight))
+    model.layers[1].linear.weight = model.layers[0].linear.weight
+
+
+def low_rank_merged(model: Model) -> None:
+    for layer in model.layers:
+        down, up = torch.full((1, 4), 0.5), torch.full((4, 1), 0.25)
+        layer.linear.weight = nn.Parameter(layer.linear.weight.detach() + up @ down)
+
+
+def averaged(model: Model) -> None:
+    """An exponential moving average takes the place of the weights and gives it back, twice."""
+    average = [other(parameter) for parameter in model.parameters()]
+    for _ in range(3):
+        for parameter, mean in zip(model.parameters(), average, strict=True):
+            parameter.data, mean.data = mean.data, parameter.data
+
+
+def overwritten_by_to(model: Model) -> None:
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    try:
+        data_within(model)
+        model.to(torch.float64).to(torch.float32)
+    finally:
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+EXCHANGES = (
+    data, data_within, state_assigned, state_copied, one_parameter, removed_and_set, dictionary_entry,
+    whole_dictionary, a_buffer, running_mean, a_submodule, a_layer_of_a_list, order_of_layers, two_exchanged,
+    contents_exchanged, tied, low_rank_merged, averaged, overwritten_by_to,
+)  # fmt: skip
+
+
+@torch.no_grad()
+def test_an_exchanged_tensor_is_never_passed_again(reads: list[Any]) -> None:
+    model = Model().eval()
+    run = compiled(model)
+    for exchange in EXCHANGES * 2:
+        release_bindings()
+        settle(lambda: run(X))
+        reads.clear()
+        before = run(X).clone()
+        assert reads == [], "an exchange has to meet a comparison"
+        exchange(model)
+        expected = model(X)
+        assert not same(expected, before), exchange
+        for _ in range(3):
+            assert same(run(X), expected), exchange
+    assert len(optimizations.report()) == 1, "what stock does not compile again for must not be compiled again"
+
+
+@torch.no_grad()
+def test_another_dtype_is_left_to_guards() -> None:
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    model.double()
+    for _ in range(4):
+        assert same(run(X.double()), model(X.double()))
+    model.float()
+    for _ in range(4):
+        assert same(run(X), model(X))
+
+
+@torch.no_grad()
+def test_parametrizations_come_and_go() -> None:
+    model = Model().eval()
+    run = torch.compile(model, backend="encore")
+    settle(lambda: run(X))
+    linear = model.layers[0].linear
+    parametrizations.weight_norm(linear)
+    for factor in (1.0, 2.0, 0.5):
+        linear.parametrizations.weight.original0.data.mul_(factor)
+        assert same(run(X), model(X))
+        linear.parametrizations.weight.original1 = nn.Parameter(other(linear.parametrizations.weight.original1))
+        assert same(run(X), model(X))
+    parametrize.remove_parametrizations(linear, "weight")
+    linear.weight.data.mul_(3)
+    for _ in range(3):
+        assert same(run(X), model(X))
+
+
+@torch.no_grad()
+def test_functional_calls_pass_what_they_are_given_and_leave_nothing_behind() -> None:
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    for round_ in range(4):
+        given = {name: nn.Parameter(other(p) + round_) for name, p in model.named_parameters()}
+        expected = torch.func.functional_call(model, given, (X,))
+        names = {f"_orig_mod.{name}": p for name, p in given.items()}
+        assert same(torch.func.functional_call(run, names, (X,)), expected)
+        assert same(run(X), model(X))
+
+
+@torch.no_grad()
+def test_instances_share_code_and_keep_their_own_tensors(reads: list[Any]) -> None:
+    models = [Model(seed).eval() for seed in (0, 10, 20)]
+    runs = [compiled(model) for model in models]
+    for _ in range(READS_BEFORE + 1):
+        for model, run in zip(models, runs, strict=True):
+            assert same(run(X), model(X))
+    reads.clear()
+    for index in range(12):
+        model, run = models[index % 3], runs[index % 3]
+        if index == 6:
+            one_parameter(models[1])
+        assert same(run(X), model(X))
+    assert {id(module) for module in reads} == {id(models[1])}
+    assert len(optimizations.report()) == 1
+
+
+@torch.no_grad()
+def test_a_copy_of_a_compiled_model_has_its_own_tensors() -> None:
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    copied = copy.deepcopy(run)
+    low_rank_merged(copied._orig_mod)
+    for _ in range(READS_BEFORE + 3):
+        assert same(copied(X), copied._orig_mod(X))
+        assert same(run(X), model(X))
+        assert not same(copied(X), run(X))
+
+
+@torch.no_grad()
+def test_a_shallow_copy_shares_what_it_shares() -> None:
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    twin = copy.copy(model)
+    twin_run = compiled(twin)
+    settle(lambda: twin_run(X))
+    one_parameter(model)
+    for _ in range(3):
+        assert same(twin_run(X), model(X))
+        assert same(run(X), model(X))
+
+
+LAYERS = [Layer(5).eval(), Layer(6).eval()]
+
+
+@torch.no_grad()
+def test_modules_of_globals_closures_and_arguments_are_roots() -> None:
+    inner = Layer(7).eval()
+
+    def program(x: torch.Tensor, last: nn.Module) -> torch.Tensor:
+        for layer in LAYERS:
+            x = layer(x)
+        return last(inner(x))
+
+    last = Layer(8).eval()
+    run = compiled(program)
+    settle(lambda: run(X, last))
+    (report,) = optimizations.report()
+    assert report.binding is not None
+    assert report.binding.tensors == 4 * 8
+    for exchanged in (LAYERS[0], LAYERS[1], inner, last):
+        exchanged.scale = nn.Parameter(other(exchanged.scale))
+        for _ in range(3):
+            assert same(run(X, last), program(X, last))
+    another = Layer(9).eval()
+    for _ in range(READS_BEFORE + 2):
+        assert same(run(X, another), program(X, another))
+        assert same(run(X, last), program(X, last))
+
+
+class Caching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("cache", torch.zeros(2, 4))
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x) + self.cache
+        self.cache = y * 0.5
+        return y
+
+
+class Clock:
+    """Passes by `step` whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now, self.step = 0, 1
+
+    def perf_counter_ns(self) -> int:
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(bound_module, "time", clock)
+    return clock
+
+
+@torch.no_grad()
+def test_a_buffer_that_the_program_replaces_in_each_call(clock: Clock, reads: list[Any]) -> None:
+    model = Caching()
+    eager = copy.deepcopy(model)
+    run = compiled(model)
+    for _ in range(50):
+        assert same(run(X), eager(X))
+    assert reads == [model] * 50
+    # Comparisons that never hold are not made again and again: the program's results are its own.
+    for _ in range(10):
+        cache = weakref.ref(model.cache.untyped_storage())
+        run(X)
+        assert cache() is None
+
+
+@torch.no_grad()
+def test_graph_breaks_bind_each_graph_by_itself() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = Layer(1), Layer(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            self.second.scale = nn.Parameter(self.second.scale.detach() + 1)
+            torch._dynamo.graph_break()
+            return self.second(x)
+
+    model = Broken().eval()
+    eager = copy.deepcopy(model)
+    run = torch.compile(model, backend="encore")
+    for _ in range(6):
+        assert same(run(X), eager(X))
+    assert sum(report.binding.tensors for report in optimizations.report() if report.binding) >= 16
+
+
+def test_training_steps_are_eagers() -> None:
+    models = [Model().train() for _ in range(2)]
+    runs = [compiled(models[0]), models[1]]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1) for model in models]
+    for step in range(6):
+        if step == 3:
+            for model, optimizer in zip(models, optimizers, strict=True):
+                one_parameter(model)
+                optimizer.add_param_group({"params": [model.layers[1].linear.weight]})
+        losses = []
+        for run, optimizer in zip(runs, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = run(X * (step + 1)).square().sum()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        assert same(*losses)
+        for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            assert same(one, two)
+        for one, two in zip(models[0].buffers(), models[1].buffers(), strict=True):
+            assert same(one, two)
+
+
+def test_training_and_evaluation_alternate() -> None:
+    model, eager = Model(), Model()
+    run = compiled(model)
+    for _ in range(3):
+        for mode in (True, False):
+            model.train(mode)
+            eager.train(mode)
+            for _ in range(READS_BEFORE + 2):
+                assert same(run(X), eager(X))
+
+
+# Memory
+
+
+@torch.no_grad()
+def test_an_exchanged_weight_is_let_go_by_every_graph() -> None:
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    wide = torch.cat([X, X, X])
+    settle(lambda: run(wide))
+    assert len(optimizations.report()) == 2
+    storages = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
+    assert all(storage() is not None for storage in storages)
+    state_assigned(model)
+    run(X)  # The graph for the other size is not called again.
+    gc.collect()
+    assert [storage() for storage in storages] == [None] * len(storages)
+
+
+@torch.no_grad()
+def test_a_model_that_is_dropped_is_collected() -> None:
+    model = Model().eval()
+    keeper = Model(3).eval()
+    run, keep = compiled(model), compiled(keeper)
+    for _ in range(READS_BEFORE + 1):
+        run(X), keep(X)
+    gone = weakref.ref(model)
+    storages = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
+    del model, run
+    gc.collect()
+    assert gone() is None
+    assert [storage() for storage in storages] == [None] * len(storages)
+    assert same(keep(X), keeper(X))
+
+
+@torch.no_grad()
+def test_reset_lets_go_and_calls_go_on(reads: list[Any]) -> None:
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    reads.clear()
+    optimizations.reset()
+    storage = weakref.ref(model.layers[0].scale.untyped_storage())
+    model.layers[0].scale = nn.Parameter(torch.zeros(4))
+    assert storage() is None
+    for _ in range(READS_BEFORE + 3):
+        assert same(run(X), model(X))
+    assert reads == [model] * (READS_BEFORE + 1)
+
+
+# Where nothing is bound
+
+
+@torch.no_grad()
+def test_a_backend_around_this_one_may_call_with_all_arguments() -> None:
+    checked = []
+
+    def checking(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        function = backend.encore(graph_module, inputs)
+        checked.append(same(function(*inputs)[0], graph_module(*inputs)[0]))
+        return function
+
+    model = Model().eval()
+    run = torch.compile(model, backend=checking)
+    for _ in range(READS_BEFORE + 2):
+        assert same(run(X), model(X))
+    one_parameter(model)
+    assert same(run(X), model(X))
+    assert checked == [True]
+
+
+@torch.no_grad()
+def test_a_graph_that_dynamo_does_not_call_is_left() -> None:
+    def copying(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return backend.encore(copy.deepcopy(graph_module), inputs)
+
+    model = Model().eval()
+    run = torch.compile(model, backend=copying)
+    assert same(run(X), model(X))
+    (report,) = optimizations.report()
+    assert report.binding is not None
+    assert report.binding.untouched == "Dynamo does not call this graph as it is"
+
+
+@torch.no_grad()
+def test_a_defect_in_binding_costs_binding_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defective(*arguments: Any) -> Any:
+        raise KeyError("node")
+
+    monkeypatch.setattr(backend, "bind", defective)
+    model = Model().eval()
+    with pytest.warns(UserWarning, match="binding failed: KeyError"):
+        assert same(compiled(model)(X), model(X))
+    (report,) = optimizations.report()
+    assert report.binding is not None
+    assert "KeyError" in (report.binding.untouched or "")
+
+
+@torch.no_grad()
+def test_a_module_that_keeps_its_tensors_in_its_own_way_is_read_in_each_call(reads: list[Any]) -> None:
+    class Tracking(dict[str, Any]):
+        pass
+
+    model = Model().eval()
+    model.layers[0].linear.__dict__["_parameters"] = Tracking(model.layers[0].linear._parameters)
+    run = compiled(model)
+    for _ in range(READS_BEFORE + 4):
+        assert same(run(X), model(X))
+        one_parameter(model)
+    assert len(reads) == READS_BEFORE + 4
+
+
+@torch.no_grad()
+def test_slow_comparisons_are_made_new(clock: Clock, reads: list[Any]) -> None:
+    """Another attribute of a module changed: C++ looks at everything from then on, until a new comparison is made."""
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    reads.clear()
+    for _ in range(2 * bound_module.PROBE_EVERY):
+        run(X)
+    assert reads == []
+    clock.step = 10**12
+    for _ in range(bound_module.PROBE_EVERY + 2):
+        assert same(run(X), model(X))
+    assert reads == [model]
+    one_parameter(model)
+    assert same(run(X), model(X))
