@@ -65,7 +65,7 @@ class Instance:
         generator.manual_seed(int(numpy.random.SeedSequence([self.seed, index]).generate_state(1)[0]))
         with torch.device(self.device):
             made = self.workload.inputs(self.variant, self.size, generator)
-        dtype = _POLICY_DTYPE[self.workload.dtype_policy]
+        dtype = _policy_dtype(self.workload, self.device)
         if dtype is None:
             return made
         args, kwargs = map_tensors(
@@ -133,9 +133,16 @@ def instantiate(
     torch.manual_seed(seed)
     with torch.device(_build_device(workload, target)):
         module = workload.build(chosen, size)
-    module = _moved(module, target, _POLICY_DTYPE[workload.dtype_policy])
+    module = _moved(module, target, _policy_dtype(workload, target))
     module.train(workload.task == "training")
     return Instance(workload, chosen, size, target, seed, module)
+
+
+def _policy_dtype(workload: Workload, device: torch.device) -> torch.dtype | None:
+    """What floating weights and inputs become on `device`; None: they stay as built."""
+    if workload.float32_on_cpu and device.type == "cpu":
+        return torch.float32
+    return _POLICY_DTYPE[workload.dtype_policy]
 
 
 def _build_device(workload: Workload, target: torch.device) -> torch.device:

@@ -50,10 +50,13 @@ class Workload:
             published dtypes, before the policy is applied. Nothing but `generator` may decide their values. A tensor
             that the published program takes from the CPU is made with an explicit device="cpu".
         loss: output -> scalar tensor. Of Hugging Face models the loss the model returns, else the mean (see workloads).
+        compared: output -> what of it is compared with eager. None: all of it. For programs that choose among nearly
+            equal values, where rounding decides which: what is right then is a matter of luck.
         variants: names this workload can be built as; the first is the default.
         parameters: parameter count of the full size of the default variant, as published.
         stochastic: whether an iteration draws random numbers (dropout in training, noise).
         optimizer: "sgd" or "adam" (training only), as in the papers.
+        float32_on_cpu: on a CPU the program is float32 instead, because operators of its dtype are missing there.
         builds_on_device: the builder makes the module where it will run and reads `torch.get_default_device()`
             for that, instead of being moved there afterwards.
         cudnn_benchmark: whether the published runner lets cuDNN measure its convolution algorithms.
@@ -70,10 +73,12 @@ class Workload:
     build: Builder
     inputs: InputMaker
     loss: Callable[[Any], torch.Tensor] | None = None
+    compared: Callable[[Any], Any] | None = None
     variants: tuple[str, ...] = ("published",)
     parameters: int | None = None
     stochastic: bool = False
     optimizer: Literal["sgd", "adam"] | None = None
+    float32_on_cpu: bool = False
     builds_on_device: bool = False
     cudnn_benchmark: bool = False
     sets: tuple[str, ...] = ()

@@ -6,6 +6,7 @@ its operations. Dynamo's graphs are seen with a backend that only looks.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -99,7 +100,7 @@ def test_published_xlnet_builds_its_table_on_the_cpu_and_transfers_it(acronym: s
     assert names[-1] == "to"
 
 
-@pytest.mark.parametrize("acronym", ["XLNET-I", "XLNET-T", "MMC", "ST"])
+@pytest.mark.parametrize("acronym", ["DALLE2", "XLNET-I", "XLNET-T", "MMC", "ST"])
 def test_current_programs_touch_no_cpu_tensor(acronym: str) -> None:
     assert cpu_operations(acronym, "current") == []
 
@@ -108,7 +109,7 @@ def test_current_programs_touch_no_cpu_tensor(acronym: str) -> None:
     "acronym",
     [
         *("ALNET", "ALNET-128", "BERT", "CBERT", "DBMLM", "DCGAN", "DLRM", "DNET", "DR-I", "DR-I-256", "DR-T"),
-        *("DR-T-4096", "ECML", "EOS", "GFNET", "LCNET", "LP", "MBERT", "MTCG-I", "MTCG-T"),
+        *("DR-T-4096", "ECML", "EOS", "GFNET", "LCNET", "LP", "MBERT", "MTCG-I", "MTCG-T", "TEFD", "TKE"),
     ],
 )
 def test_programs_without_an_obstacle_touch_no_cpu_tensor(acronym: str) -> None:
@@ -146,6 +147,21 @@ def test_published_and_current_programs_compute_the_same(acronym: str) -> None:
 
 def test_published_clip_moves_its_mask_and_makes_its_index_in_every_call() -> None:
     assert sorted(cpu_operations("MMC", "published")) == ["__getitem__", "arange", "to"]
+
+
+def test_published_dalle2_cuts_and_moves_its_mask_in_every_block_of_both_calls() -> None:
+    names = Counter(cpu_operations("DALLE2", "published"))
+    blocks = len(tiny("DALLE2", "published").module.clip.text.blocks)
+    # Two calls; in each, the index of the end tokens is made on the CPU and used, too.
+    assert names == {"__getitem__": 2 * blocks + 2, "to": 2 * blocks, "arange": 2}
+
+
+def test_mask_rcnn_lets_the_host_read_what_it_finds() -> None:
+    with torch_internals.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        instance = instantiate(find("VM"), size="tiny", device="cuda", seed=0)
+        made = instance.inputs(0)
+        with pytest.raises((torch_internals.DynamicOutputShapeException, torch_internals.DataDependentOutputException)):
+            instance.module(*made.args)
 
 
 def test_clip_adds_its_mask_as_data() -> None:
@@ -197,7 +213,7 @@ def test_current_speech_transformer_is_one_graph_without_scalars() -> None:
     [
         *((acronym, "published") for acronym in ("ALNET", "BERT", "CBERT", "DBMLM", "DBV2", "DGPT2", "DLRM", "DNET")),
         *((acronym, "published") for acronym in ("DR-I", "ECML", "EOS", "GFNET", "LCNET", "LP", "MBERT", "MMC")),
-        *((acronym, "published") for acronym in ("MTCG-I", "MTCG-T")),
+        *((acronym, "published") for acronym in ("MTCG-I", "MTCG-T", "TEFD", "TKE")),
         *((acronym, variant) for acronym in ("DMLM", "XLNET-I") for variant in ("published", "current")),
     ],
 )

@@ -70,6 +70,13 @@ def test_a_policy_decides_floating_weights_and_inputs_and_leaves_integers(
     assert ids.dtype == instance.module.count.dtype == torch.int64
 
 
+def test_a_program_that_lacks_operators_on_a_cpu_is_float32_there_and_only_there() -> None:
+    workload = replace(INFERENCE, dtype_policy="fp16", float32_on_cpu=True)
+    for device, dtype in (("cpu", torch.float32), ("meta", torch.float16)):
+        instance = instantiate(workload, device=device, seed=0)
+        assert {instance.module.inner.weight.dtype, instance.inputs(0).args[0].dtype} == {dtype}
+
+
 def test_fp32_converts_wider_inputs_and_amp_leaves_them() -> None:
     def wide(variant: str, size: Size, generator: torch.Generator) -> Inputs:
         return Inputs(args=(torch.rand(2, generator=generator, dtype=torch.float64),))

@@ -15,6 +15,7 @@ PUBLISHED: dict[str, tuple[Any, ...]] = {
     "BERT": ("torchbench", "training", 16, "amp", "sgd", True, ("published",)),
     "BSCG": ("huggingface", "training", 64, "amp", "sgd", True, ("published",)),
     "CBERT": ("huggingface", "training", 64, "amp", "sgd", True, ("published",)),
+    "DALLE2": ("torchbench", "inference", 1, "amp", None, True, ("published", "current")),
     "DBMLM": ("huggingface", "training", 128, "amp", "sgd", True, ("published",)),
     "DBV2": ("huggingface", "inference", 1, "bf16", None, False, ("published",)),
     "DCGAN": ("torchbench", "training", 32, "amp", "sgd", False, ("published",)),
@@ -38,16 +39,22 @@ PUBLISHED: dict[str, tuple[Any, ...]] = {
     "MTCG-T": ("huggingface", "training", 16, "amp", "adam", True, ("published", "current")),
     "ST": ("torchbench", "inference", 1, "bf16", None, False, ("published", "current")),
     "STCLM": ("huggingface", "training", 256, "amp", "sgd", True, ("published",)),
+    "TEFD": ("torchbench", "training", 1, "amp", "sgd", True, ("published",)),
+    "TKE": ("torchbench", "inference", 1048576, "amp", None, False, ("published",)),
+    "VM": ("torchbench", "inference", 1, "fp16", None, False, ("published",)),
     "XLNET-I": ("huggingface", "inference", 1, "bf16", None, False, ("published", "current")),
     "XLNET-I-8": ("huggingface", "inference", 8, "bf16", None, False, ("published", "current")),
     "XLNET-T": ("huggingface", "training", 8, "amp", "adam", True, ("published", "current")),
 }
 
 GRACE = (
-    "ALNET BERT BSCG DBV2 DCGAN DGPT2 DLRM DMLM DNET DR-I DR-T EOS LCNET MBERT MMC MTCG-I MTCG-T ST STCLM XLNET-I "
-    "XLNET-T"
+    "ALNET BERT BSCG DALLE2 DBV2 DCGAN DGPT2 DLRM DMLM DNET DR-I DR-T EOS LCNET MBERT MMC MTCG-I MTCG-T ST STCLM TEFD "
+    "TKE VM XLNET-I XLNET-T"
 )
-PYGRAPH = "ALNET-128 CBERT DBMLM DGPT2 DLRM DMLM-16 DR-I-256 DR-T-4096 ECML EOS GFNET LCNET LP MMC ST XLNET-I-8 XLNET-T"
+PYGRAPH = (
+    "ALNET-128 CBERT DALLE2 DBMLM DGPT2 DLRM DMLM-16 DR-I-256 DR-T-4096 ECML EOS GFNET LCNET LP MMC ST TKE VM "
+    "XLNET-I-8 XLNET-T"
+)
 
 
 @pytest.mark.parametrize("acronym", PUBLISHED)

@@ -24,6 +24,7 @@ PARAMETERS = {
     "BERT": (115_805_991, "115.81"),
     "BSCG": (85_113_344, "85.11"),
     "CBERT": (110_655_493, "110.66"),
+    "DALLE2": (379_886_354, "379.89"),
     "DBMLM": (66_985_530, "66.99"),
     "DBV2": (877_510_658, "877.51"),
     "DCGAN": (2_765_568, "2.77"),
@@ -47,6 +48,9 @@ PARAMETERS = {
     "MTCG-T": (300_176_768, "300.18"),
     "ST": (44_823_040, "44.82"),
     "STCLM": (12_295_168, "12.30"),
+    "TEFD": (6_625_898, "6.63"),
+    "TKE": (0, None),
+    "VM": (44_454_513, "44.45"),
     "XLNET-I": (360_300_800, "360.30"),
     "XLNET-I-8": (360_300_800, "360.30"),
     "XLNET-T": (360_300_800, "360.30"),
@@ -55,7 +59,7 @@ PARAMETERS = {
 # variants whose count differs from their workload's, which is that of the default variant
 OTHER_PARAMETERS = {("MTCG-I", "current"): 172_119_424, ("MTCG-T", "current"): 172_119_424}
 
-BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
+BF16, F16, F32, F64, I64 = torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64
 
 # inputs in order, as the program gets them
 SHAPES: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {
@@ -64,6 +68,7 @@ SHAPES: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {
     "BERT": [((16, 128), I64)] * 2,
     "BSCG": [((64, 128), I64)] * 3,
     "CBERT": [((64, 512), I64)] * 2,
+    "DALLE2": [((1, 256), I64)],
     "DBMLM": [((128, 128), I64)] * 2,
     "DBV2": [((1, 512), I64), ((1,), I64), ((1,), I64)],
     "DCGAN": [((32, 3, 64, 64), F32)],
@@ -87,6 +92,24 @@ SHAPES: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {
     "MTCG-T": [((16, 128), I64)] * 3,
     "ST": [((10, 204, 320), BF16), ((10,), I64), ((10, 21), I64)],
     "STCLM": [((256, 128), I64)] * 2,
+    "TEFD": [
+        ((1, 3, 640, 640), F32),
+        *[((1, side, side, 9), F32) for side in (80, 40, 20, 10, 5)],
+        *[((1, side, side, 36), F32) for side in (80, 40, 20, 10, 5)],
+        ((1, 1), F32),
+    ],
+    "TKE": [
+        *[((204, 204, 26, 3), F64)] * 3,
+        *[((204, 204, 26), F64)] * 3,
+        *[((204,), F64)] * 4,
+        *[((26,), F64)] * 2,
+        *[((204,), F64)] * 2,
+        ((204, 204), I64),
+        *[((204, 204, 26), F64)] * 3,
+        ((204, 204), F64),
+        *[((204, 204, 26, 3), F64)] * 2,
+    ],
+    "VM": [((3, 427, 640), F16)],
     "XLNET-I": [((1, 512), I64), ((1, 512), I64)],
     "XLNET-I-8": [((8, 512), I64)] * 2,
     "XLNET-T": [((8, 512), I64), ((8, 512), I64)],
@@ -176,9 +199,10 @@ def test_tiny_size_is_decided_by_its_seed(acronym: str, variant: str) -> None:
 def test_tiny_size_follows_the_dtype_policy(acronym: str, variant: str) -> None:
     instance = tiny(acronym, variant)
     made = instance.inputs(0)
-    wanted = {"bf16": BF16, "fp16": torch.float16, "fp32": F32, "amp": F32}[instance.workload.dtype_policy]
-    assert {tensor.dtype for tensor in floats([*instance.module.parameters(), *instance.module.buffers()])} <= {wanted}
-    assert {tensor.dtype for tensor in floats((made.args, made.kwargs))} <= {wanted}
+    wanted = {"bf16": BF16, "fp16": F32, "fp32": F32, "amp": F64 if acronym == "TKE" else F32}
+    dtypes = {wanted[instance.workload.dtype_policy]}
+    assert {tensor.dtype for tensor in floats([*instance.module.parameters(), *instance.module.buffers()])} <= dtypes
+    assert {tensor.dtype for tensor in floats((made.args, made.kwargs))} <= dtypes
 
 
 @pytest.mark.parametrize("acronym", [row.acronym for row in workloads().values() if row.task == "training"])

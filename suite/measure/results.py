@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,14 +27,16 @@ CHUNK_BYTES = 2**26
 @dataclass(frozen=True, slots=True)
 class Results:
     """Tensors on the CPU by name: "output['logits']", "loss", "gradient fc.weight", "buffer bn.running_mean",
-    "input [0]". Buffers and inputs are there only if the iteration changed them."""
+    "input [0]". Buffers and inputs are there only if the iteration changed them. `uncompared` are outputs that the
+    workload leaves out of the comparison with eager; they count for the digest."""
 
     tensors: Mapping[str, torch.Tensor]
+    uncompared: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def digest(self) -> str:
         """SHA-256 over names, dtypes, shapes and bytes."""
         digest = hashlib.sha256()
-        for name, tensor in sorted(self.tensors.items()):
+        for name, tensor in sorted({**self.uncompared, **self.tensors}.items()):
             digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
             digest.update(_bytes_of(tensor).numpy().data)
         return digest.hexdigest()
@@ -77,6 +79,11 @@ def run_checked(instance: Instance, iterate: Iterate, inputs: Inputs, state: Sta
     seed_all(seed)
     outcome = iterate(inputs)
     tensors = {f"output{name}": _to_host(tensor) for name, tensor in named_tensors(outcome.output)}
+    uncompared: dict[str, torch.Tensor] = {}
+    if instance.workload.compared is not None:
+        uncompared = {f"uncompared {name}": tensor for name, tensor in tensors.items()}
+        compared = named_tensors(instance.workload.compared(outcome.output))
+        tensors = {f"output{name}": _to_host(tensor) for name, tensor in compared}
     if outcome.loss is not None:
         tensors["loss"] = _to_host(outcome.loss)
     for name, parameter in instance.module.named_parameters():
@@ -85,7 +92,7 @@ def run_checked(instance: Instance, iterate: Iterate, inputs: Inputs, state: Sta
     tensors |= state.changed()
     _drop_gradients(instance.module)
     state.restore()
-    return Results(tensors)
+    return Results(tensors, uncompared)
 
 
 def named_tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:

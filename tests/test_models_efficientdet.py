@@ -1,0 +1,66 @@
+"""EfficientDet's shapes and losses."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from models.networks.efficientdet import ANCHORS, IGNORED, Detector, DetectorConfig, detection_loss, focal_loss
+
+TINY = DetectorConfig(backbone="test_efficientnet", width=8, cells=1, head_layers=1, classes=3, image_side=256)
+
+
+def test_the_full_size_has_the_published_anchors() -> None:
+    assert sum(ANCHORS * side**2 for side in DetectorConfig().sides) == 76_725
+
+
+def test_heads_predict_for_every_anchor_of_every_level() -> None:
+    model = Detector(TINY).eval()
+    shapes: dict[str, list[tuple[int, ...]]] = {}
+    for name in ("classes", "boxes"):
+        model.get_submodule(name).register_forward_hook(
+            lambda head, args, output, name=name: shapes.update({name: [tuple(each.shape) for each in output]})
+        )
+    labels = [torch.full((1, side, side, ANCHORS), -1.0) for side in TINY.sides]
+    boxes = [torch.zeros(1, side, side, 4 * ANCHORS) for side in TINY.sides]
+    with torch.no_grad():
+        losses = model(torch.randn(1, 3, 256, 256), labels, boxes, torch.zeros(1, 1))
+    assert shapes["classes"] == [(1, 3 * ANCHORS, side, side) for side in (32, 16, 8, 4, 2)]
+    assert shapes["boxes"] == [(1, 4 * ANCHORS, side, side) for side in (32, 16, 8, 4, 2)]
+    assert losses["box_loss"] == 0
+    assert 0 < losses["class_loss"] == losses["loss"]
+
+
+def test_focal_loss_without_focus_is_half_of_weighted_cross_entropy() -> None:
+    logits, wanted = torch.randn(50), torch.randint(2, (50,)).float()
+    entropy = functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
+    torch.testing.assert_close(focal_loss(logits, wanted, alpha=0.5, gamma=0.0), 0.5 * entropy)
+    sure = torch.tensor([8.0])
+    assert focal_loss(sure, torch.ones(1)) < 1e-3 * focal_loss(sure, torch.zeros(1))
+
+
+def one_anchor(label: float, *, confident: int | None = None, box: float = 0.0) -> dict[str, torch.Tensor]:
+    """Losses of a single place whose first anchor has this label; the others are ignored."""
+    logits = torch.full((1, ANCHORS * 3, 1, 1), -4.0)
+    if confident is not None:
+        logits[0, confident] = 4.0
+    labels = torch.full((1, 1, 1, ANCHORS), float(IGNORED))
+    labels[..., 0] = label
+    boxes = torch.zeros(1, 1, 1, 4 * ANCHORS)
+    boxes[..., 0] = box
+    return detection_loss([logits], [torch.zeros(1, 4 * ANCHORS, 1, 1)], [labels], [boxes], torch.ones(1, 1), 3)
+
+
+def test_the_class_loss_is_least_for_the_right_class_and_ignores_what_is_ignored() -> None:
+    right, wrong, background = (one_anchor(2.0, confident=index)["class_loss"] for index in (2, 1, None))
+    assert right < background < wrong
+    assert one_anchor(IGNORED, confident=1)["class_loss"] == 0
+    assert one_anchor(-1.0)["class_loss"] < one_anchor(-1.0, confident=0)["class_loss"]
+
+
+def test_the_box_loss_is_hubers_over_anchors_with_an_object() -> None:
+    loss = one_anchor(1.0, box=0.5)["box_loss"]
+    # delta (|0.5| - delta / 2), over two positives (one is added) and four coordinates
+    torch.testing.assert_close(loss, torch.tensor(0.1 * (0.5 - 0.05) / 8))
+    found = one_anchor(1.0, box=0.5)
+    torch.testing.assert_close(found["loss"], found["class_loss"] + 50 * found["box_loss"])
