@@ -131,8 +131,11 @@ def instantiate(
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    with torch.device(_build_device(workload, target)):
-        module = workload.build(chosen, size)
+    if workload.builds_on_device:
+        module = workload.build(chosen, size, target)
+    else:
+        with torch.device(target if target.type == "meta" else "cpu"):
+            module = workload.build(chosen, size)
     module = _moved(module, target, _policy_dtype(workload, target))
     module.train(workload.task == "training")
     return Instance(workload, chosen, size, target, seed, module)
@@ -143,10 +146,6 @@ def _policy_dtype(workload: Workload, device: torch.device) -> torch.dtype | Non
     if workload.float32_on_cpu and device.type == "cpu":
         return torch.float32
     return _POLICY_DTYPE[workload.dtype_policy]
-
-
-def _build_device(workload: Workload, target: torch.device) -> torch.device:
-    return target if target.type == "meta" or workload.builds_on_device else torch.device("cpu")
 
 
 def _tensors_are_fake() -> bool:

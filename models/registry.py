@@ -31,7 +31,7 @@ class Inputs:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-Builder = Callable[[str, Size], "torch.nn.Module"]
+Builder = Callable[..., "torch.nn.Module"]
 InputMaker = Callable[[str, Size, "torch.Generator"], Inputs]
 
 
@@ -57,8 +57,8 @@ class Workload:
         stochastic: whether an iteration draws random numbers (dropout in training, noise).
         optimizer: "sgd" or "adam" (training only), as in the papers.
         float32_on_cpu: on a CPU the program is float32 instead, because operators of its dtype are missing there.
-        builds_on_device: the builder makes the module where it will run and reads `torch.get_default_device()`
-            for that, instead of being moved there afterwards.
+        builds_on_device: the builder makes the module where it will run, instead of its being moved there afterwards:
+            it takes the device as a third argument, and no default device is set around it.
         cudnn_benchmark: whether the published runner lets cuDNN measure its convolution algorithms.
         sets: names of the sets this row belongs to, by which several are chosen at once (`--set`).
         notes: what is special, for `encore list` and reports.

@@ -33,6 +33,18 @@ def test_writes_through_views_are_followed(mode: KnownValuesMode, lengths: list[
     assert [int(mask[row].sum().item()) for row in range(2)] == lengths
 
 
+def test_memory_that_is_filled_is_known_whatever_it_held(mode: KnownValuesMode) -> None:
+    with mode.random_values():
+        assert 0 <= torch.empty((), dtype=torch.int64).random_(7).item() < 7
+    assert torch.empty(2, device="cuda").fill_(3.0).sum().item() == 6
+    with pytest.raises(UnknownValue):
+        torch.empty(2).random_(7).sum().item()
+    whole = torch.empty(4)
+    whole[:2].zero_()
+    with pytest.raises(UnknownValue):
+        whole.sum().item()
+
+
 def test_boolean_indexing_has_the_shape_its_values_give(mode: KnownValuesMode) -> None:
     text = torch.tensor([4, -1, 7, -1], device="cuda")
     kept = text[text != -1]

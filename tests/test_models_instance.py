@@ -191,17 +191,16 @@ def test_fake_instances_keep_plain_attributes_on_the_cpu_and_shared_weights_shar
     assert made.args[1] is made.kwargs["second"]
 
 
-def test_a_builder_may_ask_where_the_program_will_run() -> None:
+def test_a_builder_that_places_its_module_is_told_where_and_has_no_default_device() -> None:
     asked: list[Any] = []
 
-    def asking(variant: str, size: Size) -> nn.Module:
-        asked.append(torch.get_default_device().type)
+    def placing(variant: str, size: Size, device: torch.device) -> nn.Module:
+        asked.append((device.type, torch.get_default_device().type))
         return Program()
 
     with torch_internals.FakeTensorMode(allow_non_fake_inputs=True):
-        for builds_on_device in (True, False):
-            instantiate(replace(INFERENCE, build=asking, builds_on_device=builds_on_device), device="cuda", seed=0)
-    assert asked == ["cuda", "cpu"]
+        instantiate(replace(INFERENCE, build=placing, builds_on_device=True), device="cuda", seed=0)
+    assert asked == [("cuda", "cpu")]
 
 
 @pytest.mark.gpu

@@ -1,91 +1,36 @@
-"""A small package with TorchBench's interface stands in for TorchBench."""
+"""A small package with TorchBench's interface stands in for TorchBench: tests/fixtures/fake_torchbench.py."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from fixtures.fake_torchbench import install
 
 from models.instance import instantiate
 from models.registry import UnknownWorkload, find
-from models.torchbench import TorchBenchUnavailable
-
-PACKAGE = """
-import importlib
-from pathlib import Path
-
-def load_model_by_name(name):
-    if not (Path(__file__).parent / "models" / name).is_dir():
-        return None
-    return importlib.import_module(f"torchbenchmark.models.{name}").Model
-"""
-
-RANKING = """
-import torch
-
-class Model:
-    DEFAULT_TRAIN_BSIZE = 6
-    DEFAULT_EVAL_BSIZE = 4
-
-    def __init__(self, test, device, batch_size=None):
-        self.test, self.device = test, device
-        self.batch_size = batch_size or (self.DEFAULT_TRAIN_BSIZE if test == "train" else self.DEFAULT_EVAL_BSIZE)
-        self.module = torch.nn.Linear(5, 2).to(device)
-        self.module.built_on = device
-
-    def get_module(self):
-        scores = torch.rand(self.batch_size, 5, device=self.device)
-        return self.module, (scores,)
-"""
-
-LANGUAGE = """
-import torch
-
-class Reader(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words = torch.nn.Embedding(9, 3)
-
-    def forward(self, input_ids, labels):
-        return {"words": self.words(input_ids), "labels": self.words(labels)}
-
-class Model:
-    DEFAULT_EVAL_BSIZE = None
-
-    def __init__(self, test, device, batch_size=None):
-        self.module = Reader().to(device)
-        self.ids = torch.randint(9, (batch_size or 3, 4), device=device)
-
-    def get_module(self):
-        return self.module, {"input_ids": self.ids, "labels": self.ids}
-"""
-
-BROKEN = "import a_package_nobody_has"
+from models.torchbench import TorchBenchRefuses, TorchBenchUnavailable
+from suite.errors import WrongUse
+from suite.explain.build import build_workload
+from suite.explain.targets import Target, find_targets
 
 
 @pytest.fixture
 def fake_torchbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    package = tmp_path / "torchbenchmark"
-    for name, source in {
-        "": PACKAGE,
-        "models": "",
-        "models/ranking_net": RANKING,
-        "models/language_net": LANGUAGE,
-        "models/vision_maskrcnn": RANKING,
-        "models/broken_net": BROKEN,
-    }.items():
-        (package / name).mkdir(parents=True)
-        (package / name / "__init__.py").write_text(source)
+    install(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchbenchmark"]:
         del sys.modules[name]
 
 
-@pytest.mark.usefixtures("fake_torchbench")
+pytestmark = pytest.mark.usefixtures("fake_torchbench")
+
+
 def test_a_name_is_an_inference_row_by_the_published_rules() -> None:
     row = find("torchbench:ranking_net")
     described = (row.acronym, row.name, row.suite, row.task, row.batch, row.dtype_policy, row.optimizer)
@@ -93,14 +38,16 @@ def test_a_name_is_an_inference_row_by_the_published_rules() -> None:
     assert find("torchbench:vision_maskrcnn").dtype_policy == "fp16"
 
 
-@pytest.mark.usefixtures("fake_torchbench")
+def test_a_name_in_any_case_is_the_same_workload() -> None:
+    assert find("TorchBench:language_NET").acronym == "torchbench:Language_Net"
+
+
 def test_the_suffix_makes_it_a_training_row() -> None:
     row = find("torchbench:ranking_net-train")
     described = (row.name, row.task, row.batch, row.dtype_policy, row.optimizer, row.stochastic)
     assert described == ("ranking_net", "training", 6, "amp", "adam", True)
 
 
-@pytest.mark.usefixtures("fake_torchbench")
 def test_a_model_trains_on_its_own_example_inputs() -> None:
     instance = instantiate(find("torchbench:ranking_net-train"), device="cpu", seed=0)
     made = instance.inputs(0)
@@ -108,10 +55,9 @@ def test_a_model_trains_on_its_own_example_inputs() -> None:
     with instance.autocast():
         loss = instance.loss(instance.module(*made.args))
     loss.backward()
-    assert instance.module.weight.grad.isfinite().all()
+    assert instance.module.linear.weight.grad.isfinite().all()
 
 
-@pytest.mark.usefixtures("fake_torchbench")
 def test_other_indices_give_the_same_values_in_another_order() -> None:
     instance = instantiate(find("torchbench:ranking_net"), device="cpu", seed=0)
     first, again, other = (instance.inputs(index).args[0] for index in (0, 0, 1))
@@ -121,7 +67,6 @@ def test_other_indices_give_the_same_values_in_another_order() -> None:
     assert torch.equal(first.flatten().sort().values, other.flatten().sort().values)
 
 
-@pytest.mark.usefixtures("fake_torchbench")
 def test_integers_are_repeated_and_one_object_stays_one() -> None:
     instance = instantiate(find("torchbench:language_net"), device="cpu", seed=0)
     first, other = instance.inputs(0).kwargs, instance.inputs(1).kwargs
@@ -131,37 +76,127 @@ def test_integers_are_repeated_and_one_object_stays_one() -> None:
     assert set(instance.module(**first)) == {"words", "labels"}
 
 
-@pytest.mark.usefixtures("fake_torchbench")
-def test_a_model_without_a_default_batch_says_so() -> None:
-    row = find("torchbench:language_net")
+def test_a_tuple_a_list_and_a_single_tensor_are_positional_arguments() -> None:
+    for name, count in (("ranking_net", 1), ("single_tensor", 1), ("list_of_inputs", 2)):
+        instance = instantiate(find(f"torchbench:{name}"), device="cpu", seed=0)
+        made = instance.inputs(0)
+        assert len(made.args) == count
+        assert instance.module(*made.args).shape[0] == made.args[0].shape[0]
+    assert made.args[1] == 2
+
+
+def test_a_model_whose_class_gives_no_batch_says_so_and_has_its_own() -> None:
+    row = find("torchbench:extended")
     assert row.batch == 1
     assert "no default batch" in row.notes
+    assert instantiate(row, device="cpu", seed=0).inputs(0).args[0].shape == (5, 3)
 
 
-@pytest.mark.usefixtures("fake_torchbench")
-def test_the_tiny_size_is_a_batch_of_one() -> None:
-    instance = instantiate(find("torchbench:ranking_net"), size="tiny", device="cpu", seed=0)
-    assert instance.inputs(0).args[0].shape == (1, 5)
+@pytest.mark.parametrize(
+    ("name", "size", "batch"),
+    [
+        ("ranking_net", "full", 4),
+        ("ranking_net", "tiny", 1),
+        ("fixed_batch", "full", 7),
+        ("fixed_batch", "tiny", 7),
+        ("picky_batch", "tiny", 8),
+        ("extended", "tiny", 5),
+    ],
+)
+def test_the_tiny_size_is_a_batch_of_one_where_the_model_takes_one(name: str, size: Any, batch: int) -> None:
+    instance = instantiate(find(f"torchbench:{name}"), size=size, device="cpu", seed=0)
+    assert instance.inputs(0).args[0].shape[0] == batch
 
 
-@pytest.mark.usefixtures("fake_torchbench")
-def test_a_model_is_built_where_it_runs() -> None:
-    row = find("torchbench:ranking_net")
-    on_meta, on_cpu = instantiate(row, device="meta", seed=0), instantiate(row, device="cpu", seed=0)
-    assert (on_meta.module.built_on, on_cpu.module.built_on) == ("meta", "cpu")
-    assert (on_meta.inputs(0).args[0].device.type, on_cpu.inputs(0).args[0].device.type) == ("meta", "cpu")
+def test_what_the_model_leaves_on_the_cpu_stays_there_and_loaders_draw_there() -> None:
+    """Under a default device of "cuda" the attribute would be made there, and the sampler's generator would not do."""
+    instance = instantiate(find("torchbench:ranking_net"), device="meta", seed=0)
+    assert instance.module.linear.weight.device.type == "meta"
+    assert instance.module.table.device.type == "cpu"
+    assert instance.inputs(0).args[0].device.type == "meta"
 
 
-@pytest.mark.usefixtures("fake_torchbench")
-def test_an_unknown_model_is_answered_with_near_ones() -> None:
+def test_a_model_for_inference_only_has_no_training_row() -> None:
+    with pytest.raises(UnknownWorkload, match=r"Language_Net is not made for training; use torchbench:Language_Net"):
+        find("torchbench:language_net-train")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_training_inside-train", r"no_training_inside has no test 'train' on cpu: .*Training is not implemented"),
+        ("without_get_module", r"without_get_module hands out no module: AttributeError"),
+        ("a_pipeline", r"a_pipeline hands out a object and no nn\.Module"),
+    ],
+)
+def test_a_model_that_cannot_be_built_gives_its_own_reason(name: str, words: str) -> None:
+    with pytest.raises(TorchBenchRefuses, match=words):
+        instantiate(find(f"torchbench:{name}"), device="cpu", seed=0)
+
+
+GLOBAL: dict[str, Callable[[], Any]] = {
+    "manual_seed": lambda: torch.manual_seed,
+    "default device": torch.get_default_device,
+    "default dtype": torch.get_default_dtype,
+    "gradients": torch.is_grad_enabled,
+    "matmul precision": torch.get_float32_matmul_precision,
+    "deterministic": torch.are_deterministic_algorithms_enabled,
+    "cudnn benchmark": lambda: torch.backends.cudnn.benchmark,
+    "cudnn deterministic": lambda: torch.backends.cudnn.deterministic,
+    "flash attention": torch.backends.cuda.flash_sdp_enabled,
+    "anomaly": torch.is_anomaly_enabled,
+}
+
+
+def test_what_a_model_sets_for_the_whole_process_is_put_back(capfd: pytest.CaptureFixture[str]) -> None:
+    before = {name: get() for name, get in GLOBAL.items()}
+    instantiate(find("torchbench:inconsiderate"), device="cpu", seed=0)
+    assert {name: get() for name, get in GLOBAL.items()} == before
+    torch.manual_seed(1)
+    one = torch.rand(3)
+    torch.manual_seed(2)
+    assert not torch.equal(torch.rand(3), one), "TorchBench's own manual_seed ignores its argument"
+    printed = capfd.readouterr()
+    assert printed.out == "", "stdout is for JSON"
+    assert "importing inconsiderate" in printed.err and "building inconsiderate" in printed.err
+
+
+@pytest.mark.parametrize("name", ["rankingnet", "rankingnet-train"])
+def test_an_unknown_model_is_answered_with_near_ones(name: str) -> None:
     with pytest.raises(UnknownWorkload, match=r"no model 'rankingnet'; did you mean ranking_net"):
-        find("torchbench:rankingnet")
+        find(f"torchbench:{name}")
+    with pytest.raises(WrongUse, match="did you mean ranking_net"):
+        find_targets([f"torchbench:{name}"])
 
 
-@pytest.mark.usefixtures("fake_torchbench")
-def test_a_model_that_misses_a_package_says_how_to_install_it() -> None:
-    with pytest.raises(TorchBenchUnavailable, match=r"a_package_nobody_has.*install.py models broken_net"):
-        find("torchbench:broken_net")
+def test_a_folder_without_a_model_is_unknown() -> None:
+    with pytest.raises(UnknownWorkload, match="no model 'no_class'"):
+        find("torchbench:no_class")
+
+
+def test_explain_takes_a_model_of_torchbench_for_a_workload() -> None:
+    assert find_targets(["torchbench:language_net"]) == [Target("torchbench:Language_Net", "published")]
+    assert not find_targets(["torchbench:language_net"])[0].is_program
+
+
+@pytest.mark.parametrize("name", ["ranking_net", "ranking_net-train"])
+def test_explain_builds_it_as_torchbench_does_on_a_gpu(name: str) -> None:
+    program = build_workload(find(f"torchbench:{name}"), variant=None, size="full")
+    assert {parameter.device for parameter in program.module.parameters()} == {torch.device("cuda", 0)}
+    assert program.module.table.device.type == "cpu"
+    assert program.args[0].device == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("broken_net", r"a_package_nobody_has.*install.py models broken_net"),
+        ("broken_library", r"OSError: libnothing.so.*install.py models broken_library"),
+    ],
+)
+def test_a_model_that_misses_something_says_how_to_install_it(name: str, words: str) -> None:
+    with pytest.raises(TorchBenchUnavailable, match=words):
+        find(f"torchbench:{name}")
 
 
 def test_without_torchbench_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from models.instance import instantiate, tensors_of
 from models.registry import Size, Workload
 from optimizations import torch_internals
 from suite.explain.known_values import KnownValuesMode
+from suite.explain.pretended_gpu import named_gpu
 from suite.iteration import set_numerics
 
 SEED = 1337
@@ -44,10 +45,12 @@ def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Pr
     """
     mode = KnownValuesMode()
     set_numerics(workload)
-    with mode, replaced_on_move():
+    # TorchBench draws inputs while it builds, and its data loaders read random numbers on the host.
+    known = mode.random_values() if workload.builds_on_device else contextlib.nullcontext()
+    with mode, replaced_on_move(), named_gpu(), known:
         instance = instantiate(workload, variant=variant, size=size, device="cuda", seed=SEED)
-        with mode.random_values():
-            inputs = instance.inputs(0)
+    with mode, mode.random_values():
+        inputs = instance.inputs(0)
     return Program(
         mode, instance.module, inputs.args, inputs.kwargs, workload.task == "training", surroundings=instance.autocast
     )

@@ -24,6 +24,8 @@ LIMIT_ELEMENTS = 2**20
 _CPU = torch.device("cpu")
 _VALUE = "known_value"
 _UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
+_FILLING = frozenset({"zero_", "fill_", "random_", "uniform_", "normal_", "bernoulli_", "exponential_"})
+"""Operations whose result does not hang on what their first argument held before."""
 
 
 class UnknownValue(Exception):
@@ -83,6 +85,8 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
             return None
         if torch.Tag.nondeterministic_seeded in func.tags and not self._random_is_known:
             return None
+        if func.overloadpacket.__name__ in _FILLING and self._is_unknown_whole(args[0]):
+            args = (torch.empty(args[0].shape, dtype=args[0].dtype, device="cpu"), *args[1:])
         inputs = list(_tensors((args, kwargs)))
         if any(self.value(tensor) is None or tensor.numel() > LIMIT_ELEMENTS for tensor in inputs):
             return None
@@ -90,6 +94,11 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
             return (func(*_map(args, self._real), **{key: _map(value, self._real) for key, value in kwargs.items()}),)
         except (RuntimeError, NotImplementedError):  # an operation that CPUs do not have
             return None
+
+    def _is_unknown_whole(self, tensor: Tensor) -> bool:
+        """Whether nothing is known of a tensor, and it is all of its memory: not a view, whose base would not follow."""
+        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        return whole and tensor.numel() <= LIMIT_ELEMENTS and self.value(tensor) is None
 
     def _real(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):

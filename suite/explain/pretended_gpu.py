@@ -94,6 +94,13 @@ def pretended_gpu(gpu: GpuModel = H100) -> Iterator[Shortcuts]:
         yield shortcuts
 
 
+@contextlib.contextmanager
+def named_gpu(gpu: GpuModel = H100) -> Iterator[None]:
+    """PyTorch tells the GPU's name, and nothing else of it: TorchBench asks for it before it builds a model."""
+    with torch_internals.replaced_attribute(torch.cuda, "get_device_name", lambda device=None: gpu.name):
+        yield
+
+
 def _answers(gpu: GpuModel) -> Iterator[tuple[Any, str, Any]]:
     properties = SimpleNamespace(
         name=gpu.name,
