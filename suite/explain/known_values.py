@@ -96,7 +96,7 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
             return None
 
     def _is_unknown_whole(self, tensor: Tensor) -> bool:
-        """Whether nothing is known of a tensor, and it is all of its memory: not a view, whose base would not follow."""
+        """Whether nothing is known of a tensor that is all of its memory: no view, whose base would not follow."""
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         return whole and tensor.numel() <= LIMIT_ELEMENTS and self.value(tensor) is None
 
