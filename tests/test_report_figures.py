@@ -18,7 +18,7 @@ from fixtures.synthetic_results import (
     metrics,
 )
 
-from suite.report import compare, explain_charts, provenance, run_charts
+from suite.report import compare, conclusion, explain_charts, provenance, run_charts
 from suite.report.build import FIGURE_NAMES
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.draw import colour, draw, to_pdf, to_png, to_svg
@@ -165,7 +165,7 @@ def test_a_figure_without_a_value_is_left_out():
 def test_every_figure_there_can_be_is_known_by_name():
     charts = charts_of(*large_run_cells(("EOS", "ST")))
     explained = explain_charts.all_charts([explanation()], PUBLISHED)
-    assert (*charts, *(chart.name for chart in explained)) == FIGURE_NAMES
+    assert (conclusion.NAME, *charts, *(chart.name for chart in explained)) == FIGURE_NAMES
 
 
 def test_kernels_in_graphs_are_shares_with_the_papers_coverage():

@@ -11,8 +11,18 @@ from markupsafe import Markup
 
 from suite.errors import WrongUse
 from suite.explain.records import Explanation
-from suite.report import cell_tables, compare, explain_charts, explain_tables, provenance, run_charts, speedup_tables
+from suite.report import (
+    cell_tables,
+    compare,
+    conclusion,
+    explain_charts,
+    explain_tables,
+    provenance,
+    run_charts,
+    speedup_tables,
+)
 from suite.report.chart import Chart
+from suite.report.conclusion import Conclusion
 from suite.report.draw import draw, to_pdf, to_png, to_svg
 from suite.report.load import Run, cell_label, load_explanations, load_runs
 from suite.report.page import Log, Page, PageFigure, Section, render
@@ -24,7 +34,7 @@ from suite.report.table import Table, make_table, to_csv, to_markdown
 from suite.schema import Cell, Record
 from suite.store import REPOSITORY, CannotWrite, make_folder, write_atomically
 
-FIGURE_NAMES = (*run_charts.NAMES, *explain_charts.NAMES)
+FIGURE_NAMES = (conclusion.NAME, *run_charts.NAMES, *explain_charts.NAMES)
 """Stems of all figures there can be."""
 
 README_PARTS = {"overview": "recorded", "over_graphs": "recorded", "explain_overview": "explained"}
@@ -98,10 +108,13 @@ def build_report(
     explained = () if explanations is None else load_explanations(explanations)
     if readme is not None:
         check_readme(readme, [*(["recorded"] if recorded else ()), *(["explained"] if explained else ())])
+    comparisons = compare.compare(recorded) if recorded else ()
+    means = compare.mean_speedups(comparisons)
     parts = [
-        *(_run_parts(recorded, published) if recorded else ()),
+        *(_run_parts(recorded, comparisons, means, published) if recorded else ()),
         *(_explain_parts(explained, published) if explained else ()),
     ]
+    concluded = conclusion.of_run(recorded, comparisons, means) if recorded else conclusion.of_explanations(explained)
     warnings = tuple(dict.fromkeys(part.provenance.warning for part in parts if part.provenance.warning))
     if figures_dir is None or (warnings and figures_dir.resolve() == FIGURES):
         figures_dir = out / "figures"
@@ -110,9 +123,13 @@ def build_report(
     make_folder(figures_dir, "--figures")
     try:
         sections, figures = _write_figures(parts, figures_dir)
+        headline, drawn = None, []
+        if concluded.chart is not None:
+            headline, drawn = _write_figure(concluded.chart, parts[0].provenance, figures_dir)
+        figures = [*drawn, *figures]
         tables = _write_tables(parts, out / "tables")
         html = out / "report.html"
-        write_atomically(html, render(_page(recorded, explained, sections, published)))
+        write_atomically(html, render(_page(recorded, explained, sections, published, concluded, headline)))
         _remove_what_is_old(out, [html, *tables, *figures])
         if readme is not None:
             update_readme(readme, _readme_parts(parts))
@@ -133,11 +150,14 @@ def build_report(
     )
 
 
-def _run_parts(run: Run, published: Published) -> tuple[_Part, ...]:
+def _run_parts(
+    run: Run,
+    comparisons: Sequence[compare.Comparison],
+    means: Sequence[compare.MeanSpeedup],
+    published: Published,
+) -> tuple[_Part, ...]:
     """The sections of a run: each figure with the tables that belong to it."""
     origin = provenance.of_run(run)
-    comparisons = compare.compare(run)
-    means = compare.mean_speedups(comparisons)
     charts = {chart.name: chart for chart in run_charts.all_charts(run, comparisons, means, published)}
     tables = {
         table.name: table
@@ -197,14 +217,21 @@ def _write_figures(parts: Iterable[_Part], folder: Path) -> tuple[list[Section],
     for part in parts:
         shown = []
         for chart in part.charts:
-            figure = draw(chart, part.provenance)
-            for suffix, content in ((".png", to_png(figure)), (".pdf", to_pdf(figure))):
-                path = folder / f"{chart.name}{suffix}"
-                write_atomically(path, content)
-                written.append(path)
-            shown.append(PageFigure(chart.title, Markup(to_svg(figure, chart.name))))
+            figure, paths = _write_figure(chart, part.provenance, folder)
+            shown.append(figure)
+            written += paths
         sections.append(Section(part.anchor, part.title, part.provenance, tuple(shown), part.tables))
     return sections, written
+
+
+def _write_figure(chart: Chart, origin: Provenance, folder: Path) -> tuple[PageFigure, list[Path]]:
+    figure = draw(chart, origin)
+    written = []
+    for suffix, content in ((".png", to_png(figure)), (".pdf", to_pdf(figure))):
+        path = folder / f"{chart.name}{suffix}"
+        write_atomically(path, content)
+        written.append(path)
+    return PageFigure(chart.title, Markup(to_svg(figure, chart.name))), written
 
 
 def _remove_what_is_old(out: Path, written: Sequence[Path]) -> None:
@@ -234,7 +261,12 @@ def _write_tables(parts: Iterable[_Part], folder: Path) -> list[Path]:
 
 
 def _page(
-    run: Run | None, explanations: Sequence[Explanation], sections: Sequence[Section], published: Published
+    run: Run | None,
+    explanations: Sequence[Explanation],
+    sections: Sequence[Section],
+    published: Published,
+    concluded: Conclusion,
+    headline: PageFigure | None,
 ) -> Page:
     origins = dict.fromkeys(section.provenance for section in sections)
     names = provenance.run_names(run) if run else ()
@@ -248,16 +280,19 @@ def _page(
         )
     if explanations:
         counts.append(f"{len(explanations)} models analysed without a GPU")
+    subject = [f"{run.device}, PyTorch {run.environment.torch}"] if run else []
     return Page(
         title=title,
-        subtitles=(*(line for origin in origins for line in (origin.caption, *origin.rows_by_run)), *counts),
+        subject="; ".join([*subject, *counts]),
+        conclusion=concluded,
+        headline=headline,
+        origins=tuple(line for origin in origins for line in (origin.caption, *origin.rows_by_run)),
         warnings=tuple(origin.warning for origin in origins if origin.warning),
         sections=tuple(sections),
         sources=tuple(published.sources.values()),
         published=_published_table(published),
         logs=tuple(_log(cell) for cell in run.failed) if run else (),
         environments=tuple(part.environment for part in run.parts or (run,)) if run else (),
-        remarks=run.remarks if run else (),
     )
 
 

@@ -23,10 +23,16 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.provenance import Provenance
 from suite.report.units import format_bytes
+from suite.schema import Status
 
 _INK = "#123450"
 """Colour of all text and lines; in an SVG it is replaced by the page's own (`currentColor`)."""
 _WARNING = "#D55E00"
+_FAILURE = "#C4001A"
+_NO_RESULT = "#808080"
+"""Behind the words that stand where a bar would be: of a cell that failed, and of one without a result. No mode has
+these colours, lest a failure look like one of its bars."""
+_BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
 _COLOURS = {
     "eager": "#8C8C8C",
     "compile": "#56B4E9",
@@ -161,7 +167,9 @@ def _draw_bar(axis: Axes, chart: Chart, bar: Bar, centre: float, width: float, f
         if bar.value == 0 and bar.total is None:
             _write_at_base(axis, "0", centre, base, fill, rotation=0)
     elif bar.failure is not None:
-        _write_at_base(axis, bar.failure, centre, base, fill, rotation=90)
+        failed = bar.failure.rpartition(": ")[2] in _BAD_STATUSES
+        text = f"\N{BALLOT X} {bar.failure}" if failed else bar.failure
+        _write_at_base(axis, text, centre, base, _FAILURE if failed else _NO_RESULT, rotation=90)
     if bar.value is not None and bar.interval is not None and _cut(chart, bar.value) == bar.value:
         below, above = bar.value - bar.interval[0], bar.interval[1] - bar.value
         axis.errorbar(centre, bar.value, [[below], [above]], color=_INK, linewidth=0.9, capsize=1.6)

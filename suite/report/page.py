@@ -1,14 +1,15 @@
-"""The report as one HTML file that loads nothing: style, script and figures are in it.
+"""The report as one HTML file that loads nothing: style, script and figures are in it. Tables link to their CSV files.
 
-Whatever comes from a results file is text to the page: the template escapes it, and the page's own policy lets no
-script run but the one that sorts tables.
+First what the report comes to, then the tables, then where the numbers are from. Whatever comes from a results file is
+text to the page: the template escapes it, and the page's own policy lets no script run but the one that sorts and
+filters tables.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +17,11 @@ import jinja2
 from markupsafe import Markup
 
 from suite import stats
+from suite.modes import MODES
+from suite.report.conclusion import ENCORE_BACKEND, Conclusion
 from suite.report.provenance import Provenance
 from suite.report.published import Source
-from suite.report.table import Table, printed_rows
+from suite.report.table import Detailed, Table, printed_rows
 from suite.report.units import NOTHING, format_bytes, format_heading, is_missing, sort_key
 from suite.schema import Environment, Status
 
@@ -26,6 +29,9 @@ _PAGE = Path(__file__).parent / "page"
 _SHORT = 44
 """Texts up to this length are not wrapped."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
+
+OWN_MODES = frozenset(name for name, mode in MODES.items() if mode.backend == ENCORE_BACKEND)
+"""Encore's own modes, which the page sets off from stock's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +63,44 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All that the page says. `warnings` stand at the top, in the title and in the head; one environment per run."""
+    """All that the page says: `conclusion` and its figure first, then sections, `origins` (lines on where the numbers
+    are from) last. `warnings` stand at the top, in the title and in the head; one environment per run.
+    """
 
     title: str
-    subtitles: tuple[str, ...]
+    subject: str
+    conclusion: Conclusion
+    headline: PageFigure | None
+    origins: tuple[str, ...]
     warnings: tuple[str, ...]
     sections: tuple[Section, ...]
     sources: tuple[Source, ...]
     published: Table
     logs: tuple[Log, ...] = ()
     environments: tuple[Environment, ...] = ()
-    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
+    """`parts` are set for a ratio: value, interval and what is said of it, shown apart so that narrow columns break."""
+
     text: str
     sort: float | None
     missing: bool
     classes: str
+    parts: tuple[str, str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    cells: tuple[_Cell, ...]
+    classes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heading:
+    text: str
+    is_own: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +108,9 @@ class _ShownTable:
     name: str
     title: str
     note: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[_Cell, ...], ...]
-    summary: tuple[tuple[_Cell, ...], ...]
+    headings: tuple[_Heading, ...]
+    rows: tuple[_Row, ...]
+    summary: tuple[_Row, ...]
 
 
 def render(page: Page) -> str:
@@ -154,27 +179,68 @@ def _commit_text(environment: Environment) -> str | None:
 
 
 def _shown(table: Table) -> _ShownTable:
-    columns = list(table.frame.columns)
-    rows = tuple(
-        tuple(_cell(column, value, text) for column, value, text in zip(columns, values, texts, strict=True))
-        for values, texts in zip(table.frame.itertuples(index=False, name=None), printed_rows(table), strict=True)
-    )
+    names = list(table.frame.columns)
+    order = sorted(range(len(names)), key=lambda place: _rank(names[place], place))
+    columns = [names[place] for place in order]
+    rows = []
+    for values, texts in zip(table.frame.itertuples(index=False, name=None), printed_rows(table), strict=True):
+        cells = tuple(_cell(names[place], values[place], texts[place]) for place in order)
+        of = dict(zip(names, values, strict=True))
+        rows.append(_Row(cells, " ".join(_row_classes(of))))
     body = len(rows) - table.summary_rows
-    headings = tuple(format_heading(column) for column in columns)
-    return _ShownTable(table.name, table.title, table.note, headings, rows[:body], rows[body:])
+    headings = tuple(_Heading(format_heading(column), column in OWN_MODES) for column in columns)
+    return _ShownTable(table.name, table.title, table.note, headings, tuple(rows[:body]), tuple(rows[body:]))
+
+
+def _rank(column: str, place: int) -> tuple[int, int]:
+    """Encore's own columns come right after the first, the latest mode foremost, so that none is cut off."""
+    if place == 0:
+        return (0, 0)
+    return (1, -list(MODES).index(column)) if column in OWN_MODES else (2, place)
+
+
+def _row_classes(values: Mapping[str, object]) -> Iterator[str]:
+    if values.get("status") in _BAD_STATUSES or values.get("passed") is False:
+        yield "failed"
+    if values.get("mode") in OWN_MODES:
+        yield "own"
 
 
 def _cell(column: str, value: object, text: str) -> _Cell:
     missing = is_missing(value)
     is_text = isinstance(value, str | bool) or missing
     classes = [] if is_text else ["number"]
-    if is_text and len(text) <= _SHORT:
+    parts = _parts(value) if isinstance(value, Detailed) else None
+    if is_text and len(text) <= _SHORT and parts is None:
         classes.append("short")
+    if parts is not None:
+        classes.append("ratio")
+    if column in OWN_MODES:
+        classes.append("own")
     if verdict := next((word for word in _words(text) if word in stats.Verdict.__members__), None):
         classes.append(f"verdict-{verdict}")
     elif column != "error" and text.rpartition(": ")[2] in _BAD_STATUSES:
         classes.append("failure")
-    return _Cell(text, None if isinstance(value, bool) else sort_key(value), missing, " ".join(classes))
+    elif isinstance(value, Detailed) and "verdict" in value.values:
+        classes.append("undecided")
+    sort = _sort_key(value)
+    return _Cell(text, sort, missing or (isinstance(value, Detailed) and sort is None), " ".join(classes), parts)
+
+
+def _parts(value: Detailed) -> tuple[str, str, str] | None:
+    """The text of a ratio taken apart: "1.20", "[1.10, 1.30]" and "FAST"."""
+    if "speedup" not in value.values:
+        return None
+    number, _, rest = value.partition(" ")
+    interval, _, said = rest.partition("] ")
+    return number, f"{interval}]", said
+
+
+def _sort_key(value: object) -> float | None:
+    if isinstance(value, Detailed):
+        speedup = value.values.get("speedup")
+        return speedup if isinstance(speedup, float) else None
+    return None if isinstance(value, bool) else sort_key(value)
 
 
 def _words(text: str) -> Sequence[str]:

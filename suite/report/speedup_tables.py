@@ -10,7 +10,7 @@ from suite.report.cell_tables import Row, host_median_us
 from suite.report.compare import Comparison, Kernels, MeanSpeedup, Metric
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
-from suite.report.table import Table, make_table
+from suite.report.table import Detailed, Table, make_table
 from suite.schema import Status
 
 OVER_GRAPHS = (PLACEMENT_MODE, INDIRECTION_MODE)
@@ -50,7 +50,7 @@ def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSp
         row: Row = {"workload": label}
         if reference is not None:
             passed = reference.status is Status.PASS
-            row[time_column] = host_median_us(reference) if passed else reference.status.value
+            row[time_column] = host_median_us(reference) if passed else Detailed(reference.status.value)
         for mode in modes:
             row[mode] = _ratio_text(run, comparisons, label, mode, REFERENCE_MODE)
         rows.append(row)
@@ -58,7 +58,10 @@ def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSp
         {
             "workload": "geomean, where every mode passed" if common else "geomean",
             **{
-                item.mode: f"{item.mean.value:.2f} [{item.mean.low:.2f}, {item.mean.high:.2f}] of {item.mean.count}"
+                item.mode: Detailed(
+                    f"{item.mean.value:.2f} [{item.mean.low:.2f}, {item.mean.high:.2f}] of {item.mean.count}",
+                    {"speedup": item.mean.value, "low": item.mean.low, "high": item.mean.high},
+                )
                 for item in means
                 if (item.baseline, item.metric, item.common) == (REFERENCE_MODE, Metric.LATENCY, common)
             },
@@ -148,19 +151,24 @@ def mean_speedups(means: Sequence[MeanSpeedup], run: Run) -> Table:
     )
 
 
-def _ratio_text(run: Run, comparisons: Sequence[Comparison], label: str, mode: str, baseline: str) -> str:
+def _ratio_text(run: Run, comparisons: Sequence[Comparison], label: str, mode: str, baseline: str) -> Detailed:
     """A mode's speed-up over a baseline by latency, with interval and verdict, or why there is none."""
     cell = run.find(label, mode)
     item = None if cell is None else compare.find(comparisons, cell, baseline, Metric.LATENCY)
     if item is None:
-        return "not run"
+        return Detailed("not run", {"missing": "not run"})
     if item.ratio is None:
-        return item.missing or "no samples"
+        return Detailed(item.missing or "no samples", {"missing": item.missing or "no samples"})
     if item.kernels is Kernels.OTHER:
-        return item.kernels.value
+        return Detailed(item.kernels.value, {"missing": item.kernels.value})
     said = item.verdict or item.kernels or ""
     aside = "" if item.alternating else ", not alternating"
-    return f"{item.ratio.value:.2f} [{item.ratio.low:.2f}, {item.ratio.high:.2f}] {said}{aside}"
+    values = {"speedup": item.ratio.value, "low": item.ratio.low, "high": item.ratio.high}
+    values |= {"verdict": item.verdict, "kernels": item.kernels, "missing": None}
+    return Detailed(
+        f"{item.ratio.value:.2f} [{item.ratio.low:.2f}, {item.ratio.high:.2f}] {said}{aside}",
+        values | {"alternating": item.alternating},
+    )
 
 
 def _speedup_row(item: Comparison, published: Published) -> Row:

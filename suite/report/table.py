@@ -1,7 +1,8 @@
 """One table of a report, and its forms: CSV for programs, Markdown for readers. Same content, same bytes.
 
 CSV holds raw values (unit in the column's name, empty where nothing was measured) and the provenance of each row in the
-last columns; Markdown holds printed ones, with the provenance above: of several runs, with the workloads of each.
+last columns; a cell that is a sentence to readers has a column for each of its values. Markdown holds printed values,
+with the provenance above: of several runs, with the workloads of each.
 """
 
 from __future__ import annotations
@@ -14,6 +15,21 @@ import pandas as pd
 
 from suite.report.provenance import Provenance
 from suite.report.units import format_heading, format_value
+
+
+class Detailed(str):
+    """The text of a cell, with the raw values it is made of: `values` by the ends of their columns' names in CSV.
+
+    The column "graph" with a cell of values `speedup` and `low` is "graph_speedup" and "graph_low" there. Without any
+    value, the cell is empty there.
+    """
+
+    values: Mapping[str, object]
+
+    def __new__(cls, text: str, values: Mapping[str, object] | None = None) -> Detailed:
+        made = super().__new__(cls, text)
+        made.values = dict(values or {})
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +78,23 @@ def to_csv(table: Table, provenance: Provenance) -> str:
         dtype=object,
     )
     buffer = io.StringIO()
-    pd.concat([table.frame, named], axis=1).to_csv(buffer, index=False, lineterminator="\n")
+    pd.concat([_raw(table.frame), named], axis=1).to_csv(buffer, index=False, lineterminator="\n")
     return buffer.getvalue()
+
+
+def _raw(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with each column that has `Detailed` cells taken apart into columns of their values."""
+    columns: dict[str, list[object]] = {}
+    for name in frame.columns:
+        cells = list(frame[name])
+        ends = list(dict.fromkeys(end for cell in cells if isinstance(cell, Detailed) for end in cell.values))
+        if ends:
+            for end in ends:
+                values = [cell.values.get(end) if isinstance(cell, Detailed) else None for cell in cells]
+                columns[f"{name}_{end}"] = values
+        else:
+            columns[name] = [None if isinstance(cell, Detailed) else cell for cell in cells]
+    return pd.DataFrame(columns, index=frame.index, dtype=object)
 
 
 def to_markdown(table: Table, provenance: Provenance) -> str:

@@ -1,0 +1,226 @@
+"""What a report comes to: one sentence, one figure, and whether it can be trusted, with what speaks for and against it.
+
+Nothing here is measured or judged anew: the sentence counts verdicts, and the figure draws the ratios they are of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from suite.explain.records import Explanation
+from suite.modes import GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
+from suite.report import provenance
+from suite.report.chart import Bar, Chart, Scale
+from suite.report.compare import Comparison, Kernels, MeanSpeedup, Metric
+from suite.report.explain_tables import lowerings_of
+from suite.report.load import Run, cell_label
+from suite.schema import Cell, Status
+from suite.stats import Verdict
+
+NAME = "headline"
+"""Stem of the figure."""
+
+ENCORE_BACKEND = "encore"
+DECIDED_SHARE = 0.9
+"""Of all verdicts, so many must decide something for the whole to count as decided."""
+HARMLESS_REASONS = frozenset({"GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks", "SyncBoost"})
+"""Clock-event reasons that slow nothing down while a block is measured."""
+
+
+class Trust(StrEnum):
+    """Whether the numbers can be relied on."""
+
+    YES = "Yes"
+    PARTLY = "With reservations"
+    NO = "No"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One reason for or against. `decisive` ones alone make a conclusion worthless where they do not hold."""
+
+    holds: bool
+    text: str
+    decisive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """`chart` is None where there is nothing to draw."""
+
+    sentence: str
+    points: tuple[Point, ...]
+    chart: Chart | None
+
+    @property
+    def trust(self) -> Trust:
+        if any(point.decisive and not point.holds for point in self.points):
+            return Trust.NO
+        return Trust.YES if all(point.holds for point in self.points) else Trust.PARTLY
+
+
+def of_run(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpeedup]) -> Conclusion:
+    """What a run says of Encore beside stock CUDA graphs, or where it has none, of graphs beside compiled code."""
+    own = [mode for mode in run.modes if mode in MODES and MODES[mode].backend == ENCORE_BACKEND]
+    graphs = [mode for mode in run.modes if mode in MODES and MODES[mode].uses_cuda_graphs]
+    baseline = GRAPH_MODE if own and GRAPH_MODE in run.modes else REFERENCE_MODE
+    modes = own or graphs or [mode for mode in run.modes if mode != baseline]
+    mode = modes[-1] if modes else None
+    items = [
+        item for item in comparisons if (item.cell.mode, item.baseline, item.metric) == (mode, baseline, Metric.LATENCY)
+    ]
+    mean = next(
+        (m for m in means if (m.mode, m.baseline, m.metric, m.common) == (mode, baseline, Metric.LATENCY, False)), None
+    )
+    sentence = _sentence(run, mode, baseline, items, mean)
+    chart = None if mode is None else _gain_chart(run, tuple(modes), baseline, comparisons)
+    return Conclusion(sentence, tuple(_points(run, items)), chart)
+
+
+def of_explanations(explanations: Sequence[Explanation]) -> Conclusion:
+    """What analyses without a GPU say: how many models stock would capture as they are, and how many when placed."""
+    whole = {GRAPH_MODE: 0, PLACEMENT_MODE: 0}
+    for explanation in explanations:
+        for setting in whole:
+            parts = lowerings_of(explanation, setting)
+            whole[setting] += bool(parts) and not any(one.kernels_outside or one.cpu_kernels for one in parts)
+    failed = [explanation for explanation in explanations if explanation.error]
+    waits = sum(any(one.blocking_copies for one in lowerings_of(e, GRAPH_MODE)) for e in explanations)
+    sentence = (
+        f"Of {len(explanations)} models, stock CUDA graphs would hold all kernels of {whole[GRAPH_MODE]}, and of "
+        f"{whole[PLACEMENT_MODE]} after Encore's placement; in {waits} the host waits for a copy in each call today."
+    )
+    points = [
+        Point(not failed, f"{len(explanations) - len(failed)} of {len(explanations)} analyses came to their end"),
+        Point(False, "found without a GPU: kernels and copies are counted, nothing is timed"),
+    ]
+    return Conclusion(sentence, tuple(points), None)
+
+
+def _sentence(run: Run, mode: str | None, baseline: str, items: Sequence[Comparison], mean: MeanSpeedup | None) -> str:
+    if mode is None or not items:
+        return f"Nothing can be compared: the run has {len(run.cells)} cells in {len(run.modes)} modes."
+    stock = "stock CUDA graphs" if baseline == GRAPH_MODE else f"mode {baseline}"
+    ours = f"Encore ({mode})" if MODES[mode].backend == ENCORE_BACKEND else f"Mode {mode}"
+    gains = [item for item in items if item.is_gain]
+    if not gains or mean is None:
+        withdrawn = sum(item.ratio is not None for item in items)
+        none = sum(item.ratio is None for item in items)
+        reasons = [
+            f"in {withdrawn} of {len(items)} workloads the two may have run other kernels" if withdrawn else "",
+            f"{none} have no result" if none else "",
+        ]
+        return f"It cannot be told whether {ours} is faster than {stock}: {', '.join(filter(None, reasons))}."
+    counts = Counter(item.verdict for item in gains)
+    words = (
+        (Verdict.FAST, "faster"),
+        (Verdict.SAME, "the same"),
+        (Verdict.SLOW, "slower"),
+        (Verdict.AMBG, "undecided"),
+    )
+    said = [f"{word} in {counts[verdict]}" for verdict, word in words if counts[verdict]]
+    left = len(items) - len(gains)
+    rest = f"; {left} more cannot be compared" if left else ""
+    factor = "as fast as" if mean.mean.low <= 1 <= mean.mean.high else "times as fast as"
+    value = "about" if factor == "as fast as" else f"{mean.mean.value:.2f}"
+    return (
+        f"{ours} is {value} {factor} {stock} over {_count(mean.mean.count, 'workload')} (geometric mean "
+        f"{mean.mean.value:.2f}, 95 % interval {mean.mean.low:.2f} to {mean.mean.high:.2f}): {', '.join(said)}{rest}."
+    )
+
+
+def _points(run: Run, items: Sequence[Comparison]) -> Iterator[Point]:
+    origin = provenance.of_run(run)
+    if origin.warning:
+        yield Point(False, origin.warning, decisive=True)
+    checked = [cell for cell in run.cells if cell.correctness is not None]
+    wrong = [cell for cell in run.cells if cell.status is Status.FAIL_ACCURACY]
+    right = len(checked) - len({id(cell) for cell in wrong if cell.correctness is not None})
+    yield Point(
+        not wrong and bool(checked),
+        f"Outputs, loss and gradients were compared with eager before anything was timed: {right} of {len(checked)} "
+        "cells agree",
+    )
+    compared = [item for item in items if item.ratio is not None]
+    same = [item for item in compared if item.is_gain]
+    yield Point(
+        len(same) == len(compared) and bool(same),
+        f"In {len(same)} of {len(compared)} ratios both sides are known to run the same kernels",
+        decisive=not same,
+    )
+    decided = [item for item in same if item.verdict not in (None, Verdict.AMBG)]
+    if same:
+        yield Point(
+            len(decided) >= DECIDED_SHARE * len(same), f"The samples decide {len(decided)} of {len(same)} verdicts"
+        )
+    alternating = [item for item in compared if item.alternating]
+    if len(alternating) < len(compared):
+        text = f"{len(compared) - len(alternating)} ratios are of modes that were not measured in turns"
+        yield Point(False, text)
+    yield Point(
+        not run.failed and not run.missing,
+        f"{len(run.cells) - len(run.failed)} cells passed, {len(run.failed)} failed, {len(run.missing)} were not run",
+    )
+    if run.superseded:
+        yield Point(False, f"{_count(len(run.superseded), 'cell')} had failed before and had to be measured again")
+    slowed = {reason: cells for reason, cells in _slowed(run.cells).items() if reason not in HARMLESS_REASONS}
+    if slowed:
+        said = ", ".join(f"{reason} in {_count(cells, 'cell')}" for reason, cells in sorted(slowed.items()))
+        yield Point(False, f"The GPU slowed down while it was measured: {said}")
+    commits = {part.environment.git_commit for part in run.parts or (run,)}
+    dirty = any(part.environment.git_dirty for part in run.parts or (run,))
+    yield Point(
+        len(commits) == 1 and None not in commits and not dirty,
+        ("All rows are of one commit" if len(commits) == 1 else f"The rows are of {len(commits)} commits")
+        + (", with changes that are in none" if dirty else "")
+        + (", of which one is unknown" if None in commits else ""),
+    )
+    for remark in run.remarks:
+        yield Point(False, remark[0].upper() + remark[1:])
+
+
+def _slowed(cells: Sequence[Cell]) -> Counter[str]:
+    """In how many cells each clock-event reason was seen around a block."""
+    found: Counter[str] = Counter()
+    for cell in cells:
+        states = [state for block in cell.blocks for state in (block.gpu_before, block.gpu_after) if state is not None]
+        found.update({reason for state in states for reason in state.throttle_reasons})
+    return found
+
+
+def _gain_chart(run: Run, modes: tuple[str, ...], baseline: str, comparisons: Sequence[Comparison]) -> Chart | None:
+    stock = "stock CUDA graphs" if baseline == GRAPH_MODE else f"mode {baseline}"
+    bars: dict[tuple[str, str], Bar] = {}
+    for item in comparisons:
+        if item.cell.mode not in modes or (item.baseline, item.metric) != (baseline, Metric.LATENCY):
+            continue
+        key = cell_label(item.cell), item.cell.mode
+        if item.ratio is None:
+            bars[key] = Bar(failure=item.missing)
+        elif item.kernels is Kernels.OTHER:
+            bars[key] = Bar(failure="other kernels")
+        else:
+            interval = (item.ratio.low, item.ratio.high) if math.isfinite(item.ratio.high) else None
+            bars[key] = Bar(item.ratio.value, interval, undecided=item.verdict in (Verdict.AMBG, None))
+    if not any(bar.value is not None for bar in bars.values()):
+        return None
+    return Chart(
+        NAME,
+        f"Times faster than {stock} (host time of one iteration)",
+        f"times faster than {stock}",
+        Scale.RATIO,
+        run.labels,
+        modes,
+        bars,
+        note="Whiskers: 95 % intervals. An outline is a ratio without a verdict: its samples, or its kernels, do not "
+        "decide it.",
+        shown=(1 / 4, 4),
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,123 @@
+"""The sentence at the top of a report, and what it is worth."""
+
+from __future__ import annotations
+
+import pytest
+from fixtures.synthetic_results import cell, environment, explanation, failed_cell, metrics
+
+from suite.report import compare, conclusion
+from suite.report.conclusion import Trust
+from suite.report.load import Run, Superseded
+from suite.schema import Block, Cell, GpuState, Status
+
+KERNELS = {"triton_poi_fused_0 grid 4 block 128": 1}
+
+
+def measured(workload, mode, host_us, **changes):
+    """A cell whose kernels are known, and the same in every mode."""
+    return cell(workload, mode, host_us, metrics=metrics().model_copy(update={"kernels": KERNELS}), **changes)
+
+
+def concluded(*cells: Cell, **changes) -> conclusion.Conclusion:
+    run = Run(changes.pop("of", environment(git_dirty=False)), tuple(cells), **changes)
+    comparisons = compare.compare(run)
+    return conclusion.of_run(run, comparisons, compare.mean_speedups(comparisons))
+
+
+def pair(workload, graph_us, indirection_us, **changes):
+    return [
+        measured(workload, "compile", 2 * graph_us),
+        measured(workload, "graph", graph_us),
+        measured(workload, "indirection", indirection_us, **changes),
+    ]
+
+
+def text_of(point_words, result):
+    return next((point for point in result.points if point_words in point.text), None)
+
+
+def test_a_gain_is_told_with_its_interval_and_its_verdicts():
+    result = concluded(*pair("EOS", 100.0, 50.0), *pair("ST", 50.0, 100.0), *pair("MMC", 100.0, 12.5))
+    assert result.sentence.startswith("Encore (indirection) is 2.0")
+    assert "times as fast as stock CUDA graphs over 3 workloads (geometric mean 2.0" in result.sentence
+    assert result.sentence.endswith("faster in 2, slower in 1.")
+    assert result.trust is Trust.YES
+    assert result.chart is not None
+    assert result.chart.bars["EOS", "indirection"].value == pytest.approx(2.0, rel=0.02)
+
+
+def test_a_mean_whose_interval_holds_one_is_about_as_fast():
+    result = concluded(*pair("EOS", 100.0, 100.0))
+    assert result.sentence.startswith("Encore (indirection) is about as fast as stock CUDA graphs over 1 workload (")
+
+
+def test_ratios_of_other_kernels_give_no_sentence_about_speed():
+    other = metrics().model_copy(update={"kernels": {"triton_poi_fused_0 grid 4 block 256": 1}})
+    cells = [measured("EOS", "compile", 200.0), measured("EOS", "graph", 100.0), cell("EOS", "indirection", 50.0)]
+    for last in (cells[-1], cells[-1].model_copy(update={"metrics": other})):
+        result = concluded(*cells[:-1], last)
+        assert result.sentence == (
+            "It cannot be told whether Encore (indirection) is faster than stock CUDA graphs: in 1 of 1 workloads the "
+            "two may have run other kernels."
+        )
+        assert result.trust is Trust.NO
+
+
+def test_a_failed_cell_is_counted_and_leaves_reservations():
+    result = concluded(
+        *pair("EOS", 100.0, 50.0),
+        measured("ST", "compile", 10.0),
+        measured("ST", "graph", 10.0),
+        failed_cell("ST", "indirection", Status.FAIL_ACCURACY),
+    )
+    assert result.sentence.endswith("faster in 1; 1 more cannot be compared.")
+    assert result.trust is Trust.PARTLY
+    assert text_of("5 cells passed, 1 failed, 0 were not run", result).holds is False
+    assert text_of("cells agree", result).holds is False
+
+
+def test_a_smoke_run_cannot_be_trusted():
+    result = concluded(*(one.model_copy(update={"device": "cpu"}) for one in pair("EOS", 100.0, 50.0)))
+    assert result.trust is Trust.NO
+    assert text_of("SMOKE RUN", result) is not None
+
+
+def throttled(one: Cell) -> Cell:
+    state = GpuState(
+        sm_clock_mhz=1000, memory_clock_mhz=2619, power_w=700.0, temperature_c=80, throttle_reasons=["SwPowerCap"]
+    )
+    blocks: list[Block] = [block.model_copy(update={"gpu_after": state}) for block in one.blocks]
+    return one.model_copy(update={"blocks": blocks})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"of": environment(git_dirty=True)}, "with changes that are in none"),
+        ({"of": environment(git_commit=None, git_dirty=False)}, "of which one is unknown"),
+        ({"remarks": ("the last line of run x was cut short",)}, "The last line of run x was cut short"),
+        ({"missing": (("ST", "graph"),)}, "1 were not run"),
+        (
+            {"superseded": (Superseded(failed_cell("EOS", "graph", Status.OOM), "old", None),)},
+            "1 cell had failed before",
+        ),
+    ],
+)
+def test_what_speaks_against_a_result_is_said(change, words):
+    result = concluded(*pair("EOS", 100.0, 50.0), **change)
+    assert result.trust is Trust.PARTLY
+    assert text_of(words, result).holds is False
+
+
+def test_a_gpu_that_slowed_down_is_said():
+    first, *rest = pair("EOS", 100.0, 50.0)
+    result = concluded(throttled(first), *rest)
+    assert text_of("slowed down while it was measured: SwPowerCap in 1 cell", result).holds is False
+
+
+def test_analyses_count_models_that_stock_would_hold_whole():
+    one, other = explanation("EOS"), explanation("ST")
+    result = conclusion.of_explanations((one, other, explanation("MMC", graphs=[], error="died")))
+    assert result.sentence.startswith("Of 3 models, stock CUDA graphs would hold all kernels of ")
+    assert text_of("2 of 3 analyses came to their end", result).holds is False
+    assert result.chart is None
