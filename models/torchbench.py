@@ -156,7 +156,7 @@ def _global_state_kept() -> Iterator[None]:
     """What importing and building a model sets for the whole process is put back, and what it prints is log."""
     import torch
 
-    get: dict[Callable[[Any], None], Any] = {
+    values: dict[Callable[[Any], object], Any] = {
         torch.set_default_dtype: torch.get_default_dtype(),
         torch.set_grad_enabled: torch.is_grad_enabled(),
         torch.set_float32_matmul_precision: torch.get_float32_matmul_precision(),
@@ -182,7 +182,7 @@ def _global_state_kept() -> Iterator[None]:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         for name, value in flags.items():
             setattr(cudnn, name, value)
-        for restore, value in get.items():
+        for restore, value in values.items():
             restore(value)
 
 

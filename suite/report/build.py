@@ -123,10 +123,10 @@ def build_report(
     make_folder(figures_dir, "--figures")
     try:
         sections, figures = _write_figures(parts, figures_dir)
-        headline, drawn = None, []
+        headline = None
         if concluded.chart is not None:
             headline, drawn = _write_figure(concluded.chart, parts[0].provenance, figures_dir)
-        figures = [*drawn, *figures]
+            figures = [*drawn, *figures]
         tables = _write_tables(parts, out / "tables")
         html = out / "report.html"
         write_atomically(html, render(_page(recorded, explained, sections, published, concluded, headline)))

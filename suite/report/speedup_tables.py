@@ -163,7 +163,7 @@ def _ratio_text(run: Run, comparisons: Sequence[Comparison], label: str, mode: s
         return Detailed(item.kernels.value, {"missing": item.kernels.value})
     said = item.verdict or item.kernels or ""
     aside = "" if item.alternating else ", not alternating"
-    values = {"speedup": item.ratio.value, "low": item.ratio.low, "high": item.ratio.high}
+    values: Row = {"speedup": item.ratio.value, "low": item.ratio.low, "high": item.ratio.high}
     values |= {"verdict": item.verdict, "kernels": item.kernels, "missing": None}
     return Detailed(
         f"{item.ratio.value:.2f} [{item.ratio.low:.2f}, {item.ratio.high:.2f}] {said}{aside}",
