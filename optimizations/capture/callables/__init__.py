@@ -1,0 +1,1 @@
+"""Modules and functions, each as a forward and a backward CUDA graph, in the order of a schedule."""

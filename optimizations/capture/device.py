@@ -1,0 +1,184 @@
+"""What captures of whole steps and callables need of CUDA, thin enough that tests can put another one in its place.
+
+Note [A capture that broke]. When the driver invalidates a capture, `capture_end` raises before PyTorch's random
+generators leave their capturing state, and the next dropout would fail. A small capture that succeeds takes them out
+of it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from optimizations.capture.inner_graphs import at_rest
+from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
+from optimizations.captured.read import read_graph
+from optimizations.captured.recapture import pool_memory, uncollected
+
+
+class Graph(Protocol):
+    """A captured graph."""
+
+    def replay(self) -> None:
+        """Launch it on the current stream."""
+
+    def reset(self) -> None:
+        """Free it; its pool's memory once nothing else holds it."""
+
+
+class Device(Protocol):
+    """Where steps are captured."""
+
+    has_own_random: bool
+    """Whether its random numbers come from another generator than the CPU's."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor's memory is the device's."""
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured."""
+
+    def warming_up(self) -> AbstractContextManager[None]:
+        """The side stream of captures, behind and before what the current stream does."""
+
+    def new_pool(self) -> Any:
+        """A memory pool for captures."""
+
+    def pool_bytes(self, pool: Any) -> int:
+        """Memory that a pool holds."""
+
+    def new_graph(self) -> Graph:
+        """A graph to be captured."""
+
+    def capturing(
+        self, graph: Any, pool: Any, generators: Iterable[torch.Generator] = ()
+    ) -> AbstractContextManager[None]:
+        """Capture what runs in the block; nothing of it is executed."""
+
+    def mentions(self, graph: Any, memory: Sequence[MemoryRange]) -> bool:
+        """Whether a captured graph may hold an address in one of these ranges."""
+
+    def random_states(self) -> list[Any]:
+        """States of the device's default generator, to be put back."""
+
+    def restore_random_states(self, states: list[Any]) -> None:
+        """Put them back."""
+
+    def wait(self) -> None:
+        """Wait until the device has done all its work."""
+
+    def here(self) -> AbstractContextManager[Any]:
+        """The device as the current one."""
+
+
+class CudaDevice:
+    """A CUDA device. One side stream serves all captures, so that their pools can share memory."""
+
+    has_own_random = True
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        with torch.cuda.device(index):
+            self._stream = torch.cuda.Stream()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == "cuda"
+
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    @contextlib.contextmanager
+    def warming_up(self) -> Iterator[None]:
+        with torch.cuda.device(self.index), at_rest():
+            outside = torch.cuda.current_stream()
+            self._stream.wait_stream(outside)
+            try:
+                with torch.cuda.stream(self._stream):
+                    yield
+            finally:
+                outside.wait_stream(self._stream)
+
+    def new_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def pool_bytes(self, pool: Any) -> int:
+        return sum(memory.size_bytes for memory in pool_memory(pool))
+
+    def new_graph(self) -> Any:
+        return torch.cuda.CUDAGraph(keep_graph=True)
+
+    @contextlib.contextmanager
+    def capturing(self, graph: Any, pool: Any, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
+        with torch.cuda.device(self.index), uncollected(), at_rest():
+            outside = torch.cuda.current_stream()
+            for generator in generators:
+                graph.register_generator_state(generator)
+            broken = True
+            try:
+                with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+                    yield
+                graph.instantiate()
+                broken = False
+            finally:
+                torch.cuda.set_stream(outside)
+                if broken:
+                    self._recover()
+
+    def _recover(self) -> None:
+        """Note [A capture that broke]. What fails here is no worse than what failed before."""
+        with contextlib.suppress(RuntimeError):
+            small = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(small, stream=self._stream, capture_error_mode="thread_local"):
+                torch.zeros(1, device=f"cuda:{self.index}")
+            small.reset()
+
+    def mentions(self, graph: Any, memory: Sequence[MemoryRange]) -> bool:
+        from cuda.bindings import driver
+
+        if not memory:
+            return False
+        return any_word_in(read_graph(driver, driver.CUgraph(graph.raw_cuda_graph())), memory)
+
+    def random_states(self) -> list[Any]:
+        return [torch.cuda.get_rng_state(self.index)]
+
+    def restore_random_states(self, states: list[Any]) -> None:
+        torch.cuda.set_rng_state(states[0], self.index)
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self.index)
+
+    def here(self) -> AbstractContextManager[Any]:
+        return torch.cuda.device(self.index)
+
+
+def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange]) -> bool:
+    """Whether a word of a kernel's parameters, or an end of a copy or fill, lies in one of the ranges.
+
+    Every fourth byte may begin a word. A number that looks like such an address counts as one.
+    """
+    ranges = sorted((place.address, place.address + place.size_bytes) for place in memory)
+    starts = [start for start, _ in ranges]
+
+    def inside(address: int) -> bool:
+        index = bisect.bisect_right(starts, address) - 1
+        return index >= 0 and address < ranges[index][1]
+
+    return any(inside(address) for _, node in graph.walk() for address in _addresses(node))
+
+
+def _addresses(node: object) -> Iterator[int]:
+    if isinstance(node, KernelNode):
+        for parameter in node.parameters:
+            for offset in range(0, len(parameter.data) - 7, 4):
+                yield struct.unpack_from("<Q", parameter.data, offset)[0]
+    elif isinstance(node, MemcpyNode):
+        yield from (node.source.address + node.source.x_bytes, node.destination.address + node.destination.x_bytes)
+    elif isinstance(node, MemsetNode):
+        yield node.address

@@ -1,0 +1,38 @@
+"""CUDA graphs of compiled modules inside of a step: they rest while the step is warmed up and captured.
+
+A graph of CUDAGraph Trees cannot be recorded or replayed inside of another capture. Its manager has a way to run a
+function without a graph, for functions that mutate their inputs; the same way is taken here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from optimizations import torch_internals
+from optimizations.torch_internals import replaced_attribute
+
+_resting = 0
+
+
+def resting() -> bool:
+    """Whether graphs of compiled modules are to run as the functions they were made of."""
+    return _resting > 0
+
+
+@contextlib.contextmanager
+def at_rest() -> Iterator[None]:
+    """Compiled modules run without CUDA graphs of their own inside the block, in all threads."""
+    global _resting
+    manager: Any = torch_internals.cudagraph_trees.CUDAGraphTreeManager
+
+    def run(self: Any, new_inputs: list[Any], function_id: Any) -> Any:
+        return self.ids_to_funcs[function_id].model(new_inputs)
+
+    _resting += 1
+    try:
+        with replaced_attribute(manager, "run", run), replaced_attribute(manager, "_run", run):
+            yield
+    finally:
+        _resting -= 1

@@ -1,0 +1,88 @@
+"""How the inputs of a call reach the graph that is replayed.
+
+One way today: every input has a placeholder at a fixed address, and one fused copy brings all of them up to date before
+a launch. Whatever reads inputs in place can take this one's part: it gives the recording its tensors, and brings a
+call's inputs to where the graph reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.captured.placeholders import data_of, size_bytes
+
+
+class InputPassing(Protocol):
+    """Brings the inputs of a call to where a graph reads them."""
+
+    @property
+    def recording_inputs(self) -> Sequence[torch.Tensor]:
+        """What the recording runs on, in the order of the inputs."""
+
+    @property
+    def copied_bytes(self) -> int:
+        """Data copied before each launch."""
+
+    def bind(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Bring inputs of the recorded shapes, strides and dtypes to where the graph reads them, in stream order."""
+
+
+class CopiedInputs:
+    """Placeholders of the inputs' shapes, strides and dtypes, and one fused copy.
+
+    An input that is passed twice has one placeholder. Inputs whose elements overlap (expanded ones) are copied as the
+    bytes they are, so that placeholders overlap in the same way.
+    """
+
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+        first: dict[int, torch.Tensor] = {}
+        for tensor in inputs:
+            if id(tensor) not in first:
+                first[id(tensor)] = _like(tensor)
+        self.recording_inputs: Sequence[torch.Tensor] = [first[id(tensor)] for tensor in inputs]
+        seen: set[int] = set()
+        self._copied = [
+            index
+            for index, tensor in enumerate(inputs)
+            if size_bytes(tensor) and not (id(tensor) in seen or seen.add(id(tensor)))  # type: ignore[func-returns-value]
+        ]
+        self._as_bytes = [_overlaps(inputs[index]) for index in self._copied]
+        self._targets = [
+            data_of(self.recording_inputs[index]) if as_bytes else self.recording_inputs[index].detach()
+            for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
+        ]
+        self.copied_bytes = sum(size_bytes(inputs[index]) for index in self._copied)
+        self.bind(inputs)
+
+    def bind(self, inputs: Sequence[torch.Tensor]) -> None:
+        sources = [
+            data_of(inputs[index]) if as_bytes else inputs[index]
+            for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
+        ]
+        copy_all(self._targets, sources)
+
+    def give_back(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
+        """Copy what the graph wrote into its placeholders of these inputs to the caller's tensors."""
+        copy_all([inputs[index] for index in written], [self.recording_inputs[index] for index in written])
+
+
+def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy tensor by tensor, in as few launches as PyTorch can make of it."""
+    if len(targets) == 1:
+        with torch.no_grad():
+            targets[0].copy_(sources[0], non_blocking=True)
+    elif targets:
+        with torch.no_grad():
+            torch_internals.foreach_copy_(list(targets), list(sources), non_blocking=True)
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    return size_bytes(tensor) < tensor.numel() * tensor.element_size()
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)

@@ -1,0 +1,142 @@
+"""What one call's arguments look like to a recording: their structure, and shape, strides and dtype of every tensor.
+
+A nest is taken apart into its tensors and a structure, a hashable value in which numbers and strings stand as they are.
+Two calls whose signatures are equal may share a recording.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.report.steps import Refusal
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_TENSOR = ("tensor",)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Same:
+    """An object that is none of tensors, numbers and containers. Equal to itself only; it is kept alive."""
+
+    value: Any
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
+
+
+def flatten(nest: Any, tensors: list[torch.Tensor]) -> Hashable:
+    """The structure of `nest`; its tensors are appended to `tensors`, in order."""
+    kind = type(nest)
+    if kind is torch.Tensor or isinstance(nest, torch.Tensor):
+        tensors.append(nest)
+        return _TENSOR
+    if kind in PLAIN:
+        return kind, nest
+    if kind is dict or isinstance(nest, Mapping):
+        return kind, tuple(nest), tuple([flatten(nest[key], tensors) for key in nest])
+    if isinstance(nest, (list, tuple)):
+        return kind, tuple([flatten(member, tensors) for member in nest])
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        return kind, tuple([flatten(getattr(nest, field.name), tensors) for field in dataclasses.fields(nest)])
+    if kind in torch_internals.pytree.SUPPORTED_NODES:
+        members, spec = torch_internals.pytree.tree_flatten(nest)
+        return kind, str(spec), tuple([flatten(member, tensors) for member in members])
+    return Same(nest)
+
+
+def replaced(nest: Any, tensors: Iterator[Any]) -> Any:
+    """A copy of `nest` with its tensors, in the order of `flatten`, replaced by those given."""
+    kind = type(nest)
+    if isinstance(nest, torch.Tensor):
+        return next(tensors)
+    if kind in PLAIN:
+        return nest
+    if kind is dict:
+        return {key: replaced(value, tensors) for key, value in nest.items()}
+    if isinstance(nest, Mapping):
+        changed: Any = copy.copy(nest)
+        for key in list(nest):
+            changed[key] = replaced(nest[key], tensors)
+        return changed
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return kind(*[replaced(member, tensors) for member in nest])
+    if isinstance(nest, (list, tuple)):
+        return kind([replaced(member, tensors) for member in nest])
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        changed = copy.copy(nest)
+        for field in dataclasses.fields(nest):
+            object.__setattr__(changed, field.name, replaced(getattr(nest, field.name), tensors))
+        return changed
+    if kind in torch_internals.pytree.SUPPORTED_NODES:
+        members, spec = torch_internals.pytree.tree_flatten(nest)
+        return torch_internals.pytree.tree_unflatten([replaced(member, tensors) for member in members], spec)
+    return nest
+
+
+def names(nest: Any, prefix: str) -> Iterator[str]:
+    """How a program would write each tensor of `nest`, in the order of `flatten`."""
+    if isinstance(nest, torch.Tensor):
+        yield prefix
+    elif isinstance(nest, Mapping):
+        for key in nest:
+            yield from names(nest[key], f"{prefix}[{key!r}]")
+    elif isinstance(nest, (list, tuple)):
+        for index, member in enumerate(nest):
+            yield from names(member, f"{prefix}[{index}]")
+    elif dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        for field in dataclasses.fields(nest):
+            yield from names(getattr(nest, field.name), f"{prefix}.{field.name}")
+    elif type(nest) in torch_internals.pytree.SUPPORTED_NODES:
+        for index, member in enumerate(torch_internals.pytree.tree_flatten(nest)[0]):
+            yield from names(member, f"{prefix}.{index}")
+
+
+def tensor_key(tensor: torch.Tensor) -> Hashable:
+    """Shape, strides, dtype, device, and whether it takes part in differentiation."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+
+
+def alias_pattern(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """For each tensor the index of the first that is the same object."""
+    first: dict[int, int] = {}
+    return tuple([first.setdefault(id(tensor), index) for index, tensor in enumerate(tensors)])
+
+
+def signature(arguments: Any, tensors: list[torch.Tensor]) -> Hashable:
+    """Structure and tensors of a call's arguments; the tensors are appended to `tensors`."""
+    structure = flatten(arguments, tensors)
+    return structure, tuple([tensor_key(tensor) for tensor in tensors]), alias_pattern(tensors)
+
+
+def describe(tensors: Sequence[torch.Tensor]) -> str:
+    """Shapes and dtypes as text: "[8, 128] int64, [8] float32"."""
+    return ", ".join(f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
+
+
+def refused_tensor(name: str, tensor: torch.Tensor, holds: Callable[[torch.Tensor], bool]) -> Refusal | None:
+    """Why a call with this tensor among its arguments cannot be recorded. `holds`: whether it lies on the GPU."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return Refusal(f"{name} is a {type(tensor).__qualname__}", "pass plain tensors")
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return Refusal(f"{name} is not a dense tensor ({tensor.layout})", "pass strided tensors")
+    if tensor.is_conj() or tensor.is_neg():
+        return Refusal(f"{name} is a lazy conjugate or negative", "pass it resolved: `resolve_conj()`, `resolve_neg()`")
+    if not holds(tensor):
+        return Refusal(
+            f"{name} is on {tensor.device}",
+            "move the batch to the GPU before the call: copies of the host are not repeated by a graph",
+        )
+    if tensor.requires_grad:
+        return Refusal(
+            f"{name} requires a gradient", "pass it detached, or capture its producer and the step as one step"
+        )
+    return None

@@ -1,0 +1,80 @@
+"""Calls that pass no operator and that a capture cannot hold: waits for the GPU, random state read or set.
+
+Note [Random state and checkpoints]. `torch.utils.checkpoint` saves the GPU's random state and sets it again for the
+recomputation, and neither can be done in a capture. Where the step draws no random numbers there is nothing to keep,
+and during the capture these two calls do nothing. Where it draws some, the recomputation would draw others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from optimizations.capture.step.observer import Observer
+from optimizations.torch_internals import replaced_attribute
+
+_WAITS: tuple[tuple[Any, str], ...] = (
+    (torch.cuda, "synchronize"),
+    (torch.cuda.Stream, "synchronize"),
+    (torch.cuda.Event, "synchronize"),
+    (torch.cuda.Event, "query"),
+    (torch.cuda.Stream, "query"),
+)
+_SEEDS: tuple[tuple[Any, str], ...] = (
+    (torch, "manual_seed"),
+    (torch.cuda, "manual_seed"),
+    (torch.cuda, "manual_seed_all"),
+    (torch.cuda, "seed"),
+    (torch.cuda, "seed_all"),
+)
+
+
+class RandomState:
+    """Whether a step kept the GPU's random state to set it again."""
+
+    def __init__(self) -> None:
+        self.kept = False
+
+
+@contextlib.contextmanager
+def watched(observer: Observer, random: RandomState, *, capturing: bool) -> Iterator[None]:
+    """Refuse these calls while a step runs. Note [Random state and checkpoints]."""
+
+    def refusing(name: str, stock: Callable[..., Any], advice: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            observer.refuse(f"calls {name}", advice)
+            return stock(*arguments, **keywords)
+
+        return call
+
+    def get_rng_state(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        random.kept = True
+        return torch.empty(0, dtype=torch.uint8) if capturing else stock_get(*arguments, **keywords)
+
+    def set_rng_state(state: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
+        random.kept = True
+        if not capturing:
+            stock_set(state, *arguments, **keywords)
+
+    stock_get, stock_set = torch.cuda.get_rng_state, torch.cuda.set_rng_state
+    with contextlib.ExitStack() as stack:
+        for owner, name in _WAITS:
+            stock = vars(owner).get(name)
+            if stock is None:
+                continue
+            advice = "a graph is waited for after its launch: wait behind the step"
+            stack.enter_context(replaced_attribute(owner, name, refusing(_qualified(owner, name), stock, advice)))
+        for owner, name in _SEEDS:
+            advice = "seed before the step: a graph would not do it again"
+            call = refusing(_qualified(owner, name), vars(owner)[name], advice)
+            stack.enter_context(replaced_attribute(owner, name, call))
+        stack.enter_context(replaced_attribute(torch.cuda, "get_rng_state", get_rng_state))
+        stack.enter_context(replaced_attribute(torch.cuda, "set_rng_state", set_rng_state))
+        yield
+
+
+def _qualified(owner: Any, name: str) -> str:
+    return f"{getattr(owner, '__module__', '') + '.' if isinstance(owner, type) else ''}{owner.__name__}.{name}"

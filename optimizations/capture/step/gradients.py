@@ -1,0 +1,101 @@
+"""`.grad` of the parameters around a recording: attributes of Python that the work of the GPU depends on.
+
+Note [Gradients before and after]. A backward puts a new tensor into a `.grad` that is None and adds to one that is
+there. These are different graphs, and the second has the address of the gradient in it. So a recording notes each
+parameter's gradient before (None, or which tensor) and after. It may be launched where the gradients are None for the
+same parameters; one that is another tensor is copied to where the graph expects it. After a launch every parameter has
+the tensor that the recording left, as it would have after the call. A step that throws its gradients away before it
+computes new ones does not depend on those before: neither an operator nor a word of the graph leads to them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from optimizations.capture.inputs import copy_all
+from optimizations.captured.graph import MemoryRange
+from optimizations.captured.placeholders import size_bytes
+
+_get = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+
+
+def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    """`.grad` of each."""
+    return list(map(_get, parameters))
+
+
+def pattern(found: Sequence[torch.Tensor | None]) -> tuple[bool, ...]:
+    """Which of the gradients are there."""
+    return tuple([gradient is not None for gradient in found])
+
+
+def memory(found: Iterable[torch.Tensor | None]) -> list[MemoryRange]:
+    """Where the gradients lie."""
+    return [
+        MemoryRange(address=gradient.data_ptr(), size_bytes=size_bytes(gradient))
+        for gradient in found
+        if gradient is not None and size_bytes(gradient)
+    ]
+
+
+class Gradients:
+    """See Note [Gradients before and after]. `indifferent`: the step does not depend on those before."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        before: Sequence[torch.Tensor | None],
+        after: Sequence[torch.Tensor | None],
+        *,
+        indifferent: bool,
+    ) -> None:
+        self._parameters = list(parameters)
+        self._before = list(before)
+        self._after = list(after)
+        self._pattern = pattern(before)
+        self._indifferent = indifferent
+
+    def fit(self) -> bool:
+        """Whether a launch now would find gradients where the recording found some."""
+        if self._indifferent:
+            return True
+        now = gradients(self._parameters)
+        if all(map(operator.is_, now, self._before)):
+            return True
+        if pattern(now) != self._pattern:
+            return False
+        return all(
+            there is expected or (there.shape == expected.shape and there.dtype == expected.dtype)
+            for there, expected in zip(now, self._before, strict=True)
+            if there is not None and expected is not None
+        )
+
+    def bring(self) -> None:
+        """Before a launch: copy gradients that lie elsewhere to where the graph reads them."""
+        if self._indifferent:
+            return
+        now = gradients(self._parameters)
+        if all(map(operator.is_, now, self._before)):
+            return
+        moved = [
+            (there, expected)
+            for there, expected in zip(now, self._before, strict=True)
+            if there is not None and expected is not None and there is not expected
+        ]
+        copy_all([expected for _, expected in moved], [there for there, _ in moved])
+
+    def leave(self) -> None:
+        """After a launch: every parameter has the gradient that the recording left."""
+        if all(map(operator.is_, map(_get, self._parameters), self._after)):
+            return
+        put(self._parameters, self._after)
+
+
+def put(parameters: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor | None]) -> None:
+    """Give each parameter this gradient."""
+    for parameter, gradient in zip(parameters, wanted, strict=True):
+        if _get(parameter) is not gradient:
+            parameter.grad = gradient

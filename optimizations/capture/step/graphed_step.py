@@ -1,0 +1,350 @@
+"""`graph_step`: forward, loss, backward and optimizer of a training loop as one CUDA graph per signature of the batch.
+
+A call goes one of four ways. The first calls run as they are, on the side stream that captures use. Then two calls of
+a signature are observed: every operator, what Python changed, which gradients were read. If a graph could repeat them,
+and they were alike, the next one is captured, and the launch of the graph does its work. From then on a call copies its
+batch to where the graph reads it, launches, and copies the results out.
+
+Note [Nothing twice, nothing lost]. A capture runs the Python of a call and executes nothing. If it succeeds, the launch
+that follows is the work of that call. If it fails, what Python changed is put back (`HostState.restore`, gradients, the
+states of random generators) and the call runs from its beginning.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import Any, Literal
+
+import torch
+
+from optimizations.capture.device import CudaDevice, Device
+from optimizations.capture.signature import Same, flatten, refused_tensor, signature
+from optimizations.capture.step.call import Call, call_of
+from optimizations.capture.step.gradients import pattern, put
+from optimizations.capture.step.host_random import HostRandom
+from optimizations.capture.step.host_state import reach
+from optimizations.capture.step.learning_rates import LearningRates
+from optimizations.capture.step.observer import StepRefused
+from optimizations.capture.step.observing import observe
+from optimizations.capture.step.parallel import DDP_WARM_UP, refused_modules
+from optimizations.capture.step.progress import OBSERVED, Action, Plan, Progress
+from optimizations.capture.step.recording import Recording, capture, why
+from optimizations.report.steps import Refusal, StepReport
+
+DEFAULT_WARM_UP = 3
+DEFAULT_LIMIT = 8
+
+_steps: weakref.WeakSet[GraphedStep] = weakref.WeakSet()
+
+
+class GraphedStep:
+    """A step function that is replayed as CUDA graphs where that is possible. See `graph_step`."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        *,
+        warm_up: int = DEFAULT_WARM_UP,
+        limit: int = DEFAULT_LIMIT,
+        memory_budget_bytes: int | None = None,
+        learning_rate: Literal["auto", "number"] = "auto",
+        on_refusal: Literal["run", "raise"] = "run",
+        device: Device | None = None,
+    ) -> None:
+        if not callable(step):
+            raise TypeError(f"graph_step needs a function, not {type(step).__name__}")
+        if warm_up < OBSERVED + 1:
+            raise ValueError(f"warm_up={warm_up} is too few: one call as it is and {OBSERVED} observed ones are needed")
+        if limit < 1:
+            raise ValueError(f"limit={limit}: at least one recording must be allowed")
+        for name, value, allowed in (
+            ("learning_rate", learning_rate, ("auto", "number")),
+            ("on_refusal", on_refusal, ("run", "raise")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name}={value!r} is unknown; allowed are {', '.join(map(repr, allowed))}")
+        functools.update_wrapper(self, step, updated=())
+        self._step = step
+        self._options: dict[str, Any] = {
+            "warm_up": warm_up,
+            "limit": limit,
+            "memory_budget_bytes": memory_budget_bytes,
+            "learning_rate": learning_rate,
+            "on_refusal": on_refusal,
+        }
+        self._device = device
+        self._given_device = device
+        self._lock = Lock()
+        self._bound: weakref.WeakKeyDictionary[Any, GraphedStep] = weakref.WeakKeyDictionary()
+        self._start()
+        _steps.add(self)
+
+    def _start(self) -> None:
+        self._plan = Plan(self._options["warm_up"])
+        self._rates = LearningRates()
+        self._recordings: dict[Hashable, list[Recording]] = {}
+        self._refused: dict[Hashable, Refusal] = {}
+        self._refusals: list[Refusal] = []
+        self._pool: Any = None
+        self._calls = self._eager = self._dropped = 0
+        self._freed_replays = 0
+        self._all: Refusal | None = None
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """A decorated method is a step of its own for each instance."""
+        if instance is None:
+            return self
+        if instance not in self._bound:
+            bound = types.MethodType(self._step, instance)
+            self._bound[instance] = GraphedStep(bound, device=self._given_device, **self._options)
+        return self._bound[instance]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not self._lock.acquire(blocking=False):
+            return self._step(*args, **kwargs)  # called by itself, or in another thread at the same time
+        try:
+            return self._call(args, kwargs)
+        finally:
+            self._lock.release()
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
+        self._calls += 1
+        tensors: list[torch.Tensor] = []
+        key = signature((args, kwargs), tensors), _ambient()
+        for recording in self._recordings.get(key, ()):
+            if recording.fits():
+                return recording.launch(tensors, self._rates)
+        refusal = self._all or self._refused.get(key)
+        if refusal is not None:
+            return self._as_it_is(args, kwargs, refusal)
+        device = self._find_device(tensors, args, kwargs)
+        if device is None or device.is_capturing():
+            return self._as_it_is(args, kwargs, self._all)
+        return self._without_recording(device, key, args, kwargs, tensors)
+
+    # Calls that no recording fits.
+
+    def _without_recording(self, device: Device, key: Hashable, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
+        state = reach(self._roots(args, kwargs))
+        self._drop_moved()
+        self._rates.watch(state.optimizers.values())
+        if self._options["learning_rate"] == "auto" and self._rates.changed():
+            self._drop_all()
+            self._plan.forget()
+        call = call_of(args, kwargs, tensors, state)
+        if (refusal := self._refused_beforehand(device, call)) is not None:
+            return self._refuse_and_run(key, refusal, args, kwargs)
+        others = self._recordings.get(key)
+        host_key = others[0].watch.host_key() if others else ()
+        action, progress = self._plan.next((key, pattern(call.before), host_key))
+        if (refusal := self._plan.exhausted()) is not None:
+            self._all = refusal
+            return self._refuse_and_run(key, refusal, args, kwargs)
+        if action is Action.RECORD:
+            return self._record(device, key, call, progress)
+        self._eager += 1
+        if action is Action.RUN:
+            with device.warming_up(), self._rates.as_tensors():
+                return self._step(*args, **kwargs)
+        seen = observe(device, self._step, call, self._rates, progress.outside)
+        if (refusal := progress.note(seen.operations, seen.structure, seen.findings)) is not None:
+            self._refuse(key, refusal)
+        progress.outside = seen.outside
+        return seen.returned
+
+    def _record(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
+        """Capture the call and launch it, or run it as it is. Note [Nothing twice, nothing lost]."""
+        if sum(map(len, self._recordings.values())) >= self._options["limit"]:
+            refusal = Refusal(
+                f"has {self._options['limit']} graphs already, which is the limit",
+                "pad the batch to fewer sizes, or raise graph_step's limit",
+            )
+            return self._refuse_and_run(key, refusal, call.args, call.kwargs)
+        began = time.perf_counter()
+        host_random = HostRandom(with_torch=device.has_own_random)
+        snapshot, states = call.state.snapshot(), device.random_states()
+        if self._pool is None or not any(self._recordings.values()):
+            self._pool = device.new_pool()
+        graph = device.new_graph()
+        budget = self._options["memory_budget_bytes"]
+        try:
+            recording = capture(device, self._step, call, graph, self._pool, self._rates, progress, budget)
+        except BaseException as error:
+            graph.reset()
+            torch.clear_autocast_cache()
+            call.state.restore(snapshot)
+            put(call.parameters, call.before)
+            host_random.restore()
+            device.restore_random_states(states)
+            if not isinstance(error, Exception):
+                raise
+            refusal = why(error)
+        else:
+            recording.report = replace(recording.report, record_s=time.perf_counter() - began)
+            self._recordings.setdefault(key, []).append(recording)
+            return recording.launch(call.tensors, self._rates)
+        return self._refuse_and_run(key, refusal, call.args, call.kwargs)
+
+    # Everything else.
+
+    def _find_device(self, tensors: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Device | None:
+        """The GPU of the batch, or of the tensors the step reaches."""
+        if self._device is None:
+            reached: Sequence[torch.Tensor] = [*tensors]
+            if not any(tensor.device.type == "cuda" for tensor in reached):
+                reached = list(reach(self._roots(args, kwargs)).tensors.values())
+            found = sorted({tensor.device.index for tensor in reached if tensor.device.type == "cuda"})
+            if found:
+                self._device = CudaDevice(found[0])
+            else:
+                self._all = Refusal("works on no tensor of a GPU", "move the model and the batch to the GPU")
+                self._note(self._all)
+        return self._device
+
+    def _roots(self, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+        yield getattr(self._step, "__qualname__", type(self._step).__name__), self._step
+        for index, value in enumerate(args):
+            if isinstance(flatten(value, []), Same):
+                yield f"args[{index}]", value
+        for name, value in kwargs.items():
+            if isinstance(flatten(value, []), Same):
+                yield name, value
+
+    def _refused_beforehand(self, device: Device, call: Call) -> Refusal | None:
+        """Why a call is not even observed."""
+        for name, tensor in zip(call.labels, call.tensors, strict=False):
+            if (refusal := refused_tensor(name, tensor, device.holds)) is not None:
+                return refusal
+        state = call.state
+        if state.iterators:
+            return Refusal(
+                f"reads from an iterator, {state.iterators[0]}",
+                "call next() before the step and pass what it gives as an argument",
+            )
+        if not state.complete:
+            return Refusal("reaches too many Python objects to watch", "pass what it needs as arguments")
+        devices = {str(t.device) for t in [*state.tensors.values(), *call.tensors] if t.device.type == "cuda"}
+        if len(devices) > 1:
+            return Refusal(
+                f"works on several GPUs ({', '.join(sorted(devices))})", "capture the part on each GPU as its own step"
+            )
+        refusal, distributed = refused_modules(state.modules)
+        if distributed:
+            self._plan.warm_up = max(self._plan.warm_up, DDP_WARM_UP)
+        return refusal
+
+    def _as_it_is(self, args: Any, kwargs: Any, refusal: Refusal | None) -> Any:
+        if refusal is not None and self._options["on_refusal"] == "raise":
+            raise StepRefused(refusal)
+        self._eager += 1
+        return self._step(*args, **kwargs)
+
+    def _refuse_and_run(self, key: Hashable, refusal: Refusal, args: Any, kwargs: Any) -> Any:
+        self._refuse(key, refusal)
+        return self._as_it_is(args, kwargs, refusal)
+
+    def _refuse(self, key: Hashable, refusal: Refusal) -> None:
+        self._refused[key] = refusal
+        self._note(refusal)
+
+    def _note(self, refusal: Refusal) -> None:
+        if refusal not in self._refusals:
+            self._refusals.append(refusal)
+            warnings.warn(f"{self._name()} runs without a CUDA graph: it {refusal}", stacklevel=4)
+
+    def _name(self) -> str:
+        return getattr(self._step, "__qualname__", type(self._step).__name__)
+
+    def _drop_moved(self) -> None:
+        for key, recordings in list(self._recordings.items()):
+            usable = [recording for recording in recordings if not recording.watch.moved()]
+            self._drop([recording for recording in recordings if recording not in usable])
+            self._recordings[key] = usable
+
+    def _drop_all(self) -> None:
+        for recordings in self._recordings.values():
+            self._drop(recordings)
+        self._recordings.clear()
+
+    def _drop(self, recordings: Sequence[Recording]) -> None:
+        """Free these, once no launch of them is under way."""
+        if recordings and self._device is not None:
+            self._device.wait()
+        for recording in recordings:
+            self._dropped += 1
+            self._freed_replays += recording.replays
+            recording.graph.reset()
+
+    def report(self) -> StepReport:
+        """What became of the calls so far."""
+        recordings = [recording for found in self._recordings.values() for recording in found]
+        return StepReport(
+            name=self._name(),
+            calls=self._calls,
+            eager_calls=self._eager,
+            replays=self._freed_replays + sum(recording.replays for recording in recordings),
+            recordings=tuple(replace(recording.report, replays=recording.replays) for recording in recordings),
+            dropped_recordings=self._dropped,
+            patched_learning_rates=self._rates.patched,
+            refusals=tuple(self._refusals),
+        )
+
+    def close(self) -> None:
+        """Free the graphs and their memory. Later calls run as they are."""
+        with self._lock:
+            self._drop_all()
+            self._pool = None
+            self._all = Refusal("was closed", "make a new one with graph_step")
+
+    def reset(self) -> None:
+        """Free the graphs and their memory, and begin from the first call."""
+        with self._lock:
+            self._drop_all()
+            self._start()
+
+
+def release_steps() -> None:
+    """Free the graphs of all steps; they begin from their first calls."""
+    for step in list(_steps):
+        step.reset()
+
+
+def _ambient() -> Hashable:
+    """Settings outside of the step that its operators depend on."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cuda"),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
+
+
+def graph_step(
+    step: Callable[..., Any] | None = None,
+    *,
+    warm_up: int = DEFAULT_WARM_UP,
+    limit: int = DEFAULT_LIMIT,
+    memory_budget_bytes: int | None = None,
+    learning_rate: Literal["auto", "number"] = "auto",
+    on_refusal: Literal["run", "raise"] = "run",
+) -> Any:
+    """`optimizations.graph_step`, where it is documented."""
+    options: dict[str, Any] = {
+        "warm_up": warm_up,
+        "limit": limit,
+        "memory_budget_bytes": memory_budget_bytes,
+        "learning_rate": learning_rate,
+        "on_refusal": on_refusal,
+    }
+    if step is None:
+        return lambda function: GraphedStep(function, **options)
+    return GraphedStep(step, **options)

@@ -1,0 +1,95 @@
+"""Learning rates that are numbers, and change: handed to the graph as tensors on the GPU.
+
+A number is baked into the kernels of a graph. Optimizers that are made for graphs (`capturable=True`, `fused=True`)
+take a tensor of one element instead and read it on the GPU. For the calls that are recorded the tensor stands in the
+parameter group; the program keeps its number, and a scheduler changes it as ever. Before a launch a changed number is
+written into the tensor, in stream order. The tensor is float32: what an optimizer derives from the number in double
+precision, such as `1 - lr * weight_decay`, may differ in the last bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+
+def takes_a_tensor(group: dict[str, Any]) -> bool:
+    """Whether a parameter group's optimizer reads its learning rate on the GPU if it is a tensor."""
+    return bool(group.get("capturable") or group.get("fused"))
+
+
+class LearningRates:
+    """Numbers among the learning rates of a step's optimizers. `patched` counts those that tensors stand for."""
+
+    def __init__(self) -> None:
+        self._groups: list[dict[str, Any]] = []
+        self._seen: list[float] = []
+        self._tensors: dict[int, torch.Tensor] = {}
+
+    @property
+    def patched(self) -> int:
+        return len(self._tensors)
+
+    def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Look at the groups of these optimizers from now on."""
+        known = {id(group) for group in self._groups}
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                if id(group) not in known and isinstance(group.get("lr"), (int, float)):
+                    self._groups.append(group)
+                    self._seen.append(group["lr"])
+
+    def changed(self) -> bool:
+        """Whether a number that no tensor stands for yet has changed, and a tensor may stand for it from now on."""
+        found = False
+        for index, group in enumerate(self._groups):
+            value = group.get("lr")
+            if id(group) in self._tensors or not isinstance(value, (int, float)):
+                continue
+            if value != self._seen[index]:
+                self._seen[index] = value
+                if takes_a_tensor(group) and (device := _device(group)) is not None:
+                    self._tensors[id(group)] = torch.full((), float(value), dtype=torch.float32, device=device)
+                    found = True
+        return found
+
+    def stands_for(self, group: Any, key: Any) -> bool:
+        """Whether a tensor stands for this entry of a parameter group."""
+        return key == "lr" and id(group) in self._tensors
+
+    def write(self) -> None:
+        """Write changed numbers into their tensors, in stream order."""
+        if not self._tensors:
+            return
+        for index, group in enumerate(self._groups):
+            tensor = self._tensors.get(id(group))
+            if tensor is not None and group["lr"] != self._seen[index]:
+                self._seen[index] = group["lr"]
+                with torch.no_grad():
+                    tensor.fill_(float(group["lr"]))
+
+    def give_up(self) -> None:
+        """Numbers stay numbers: a step that reads its learning rate on the host does not take a tensor."""
+        self._tensors.clear()
+
+    @contextlib.contextmanager
+    def as_tensors(self) -> Iterator[None]:
+        """The tensors stand in their groups inside the block."""
+        self.write()
+        held = [(group, group["lr"]) for group in self._groups if id(group) in self._tensors]
+        for group, _ in held:
+            group["lr"] = self._tensors[id(group)]
+        try:
+            yield
+        finally:
+            for group, value in held:
+                if group.get("lr") is self._tensors.get(id(group)):
+                    group["lr"] = value
+
+
+def _device(group: dict[str, Any]) -> torch.device | None:
+    devices = {parameter.device for parameter in group["params"]}
+    return devices.pop() if len(devices) == 1 else None

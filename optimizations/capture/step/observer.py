@@ -1,0 +1,219 @@
+"""Sees every operator of a step: what a graph could not repeat, which tensors are read, what is written.
+
+Note [Seen before it runs]. A read of a GPU value on the host ends a capture for good: the driver invalidates it, and
+PyTorch's generators and allocator are left as inside of a capture. So the observer is on during the capture too, and
+there raises before such an operator runs; the capture then ends as any other and is thrown away.
+
+Note [Compiled modules]. Operators inside of compiled code pass no dispatcher. What a capture of them could break was
+seen by the compiler. Their outputs come from nowhere, so a tensor of unknown origin is no finding where a step runs
+compiled code.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.capture.step.operations import Operation
+from optimizations.capture.step.source_lines import current_line
+from optimizations.report.steps import Refusal
+
+Holds = Callable[[torch.Tensor], bool]
+"""Whether a tensor lies on the GPU."""
+
+
+class StepRefused(RuntimeError):
+    """A step cannot be captured. `refusal` says why."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
+class Observer(torch_internals.TorchDispatchMode):  # type: ignore[misc, name-defined]
+    """On while a step runs. With `forbid`, what cannot be captured raises `StepRefused` before it runs.
+
+    Attributes:
+        operations: what ran, in order.
+        refusals: what a graph could not repeat.
+        outside: storages that were read and came from outside of the step, by address: a tensor, and the line.
+        draws: whether random numbers of the GPU were drawn.
+        generators: those other than the default that were passed to operators.
+        in_backward: whether an operator ran inside of a backward.
+    """
+
+    def __init__(self, holds: Holds, batch: dict[int, str], *, forbid: bool) -> None:
+        super().__init__()
+        self._holds = holds
+        self._batch = batch
+        self._forbid = forbid
+        self._made: set[int] = set()
+        self.operations: list[Operation] = []
+        self.refusals: list[Refusal] = []
+        self.outside: dict[int, tuple[weakref.ref[torch.Tensor], str | None]] = {}
+        self.draws = False
+        self.generators: list[torch.Generator] = []
+        self.in_backward = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def refuse(self, reason: str, advice: str) -> None:
+        """Note a finding of the line that runs now; raise it where this is a capture."""
+        refusal = Refusal(reason, advice, current_line())
+        if refusal not in self.refusals:
+            self.refusals.append(refusal)
+        if self._forbid:
+            raise StepRefused(refusal)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = str(func)
+        if name.startswith("profiler."):
+            return func(*args, **kwargs)
+        inputs = list(_tensors(args)) + list(_tensors(kwargs.values()))
+        self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None
+        self._look(name, func, args, kwargs, inputs)
+        made_from = {storage(tensor) for tensor in inputs}
+        line = current_line()
+        self.operations.append(Operation(name, tuple(self._summaries((args, kwargs))), line))
+        for tensor in inputs:
+            address = storage(tensor)
+            if address not in self._made and address not in self.outside:
+                self.outside[address] = weakref.ref(tensor), line
+        result = func(*args, **kwargs)
+        for tensor in _tensors((result,)):
+            if storage(tensor) not in made_from:
+                self._made.add(storage(tensor))
+        return result
+
+    def _look(self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
+        """Refuse what a graph cannot repeat."""
+        on_gpu = [tensor for tensor in inputs if self._holds(tensor)]
+        tags = func.tags
+        if torch.Tag.nondeterministic_seeded in tags:
+            generator = kwargs.get("generator")
+            self.draws = True
+            if generator is not None and generator not in self.generators:
+                self.generators.append(generator)
+        if on_gpu and (name in _HOST_READS or torch.Tag.data_dependent_output in tags):
+            self.refuse(
+                "reads a value of the GPU on the host (`.item()`, `float()`, `print` or `if` of a tensor)",
+                "return the tensor and read it after the step, or decide on the GPU with torch.where",
+            )
+        if on_gpu and _size_depends_on_values(name, tags, args, kwargs):
+            self.refuse(
+                f"{_short(name)} has a result whose size depends on values",
+                "use a form of fixed size: torch.where, masked_fill, or an output_size",
+            )
+        if name == "aten.lift_fresh.default" and on_gpu:
+            self.refuse(
+                "makes a tensor on the GPU from Python values",
+                "make it once before the step, or use torch.full",
+            )
+        self._look_at_transfers(name, args, kwargs)
+        self._look_at_host_tensors(name, func, args, kwargs, inputs, bool(on_gpu))
+
+    def _look_at_transfers(self, name: str, args: Any, kwargs: Any) -> None:
+        if name.startswith("aten.copy_.") or name.startswith("aten._copy_from"):
+            target, source = args[0], args[1]
+            to_gpu, from_gpu = self._holds(target), self._holds(source)
+        elif name == "aten._to_copy.default" and kwargs.get("device") is not None:
+            device = torch.device(kwargs["device"])
+            if device.type == args[0].device.type:
+                return
+            to_gpu, from_gpu = device.type == "cuda", self._holds(args[0])
+        else:
+            return
+        if from_gpu and not to_gpu:
+            self.refuse("copies a tensor to the CPU", "return it and copy it after the step")
+        elif to_gpu and not from_gpu:
+            self.refuse(
+                "copies a CPU tensor to the GPU, of which a graph would repeat the address and not the call",
+                "move it before the step and pass it as an argument, or keep it on the GPU",
+            )
+
+    def _look_at_host_tensors(
+        self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], with_gpu: bool
+    ) -> None:
+        outside = [tensor for tensor in inputs if not self._holds(tensor) and storage(tensor) not in self._made]
+        if not outside or any(tensor.device.type == "meta" for tensor in outside):
+            return
+        written = {id(tensor) for tensor in _written(func, args, kwargs)}
+        if any(id(tensor) in written for tensor in outside):
+            self.refuse(
+                f"{_short(name)} changes a CPU tensor, which a graph does not repeat",
+                "keep it on the GPU; optimizers count their steps there with capturable=True",
+            )
+        elif with_gpu or name in _HOST_READS:
+            self.refuse(
+                f"{_short(name)} reads a CPU tensor, whose value a graph would keep",
+                "keep it on the GPU; an optimizer's learning rate too",
+            )
+
+    def _summaries(self, nest: Any) -> Iterator[Any]:
+        if isinstance(nest, torch.Tensor):
+            address = storage(nest)
+            origin = self._batch.get(address) or ("step" if address in self._made else "outside")
+            yield str(nest.dtype), tuple(nest.shape), origin
+        elif isinstance(nest, (list, tuple)):
+            for member in nest:
+                yield from self._summaries(member)
+        elif isinstance(nest, dict):
+            for key, value in nest.items():
+                yield key
+                yield from self._summaries(value)
+        elif isinstance(nest, (bool, int, float, complex, str)) or nest is None:
+            yield nest
+        else:
+            yield str(nest) if isinstance(nest, (torch.dtype, torch.device)) else type(nest).__name__
+
+
+_HOST_READS = frozenset(
+    {"aten._local_scalar_dense.default", "aten.item.default", "aten.equal.default", "aten.is_nonzero.default"}
+)
+_INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
+
+
+def storage(tensor: torch.Tensor) -> int:
+    """Address of a tensor's storage; 0 for one without memory."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any) -> bool:
+    if name.startswith(_INDEXING):
+        masks = [index for index in args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
+        if not masks:
+            return False
+        filling = name.startswith(_INDEXING[1:]) and args[2].numel() == 1 and args[2].device.type == "cpu"
+        return not filling or args[0].device.type == "cpu"
+    if name.startswith("aten.repeat_interleave") and kwargs.get("output_size") is not None:
+        return False
+    return torch.Tag.dynamic_output_shape in tags
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Tensors that an operator's schema says it writes."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from _tensors((args[index] if index < len(args) else kwargs.get(argument.name),))
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("aten.").rsplit(".", 1)[0]
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)

@@ -1,0 +1,109 @@
+"""A call that runs as it is and is looked at: could a graph repeat it?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optimizations.capture.device import Device
+from optimizations.capture.signature import flatten
+from optimizations.capture.step import forbidden_calls
+from optimizations.capture.step.call import Call, by_storage
+from optimizations.capture.step.gradients import gradients
+from optimizations.capture.step.host_random import HostRandom
+from optimizations.capture.step.learning_rates import LearningRates
+from optimizations.capture.step.observer import Observer, storage
+from optimizations.capture.step.operations import Operation
+from optimizations.report.steps import Refusal
+
+CHECKPOINT_DRAWS = Refusal(
+    "keeps the GPU's random state to draw the same numbers again, as torch.utils.checkpoint does for recomputation",
+    "use torch.compile for the checkpointed part, or pass preserve_rng_state=False if it draws no random numbers",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a call did. `structure` is of what it returned, `outside` where it read tensors it did not make."""
+
+    returned: Any
+    operations: Sequence[Operation]
+    structure: Hashable
+    findings: list[Refusal]
+    outside: frozenset[int]
+
+
+def observe(
+    device: Device, step: Callable[..., Any], call: Call, rates: LearningRates, seen_outside: frozenset[int]
+) -> Observed:
+    """Run the call as it is, on the side stream. `seen_outside` is `Observed.outside` of the call before, if any."""
+    observer = Observer(device.holds, by_storage(call.tensors, call.labels), forbid=False)
+    random, host_random = forbidden_calls.RandomState(), HostRandom(with_torch=device.has_own_random)
+    marks = [_mark(tensor) for tensor in call.tensors]
+    with device.warming_up(), rates.as_tensors():
+        snapshot = call.state.snapshot()
+        with forbidden_calls.watched(observer, random, capturing=False), observer:
+            returned = step(*call.args, **call.kwargs)
+        findings = [*observer.refusals, *(host_change(change) for change in call.state.changes(snapshot))]
+    findings += _beside_operators(call, host_random, marks)
+    if observer.draws and random.kept:
+        findings.append(CHECKPOINT_DRAWS)
+    findings += _unfinished(returned, observer, call)
+    findings += _wandering(observer, call, seen_outside)
+    structure = flatten(returned, [])
+    return Observed(returned, observer.operations, structure, findings, frozenset(observer.outside))
+
+
+def host_change(change: str) -> Refusal:
+    """The refusal for something in Python that a call changed."""
+    return Refusal(
+        f"changes Python's state, and a graph runs no Python: {change}",
+        "do it outside of the step, or keep the value in a tensor on the GPU and write it in place",
+    )
+
+
+def _mark(tensor: torch.Tensor) -> tuple[bool, bool, int]:
+    return tensor.requires_grad, tensor.grad is not None, tensor.data_ptr()
+
+
+def _beside_operators(
+    call: Call, host_random: HostRandom, marks: Sequence[tuple[bool, bool, int]]
+) -> Iterator[Refusal]:
+    for generator in host_random.drawn():
+        yield Refusal(
+            f"draws random numbers on the host ({generator})",
+            "draw them before the step and pass them as arguments, or draw them on the GPU",
+        )
+    for tensor, label, mark in zip(call.tensors, call.labels, marks, strict=False):
+        if _mark(tensor) != mark:
+            yield Refusal(
+                f"changes {label} itself (its requires_grad, gradient or memory)", "work on `detach()` of it, or a copy"
+            )
+
+
+def _unfinished(returned: Any, observer: Observer, call: Call) -> Iterator[Refusal]:
+    """A result whose backward is still to run: a graph's results take no part in differentiation."""
+    tensors: list[torch.Tensor] = []
+    flatten(returned, tensors)
+    after = gradients(call.parameters)
+    backward_ran = observer.in_backward or any(a is not b for a, b in zip(call.before, after, strict=True))
+    if not backward_ran and any(tensor.grad_fn is not None for tensor in tensors):
+        yield Refusal(
+            "returns a tensor whose backward has not run",
+            "call backward in the step, return it detached, or use graph_callables",
+        )
+
+
+def _wandering(observer: Observer, call: Call, seen: frozenset[int]) -> Iterator[Refusal]:
+    """Tensors of unknown origin that are others than in the call before. Note [Compiled modules] in `observer`."""
+    if call.state.compiled or not seen:
+        return
+    known = {storage(tensor) for tensor in [*call.state.tensors.values(), *call.tensors]}
+    known |= {storage(gradient) for gradient in call.before if gradient is not None}
+    for address, (_, line) in observer.outside.items():
+        if address and address not in known and address not in seen:
+            yield Refusal("reads a tensor that is another one in each call", "pass it as an argument of the step", line)
+            return

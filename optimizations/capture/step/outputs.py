@@ -1,0 +1,70 @@
+"""What a recorded step returns: results that stay valid, and tensors of the caller as they are.
+
+A result lies in the memory of the graph and the next launch overwrites it, so it is copied out, all results in one
+fused copy. What is a parameter, or any tensor that was there before, is returned itself; what is an argument, or a view
+of one, is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from optimizations.capture.inputs import copy_all
+from optimizations.capture.signature import flatten, replaced
+from optimizations.capture.step.observer import storage
+
+
+class Outputs:
+    """Made from what the recording returned, the placeholders it ran on, and storages that are not the graph's."""
+
+    def __init__(self, returned: Any, placeholders: Sequence[torch.Tensor], static: Iterable[int]) -> None:
+        tensors: list[torch.Tensor] = []
+        flatten(returned, tensors)
+        self._nest = returned if not tensors else replaced(returned, iter([tensor.detach() for tensor in tensors]))
+        by_id = {id(placeholder): index for index, placeholder in enumerate(placeholders)}
+        by_storage = {storage(placeholder): index for index, placeholder in enumerate(placeholders)}
+        static = set(static) - set(by_storage)
+        self._copied: list[torch.Tensor] = []
+        self._plan: list[tuple[str, Any]] = []
+        copied: dict[int, int] = {}
+        for tensor in tensors:
+            if id(tensor) in by_id:
+                self._plan.append(("input", by_id[id(tensor)]))
+            elif storage(tensor) in by_storage and storage(tensor):
+                index = by_storage[storage(tensor)]
+                offset = tensor.storage_offset() - placeholders[index].storage_offset()
+                self._plan.append(("view", (index, tensor.shape, tensor.stride(), offset, tensor.dtype)))
+            elif storage(tensor) in static:
+                self._plan.append(("static", tensor))
+            else:
+                if id(tensor) not in copied:
+                    copied[id(tensor)] = len(self._copied)
+                    self._copied.append(tensor.detach())
+                self._plan.append(("copy", copied[id(tensor)]))
+        self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied)
+
+    def take(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """The results of the launch before, for a call with these inputs."""
+        if self._single:
+            with torch.no_grad():
+                return self._copied[0].clone()
+        with torch.no_grad():
+            copies = [torch.empty_like(tensor) for tensor in self._copied]
+        copy_all(copies, self._copied)
+        return replaced(self._nest, iter([_given(kind, what, copies, inputs) for kind, what in self._plan]))
+
+
+def _given(kind: str, what: Any, copies: list[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    if kind == "copy":
+        return copies[what]
+    if kind == "input":
+        return inputs[what]
+    if kind == "static":
+        given: torch.Tensor = what
+        return given
+    index, shape, stride, offset, dtype = what
+    base = inputs[index].detach()
+    return (base if base.dtype == dtype else base.view(dtype)).as_strided(shape, stride, base.storage_offset() + offset)

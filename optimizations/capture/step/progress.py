@@ -1,0 +1,91 @@
+"""What is done with a call that no recording fits: run as it is, observed, or recorded. Pure counting.
+
+Calls of one signature, with gradients there or not, have to run twice in the same way before a graph is made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from optimizations.capture.step.operations import Operation, first_difference
+from optimizations.report.steps import Refusal
+
+OBSERVED = 2
+"""Calls that have to agree before a recording."""
+PATIENCE = 6
+"""Observed calls of one signature after which differences between them are final."""
+MOST_SIGNATURES = 64
+
+
+class Action(Enum):
+    """What to do with a call."""
+
+    RUN = "run"
+    OBSERVE = "observe"
+    RECORD = "record"
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known of one signature. `trace` is of the last observed call, `agreeing` how many in a row were alike;
+    `outside` where it read tensors that it did not make."""
+
+    trace: Sequence[Operation] = ()
+    returned: object = None
+    outside: frozenset[int] = frozenset()
+    agreeing: int = 0
+    observed: int = 0
+    findings: int = 0
+    difference: Refusal | None = None
+
+    def note(self, trace: Sequence[Operation], returned: object, findings: Sequence[Refusal]) -> Refusal | None:
+        """Take in an observed call; a refusal if it is final."""
+        first = self.observed == 0
+        self.observed += 1
+        if findings:
+            self.findings += 1
+            self.agreeing = 0
+            return findings[0] if self.findings >= OBSERVED else None
+        self.findings = 0
+        difference = None if first else first_difference(self.trace, trace)
+        if difference is None and not first and returned != self.returned:
+            difference = Refusal(
+                "returns something else than a tensor that differs from call to call",
+                "return tensors: Python does not run when a graph is launched",
+            )
+        self.agreeing = 1 if difference is not None or first else self.agreeing + 1
+        self.trace, self.returned, self.difference = trace, returned, difference
+        return difference if self.observed >= PATIENCE else None
+
+
+@dataclass(slots=True)
+class Plan:
+    """Decides for all signatures of one step. `warm_up`: calls before a recording, observed ones included."""
+
+    warm_up: int
+    calls: int = 0
+    by_key: dict[object, Progress] = field(default_factory=dict)
+
+    def next(self, key: object) -> tuple[Action, Progress]:
+        """What to do with a call of this signature."""
+        self.calls += 1
+        progress = self.by_key.setdefault(key, Progress())
+        if self.calls <= self.warm_up - OBSERVED:
+            return Action.RUN, progress
+        return (Action.RECORD if progress.agreeing >= OBSERVED else Action.OBSERVE), progress
+
+    def forget(self) -> None:
+        """Observe everything again."""
+        self.by_key.clear()
+
+    def exhausted(self) -> Refusal | None:
+        """Why no more signatures are looked at, if there were too many."""
+        if len(self.by_key) <= MOST_SIGNATURES:
+            return None
+        return Refusal(
+            f"more than {MOST_SIGNATURES} different calls were seen",
+            "a number, string or shape that differs in each call would need a graph each: pass numbers as tensors on "
+            "the GPU, and pad the batch to a few sizes",
+        )

@@ -1,0 +1,84 @@
+"""What became of a step or a callable that is captured whole, as plain records. See `report`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why something was not captured.
+
+    Attributes:
+        reason: what the program does, with the names it uses.
+        advice: what to write instead.
+        source_line: the user's line, "path:number in function", where one is known.
+    """
+
+    reason: str
+    advice: str
+    source_line: str | None = None
+
+    def __str__(self) -> str:
+        place = f" ({self.source_line})" if self.source_line else ""
+        return f"{self.reason}{place}; {self.advice}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """One CUDA graph of a whole step.
+
+    Attributes:
+        signature: shapes and dtypes of the batch it is for.
+        operations: operators it ran through PyTorch's dispatcher; kernels of compiled modules are not among them.
+        copied_bytes: data copied into placeholders before each replay.
+        pool_bytes: memory that its graphs' pool grew by.
+        replays: how often it was launched.
+        record_s: time from the beginning of the recording to its first launch.
+    """
+
+    signature: str
+    operations: int
+    copied_bytes: int
+    pool_bytes: int
+    replays: int
+    record_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step given to `graph_step`.
+
+    Attributes:
+        name: the function's qualified name and line.
+        calls: all calls; `eager_calls` those that ran as they are, for warm-up or because of a refusal.
+        patched_learning_rates: parameter groups whose number is handed to the graph as a tensor (float32), because it
+            changes between calls.
+    """
+
+    name: str
+    calls: int
+    eager_calls: int
+    replays: int
+    recordings: tuple[RecordedStep, ...]
+    dropped_recordings: int
+    patched_learning_rates: int
+    refusals: tuple[Refusal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallableReport:
+    """One forward or backward graph of `graph_callables`.
+
+    Attributes:
+        callable: its number, from 1; `micro_batch` counts from 0.
+        pool: graphs of one number share memory.
+        copied_bytes: data copied into placeholders before each replay.
+    """
+
+    callable: int
+    micro_batch: int
+    direction: str
+    pool: int
+    copied_bytes: int
+    replays: int

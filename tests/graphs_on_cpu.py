@@ -1,0 +1,198 @@
+"""A device whose graphs are made of CPU operators, for the logic of whole-step captures.
+
+What it keeps of CUDA: a capture runs Python and executes nothing (memory that was written is put back, what was made
+holds NaN); a launch repeats the operators on the tensors of the capture, at their addresses, with numbers baked in;
+reading a value on the host during a capture fails and breaks the capture. Random numbers come from the CPU's default
+generator, as eager's do, so that results can be compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from optimizations.captured.graph import MemoryRange
+
+GARBAGE = float("nan")
+
+
+class CpuGraph:
+    """Operators with their arguments and results. `reads` are the addresses they were given."""
+
+    def __init__(self) -> None:
+        self.operators: list[tuple[Any, Any, Any, list[torch.Tensor | None]]] = []
+        self.reads: set[int] = set()
+        self.made: dict[int, torch.UntypedStorage] = {}
+        self.replays = 0
+        self.freed = False
+        self.valid = False
+
+    def replay(self) -> None:
+        assert self.valid and not self.freed, "a graph was launched that was not captured, or freed"
+        self.replays += 1
+        with torch.no_grad():
+            for operator, arguments, keywords, results in self.operators:
+                values = _flat(operator(*arguments, **keywords))
+                for result, value in zip(results, values, strict=True):
+                    if result is not None:
+                        result.copy_(value)
+
+    def reset(self) -> None:
+        self.freed = True
+        self.operators.clear()
+
+
+class _Capture(TorchDispatchMode):
+    def __init__(self, graph: CpuGraph) -> None:
+        super().__init__()
+        self.graph = graph
+        self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self.broken = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if str(func).startswith("profiler."):
+            return func(*args, **kwargs)
+        if torch.Tag.data_dependent_output in func.tags:
+            self.broken = True
+            raise RuntimeError("operation not permitted when stream is capturing")
+        inputs = [value for value in _flat((args, kwargs)) if isinstance(value, torch.Tensor)]
+        before = {_storage(tensor) for tensor in inputs}
+        self.graph.reads |= before
+        writes = False
+        for index, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                writes = True
+                value = args[index] if index < len(args) else kwargs.get(argument.name)
+                for tensor in _flat(value):
+                    if isinstance(tensor, torch.Tensor):
+                        self._save(tensor)
+        if "batch_norm" in str(func):  # writes its running statistics, which its schema does not say
+            writes = True
+            for tensor in inputs:
+                self._save(tensor)
+        result = func(*args, **kwargs)
+        results: list[torch.Tensor | None] = []
+        for value in _flat(result):
+            fresh = isinstance(value, torch.Tensor) and _storage(value) not in before
+            results.append(value.detach() if fresh else None)
+            if fresh:
+                self.graph.made.setdefault(_storage(value), value.untyped_storage())
+        if writes or any(value is not None for value in results):
+            self.graph.operators.append((func, args, kwargs, results))
+        return result
+
+    def _save(self, tensor: torch.Tensor) -> None:
+        address = _storage(tensor)
+        if address not in self.graph.made and address not in self.saved:
+            self.saved[address] = tensor.untyped_storage(), tensor.untyped_storage().clone()
+
+    def undo(self) -> None:
+        """Executing nothing: what was there is as it was, what was made holds garbage."""
+        for storage, content in self.saved.values():
+            storage.copy_(content)
+        for storage in self.graph.made.values():
+            if storage.nbytes() % 4 == 0:
+                torch.tensor([], dtype=torch.float32).set_(storage).fill_(GARBAGE)
+
+
+class CpuDevice:
+    """`optimizations.capture.device.Device`. Tensors in `host` (storages by address) count as the host's.
+
+    `fail_with` is raised at the end of the next capture; `broken` counts captures that a host read invalidated.
+    """
+
+    has_own_random = False
+
+    def __init__(self) -> None:
+        self.host: set[int] = set()
+        self.graphs: list[CpuGraph] = []
+        self.fail_with: BaseException | None = None
+        self.capture_now = False
+        self.captures = self.warmed_up = self.broken = 0
+        self.pools: dict[int, int] = {}
+        self._numbers = itertools.count(1)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return _storage(tensor) not in self.host
+
+    def is_capturing(self) -> bool:
+        return self.capture_now
+
+    @contextlib.contextmanager
+    def warming_up(self) -> Iterator[None]:
+        self.warmed_up += 1
+        yield
+
+    def new_pool(self) -> Any:
+        number = next(self._numbers)
+        self.pools[number] = 0
+        return number
+
+    def pool_bytes(self, pool: Any) -> int:
+        return self.pools[pool]
+
+    def new_graph(self) -> CpuGraph:
+        graph = CpuGraph()
+        self.graphs.append(graph)
+        return graph
+
+    @contextlib.contextmanager
+    def capturing(self, graph: CpuGraph, pool: Any, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
+        assert not self.capture_now
+        self.capture_now = True
+        self.captures += 1
+        mode = _Capture(graph)
+        random = torch.random.get_rng_state()
+        try:
+            with mode:
+                yield
+            if mode.broken:
+                raise RuntimeError("operation failed due to a previous error during capture")
+            if self.fail_with is not None:
+                error, self.fail_with = self.fail_with, None
+                raise error
+            graph.valid = True
+            self.pools[pool] += sum(storage.nbytes() for storage in graph.made.values())
+        finally:
+            self.broken += mode.broken
+            mode.undo()
+            torch.random.set_rng_state(random)
+            self.capture_now = False
+
+    def mentions(self, graph: CpuGraph, memory: Sequence[MemoryRange]) -> bool:
+        return any(address in place for place in memory for address in graph.reads)
+
+    def random_states(self) -> list[Any]:
+        return [torch.random.get_rng_state()]
+
+    def restore_random_states(self, states: list[Any]) -> None:
+        torch.random.set_rng_state(states[0])
+
+    def wait(self) -> None:
+        pass
+
+    def here(self) -> Any:
+        return nullcontext()
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for member in value.values() for leaf in _flat(member)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for member in value for leaf in _flat(member)]
+    return [value]

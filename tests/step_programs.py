@@ -1,0 +1,331 @@
+"""Training loops as users write them, for the tests of whole-step captures on the CPU's graphs and on a GPU.
+
+Each is made for a device and gives its step, the batches of its calls, what happens between calls, and the tensors to
+be compared at the end. A program makes everything from its own seed, so that two of a kind do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+CALLS = 9
+
+
+@dataclass
+class Program:
+    """`step(*batch)` is called for each of `batches`, `between(index)` after each call."""
+
+    step: Callable[..., Any]
+    batches: list[tuple[Any, ...]]
+    state: Callable[[], Iterable[torch.Tensor]]
+    between: Callable[[int], None] = lambda index: None
+    replays: int = CALLS - 3
+    recordings: int = 1
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+PROGRAMS: dict[str, Callable[[str], Program]] = {}
+
+
+def program(make: Callable[[str], Program]) -> Callable[[str], Program]:
+    PROGRAMS[make.__name__] = make
+    return make
+
+
+def network(device: str, *, dropout: float = 0.0, norm: bool = False) -> nn.Module:
+    torch.manual_seed(7)
+    middle: list[nn.Module] = [nn.BatchNorm1d(16)] if norm else []
+    middle += [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(nn.Linear(8, 16), *middle, nn.GELU(), nn.Linear(16, 4)).to(device)
+
+
+def batches(device: str, count: int = CALLS, rows: int = 6) -> list[tuple[Any, ...]]:
+    generator = torch.Generator().manual_seed(11)
+    return [
+        (
+            {
+                "x": torch.randn(rows, 8, generator=generator).to(device),
+                "y": torch.randint(4, (rows,), generator=generator).to(device),
+            },
+        )
+        for _ in range(count)
+    ]
+
+
+def loss_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch["x"]).float(), batch["y"])
+
+
+def state_of(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[torch.Tensor]:
+    tensors = [*model.parameters(), *model.buffers()]
+    for optimizer in optimizers:
+        for kept in optimizer.state.values():
+            tensors += [value for value in kept.values() if isinstance(value, torch.Tensor)]
+    return tensors
+
+
+@program
+def sgd(device: str) -> Program:
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Program(step, batches(device), lambda: state_of(model, optimizer))
+
+
+@program
+def momentum_foreach_zeroed_at_the_end(device: str) -> Program:
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01, foreach=True)
+
+    def step(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return {"loss": loss.detach()}
+
+    return Program(step, batches(device), lambda: state_of(model, optimizer))
+
+
+@program
+def gradients_zeroed_in_place(device: str) -> Program:
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Program(step, batches(device), lambda: [*state_of(model), *(p.grad for p in model.parameters())])
+
+
+@program
+def gradients_zeroed_outside(device: str) -> Program:
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Program(step, batches(device), lambda: state_of(model), lambda index: optimizer.zero_grad())
+
+
+@program
+def fused_adamw_with_clipping(device: str) -> Program:
+    model = network(device, dropout=0.2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True, capturable=device != "cpu")
+
+    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return loss, norm
+
+    return Program(step, batches(device), lambda: state_of(model, optimizer))
+
+
+@program
+def micro_batches_in_one_step(device: str) -> Program:
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(*micro_batches: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        total = torch.zeros((), device=device)
+        for batch in micro_batches:
+            loss = loss_of(model, batch) / len(micro_batches)
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        return total
+
+    plain = [batch for (batch,) in batches(device, 3 * CALLS)]
+    groups = [tuple(plain[3 * index : 3 * index + 3]) for index in range(CALLS)]
+    return Program(step, groups, lambda: state_of(model))
+
+
+@program
+def accumulation_over_calls(device: str) -> Program:
+    """Gradients are there in two of three calls: two recordings."""
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = loss_of(model, batch) / 3
+        loss.backward()
+        return loss
+
+    def between(index: int) -> None:
+        if index % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return Program(step, batches(device, 15), lambda: state_of(model), between, replays=15 - 5, recordings=2)
+
+
+@program
+def scaler_that_overflows(device: str) -> Program:
+    model = network(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True, capturable=device != "cpu")
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**14, growth_interval=2)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    calls = batches(device, 12)
+    calls[5][0]["x"] *= 1e30  # its gradients overflow: the step is skipped and the scale halved
+    calls[9][0]["x"] *= 1e30
+    return Program(
+        step,
+        calls,
+        lambda: [*state_of(model, optimizer), torch.tensor(scaler.get_scale())],
+        replays=9,
+        extra={"scaler": scaler},
+    )
+
+
+@program
+def moving_average_of_the_weights(device: str) -> Program:
+    model = network(device, norm=True)
+    average = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(average, [p.detach() for p in model.parameters()], 0.1)
+        return loss
+
+    return Program(step, batches(device), lambda: [*state_of(model), *average])
+
+
+@program
+def autocast_in_the_step(device: str) -> Program:
+    model = network(device, dropout=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = loss_of(model, batch) + loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Program(step, batches(device), lambda: state_of(model))
+
+
+@program
+def checkpointed_activations(device: str) -> Program:
+    from torch.utils.checkpoint import checkpoint
+
+    first, second = network(device), nn.Linear(4, 4).to(device)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        hidden = checkpoint(first, batch["x"], use_reentrant=False)
+        loss = nn.functional.cross_entropy(second(hidden), batch["y"])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Program(step, batches(device), lambda: [*state_of(first), *state_of(second)])
+
+
+@program
+def two_shapes(device: str) -> Program:
+    made = sgd(device)
+    small = batches(device, CALLS, rows=3)
+    mixed = [batch for pair in zip(batches(device), small, strict=True) for batch in pair]
+    return Program(made.step, mixed, made.state, replays=2 * CALLS - 5, recordings=2)
+
+
+@program
+def evaluation_in_between(device: str) -> Program:
+    """The mode of the model is Python's: a recording for each."""
+    model = network(device, dropout=0.3, norm=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        if model.training:
+            optimizer.step()
+        return loss
+
+    def between(index: int) -> None:
+        model.train(index < 5 or index >= 10)
+
+    return Program(step, batches(device, 14), lambda: state_of(model), between, replays=14 - 3 - 2, recordings=2)
+
+
+@program
+def writes_into_its_batch(device: str) -> Program:
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> Any:
+        optimizer.zero_grad()
+        batch["x"].mul_(2)
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return batch["y"], batch["x"][1:], model[0].weight, loss
+
+    calls = batches(device)
+    return Program(step, calls, lambda: [*state_of(model), *(batch["x"] for (batch,) in calls)])
+
+
+def outcome(made: Program, step: Callable[..., Any]) -> list[torch.Tensor]:
+    """Everything a program returned, kept until the end, and its state there."""
+    torch.manual_seed(3)
+    kept: list[Any] = []
+    for index, batch in enumerate(made.batches):
+        kept.append(step(*batch))
+        made.between(index)
+    found: list[torch.Tensor] = []
+
+    def collect(nest: Any) -> None:
+        if isinstance(nest, torch.Tensor):
+            found.append(nest.detach())
+        elif isinstance(nest, dict):
+            collect(list(nest.values()))
+        elif isinstance(nest, (list, tuple)):
+            for member in nest:
+                collect(member)
+
+    collect(kept)
+    collect(list(made.state()))
+    return found

@@ -1,0 +1,280 @@
+"""Steps that no graph can repeat, each with words of the reason that has to be given, and whether a line is named."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from step_programs import batches, loss_of, network
+from torch import nn
+
+
+@dataclass
+class Refused:
+    """`step(batch)` changes the parameters of `model`; the reason holds `words`, and names a line if `line`."""
+
+    step: Callable[..., Any]
+    model: nn.Module
+    words: str
+    line: bool = True
+    batches: list[tuple[Any, ...]] | None = None
+    between: Callable[[int], None] = lambda index: None
+
+
+REFUSED: dict[str, Callable[[str], Refused]] = {}
+
+
+def refused(make: Callable[[str], Refused]) -> Callable[[str], Refused]:
+    REFUSED[make.__name__] = make
+    return make
+
+
+def trained(model: nn.Module) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return train
+
+
+@refused
+def item(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    return Refused(lambda batch: train(batch).item(), model, "reads a value of the GPU on the host")
+
+
+@refused
+def branch_on_a_tensor(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        if loss > 1.0:
+            loss = loss * 2
+        return loss
+
+    return Refused(step, model, "reads a value of the GPU on the host")
+
+
+@refused
+def item_caught_by_the_program(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        try:
+            loss.item()
+        except RuntimeError:
+            return loss * 0
+        return loss
+
+    return Refused(step, model, "reads a value of the GPU on the host")
+
+
+@refused
+def boolean_mask(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        train(batch)
+        return batch["x"][batch["x"] > 0].sum()
+
+    return Refused(step, model, "size depends on values")
+
+
+@refused
+def counter_in_python(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    trainer = SimpleNamespace(steps=0)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        trainer.steps += 1
+        return train(batch) * trainer.steps
+
+    return Refused(step, model, "trainer.steps changes from 2 to 3", line=False)
+
+
+@refused
+def counter_in_a_slot(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+
+    @dataclass(slots=True)
+    class Trainer:
+        steps: int = 0
+
+    trainer = Trainer()
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        trainer.steps += 1
+        return train(batch)
+
+    return Refused(step, model, "trainer.steps changes from 2 to 3", line=False)
+
+
+@refused
+def losses_kept_in_a_list(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    losses: list[torch.Tensor] = []
+
+    def step(batch: dict[str, torch.Tensor]) -> None:
+        losses.append(train(batch))
+
+    return Refused(step, model, "losses has 3 members instead of 2", line=False)
+
+
+@refused
+def scheduler_inside(device: str) -> Refused:
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        return loss
+
+    return Refused(step, model, "changes Python's state", line=False)
+
+
+@refused
+def rate_of_an_optimizer_for_numbers(device: str) -> Refused:
+    """Plain SGD takes its learning rate as a number only, and it differs in each call."""
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Refused(step, model, "gave add_", between=lambda index: scheduler.step())
+
+
+@refused
+def iterator(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    source: Iterator[int] = itertools.cycle([1, 2])
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return train(batch) * next(source)
+
+    return Refused(step, model, "reads from an iterator, source", line=False)
+
+
+@refused
+def random_number_of_the_host(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return train(batch) if random.random() < 2 else train(batch) * 2
+
+    return Refused(step, model, "draws random numbers on the host (random)", line=False)
+
+
+@refused
+def average_bound_to_another_tensor(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    trainer = SimpleNamespace(average=torch.zeros((), device=device))
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        trainer.average = 0.9 * trainer.average + train(batch)
+        return trainer.average
+
+    return Refused(step, model, "trainer.average is bound to another tensor", line=False)
+
+
+@refused
+def backward_outside(device: str) -> Refused:
+    model = network(device)
+    return Refused(lambda batch: loss_of(model, batch), model, "backward has not run", line=False)
+
+
+@refused
+def tensor_from_python_values(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    return Refused(lambda batch: train(batch) * torch.tensor(3.0, device=device), model, "from Python values")
+
+
+@refused
+def seeds_itself(device: str) -> Refused:
+    model = network(device, dropout=0.1)
+    train = trained(model)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        torch.manual_seed(0)
+        return train(batch)
+
+    return Refused(step, model, "calls torch.manual_seed")
+
+
+@refused
+def alternates(device: str) -> Refused:
+    """Python decides by what no watch sees: the reason is the first operator that differs."""
+    model = network(device)
+    train = trained(model)
+
+    class Hidden:
+        count = 0
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        Hidden.count += 1
+        loss = train(batch)
+        return loss.sin() if Hidden.count % 2 else loss.cos()
+
+    return Refused(step, model, "two calls with equal shapes differ: one ran")
+
+
+@refused
+def gradient_of_the_batch(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        batch["x"].requires_grad_()
+        return train(batch)
+
+    return Refused(step, model, "changes argument 0['x'] itself", line=False)
+
+
+@refused
+def number_that_changes(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    calls = [(*batch, index) for index, batch in enumerate(batches(device, 70))]
+    return Refused(
+        lambda batch, index: train(batch) * index, model, "more than 64 different calls", line=False, batches=calls
+    )
+
+
+@refused
+def returns_a_new_object(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    return Refused(lambda batch: SimpleNamespace(loss=train(batch)), model, "returns something else", line=False)

@@ -1,0 +1,157 @@
+"""What a graph cannot repeat is refused with a reason and a line, and the program does what it did without Encore."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_programs import batches, loss_of, network
+from step_refusals import REFUSED, Refused, trained
+
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.observer import StepRefused
+
+
+def run(made: Refused, step: Any) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    random.seed(3)
+    for index, batch in enumerate(made.batches or batches("cpu")):
+        step(*batch)
+        made.between(index)
+    return [parameter.detach() for parameter in made.model.parameters()]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_step_that_cannot_be_repeated_is_refused_and_runs_as_it_did(name: str) -> None:
+    eager = REFUSED[name]("cpu")
+    expected = run(eager, eager.step)
+    made, device = REFUSED[name]("cpu"), CpuDevice()
+    step = GraphedStep(made.step, device=device)
+    found = run(made, step)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine, theirs)
+    (refusal, *_) = step.report().refusals
+    assert made.words in refusal.reason
+    assert refusal.advice
+    if made.line:
+        assert refusal.source_line is not None
+        assert "step_refusals.py:" in refusal.source_line or "step_programs.py:" in refusal.source_line
+    assert sum(graph.replays for graph in device.graphs) == 0
+
+
+def test_the_reason_is_a_warning_with_the_name_of_the_step() -> None:
+    made = REFUSED["item"]("cpu")
+    step = GraphedStep(made.step, device=CpuDevice())
+    with pytest.warns(UserWarning, match=r"item.*runs without a CUDA graph: it reads a value"):
+        run(made, step)
+
+
+def test_with_raise_a_refused_call_ends_before_it_does_anything() -> None:
+    made = REFUSED["item"]("cpu")
+    step = GraphedStep(made.step, device=CpuDevice(), on_refusal="raise")
+    calls = batches("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for batch in calls[:3]:
+            step(*batch)
+        before = [parameter.detach().clone() for parameter in made.model.parameters()]
+        with pytest.raises(StepRefused, match="reads a value of the GPU on the host"):
+            step(*calls[3])
+    assert all(torch.equal(a, b) for a, b in zip(before, made.model.parameters(), strict=True))
+
+
+class Counted:
+    """A training loop with Python state that a capture must not change twice."""
+
+    def __init__(self) -> None:
+        self.model = network("cpu")
+        self.train = trained(self.model)
+        self.calls: list[int] = []
+        self.breaks_in_call: int | None = None
+        self.number = 0
+
+    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.calls.append(self.number)
+        loss = self.train(batch)
+        if self.number == self.breaks_in_call:
+            self.breaks_in_call = None
+            raise torch.OutOfMemoryError("no memory")
+        self.calls.pop()
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("capture failed")])
+def test_a_capture_that_fails_costs_the_graph_and_nothing_is_done_twice(error: Exception) -> None:
+    made, reference = Counted(), Counted()
+    device = CpuDevice()
+    step = GraphedStep(made.step, device=device)
+    for index, batch in enumerate(batches("cpu")):
+        if index == 3:
+            device.fail_with = error
+        assert torch.equal(step(*batch), reference.step(*batch))
+        for mine, theirs in zip(made.model.parameters(), reference.model.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+            assert mine.grad is not None and theirs.grad is not None
+            assert torch.equal(mine.grad, theirs.grad)
+    assert made.calls == []
+    report = step.report()
+    assert device.captures == 1 and report.replays == 0
+    assert len(report.refusals) == 1
+    assert all(graph.freed for graph in device.graphs)
+
+
+def test_what_python_changed_in_a_capture_that_failed_half_way_is_put_back() -> None:
+    made = Counted()
+    device = CpuDevice()
+    step = GraphedStep(made.step, device=device)
+    calls = batches("cpu")
+    for batch in calls[:3]:
+        step(*batch)
+    made.breaks_in_call = 0
+    before = [parameter.grad for parameter in made.model.parameters()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # The capture raises and is put back; the call that follows runs the same Python, and raises for good.
+        with pytest.raises(torch.OutOfMemoryError):
+            step(*calls[3])
+    assert made.calls == [0]  # once, not twice
+    assert device.captures == 1
+    assert before is not None
+
+
+def test_an_interrupt_in_a_capture_leaves_the_state_from_before() -> None:
+    made = Counted()
+    device = CpuDevice()
+    step = GraphedStep(made.step, device=device)
+    calls = batches("cpu")
+    for batch in calls[:3]:
+        step(*batch)
+    weights = [parameter.detach().clone() for parameter in made.model.parameters()]
+    slopes = [parameter.grad for parameter in made.model.parameters()]
+    device.fail_with = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        step(*calls[3])
+    assert made.calls == []
+    assert [parameter.grad for parameter in made.model.parameters()] == slopes or all(
+        parameter.grad is slope for parameter, slope in zip(made.model.parameters(), slopes, strict=True)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(weights, made.model.parameters(), strict=True))
+    assert torch.equal(step(*calls[3]), step._step(*calls[3])) is False  # the loop goes on
+    assert made.calls == []
+
+
+def test_wrong_options_say_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match="learning_rate='fixed' is unknown; allowed are 'auto', 'number'"):
+        GraphedStep(loss_of, learning_rate="fixed")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="warm_up=1 is too few"):
+        GraphedStep(loss_of, warm_up=1)
+    with pytest.raises(ValueError, match="limit=0"):
+        GraphedStep(loss_of, limit=0)
+    with pytest.raises(TypeError, match="needs a function, not int"):
+        GraphedStep(3)  # type: ignore[arg-type]
