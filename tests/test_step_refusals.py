@@ -114,7 +114,6 @@ def test_what_python_changed_in_a_capture_that_failed_half_way_is_put_back() -> 
     for batch in calls[:3]:
         step(*batch)
     made.breaks_in_call = 0
-    before = [parameter.grad for parameter in made.model.parameters()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # The capture raises and is put back; the call that follows runs the same Python, and raises for good.
@@ -122,7 +121,6 @@ def test_what_python_changed_in_a_capture_that_failed_half_way_is_put_back() -> 
             step(*calls[3])
     assert made.calls == [0]  # once, not twice
     assert device.captures == 1
-    assert before is not None
 
 
 def test_an_interrupt_in_a_capture_leaves_the_state_from_before() -> None:
@@ -138,11 +136,10 @@ def test_an_interrupt_in_a_capture_leaves_the_state_from_before() -> None:
     with pytest.raises(KeyboardInterrupt):
         step(*calls[3])
     assert made.calls == []
-    assert [parameter.grad for parameter in made.model.parameters()] == slopes or all(
-        parameter.grad is slope for parameter, slope in zip(made.model.parameters(), slopes, strict=True)
-    )
+    assert all(parameter.grad is slope for parameter, slope in zip(made.model.parameters(), slopes, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(weights, made.model.parameters(), strict=True))
-    assert torch.equal(step(*calls[3]), step._step(*calls[3])) is False  # the loop goes on
+    step(*calls[3])  # recorded and launched now
+    assert step.report().replays == 1
     assert made.calls == []
 
 

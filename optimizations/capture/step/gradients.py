@@ -11,7 +11,7 @@ computes new ones does not depend on those before: neither an operator nor a wor
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -19,7 +19,7 @@ from optimizations.capture.inputs import copy_all
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.placeholders import size_bytes
 
-_get = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+_get: Callable[[torch.Tensor], torch.Tensor | None] = vars(torch.Tensor.__base__)["grad"].__get__
 
 
 def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:

@@ -231,7 +231,7 @@ def _of_function(path: str, function: types.FunctionType, state: HostState) -> I
             yield name, value
 
 
-class Slots(dict):  # type: ignore[type-arg]
+class Slots(dict):
     """The slots of an object, read and written where they are."""
 
     def __init__(self, value: Any, names: tuple[str, ...]) -> None:
@@ -262,7 +262,7 @@ def _slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in flat if not name.startswith("__"))
 
 
-class Scope(dict):  # type: ignore[type-arg]
+class Scope(dict):
     """Those of a module's globals that a function names, read and written where they are."""
 
     def __init__(self, scope: dict[str, Any], names: set[str]) -> None:

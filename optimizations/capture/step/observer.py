@@ -34,7 +34,7 @@ class StepRefused(RuntimeError):
         self.refusal = refusal
 
 
-class Observer(torch_internals.TorchDispatchMode):  # type: ignore[misc, name-defined]
+class Observer(torch_internals.TorchDispatchMode):
     """On while a step runs. With `forbid`, what cannot be captured raises `StepRefused` before it runs.
 
     Attributes:

@@ -1,0 +1,390 @@
+"""Whole training steps as CUDA graphs on a GPU: what the loops of `step_programs` do is eager's, bit for bit."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from step_programs import CALLS, PROGRAMS, Program, batches, loss_of, network, outcome, state_of
+from step_refusals import REFUSED
+from torch import nn
+
+import optimizations
+from optimizations.capture.step.graphed_step import GraphedStep
+
+pytestmark = pytest.mark.gpu
+
+
+def capturable_adam(device: str) -> Program:
+    model = network(device, dropout=0.1, norm=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=True, foreach=True, amsgrad=True)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Program(step, batches(device), lambda: state_of(model, optimizer))
+
+
+def rate_as_a_tensor(device: str) -> Program:
+    model = network(device)
+    rate = torch.tensor(0.01, device=device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, capturable=True, foreach=True)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, CALLS)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Program(step, batches(device), lambda: state_of(model, optimizer), lambda index: scheduler.step())
+
+
+def autocast_outside(device: str) -> Program:
+    return PROGRAMS["fused_adamw_with_clipping"](device)
+
+
+GPU_PROGRAMS: dict[str, Callable[[str], Program]] = {
+    **PROGRAMS,
+    "capturable_adam": capturable_adam,
+    "rate_as_a_tensor": rate_as_a_tensor,
+}
+
+
+@pytest.mark.parametrize("name", sorted(GPU_PROGRAMS))
+def test_a_training_loop_is_replayed_and_gives_the_results_of_eager(name: str) -> None:
+    eager = GPU_PROGRAMS[name]("cuda")
+    expected = outcome(eager, eager.step)
+    made = GPU_PROGRAMS[name]("cuda")
+    step = optimizations.graph_step(made.step)
+    found = outcome(made, step)
+    report = step.report()
+    assert report.refusals == ()
+    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(mine, theirs), f"tensor {index}"
+    assert (report.replays, len(report.recordings)) == (made.replays, made.recordings)
+    step.close()
+
+
+def test_a_step_under_autocast_from_outside() -> None:
+    results = []
+    for graphed in (False, True):
+        made = autocast_outside("cuda")
+        step = optimizations.graph_step(made.step) if graphed else made.step
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            results.append(outcome(made, step))
+        if graphed:
+            assert step.report().replays == made.replays, step.report().refusals
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_step_that_cannot_be_repeated_is_refused(name: str) -> None:
+    made = REFUSED[name]("cuda")
+    step = optimizations.graph_step(made.step)
+    torch.manual_seed(3)
+    for index, batch in enumerate(made.batches or batches("cuda")):
+        step(*tuple(to_gpu(member) for member in batch))
+        made.between(index)
+    (refusal, *_) = step.report().refusals
+    assert made.words in refusal.reason
+    assert step.report().replays == 0
+    assert torch.isfinite(next(made.model.parameters())).all()
+
+
+def to_gpu(value: Any) -> Any:
+    return {key: tensor.cuda() for key, tensor in value.items()} if isinstance(value, dict) else value
+
+
+def plain(model: nn.Module, optimizer: torch.optim.Optimizer, extra: Callable[[Any], Any]) -> Callable[..., Any]:
+    def step(batch: dict[str, torch.Tensor]) -> Any:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return extra(loss)
+
+    return step
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (lambda loss: loss.cpu(), "copies a tensor to the CPU"),
+        (lambda loss: torch.cuda.synchronize(), "calls torch.cuda.synchronize"),
+        (lambda loss: loss * torch.ones(1).cuda(), "copies a CPU tensor to the GPU"),
+        (lambda loss: torch.ones(1, pin_memory=True).to("cuda", non_blocking=True), "copies a CPU tensor to the GPU"),
+        (lambda loss: torch.cuda.current_stream().synchronize(), "calls torch.cuda.streams.Stream.synchronize"),
+    ],
+)
+def test_what_only_a_gpu_can_refuse(extra: Callable[[Any], Any], words: str) -> None:
+    model = network("cuda")
+    step = optimizations.graph_step(plain(model, torch.optim.SGD(model.parameters(), lr=0.1), extra))
+    for batch in batches("cuda"):
+        step(*batch)
+    (refusal, *_) = step.report().refusals
+    assert words in refusal.reason
+    assert refusal.source_line is not None and "test_step_gpu.py" in refusal.source_line
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_an_optimizer_that_counts_on_the_cpu_is_refused_with_what_to_change() -> None:
+    model = network("cuda")
+    step = optimizations.graph_step(plain(model, torch.optim.Adam(model.parameters()), lambda loss: loss))
+    for batch in batches("cuda"):
+        step(*batch)
+    (refusal, *_) = step.report().refusals
+    assert "CPU tensor" in refusal.reason
+    assert "capturable=True" in refusal.advice
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_a_batch_on_the_cpu_is_refused() -> None:
+    model = network("cuda")
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return loss_of(model, {key: value.cuda() for key, value in batch.items()}).detach()
+
+    graphed = optimizations.graph_step(step)
+    for batch in batches("cpu"):
+        graphed(*batch)
+    assert "is on cpu" in graphed.report().refusals[0].reason
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_after_a_capture_that_the_driver_broke_the_program_goes_on_with_its_random_numbers() -> None:
+    """The break passes no operator: memory is allocated by the driver itself, which a capture forbids."""
+    from cuda.bindings import runtime
+
+    model = network("cuda", dropout=0.3)
+    train = plain(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda loss: loss)
+    reference_model = network("cuda", dropout=0.3)
+    reference = plain(reference_model, torch.optim.SGD(reference_model.parameters(), lr=0.1), lambda loss: loss)
+
+    def breaking(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        if torch.cuda.is_current_stream_capturing():
+            runtime.cudaDeviceSynchronize()
+        return loss
+
+    step = optimizations.graph_step(breaking)
+    results = []
+    for function in (reference, step):
+        torch.manual_seed(5)
+        results.append([function(*batch).detach() for batch in batches("cuda")])
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
+    assert len(step.report().refusals) == 1
+    assert step.report().replays == 0
+
+
+COMPILED: dict[str, Callable[[nn.Module], Any]] = {
+    "inductor": torch.compile,
+    "stock graphs": lambda model: torch.compile(model, mode="reduce-overhead"),
+    "encore": lambda model: torch.compile(model, backend="encore"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(COMPILED))
+def test_a_compiled_module_inside(kind: str) -> None:
+    def make() -> Program:
+        torch.compiler.reset()
+        model = network("cuda", norm=True)
+        compiled = COMPILED[kind](model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(compiled(batch["x"]), batch["y"])
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return Program(step, batches("cuda"), lambda: state_of(model))
+
+    eager = make()
+    expected = [tensor.clone() for tensor in outcome(eager, lambda batch: eager.step(batch).clone())]
+    made = make()
+    step = optimizations.graph_step(made.step)
+    found = outcome(made, step)
+    assert step.report().refusals == ()
+    assert step.report().replays == made.replays
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_weights_that_move_are_recorded_again() -> None:
+    model = network("cuda")
+    step = optimizations.graph_step(plain(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda loss: loss))
+    calls = batches("cuda", 16)
+    for batch in calls[:6]:
+        step(*batch)
+    assert step.report().replays == 3
+    fresh = {name: torch.randn_like(value) for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        parameter.data = fresh[name].clone()
+    expected = loss_of(model, calls[6][0]).detach()
+    assert torch.equal(step(*calls[6]), expected)
+    for batch in calls[7:]:
+        step(*batch)
+    report = step.report()
+    assert report.dropped_recordings == 1 and report.replays > 3
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        shaped = self.qkv(self.first(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = shaped.permute(2, 0, 3, 1, 4)
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(nn.functional.gelu(self.up(self.second(x))))
+
+
+class SmallGpt(nn.Module):
+    def __init__(self, vocabulary: int = 256, width: int = 128, layers: int = 4, length: int = 64) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+        self.register_buffer("order", torch.arange(length), persistent=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens) + self.places(self.order)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def curve(graphed: bool, *, steps: int, fp16: bool) -> tuple[list[float], Any]:
+    """Losses of a small GPT with AdamW, a schedule, clipping, and a scaler that overflows at its start."""
+    torch.manual_seed(0)
+    model = SmallGpt().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True, capturable=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**24 if fp16 else 1.0, growth_interval=50, enabled=fp16)
+
+    def step(tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16 if fp16 else torch.bfloat16):
+            logits = model(tokens[:, :-1])
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return {"loss": loss, "norm": norm}
+
+    call = optimizations.graph_step(step) if graphed else step
+    generator = torch.Generator(device="cuda").manual_seed(9)
+    start = torch.randint(256, (8, 1), device="cuda", generator=generator)
+    kept = []
+    for index in range(steps):
+        tokens = (start + torch.arange(65, device="cuda") * (1 + index % 3)) % 256
+        kept.append(call(tokens)["loss"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the first steps are skipped, of which the schedule warns
+            schedule.step()
+    return [loss.item() for loss in kept], call
+
+
+@pytest.mark.parametrize("fp16", [True, False])
+def test_two_hundred_steps_give_the_loss_curve_of_eager_within_its_own_spread(fp16: bool) -> None:
+    steps = 200
+    first, _ = curve(False, steps=steps, fp16=fp16)
+    second, _ = curve(False, steps=steps, fp16=fp16)
+    found, step = curve(True, steps=steps, fp16=fp16)
+    report = step.report()
+    assert report.refusals == ()
+    assert report.patched_learning_rates == 1
+    assert report.replays >= steps - 10
+    spread = max(abs(a - b) for a, b in zip(first, second, strict=True))
+    # Eager may repeat itself exactly; half precision does not go below a few thousandths of a loss near 5.
+    allowed = max(4 * spread, 0.02 * max(first))
+    worst = max(abs(a - b) for a, b in zip(first, found, strict=True))
+    assert worst <= allowed, (worst, allowed)
+    assert abs(statistics.mean(first[-20:]) - statistics.mean(found[-20:])) <= max(4 * spread, 0.02)
+    assert found[-1] < 0.5 * found[0]
+
+
+@pytest.mark.alone
+def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
+    model = network("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
+    step = optimizations.graph_step(plain(model, optimizer, lambda loss: loss))
+    calls = batches("cuda", 3)
+    for index in range(8):
+        step(*calls[index % 3])
+    assert step.report().replays == 5
+    (recording,) = (one for found in step._recordings.values() for one in found)
+
+    def median_us(call: Callable[[], Any]) -> float:
+        times = []
+        for _ in range(300):
+            torch.cuda.synchronize()
+            began = time.perf_counter_ns()
+            call()
+            times.append((time.perf_counter_ns() - began) / 1e3)
+        return statistics.median(times)
+
+    whole, launch = median_us(lambda: step(*calls[0])), median_us(recording.graph.replay)
+    beyond = whole - launch
+    print(f"host time of a call {whole:.1f} us, of its launch {launch:.1f} us")
+    assert beyond <= 60  # the issue of the copies and of the results included; printed for the record
+
+
+@pytest.mark.alone
+def test_memory_stays_near_that_of_eager() -> None:
+    def peak(graphed: bool) -> int:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        torch.manual_seed(0)
+        model = SmallGpt(width=512, layers=8).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
+
+        def step(tokens: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        call = optimizations.graph_step(step) if graphed else step
+        tokens = torch.randint(256, (32, 65), device="cuda")
+        for _ in range(4):
+            call(tokens)
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(4):
+            call(tokens)
+        torch.cuda.synchronize()
+        held = torch.cuda.max_memory_reserved()
+        if isinstance(call, GraphedStep):
+            assert call.report().replays == 5, call.report().refusals
+            call.close()
+        return held - before
+
+    eager, graphed = peak(False), peak(True)
+    print(f"reserved: eager {eager / 2**20:.0f} MiB, one graph {graphed / 2**20:.0f} MiB")
+    assert graphed <= 1.25 * eager
