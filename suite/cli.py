@@ -1,4 +1,4 @@
-"""The command line: `encore`, which is also `python -m suite`.
+"""The command line: `encore`, which is also `python -m encore`.
 
 Commands import what they need when they run: `encore --help` must not wait for torch.
 """

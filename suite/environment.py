@@ -25,7 +25,7 @@ from suite.gpu import Gpu, NoGpu, find_gpu
 from suite.schema import SCHEMA_VERSION, CpuInfo, Environment
 from suite.store import REPOSITORY
 
-CODE = ("suite", "models", "optimizations", "pyproject.toml", "requirements.lock")
+CODE = ("encore", "suite", "models", "optimizations", "pyproject.toml", "requirements.lock")
 """What shapes numbers: the run's dirty flag is about these, so that a newly drawn figure does not make a tree dirty."""
 
 MUST_AGREE = ("schema_version", "git_commit", "git_dirty", "torch", "torch_cuda", "cudnn", "driver", "python")

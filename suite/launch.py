@@ -20,13 +20,13 @@ from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
 from suite.gpu import find_gpu, require_gpu
 from suite.host_check import record_host_check
 from suite.interrupt import Interrupted
+from suite.matrix import select_modes_for, select_workloads
 from suite.modes import select_modes
 from suite.process import WORKER_COMMAND
 from suite.progress import display_for
 from suite.runner import Job, Outcome, Runner, plan_jobs
 from suite.schedule import Estimates, Shard
 from suite.schema import Cell, Environment, Status
-from suite.selection import select_modes_for, select_workloads
 from suite.settings import Preset, RunPlan, recorded_plan, setting_differences
 from suite.store import InvalidResults, RecordedRun, RunWriter, describe
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from encore.own_packages import script
 from suite import supervise
 from suite.protocol import (
     PHASES,
@@ -36,8 +36,7 @@ from suite.protocol import (
 from suite.schema import Status
 from suite.supervise import EXIT_GRACE_S, Supervised, await_exit
 
-WORKER_COMMAND = (sys.executable, "-P", "-m", "suite.worker")
-"""`-P` keeps a folder named `suite` in the user's working directory from being taken for ours."""
+WORKER_COMMAND = script("suite.worker")
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 """What a worker may have sent unread: far more than any message needs."""

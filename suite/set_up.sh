@@ -46,5 +46,5 @@ set_up() {
 }
 
 encore() {
-    "$encore_python" -P -m suite "$@"
+    "$encore_python" -P "$root/encore/own_packages.py" suite "$@"
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -219,7 +218,3 @@ def test_a_worker_leaves_no_open_descriptor(tmp_path: Path) -> None:
     with worker(tmp_path) as one:
         ask(one, prepare())
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
-
-
-def test_the_real_command_does_not_take_modules_from_the_working_directory() -> None:
-    assert process.WORKER_COMMAND[:2] == (sys.executable, "-P")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from models import registry
 from suite.errors import WrongUse
+from suite.matrix import select_modes_for, select_workloads
 from suite.modes import MODES, Mode
 from suite.schedule import (
     DEFAULT_ESTIMATE_S,
@@ -21,7 +22,6 @@ from suite.schedule import (
     split_samples,
 )
 from suite.schema import Grouping, Status
-from suite.selection import select_modes_for, select_workloads
 from suite.settings import QUICK, RunSettings, format_duration, parse_duration
 
 

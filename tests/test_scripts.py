@@ -135,7 +135,9 @@ def test_no_python_to_use_is_a_clear_error(checkout: Checkout, script: str) -> N
 def test_with_a_gpu_it_runs_everything_resumably_and_reports(checkout: Checkout) -> None:
     done = checkout.run("run_all.sh", STUB_GPU="NVIDIA H200")
     assert "measuring on NVIDIA H200" in done.stderr
-    assert checkout.calls()[-1] == "<-P><-m><suite><run><--resume><newest><--report>"
+    assert (
+        checkout.calls()[-1] == f"<-P><{checkout.root}/encore/own_packages.py><suite><run><--resume><newest><--report>"
+    )
 
 
 def test_arguments_pass_through_unchanged(checkout: Checkout) -> None:
@@ -156,8 +158,9 @@ def test_without_a_gpu_it_explains_and_reports_what_is_recorded(checkout: Checko
         "encore: no NVIDIA GPU: no driver: analysing the workloads without one (options have no effect: --quick)"
     ]
     explained = f"{checkout.root}/results/explained"
-    assert checkout.called("<explain>") == f"<-P><-m><suite><explain><--all><--reuse><--out><{explained}>"
-    assert checkout.calls()[-1].startswith(f"<-P><-m><suite><report><--recorded><--explanations><{explained}>")
+    assert checkout.called("<explain>").endswith(f"<suite><explain><--all><--reuse><--out><{explained}>")
+    report = f"<suite><report><--recorded><--explanations><{explained}><--out><{checkout.root}/results/report>"
+    assert checkout.calls()[-1].endswith(report), "no figure goes to the repository's own folder"
     assert not any("<run>" in call for call in checkout.calls())
 
 

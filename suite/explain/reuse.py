@@ -20,7 +20,7 @@ from suite.explain.targets import Target
 from suite.store import REPOSITORY
 
 STAMP = ".made-by"
-PACKAGES = ("suite", "models", "optimizations")
+PACKAGES = ("encore", "suite", "models", "optimizations")
 
 
 def reusable(targets: Sequence[Target], folder: Path) -> dict[Target, Explanation]:

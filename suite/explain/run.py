@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import sys
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
+from encore.own_packages import script
 from models import registry
 from models.registry import Size
 from suite import guard
@@ -28,8 +28,7 @@ from suite.explain.targets import Target, find_targets, unexplained
 from suite.store import make_folder, write_atomically
 from suite.supervise import Supervised, await_exit, end
 
-WORKER_COMMAND = (sys.executable, "-P", "-m", "suite.explain.worker")
-"""`-P` keeps a folder named `suite` in the user's working directory from being taken for ours."""
+WORKER_COMMAND = script("suite.explain.worker")
 TIMEOUT_S = 900.0
 TRACEBACK_GRACE_S = 2.0
 """Time for a worker that took too long to write down where it is."""

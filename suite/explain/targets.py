@@ -1,7 +1,7 @@
 """What `encore explain` can be asked about: a workload by name, or a program of the user's as `module:callable`.
 
-Note [Programs]. `module` is imported, with the working directory as last place to look for it. `callable` takes no
-argument and returns one of
+Note [Programs]. `module` is imported as `python -m` imports it, the working directory being the first place to look for
+it, also where it is called `models` or `suite`. `callable` takes no argument and returns one of
 
 * `(module, args)` or `(module, args, kwargs)`: an `nn.Module`, a tuple or list of positional arguments, and a mapping
   of keyword arguments;
@@ -30,8 +30,8 @@ from models.registry import Size
 from suite.environment import git_state
 from suite.errors import WrongUse
 from suite.explain.records import Explanation
+from suite.matrix import select_workloads
 from suite.schema import EXPLANATION_VERSION
-from suite.selection import select_workloads
 from suite.store import REPOSITORY
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def load_program(name: str) -> Callable[[], tuple[nn.Module, tuple[Any, ...], Ma
 def _import(module_name: str, name: str) -> Any:
     folder = str(Path.cwd())
     if folder not in sys.path:
-        sys.path.append(folder)
+        sys.path.insert(0, folder)
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -13,6 +13,7 @@ import signal
 import warnings
 from pathlib import Path
 
+from encore.own_packages import give_way
 from models import registry
 from optimizations.atomic_file import write_atomically
 from suite.errors import WrongUse
@@ -67,6 +68,7 @@ def _describe(failure: Exception) -> str:
 def _build(target: Target) -> Program:
     if target.is_program:
         announce(f"importing {target.name.partition(':')[0]}")
+        give_way()
         make = load_program(target.name)
         announce(f"calling {target.name.partition(':')[2]}()")
         return build_program(make)

@@ -1,4 +1,4 @@
-"""From names on the command line to workloads, their variants and modes."""
+"""Which cells a command is about: from names on the command line to workloads, their variants, and modes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,5 @@
+"""`python -m encore` is `encore`."""
+
+from encore.own_packages import command
+
+command()

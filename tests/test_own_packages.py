@@ -1,0 +1,134 @@
+"""A project that has packages called `models` and `suite`, as many have: Encore finds its own, the program its own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from encore import own_packages
+from suite.explain import run
+from suite.process import WORKER_COMMAND
+from suite.store import REPOSITORY
+
+PROJECT = {
+    "models/net.py": """if True:
+        import torch
+
+        import suite.sizes
+        from models.blocks import Block
+
+        def make():
+            import suite.late
+            return Block(suite.sizes.WIDTH), (torch.ones(suite.late.BATCH, suite.sizes.WIDTH),)
+    """,
+    "models/blocks.py": """if True:
+        from torch import nn
+
+        class Block(nn.Module):
+            def __init__(self, width):
+                super().__init__()
+                self.linear = nn.Linear(width, width)
+
+            def forward(self, x):
+                return self.linear(x).relu()
+    """,
+    "models/__init__.py": "",
+    "suite/__init__.py": "raise_unless_loaded = True",
+    "suite/sizes.py": "WIDTH = 8",
+    "suite/late.py": "BATCH = 2",
+    "optimizations.py": "",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name, source in PROJECT.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    return tmp_path / "project"
+
+
+def encore(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in the project's folder, which is on PYTHONPATH too and comes before Encore's there."""
+    return subprocess.run(
+        [*own_packages.script("suite"), *arguments],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(project), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def test_a_program_in_packages_of_encores_names_is_explained(project: Path) -> None:
+    done = encore(project, "explain", "models.net:make", "--json")
+    assert done.returncode == 0, done.stderr
+    (explanation,) = json.loads(done.stdout)
+    assert explanation["error"] is None
+    (graph,) = explanation["graphs"]
+    assert graph["non_static_inputs"][0]["shape"] == [2, 8]
+    assert graph["stock_captures"] is True
+
+
+def test_commands_and_workers_find_encores_own_packages(project: Path) -> None:
+    assert "XLNET-T" in encore(project, "list", "--workloads").stdout
+    for command in (WORKER_COMMAND, run.WORKER_COMMAND):
+        done = subprocess.run(
+            [*command, "--help"],
+            cwd=project,
+            env={**os.environ, "PYTHONPATH": str(project)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "usage:" in done.stdout
+
+
+def test_the_command_that_is_installed_puts_encores_packages_first() -> None:
+    scripts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["encore"].partition(":")
+    assert getattr(importlib.import_module(module), function) is own_packages.command
+    assert sys.modules[module].__name__.partition(".")[0] not in ("suite", "models"), "a name that others have too"
+
+
+def test_as_a_module_it_is_the_same_command(project: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "encore", "--help"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(project), str(REPOSITORY)))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Start with: encore list" in done.stdout
+
+
+def test_only_names_that_the_user_has_give_way(project: Path) -> None:
+    code = """if True:
+        from encore import own_packages
+        own_packages.put_first()
+        import host_tuning, models.registry, suite.errors
+        mine = suite.errors
+        own_packages.give_way()
+        import models.blocks, suite.sizes
+        assert suite.sizes.WIDTH == 8 and models.blocks.__file__.endswith("project/models/blocks.py")
+        import host_tuning.check as kept
+        assert "project" not in kept.__file__
+        assert mine.EXIT_OK == 0
+    """
+    (project / "check.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
