@@ -237,10 +237,17 @@ def report(
     readme: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A Markdown file whose generated tables to renew.")
     ] = None,
+    micro: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What `encore micro indirection` wrote; --recorded has its own.")
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Only these figures and tables of the papers, as fig10,pygraph-table2."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Render tables, figures and report.html from results."""
-    from suite import store
+    from suite import cli_report, store
 
     if recorded and runs:
         raise WrongUse(f"--recorded picks the runs itself; leave it or {', '.join(map(repr, runs))} out")
@@ -251,7 +258,11 @@ def report(
     else:
         newest = store.newest_run(store.RUNS, store.RECORDED)
         found = [newest] if newest else []
-    made = _build_report(found, explanations, out, figures, readme)
+    micro = micro or (cli_report.recorded_micro() if recorded else None)
+    if only is not None:
+        cli_report.report_only(only, found, micro, out, figures, as_json=as_json)
+        return
+    made = _build_report(found, explanations, out, figures, readme, micro)
     if as_json:
         _print_json(made.model_dump(mode="json"))
     else:
@@ -342,7 +353,12 @@ def env(
 
 
 def _build_report(
-    runs: list[Path], explanations: Path | None, out: Path | None, figures: Path | None, readme: Path | None = None
+    runs: list[Path],
+    explanations: Path | None,
+    out: Path | None,
+    figures: Path | None,
+    readme: Path | None = None,
+    micro: Path | None = None,
 ) -> Report:
     from suite import store
     from suite.report.build import build_report
@@ -353,6 +369,7 @@ def _build_report(
         out or (runs[0] if len(runs) == 1 else store.REPOSITORY / "results") / "report",
         figures,
         readme,
+        micro,
     )
     if made.warning:
         _say(f"encore: {made.warning}")

@@ -23,8 +23,9 @@ from fixtures.synthetic_results import (
 )
 
 from suite.errors import WrongUse
-from suite.report import build
+from suite.report import build, paper
 from suite.report.build import FIGURE_NAMES, build_report
+from suite.report.paper import EXHIBITS
 from suite.schema import Status
 from suite.store import CannotWrite, InvalidResults
 
@@ -58,6 +59,14 @@ class Outline(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_exhibits():
+    """Three of the papers' twenty: a figure of bars, one of lines, a table. All are tested where they are made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paper, "EXHIBITS", {name: EXHIBITS[name] for name in ("fig4", "pygraph-fig2", "table1")})
+        yield
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """A report of a run of two workloads, one cell failed, and of an explanation of each."""
@@ -76,7 +85,7 @@ def both(tmp_path_factory):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Figures take seconds; where it is about files, a name stands for each."""
-    monkeypatch.setattr(build, "draw", lambda chart, origin: chart.name)
+    monkeypatch.setattr(build, "draw_any", lambda chart, origin: chart.name)
     for form in ("to_png", "to_pdf"):
         monkeypatch.setattr(build, form, lambda figure: figure.encode())
     monkeypatch.setattr(build, "to_svg", lambda figure, name: "<svg></svg>")
@@ -85,7 +94,8 @@ def undrawn(monkeypatch):
 def test_report_names_what_it_wrote(both):
     report, _ = both
     assert (report.run_id, report.explained, report.failed_cells, report.warning) == ("synthetic", 2, 1, None)
-    assert {path.stem for path in report.figures} == set(FIGURE_NAMES)
+    drawn = {path.stem for path in report.figures}
+    assert drawn == {*FIGURE_NAMES, "paper_fig4", "paper_pygraph_fig2"}
     assert {path.suffix for path in report.figures} == {".png", ".pdf"}
     assert all(path.is_file() and path.stat().st_size > 0 for path in (report.html, *report.tables, *report.figures))
     written = {path for path in report.html.parent.rglob("*") if path.is_file()}
@@ -161,7 +171,7 @@ def test_page_shows_run_and_explanations_environment_and_sources(both):
         assert title in headings
     assert "0123456789abcdef" in text and "SYNTHETIC GPU" in text
     assert "OSDI 2026" in text and "NVIDIA H100 NVL" in text
-    assert len(page.named("svg")) == len(FIGURE_NAMES)
+    assert len(page.named("svg")) == len(report.figures) / 2, "each as PNG and PDF, and in the page"
 
 
 def test_explanations_alone_make_a_report(tmp_path):
@@ -251,7 +261,7 @@ def test_without_a_named_folder_figures_stay_in_the_report(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("wrong", ["out", "out/below", "figures", "tables"])
 def test_a_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monkeypatch, wrong):
-    monkeypatch.setattr(build, "draw", lambda *_: pytest.fail("drawn before the folders were looked at"))
+    monkeypatch.setattr(build, "draw_any", lambda *_: pytest.fail("drawn before the folders were looked at"))
     run = write_run(tmp_path / "run", [cell("EOS", "compile")])
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / ("file" if wrong != "tables" else "tables")).write_text("")
@@ -277,7 +287,7 @@ def test_a_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monke
 def test_a_readme_that_cannot_take_the_tables_is_wrong_use_before_anything_is_drawn(
     tmp_path, monkeypatch, content, words
 ):
-    monkeypatch.setattr(build, "draw", lambda *_: pytest.fail("drawn before the README was looked at"))
+    monkeypatch.setattr(build, "draw_any", lambda *_: pytest.fail("drawn before the README was looked at"))
     run = write_run(tmp_path / "run", [cell("EOS", "compile")])
     readme = tmp_path / "README.md"
     if content is not None:

@@ -11,21 +11,25 @@ from markupsafe import Markup
 
 from suite.errors import WrongUse
 from suite.explain.records import Explanation
+from suite.micro.records import read_micro_run
 from suite.report import (
     cell_tables,
     compare,
     conclusion,
     explain_charts,
     explain_tables,
+    paper,
     provenance,
     run_charts,
     speedup_tables,
 )
 from suite.report.chart import Chart
 from suite.report.conclusion import Conclusion
-from suite.report.draw import draw, to_pdf, to_png, to_svg
+from suite.report.draw import to_pdf, to_png, to_svg
+from suite.report.line_chart import LineChart, draw_any
 from suite.report.load import Run, cell_label, load_explanations, load_runs
 from suite.report.page import Log, Page, PageFigure, Section, render
+from suite.report.paper.nanogpt import read_decode
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
 from suite.report.readme import check_readme, update_readme
@@ -73,7 +77,7 @@ class _Part:
     anchor: str
     title: str
     provenance: Provenance
-    charts: tuple[Chart, ...]
+    charts: tuple[Chart | LineChart, ...]
     tables: tuple[Table, ...]
 
 
@@ -83,6 +87,7 @@ def build_report(
     out: Path,
     figures_dir: Path | None = None,
     readme: Path | None = None,
+    micro: Path | None = None,
 ) -> Report:
     """Write one report of runs, of explanations, or of both, into the folder `out`.
 
@@ -93,6 +98,7 @@ def build_report(
             does not have is removed, other files stay.
         figures_dir: gets the figures; by default `out/figures`, which also takes what is not to go to `FIGURES`.
             Figures of the same name are replaced, nothing is removed.
+        micro: `indirection.json` of `encore micro indirection`, for the papers' figure of it.
         readme: a Markdown file whose generated parts ("recorded" and "explained") get the overview tables.
 
     Raises:
@@ -113,6 +119,7 @@ def build_report(
     parts = [
         *(_run_parts(recorded, comparisons, means, published) if recorded else ()),
         *(_explain_parts(explained, published) if explained else ()),
+        *(_all_paper_parts(paper_results(runs, recorded, micro, published)) if recorded else ()),
     ]
     concluded = conclusion.of_run(recorded, comparisons, means) if recorded else conclusion.of_explanations(explained)
     warnings = tuple(dict.fromkeys(part.provenance.warning for part in parts if part.provenance.warning))
@@ -189,6 +196,64 @@ def _run_parts(
     )
 
 
+def _paper_parts(results: paper.Results, exhibits: Iterable[paper.Exhibit]) -> list[_Part]:
+    """A section for each figure and table of the papers."""
+    parts = []
+    for exhibit in exhibits:
+        made = exhibit.make(exhibit, results)
+        title = f"{results.published.sources[exhibit.source].label} {exhibit.number}"
+        charts = (made.chart,) if made.chart is not None else ()
+        parts.append(_Part(exhibit.stem, title, made.provenance, charts, (made.table,)))
+    return parts
+
+
+def _all_paper_parts(results: paper.Results) -> list[_Part]:
+    return _paper_parts(results, paper.EXHIBITS.values())
+
+
+def paper_results(
+    runs: Sequence[Path], recorded: Run | None, micro: Path | None, published: Published
+) -> paper.Results:
+    """What the papers' figures and tables are made of.
+
+    Raises:
+        InvalidResults: a file of a run has wrong fields.
+        WrongUse: `micro` holds no results of the microbenchmark.
+    """
+    decode = tuple(row for run in runs for row in read_decode(run))
+    return paper.Results(published, recorded, None if micro is None else read_micro_run(micro), decode)
+
+
+def build_exhibits(
+    names: Sequence[str], runs: Sequence[Path], micro: Path | None, out: Path, figures_dir: Path | None = None
+) -> list[Path]:
+    """Writes some of the papers' figures and tables, and nothing else; returns the files, tables first.
+
+    Args:
+        names: of `paper.EXHIBITS`.
+        runs, micro: see `build_report`; what they do not hold is marked as missing.
+        out: gets `tables/`, and `figures/` unless `figures_dir` is given.
+
+    Raises:
+        WrongUse: a name is unknown, or the runs do not belong into one report.
+        InvalidResults: a file has wrong fields.
+        CannotWrite: the disk is full.
+    """
+    exhibits = paper.find_exhibits(names)
+    results = paper_results(runs, load_runs(runs) if runs else None, micro, load_published())
+    parts = _paper_parts(results, exhibits)
+    if figures_dir is None or (figures_dir.resolve() == FIGURES and any(part.provenance.warning for part in parts)):
+        figures_dir = out / "figures"
+    tables = _write_tables(parts, out / "tables")
+    figures = [
+        path
+        for part in parts
+        for chart in part.charts
+        for path in _write_figure(chart, part.provenance, figures_dir)[1]
+    ]
+    return [*tables, *figures]
+
+
 def _explain_parts(explanations: tuple[Explanation, ...], published: Published) -> tuple[_Part, ...]:
     return (
         _Part(
@@ -224,8 +289,8 @@ def _write_figures(parts: Iterable[_Part], folder: Path) -> tuple[list[Section],
     return sections, written
 
 
-def _write_figure(chart: Chart, origin: Provenance, folder: Path) -> tuple[PageFigure, list[Path]]:
-    figure = draw(chart, origin)
+def _write_figure(chart: Chart | LineChart, origin: Provenance, folder: Path) -> tuple[PageFigure, list[Path]]:
+    figure = draw_any(chart, origin)
     written = []
     for suffix, content in ((".png", to_png(figure)), (".pdf", to_pdf(figure))):
         path = folder / f"{chart.name}{suffix}"

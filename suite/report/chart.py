@@ -25,7 +25,7 @@ class Scale(StrEnum):
 class Bar:
     """One bar. `interval` is its (low, high); `total` is where a second, lighter part stacked on it ends; `published`
     is a value from a paper to mark beside it; `failure` is written in its place where there is no value. A bar that is
-    `undecided` is drawn as an outline: its samples do not tell it from the base.
+    `undecided` is drawn as an outline: its samples do not tell it from the base. `label` is written above its end.
     """
 
     value: float | None = None
@@ -34,6 +34,7 @@ class Bar:
     published: float | None = None
     failure: str | None = None
     undecided: bool = False
+    label: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

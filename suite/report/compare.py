@@ -110,6 +110,15 @@ def compare(run: Run) -> tuple[Comparison, ...]:
     )
 
 
+def against(run: Run, cell: Cell, mode: str, metric: Metric = Metric.LATENCY) -> Comparison:
+    """A cell against any other mode of its row, a baseline of its own or not.
+
+    Raises:
+        EncoreError: a recorded time is not positive.
+    """
+    return _compare_cell(run, cell, mode, metric)
+
+
 def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: Metric) -> Comparison | None:
     """The comparison of this cell with this baseline."""
     return next(

@@ -11,6 +11,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import matplotlib
@@ -25,15 +26,15 @@ from suite.report.provenance import Provenance
 from suite.report.units import format_bytes
 from suite.schema import Status
 
-_INK = "#123450"
+INK = "#123450"
 """Colour of all text and lines; in an SVG it is replaced by the page's own (`currentColor`)."""
-_WARNING = "#D55E00"
+WARNING = "#D55E00"
 _FAILURE = "#C4001A"
 _NO_RESULT = "#808080"
 """Behind the words that stand where a bar would be: of a cell that failed, and of one without a result. No mode has
 these colours, lest a failure look like one of its bars."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
-_COLOURS = {
+COLOURS = {
     "eager": "#8C8C8C",
     "compile": "#56B4E9",
     "graph": "#E69F00",
@@ -42,21 +43,21 @@ _COLOURS = {
     "indirection": "#CC79A7",
     "encore": "#0072B2",
 }
-_OTHER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
+OTHER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
 _GROUPS_PER_PANEL = 15
 _CHARACTERS_PER_INCH = 12
 """Of titles and notes, a little less than fit at their size."""
 _GROUP_SHARE = 0.86
 """Part of a group's width that its bars take."""
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
     "text.parse_math": False,
-    "text.color": _INK,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "svg.fonttype": "path",
@@ -65,12 +66,12 @@ _STYLE: dict[Any, Any] = {
 }
 _FINE_TICKS = (0.25, 0.35, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2, 3, 4)
 _COARSE_TICKS = (0.01, 0.03, 0.06, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128)
-_PUBLISHED_MARK: dict[str, Any] = {
+PUBLISHED_MARK: dict[str, Any] = {
     "linestyle": "",
     "marker": "D",
     "markersize": 4.5,
     "markerfacecolor": "white",
-    "markeredgecolor": _INK,
+    "markeredgecolor": INK,
     "markeredgewidth": 1.0,
     "clip_on": False,
 }
@@ -80,7 +81,7 @@ _LOWEST_BYTES = 1.0
 
 def draw(chart: Chart, provenance: Provenance) -> Figure:
     """The chart as a figure: at most 15 groups side by side; more are spread evenly over panels, one below another."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         panels = _panels(chart.groups)
         width = max(7.5, 1.1 + 0.92 * max(len(panel) for panel in panels))
         figure = Figure(figsize=(width, 1.9 + 3.1 * len(panels)), layout="constrained")
@@ -89,35 +90,42 @@ def draw(chart: Chart, provenance: Provenance) -> Figure:
             _draw_panel(axis, chart, groups)
         _set_scale(axes[0], chart)
         _draw_text(figure, chart, provenance)
+        lay_out(figure)
     return figure
+
+
+def lay_out(figure: Figure) -> None:
+    """Finds every part's place once: a figure is written in three forms, and each would look for them again."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
 
 
 def to_png(figure: Figure) -> bytes:
     """The figure as PNG, 150 dots per inch, on white."""
-    return _rendered(figure, "png", dpi=150, facecolor="white", metadata={"Software": None})
+    return rendered(figure, "png", dpi=150, facecolor="white", metadata={"Software": None})
 
 
 def to_pdf(figure: Figure) -> bytes:
     """The figure as PDF, with text as text."""
-    return _rendered(figure, "pdf", facecolor="white", metadata={"CreationDate": None})
+    return rendered(figure, "pdf", facecolor="white", metadata={"CreationDate": None})
 
 
 def to_svg(figure: Figure, name: str) -> str:
     """The figure as an `<svg>` element for a page: text in the page's colour, ids that begin with `name`."""
-    data = _rendered(figure, "svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
+    data = rendered(figure, "svg", transparent=True, metadata={"Date": None, "Creator": None}).decode()
     element = data[data.index("<svg") :]
-    element = element.replace(_INK.lower(), "currentColor")
+    element = element.replace(INK.lower(), "currentColor")
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", element)
 
 
 def colour(chart: Chart, series: str) -> str:
     """The colour of a series: a mode's own, or the next of the palette."""
-    return _COLOURS.get(series) or _OTHER_COLOURS[chart.series.index(series) % len(_OTHER_COLOURS)]
+    return COLOURS.get(series) or OTHER_COLOURS[chart.series.index(series) % len(OTHER_COLOURS)]
 
 
-def _rendered(figure: Figure, form: str, **options: Any) -> bytes:
+def rendered(figure: Figure, form: str, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure.savefig(buffer, format=form, **options)
     return buffer.getvalue()
 
@@ -131,9 +139,14 @@ def _panels(groups: tuple[str, ...]) -> list[tuple[str, ...]]:
 def _draw_panel(axis: Axes, chart: Chart, groups: tuple[str, ...]) -> None:
     width = _GROUP_SHARE / max(1, len(chart.series))
     for place, group in enumerate(groups):
+        common = _common_failure(chart, group)
+        if common is not None:
+            base = {Scale.RATIO: 1.0, Scale.BYTES: _LOWEST_BYTES}.get(chart.scale, 0.0)
+            _write_failure(axis, common, place, base)
         for position, series in enumerate(chart.series):
             bar = chart.bars.get((group, series))
             if bar is not None:
+                bar = replace(bar, failure=None) if common is not None else bar
                 centre = place + (position - (len(chart.series) - 1) / 2) * width
                 _draw_bar(axis, chart, bar, centre, width, colour(chart, series))
     axis.set_xticks(range(len(groups)), groups, rotation=30 if len(groups) > 6 else 0, rotation_mode="anchor")
@@ -145,9 +158,16 @@ def _draw_panel(axis: Axes, chart: Chart, groups: tuple[str, ...]) -> None:
     axis.grid(axis="y", color="#808080", alpha=0.3, linewidth=0.6)
     axis.set_axisbelow(True)
     if chart.summary_groups and groups[-1] == chart.groups[-1]:
-        axis.axvline(len(groups) - chart.summary_groups - 0.5, color=_INK, linewidth=0.8, linestyle=":")
+        axis.axvline(len(groups) - chart.summary_groups - 0.5, color=INK, linewidth=0.8, linestyle=":")
     if chart.scale is Scale.RATIO:
-        axis.axhline(1, color=_INK, linewidth=0.9)
+        axis.axhline(1, color=INK, linewidth=0.9)
+
+
+def _common_failure(chart: Chart, group: str) -> str | None:
+    """The reason that all bars of a group lack their value for: it is written once."""
+    found = [bar for series in chart.series if (bar := chart.bars.get((group, series))) is not None]
+    reasons = {bar.failure for bar in found if bar.value is None}
+    return reasons.pop() if len(found) > 1 and len(reasons) == 1 and all(bar.value is None for bar in found) else None
 
 
 def _draw_bar(axis: Axes, chart: Chart, bar: Bar, centre: float, width: float, fill: str) -> None:
@@ -164,25 +184,54 @@ def _draw_bar(axis: Axes, chart: Chart, bar: Bar, centre: float, width: float, f
             axis.bar(centre, _cut(chart, end) - top, width * 0.94, bottom=top, color=fill, alpha=0.35, linewidth=0)
         if _cut(chart, end) != end:
             _write_at_cut(axis, chart, end, centre)
-        if bar.value == 0 and bar.total is None:
+        if bar.value == 0 and bar.total is None and bar.label is None:
             _write_at_base(axis, "0", centre, base, fill, rotation=0)
     elif bar.failure is not None:
-        failed = bar.failure.rpartition(": ")[2] in _BAD_STATUSES
-        text = f"\N{BALLOT X} {bar.failure}" if failed else bar.failure
-        _write_at_base(axis, text, centre, base, _FAILURE if failed else _NO_RESULT, rotation=90)
+        _write_failure(axis, bar.failure, centre, base)
     if bar.value is not None and bar.interval is not None and _cut(chart, bar.value) == bar.value:
         below, above = bar.value - bar.interval[0], bar.interval[1] - bar.value
-        axis.errorbar(centre, bar.value, [[below], [above]], color=_INK, linewidth=0.9, capsize=1.6)
+        axis.errorbar(centre, bar.value, [[below], [above]], color=INK, linewidth=0.9, capsize=1.6)
+    if bar.value is not None and bar.label is not None:
+        _write_above(axis, chart, bar, centre)
     if bar.published is not None:
         height = max(bar.published, base) if chart.scale is Scale.BYTES else bar.published
-        axis.plot(centre, height, zorder=5, **_PUBLISHED_MARK)
+        axis.plot(centre, height, zorder=5, **PUBLISHED_MARK)
+
+
+def _write_failure(axis: Axes, failure: str, centre: float, base: float) -> None:
+    failed = failure.rpartition(": ")[2] in _BAD_STATUSES
+    text = f"\N{BALLOT X} {failure}" if failed else failure
+    _write_at_base(axis, text, centre, base, _FAILURE if failed else _NO_RESULT, rotation=90)
 
 
 def _write_at_base(axis: Axes, text: str, centre: float, base: float, fill: str, rotation: int) -> None:
     axis.annotate(
         text, (centre, base), xytext=(0, 2), textcoords="offset points", rotation=rotation, fontsize=6.5,
-        ha="center", va="bottom", color=_INK, bbox={"facecolor": fill, "alpha": 0.25, "pad": 0.6, "linewidth": 0},
+        ha="center", va="bottom", color=INK, bbox={"facecolor": fill, "alpha": 0.25, "pad": 0.6, "linewidth": 0},
     )  # fmt: skip
+
+
+def _write_above(axis: Axes, chart: Chart, bar: Bar, centre: float) -> None:
+    """A bar's label past its end, and past the end of its interval."""
+    assert bar.value is not None
+    ends = [end for end in (bar.value, bar.total, *(bar.interval or ())) if end is not None]
+    down = chart.scale is Scale.RATIO and bar.value < 1
+    end = min(ends) if down else max(ends)
+    end = _cut(chart, max(end, _LOWEST_BYTES) if chart.scale is Scale.BYTES else end)
+    away = 3
+    if bar.published is not None and _is_near(chart, end, bar.published):
+        end, away = (min if down else max)(end, bar.published), 6
+    axis.annotate(
+        bar.label or "", (centre, end), xytext=(0, -away if down else away),
+        textcoords="offset points", rotation=90, fontsize=6.5, ha="center", va="top" if down else "bottom", color=INK,
+    )  # fmt: skip
+
+
+def _is_near(chart: Chart, end: float, mark: float) -> bool:
+    """Whether the mark of a published value would touch what is written at the end of a bar."""
+    if chart.scale in (Scale.RATIO, Scale.BYTES):
+        return bool(mark > 0 and end > 0 and abs(math.log2(mark / end)) < (0.5 if chart.scale is Scale.RATIO else 4))
+    return abs(mark - end) < 0.1 * max([1e-9, *_drawn_values(chart)])
 
 
 def _write_at_cut(axis: Axes, chart: Chart, value: float, centre: float) -> None:
@@ -191,7 +240,7 @@ def _write_at_cut(axis: Axes, chart: Chart, value: float, centre: float) -> None
     down = value < chart.shown[0]
     axis.annotate(
         text, (centre, _cut(chart, value)), xytext=(0, 2 if down else -2), textcoords="offset points", rotation=90,
-        fontsize=6.5, ha="center", va="bottom" if down else "top", color=_INK,
+        fontsize=6.5, ha="center", va="bottom" if down else "top", color=INK,
     )  # fmt: skip
 
 
@@ -204,9 +253,12 @@ def _cut(chart: Chart, value: float) -> float:
 def _set_scale(axis: Axes, chart: Chart) -> None:
     """Limits and ticks of the value axis, which all panels share."""
     values = list(_drawn_values(chart))
+    labels = any(bar.label for bar in chart.bars.values())
     if chart.scale is Scale.RATIO:
         axis.set_yscale("log")
         low, high = min([0.85, *values]) / 1.08, max([1.2, *values]) * 1.08
+        if labels:
+            low, high = low / (high / low) ** 0.12, high * (high / low) ** 0.12
         axis.set_ylim(low, high)
         ticks = _FINE_TICKS if low > 0.2 and high < 5 else _COARSE_TICKS
         axis.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low <= tick <= high]))
@@ -215,14 +267,15 @@ def _set_scale(axis: Axes, chart: Chart) -> None:
     elif chart.scale is Scale.BYTES:
         axis.set_yscale("log", base=2)
         exponent = max(1, math.ceil(math.log2(max([2.0, *values]))))
-        axis.set_ylim(_LOWEST_BYTES, 2.0 ** (exponent + 1))
+        axis.set_ylim(_LOWEST_BYTES, 2.0 ** (exponent * 1.2 if labels else exponent + 1))
         axis.yaxis.set_major_locator(FixedLocator([2.0**power for power in range(0, exponent + 2, 5)]))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value).replace(".0 ", " ")))
         axis.yaxis.set_minor_locator(NullLocator())
     elif chart.scale is Scale.PERCENT:
-        axis.set_ylim(0, 105)
+        axis.set_ylim(0, 122 if labels else 105)
+        axis.yaxis.set_major_locator(FixedLocator([0, 20, 40, 60, 80, 100]))
     else:
-        axis.set_ylim(0, 1.06 * max([1e-9, *values]))
+        axis.set_ylim(0, (1.2 if labels else 1.06) * max([1e-9, *values]))
 
 
 def _drawn_values(chart: Chart) -> Iterator[float]:
@@ -237,23 +290,23 @@ def _drawn_values(chart: Chart) -> Iterator[float]:
 def _draw_text(figure: Figure, chart: Chart, provenance: Provenance) -> None:
     """Title with warning and provenance at the top, note and legend at the foot."""
     lines = [line for line in (provenance.warning, chart.title, provenance.caption) if line]
-    title = "\n".join(_wrapped(figure, line) for line in lines)
-    figure.suptitle(title, fontsize=10, color=_WARNING if provenance.warning else _INK)
+    title = "\n".join(wrapped(figure, line) for line in lines)
+    figure.suptitle(title, fontsize=10, color=WARNING if provenance.warning else INK)
     handles: list[Any] = [Patch(color=colour(chart, series), label=series) for series in chart.series]
     if chart.parts is not None:
         handles += [
-            Patch(color=_INK, label=chart.parts[0]),
-            Patch(color=_INK, alpha=0.35, label=chart.parts[1]),
+            Patch(color=INK, label=chart.parts[0]),
+            Patch(color=INK, alpha=0.35, label=chart.parts[1]),
         ]
     notes = [chart.note]
     ends = [end for bar in chart.bars.values() for end in (bar.value, bar.total) if end is not None]
     if any(_cut(chart, end) != end for end in ends):
         notes.append("Bars that would pass the axis are cut, with their value written in them.")
     if chart.published is not None and any(bar.published is not None for bar in chart.bars.values()):
-        handles.append(Line2D([], [], label="published", **_PUBLISHED_MARK))
+        handles.append(Line2D([], [], label="published", **PUBLISHED_MARK))
         notes.append(f"Published: {chart.published}.")
     if any(bar.undecided for bar in chart.bars.values()):
-        handles.append(Patch(facecolor="none", edgecolor=_INK, label="undecided (AMBG)"))
+        handles.append(Patch(facecolor="none", edgecolor=INK, label="undecided (AMBG)"))
     longest = max(len(handle.get_label()) for handle in handles)
     rows = math.ceil(len(handles) / max(1, int(figure.get_figwidth() * _CHARACTERS_PER_INCH / (longest + 6))))
     legend = figure.legend(
@@ -262,11 +315,11 @@ def _draw_text(figure: Figure, chart: Chart, provenance: Provenance) -> None:
         ncols=math.ceil(len(handles) / rows),
         frameon=False,
         fontsize=8.5,
-        title="\n".join(_wrapped(figure, note) for note in notes if note) or None,
+        title="\n".join(wrapped(figure, note) for note in notes if note) or None,
         title_fontsize=8.5,
     )
     legend.get_title().set_multialignment("center")
 
 
-def _wrapped(figure: Figure, text: str) -> str:
+def wrapped(figure: Figure, text: str) -> str:
     return textwrap.fill(text, int(figure.get_figwidth() * _CHARACTERS_PER_INCH))

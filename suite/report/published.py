@@ -67,6 +67,15 @@ class PublishedCopies(Record):
     graphs: int
 
 
+class PublishedWorkload(Record):
+    """A row of a paper's table of workloads. `printed` is the paper's acronym where ours has the batch in it."""
+
+    name: str
+    task: str
+    batch: int
+    printed: str | None = None
+
+
 class Published(Record):
     """`results/published.json`. Outer keys are those of `sources`, inner ones acronyms of workloads."""
 
@@ -76,6 +85,13 @@ class Published(Record):
     """Keys of the innermost level: `<mode>_over_<baseline>`."""
     coverage_percent: dict[str, dict[str, PublishedCoverage]]
     bytes_copied: dict[str, dict[str, PublishedCopies]]
+    workloads: dict[str, dict[str, PublishedWorkload]]
+    """Inner keys are this suite's acronyms."""
+    rewritten_program: dict[str, dict[str, dict[str, float]]]
+    """How many times faster the program is with its CPU tensors on the GPU: `without_graphs` and `with_graphs`."""
+    copy_share_percent: dict[str, dict[str, float]]
+    """Share of an iteration with stock's graphs that copies of inputs take."""
+    compile_s: dict[str, dict[str, dict[str, float]]]
     nanogpt_per_step_ms: dict[str, dict[str, float]]
     nanogpt_end_to_end_speedup: dict[str, float]
     nanogpt_sweep_prompt8: dict[str, dict[str, float]]
@@ -84,6 +100,11 @@ class Published(Record):
         """How many times faster than `baseline` the source found `mode`'s counterpart on this workload."""
         counterpart = "graph" if mode == "graph-unpartitioned" else mode
         return self.speedups.get(source, {}).get(workload, {}).get(f"{counterpart}_over_{baseline}")
+
+    def printed(self, source: str, workload: str) -> str:
+        """The acronym under which the source prints a workload of this suite."""
+        row = self.workloads.get(source, {}).get(workload)
+        return workload if row is None or row.printed is None else row.printed
 
     def coverage(self, source: str, workload: str, mode: str) -> float | None:
         """Coverage in percent of `mode`'s counterpart."""

@@ -1,0 +1,71 @@
+"""GraCE Fig. 9: what reading an input through a pointer costs, by rewritten kernels and by a prelude kernel."""
+
+from __future__ import annotations
+
+from suite.micro.figure import lines as micro_lines
+from suite.micro.records import MicroRun
+from suite.micro.sweeps import VARIANTS, Sweep
+from suite.report.line_chart import Line, LineChart
+from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Results
+from suite.report.provenance import Provenance
+from suite.report.table import make_table
+
+_SWEEP: Sweep = "inputs"
+_DIFFERS = (
+    "From `encore micro indirection`: time of one replay of a graph whose inputs have all moved, against their number; "
+    "the paper shows the added latency of its two ways alone, and says that the prelude exceeds 10 us at many "
+    "parameters. `ptx` is the rewritten kernel, `copy` stock's copy of the inputs, `host` sets the parameters of the "
+    "instantiated graph."
+)
+
+
+def make(exhibit: Exhibit, results: Results) -> Made:
+    """Lines of time per replay by the number of inputs."""
+    title = exhibit.title(results.published)
+    columns = ["inputs", *(f"{variant}_us" for variant in VARIANTS), "missing"]
+    micro = results.micro
+    found = {variant: dict(line) for (variant, moved), line in _lines(micro).items() if moved}
+    counts = sorted({count for line in found.values() for count in line})
+    rows = [
+        {
+            "inputs": count,
+            **{f"{variant}_us": found.get(variant, {}).get(count) for variant in VARIANTS},
+            "missing": "; ".join(f"{v}: {NOT_MEASURED}" for v in VARIANTS if count not in found.get(v, {})) or None,
+        }
+        for count in counts
+    ] or [{"missing": NOT_MEASURED}]
+    where = results.provenance() if micro is None else _origin(micro)
+    paper = results.published.sources[exhibit.source].setting
+    measured = f"Measured: {where.device}, PyTorch {where.torch}. " if micro is not None else ""
+    table = make_table(exhibit.stem, title, f"{measured}Published: {paper}. {exhibit.differs}", columns, rows)
+    drawn = tuple(
+        Line(variant, tuple(sorted(found[variant].items())), shade=place)
+        for place, variant in enumerate(VARIANTS)
+        if found.get(variant)
+    )
+    chart = LineChart(
+        exhibit.stem,
+        title,
+        "inputs that moved",
+        "time per replay, \N{MICRO SIGN}s (median)",
+        drawn,
+        x_log=True,
+        y_log=True,
+        note="Published: the prelude exceeds 10 \N{MICRO SIGN}s at many parameters.",
+    )
+    return Made(table, chart if drawn else None, where)
+
+
+def _lines(micro: MicroRun | None) -> dict[tuple[str, bool], list[tuple[int, float]]]:
+    return {} if micro is None else {(str(v), moved): line for (v, moved), line in micro_lines(micro, _SWEEP).items()}
+
+
+def _origin(micro: MicroRun) -> Provenance:
+    environment = micro.environment
+    device = environment.gpu.name if environment.gpu else f"CPU {environment.cpu.model}"
+    commit = (environment.git_commit or "unknown")[:10]
+    warning = None if environment.gpu else "SMOKE RUN on the CPU: these numbers say nothing about performance"
+    return Provenance(f"run {environment.run_id}", device, commit, environment.torch, warning, environment.driver)
+
+
+EXHIBITS = (Exhibit("fig9", "grace", "Fig. 9", "latency of the ways to indirection", _DIFFERS, make),)

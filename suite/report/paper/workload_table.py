@@ -1,0 +1,57 @@
+"""GraCE Table 1, PyGraph Table 1: the workloads, as published and as this suite has them."""
+
+from __future__ import annotations
+
+from models import registry
+from suite.report.paper.exhibit import Exhibit, Made, Results, labels_of
+from suite.report.table import make_table
+
+_COLUMNS = (
+    "workload", "name", "suite", "task", "batch", "published_name", "published_task", "published_batch", "parameters",
+    "differs", "measured",
+)  # fmt: skip
+_DIFFERS = (
+    "Models are built with random weights from the libraries of today, or written for the suite; inputs are drawn from "
+    "a seed. Where a library changed a program, the variant `published` keeps the published one."
+)
+
+
+def make(exhibit: Exhibit, results: Results) -> Made:
+    """One row per published workload; those the suite lacks are marked."""
+    known = registry.workloads()
+    rows = []
+    for label in labels_of(results, exhibit.source):
+        paper = results.published.workloads[exhibit.source][label]
+        row: dict[str, object] = {
+            "workload": label,
+            "published_name": paper.name,
+            "published_task": paper.task,
+            "published_batch": paper.batch,
+        }
+        if label in known:
+            here = known[label]
+            pairs = (
+                ("name", here.name, paper.name),
+                ("task", here.task, paper.task),
+                ("batch", here.batch, paper.batch),
+            )
+            row |= {
+                "name": here.name,
+                "suite": here.suite,
+                "task": here.task,
+                "batch": here.batch,
+                "parameters": here.parameters,
+                "differs": ", ".join(name for name, ours, theirs in pairs if ours != theirs) or "nothing listed",
+            }
+        else:
+            row["differs"] = "not in the suite"
+        row["measured"] = results.run is not None and label in results.run.labels
+        rows.append(row)
+    title = exhibit.title(results.published)
+    return Made(make_table(exhibit.stem, title, exhibit.differs, _COLUMNS, rows), None, results.provenance())
+
+
+EXHIBITS = (
+    Exhibit("table1", "grace", "Table 1", "workloads", _DIFFERS, make),
+    Exhibit("pygraph-table1", "pygraph", "Table 1", "workloads", _DIFFERS, make),
+)

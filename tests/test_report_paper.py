@@ -1,0 +1,313 @@
+"""The papers' figures and tables: every one, from results alone, with published values and missing ones marked."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fixtures.synthetic_results import cell, environment, failed_cell, metrics, write_run
+
+from models import registry
+from suite.cli import main
+from suite.errors import WrongUse
+from suite.micro.records import read_micro_run
+from suite.report.build import build_exhibits
+from suite.report.chart import Bar, Chart, Scale
+from suite.report.draw import draw
+from suite.report.line_chart import Line, LineChart, draw_any, draw_lines
+from suite.report.load import Run, load_runs
+from suite.report.paper import EXHIBITS, Results, find_exhibits
+from suite.report.paper.exhibit import NOT_MEASURED, DecodeRow, Made
+from suite.report.paper.nanogpt import read_decode
+from suite.report.provenance import Provenance
+from suite.report.published import load_published
+from suite.schema import Cell, Status
+from suite.store import RECORDED, InvalidResults, list_runs
+
+PUBLISHED = load_published()
+EXPECTED = [
+    "fig3", "fig4", "fig9", "fig10", "fig11", "fig13", "table1", "table2", "table3", "memory",
+    "pygraph-fig2", "pygraph-fig3", "pygraph-fig7", "pygraph-fig8", "pygraph-table1", "pygraph-table2",
+    "pygraph-table3", "pygraph-table4", "nanogpt-table1", "nanogpt-table2",
+]  # fmt: skip
+ORIGIN = Provenance("run synthetic", "SYNTHETIC GPU", "0123456789", "0.0", None)
+MICRO = RECORDED / "micro-indirection" / "indirection.json"
+
+
+def made(name: str, results: Results) -> Made:
+    return EXHIBITS[name].make(EXHIBITS[name], results)
+
+
+def results(*cells: Cell) -> Results:
+    return Results(PUBLISHED, Run(environment(), cells))
+
+
+def row(table: Made, label: str, column: str = "workload") -> dict[str, object]:
+    (found,) = (dict(each) for each in table.table.frame.to_dict("records") if each[column] == label)
+    return found
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Results:
+    return Results(PUBLISHED, load_runs(list_runs(RECORDED)), read_micro_run(MICRO))
+
+
+def test_every_figure_and_table_that_one_gpu_can_make_is_there() -> None:
+    assert list(EXHIBITS) == EXPECTED
+    for exhibit in EXHIBITS.values():
+        assert exhibit.shows and len(exhibit.differs) > 40
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_each_is_made_of_the_recorded_runs_and_says_what_differs(name: str, recorded: Results) -> None:
+    done = made(name, recorded)
+    assert len(done.table.frame) > 0
+    assert EXHIBITS[name].differs in done.table.note
+    columns = " ".join(done.table.frame.columns)
+    assert "published" in columns or "Published: " in done.table.note
+    if done.chart is not None:
+        assert draw_any(replace(done.chart, name="test"), done.provenance).axes
+    drawn = done.chart is not None
+    assert drawn is (name not in ("table1", "pygraph-table1", "nanogpt-table1", "nanogpt-table2"))
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_without_results_everything_measured_is_marked_as_missing(name: str) -> None:
+    done = made(name, Results(PUBLISHED))
+    assert done.chart is None
+    assert done.provenance.run_id == "no run was given"
+    if name == "fig4":
+        assert NOT_MEASURED in str(done.table.frame["workload"].iloc[0])
+    elif "table1" in name and "nanogpt" not in name:
+        assert not done.table.frame["measured"].any()
+    else:
+        body = done.table.frame["missing"].iloc[: len(done.table.frame) - done.table.summary_rows]
+        assert all(NOT_MEASURED in str(reason) for reason in body)
+
+
+def test_bars_are_the_measured_ratios_beside_the_published_ones() -> None:
+    done = made("fig10", results(cell("EOS", "compile", 100), cell("EOS", "graph-unpartitioned", 125)))
+    assert isinstance(done.chart, Chart)
+    bar = done.chart.bars["EOS", "graph-unpartitioned"]
+    assert bar.value == pytest.approx(0.8) and bar.published == 0.71 and bar.label == "0.80"
+    assert done.chart.bars["EOS", "indirection"].failure == NOT_MEASURED
+    assert done.chart.groups[:25] == tuple(sorted(PUBLISHED.workloads["grace"])), "all of the paper's, one order"
+    assert row(done, "EOS")["graph-unpartitioned_speedup"] == pytest.approx(0.8)
+    assert "indirection: not measured" in str(row(done, "EOS")["missing"])
+    assert "NVIDIA H100 NVL" in done.table.note and "SYNTHETIC GPU" in done.table.note
+
+
+def test_failed_cells_and_ratios_of_other_kernels_have_their_reason() -> None:
+    fast, slow = (metrics(kernel_time_us=time).model_copy(update={"kernels": None}) for time in (20, 40))
+    done = made(
+        "fig10",
+        results(
+            cell("EOS", "compile", 100, metrics=slow),
+            failed_cell("EOS", "graph", Status.OOM),
+            cell("EOS", "indirection", 50, metrics=fast),
+            cell("ST", "compile", 100),
+            cell("ST", "graph", 90),
+        ),
+    )
+    assert isinstance(done.chart, Chart)
+    assert done.chart.bars["EOS", "graph"].failure == "oom"
+    assert done.chart.bars["EOS", "indirection"].failure == "other kernels"
+    assert "graph: oom" in str(row(done, "EOS")["missing"])
+
+
+def test_the_whole_system_is_mode_encore_where_a_run_has_it() -> None:
+    modes = (cell("DALLE2", "compile", 300), cell("DALLE2", "indirection", 200))
+    assert made("fig10", results(*modes)).chart.bars["DALLE2", "indirection"].published == 2.72  # type: ignore[union-attr]
+    done = made("fig10", results(*modes, cell("DALLE2", "encore", 100)))
+    assert isinstance(done.chart, Chart)
+    assert done.chart.bars["DALLE2", "encore"].value == pytest.approx(3)
+    assert done.chart.bars["DALLE2", "encore"].published == 2.72
+
+
+def test_means_go_over_the_workloads_that_all_measured_modes_have() -> None:
+    done = made(
+        "fig10",
+        results(
+            cell("EOS", "compile", 100), cell("EOS", "graph", 50), cell("EOS", "indirection", 25),
+            cell("ST", "compile", 100), cell("ST", "graph", 10),
+        ),
+    )  # fmt: skip
+    assert isinstance(done.chart, Chart)
+    assert done.chart.bars["geomean", "graph"].value == pytest.approx(2, rel=0.01)
+    assert "the 1 workloads that all modes have" in done.chart.note
+
+
+def test_what_each_step_adds_is_over_the_one_before() -> None:
+    done = made(
+        "fig11",
+        results(*(cell("TKE", mode, time) for mode, time in
+                  (("compile", 100), ("graph-unpartitioned", 80), ("placement", 40), ("indirection", 32)))),
+    )  # fmt: skip
+    found = row(done, "TKE")
+    assert found["placement_speedup"] == pytest.approx(2)
+    assert found["indirection_speedup"] == pytest.approx(1.25)
+    assert found["indirection_published_speedup"] == 1.23
+    assert found["missing"] == "selection: not measured"
+
+
+def test_the_rewritten_program_is_the_other_variant() -> None:
+    done = made(
+        "fig3",
+        results(
+            cell("XLNET-I", "compile", 110), cell("XLNET-I", "compile", 100, variant="current"),
+            cell("XLNET-I", "graph-unpartitioned", 300),
+            cell("XLNET-I", "graph-unpartitioned", 100, variant="current"),
+            cell("ST", "compile", 100),
+        ),
+    )  # fmt: skip
+    found = row(done, "XLNET-I")
+    assert found["without_graphs_speedup"] == pytest.approx(1.1)
+    assert found["with_graphs_speedup"] == pytest.approx(3)
+    assert (found["without_graphs_published_speedup"], found["with_graphs_published_speedup"]) == (1.18, 3.17)
+    assert "variant current not measured" in str(row(done, "ST")["missing"])
+
+
+def test_distributions_and_classes_count_workloads() -> None:
+    cells = [cell(name, mode, time) for name, time in (("A", 50), ("B", 99.5), ("C", 200))
+             for mode, time in (("compile", 100.0), ("graph-unpartitioned", time))]  # fmt: skip
+    done = made("pygraph-fig2", results(*cells))
+    assert isinstance(done.chart, Chart)
+    stock = {name: done.chart.bars[name, "graph-unpartitioned"] for name in done.chart.groups}
+    assert [bar.label for bar in stock.values()] == ["1 of 3"] * 3
+    assert stock["faster"].published == pytest.approx(45.9, abs=0.02)
+    done = made("fig4", results(*cells))
+    assert isinstance(done.chart, LineChart)
+    (line,) = done.chart.lines
+    assert [round(y) for _, y in line.points] == [0, 33, 67, 100]
+    assert [x for x, _ in line.points[1:]] == pytest.approx([0.5, 1.005, 2], abs=0.001)
+    assert any("slower: 1 of 3" in str(text) for text in done.table.frame["workload"])
+
+
+def test_coverage_and_bytes_stand_beside_the_published_ones() -> None:
+    covered = cell("ST", "placement", metrics=metrics(graph_kernels=3, eager_kernels=1, placeholder_bytes=0))
+    done = made("table2", results(covered))
+    assert isinstance(done.chart, Chart)
+    assert done.chart.bars["ST", "placement"].value == 75 and done.chart.bars["ST", "placement"].published == 74.22
+    assert row(done, "ST")["stock_published_percent"] == 5.14
+    done = made("table3", results(covered))
+    assert row(done, "ST")["placement_bytes"] == 0 and row(done, "ST")["published_after_bytes"] == 336
+    assert row(done, "ST")["published_graphs"] == 3
+    eight = made("pygraph-table2", results(cell("XLNET-I-8", "placement")))
+    assert row(eight, "XLNET-I-8")["placement_published_percent"] == 100, "printed as XLNET-I there"
+
+
+def test_memory_and_compile_time_are_over_stock_graphs() -> None:
+    run = results(
+        cell("EOS", "graph", metrics=metrics(reserved_bytes=1000)),
+        cell("EOS", "graph-unpartitioned"),
+        cell("EOS", "indirection", metrics=metrics(reserved_bytes=900)),
+    )
+    assert row(made("memory", run), "EOS")["replaying_ratio"] == pytest.approx(0.9)
+    assert row(made("fig13", run), "EOS")["indirection_ratio"] == pytest.approx(1)
+    assert row(made("fig13", run), "TEFD")["whole_published_s"] == 506
+
+
+def test_the_copies_share_is_what_indirection_takes_away() -> None:
+    done = made("pygraph-fig3", results(cell("ST", "placement", 100), cell("ST", "indirection", 80)))
+    assert row(done, "ST")["share_percent"] == pytest.approx(20)
+    slower = made("pygraph-fig3", results(cell("ST", "placement", 100), cell("ST", "indirection", 125)))
+    assert row(slower, "ST")["share_percent"] == pytest.approx(-25)
+    assert slower.chart is not None and slower.chart.bars["ST", slower.chart.series[0]].label == "-25.0"  # type: ignore[union-attr]
+
+
+def test_decode_rows_make_the_two_tables_of_the_article(tmp_path: Path) -> None:
+    rows = [
+        DecodeRow(case="smoke_test", prompt=8, generated=8, path="eager", step_ms=2.0, total_s=1.0),
+        DecodeRow(case="smoke_test", prompt=8, generated=8, path="graph", step_ms=1.0, total_s=0.8),
+    ]
+    run = write_run(tmp_path / "run", [cell()])
+    (run / "decode.jsonl").write_text("".join(each.model_dump_json() + "\n" for each in rows))
+    given = Results(PUBLISHED, load_runs([run]), decode=read_decode(run))
+    steps, sweep = made("nanogpt-table1", given), made("nanogpt-table2", given)
+    found = row(steps, "smoke test", "case")
+    assert (found["eager_ms"], found["graph_ms"], found["graph_published_ms"]) == (2.0, 1.0, 0.903)
+    assert found["graph_end_to_end_speedup"] == 1.25 and steps.chart is not None
+    assert row(steps, "heavy prompt", "case")["missing"] == NOT_MEASURED
+    (eight,) = (each for each in sweep.table.frame.to_dict("records") if each["generated"] == 8)
+    assert (eight["graph_step_speedup"], eight["step_published_speedup"]) == (2.0, 1.29)
+    (run / "decode.jsonl").write_text('{"case": "x"}\n')
+    with pytest.raises(InvalidResults, match=r"decode.jsonl line 1: prompt"):
+        read_decode(run)
+
+
+def test_workloads_are_those_of_the_papers_and_what_the_suite_lacks_is_said() -> None:
+    done = made("table1", results(cell("EOS", "compile")))
+    known = registry.workloads()
+    assert len(done.table.frame) == 25
+    for found in done.table.frame.to_dict("records"):
+        if found["workload"] in known:
+            assert found["differs"] == "nothing listed", found
+            assert found["batch"] == found["published_batch"] == known[str(found["workload"])].batch
+        else:
+            assert found["differs"] == "not in the suite"
+    assert row(done, "EOS")["measured"] and not row(done, "ST")["measured"]
+
+
+def test_only_some_are_written_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph", 50)])
+    files = build_exhibits(["table2", "fig10"], [run], None, tmp_path / "out")
+    names = {path.relative_to(tmp_path / "out").as_posix() for path in files}
+    # table2 has no figure, as none of its workloads was measured
+    assert names == {
+        "tables/paper_fig10.csv", "tables/paper_fig10.md", "tables/paper_table2.csv", "tables/paper_table2.md",
+        "figures/paper_fig10.png", "figures/paper_fig10.pdf",
+    }  # fmt: skip
+    with pytest.raises(WrongUse, match=r"did you mean .*fig10"):
+        find_exhibits(["fig1O"])
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(run), "--out", str(tmp_path / "cli"), "--only", "fig13", "--json"])
+    assert not ended.value.code
+    written = json.loads(capsys.readouterr().out)["files"]
+    assert all(Path(path).is_file() and "fig13" in path for path in written) and len(written) >= 2
+    for names_given in ("fig99", ","):
+        with pytest.raises(SystemExit) as ended:
+            main(["report", str(run), "--only", names_given])
+        assert ended.value.code == 2
+
+
+def test_a_reason_that_a_whole_group_has_is_written_once() -> None:
+    bars = {
+        ("A", "x"): Bar(failure="oom"),
+        ("A", "y"): Bar(failure="oom"),
+        ("B", "x"): Bar(2),
+        ("B", "y"): Bar(failure="oom"),
+    }
+    figure = draw(Chart("test", "Title", "axis", Scale.LINEAR, ("A", "B"), ("x", "y"), bars), ORIGIN)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["\N{BALLOT X} oom"] * 2
+
+
+def test_labels_stand_beyond_the_bar_its_interval_and_a_mark_beside_it() -> None:
+    bars = {("A", "x"): Bar(50, (40, 60), published=62, label="fifty"), ("A", "y"): Bar(0.0, label="none")}
+    figure = draw(Chart("test", "Title", "axis", Scale.PERCENT, ("A",), ("x", "y"), bars), ORIGIN)
+    places = {text.get_text(): text.xy[1] for text in figure.axes[0].texts}  # type: ignore[attr-defined]
+    assert places == {"fifty": 62, "none": 0}
+
+
+def test_lines_are_named_on_the_figure_and_ratios_are_logarithmic() -> None:
+    steps = LineChart(
+        "test", "Title", "x", "y", (Line("graph", ((1, 0), (2, 100)), steps=True),), x_log=True,
+        marks=((1, "no change"),), percent=True, published=((1, 25, "published"),),
+    )  # fmt: skip
+    figure = draw_lines(steps, ORIGIN)
+    assert {text.get_text() for text in figure.axes[0].texts} == {"graph", "no change", "published"}
+    assert figure.axes[0].get_xscale() == "log" and figure.axes[0].get_ylim() == (0, 103)
+    close = tuple(Line(name, ((1, 10), (9, end)), shade=n) for n, (name, end) in enumerate((("a", 50), ("b", 50.1))))
+    figure = draw_lines(LineChart("test", "Title", "x", "y", close), ORIGIN)
+    heights = [text.xy[1] for text in figure.axes[0].texts]  # type: ignore[attr-defined]
+    assert abs(heights[0] - heights[1]) > 0.05, "names do not lie on each other"
+
+
+def test_recorded_fig9_is_that_of_the_microbenchmark(recorded: Results) -> None:
+    done = made("fig9", recorded)
+    assert isinstance(done.chart, LineChart)
+    assert {line.name for line in done.chart.lines} == {"copy", "host", "prelude", "ptx"}
+    assert "micro-indirection" in done.provenance.run_id
+    assert all(math.isfinite(y) and y > 0 for line in done.chart.lines for _, y in line.points)
