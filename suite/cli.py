@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite import cli_compare, cli_micro
+from suite import cli_compare, cli_micro, cli_nanogpt
 from suite.console import console
 from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EncoreError, WrongUse
 from suite.interrupt import Interrupted, interruptible
@@ -108,7 +108,9 @@ def run(
     context: typer.Context,
     workloads: Annotated[
         list[str] | None,
-        typer.Argument(help="Workloads (see `encore list`); the set `grace` if none is named.", show_default=False),
+        typer.Argument(
+            help="Workloads (see `encore list`), or nanogpt; the set `grace` if none is named.", show_default=False
+        ),
     ] = None,
     workload_set: Annotated[
         str | None, typer.Option("--set", metavar="SET", help="Workloads of a set, such as grace or all.")
@@ -163,6 +165,8 @@ def run(
     from suite.settings import FULL, QUICK, RunSettings, parse_duration
     from suite.store import describe
 
+    if cli_nanogpt.is_wanted(workloads):
+        raise typer.Exit(cli_nanogpt.run(context.params, lambda name: _was_given(context, name)))
     if retry_failed and resume is None:
         raise WrongUse("--retry-failed needs --resume RUN: a new run has nothing to run again")
     if resume not in (None, NEWEST) and out is not None:

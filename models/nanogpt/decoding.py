@@ -1,0 +1,149 @@
+"""Ways to run the decode step, and the loop that generates with any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from models.nanogpt.network import NanoGPT
+
+
+class Decoder(Protocol):
+    """A way to run one step. A call of `feed` says what the next `step` works on."""
+
+    def feed(self, token: torch.Tensor, position: int) -> None:
+        """`token` int64 [1, 1], as it was sampled; its `position` in the sequence."""
+        ...
+
+    def step(self) -> torch.Tensor:
+        """Logits [1, 1, vocabulary], valid until the next step."""
+        ...
+
+
+class Watch(Protocol):
+    """Told when a part of a generation begins and ends; a part is the prompt or a step."""
+
+    def prompt(self) -> None: ...
+
+    def prompt_ended(self) -> None: ...
+
+    def feeding(self) -> None:
+        """Before inputs of a step are fed."""
+        ...
+
+    def step(self) -> None:
+        """After they were fed, before the step runs."""
+        ...
+
+    def step_ended(self) -> None: ...
+
+
+class _Unwatched:
+    def prompt(self) -> None: ...
+
+    def prompt_ended(self) -> None: ...
+
+    def feeding(self) -> None: ...
+
+    def step(self) -> None: ...
+
+    def step_ended(self) -> None: ...
+
+
+@torch.no_grad()
+def generate(
+    model: NanoGPT, decoder: Decoder, prompt: torch.Tensor, new_tokens: int, seed: int, watch: Watch | None = None
+) -> torch.Tensor:
+    """Sample `new_tokens` after `prompt` (int64 [1, count]): int64 [1, count + new_tokens].
+
+    The prompt always runs in eager mode. Tokens are drawn from the softmax by a generator seeded with `seed`, so that
+    every decoder draws the same ones from equal logits.
+    """
+    watch = watch or _Unwatched()
+    generator = torch.Generator(prompt.device).manual_seed(seed)
+    model.clear_cache()
+    watch.prompt()
+    logits = model(prompt, 0)
+    watch.prompt_ended()
+    token = _drawn(logits, generator)
+    sequence = torch.cat((prompt, token), dim=1)
+    for position in range(prompt.shape[1], prompt.shape[1] + new_tokens - 1):
+        watch.feeding()
+        decoder.feed(token, position)
+        watch.step()
+        logits = decoder.step()
+        watch.step_ended()
+        token = _drawn(logits, generator)
+        sequence = torch.cat((sequence, token), dim=1)
+    return sequence
+
+
+def _drawn(logits: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A token int64 [1, 1] from the last of `logits` [1, count, vocabulary]."""
+    return torch.multinomial(torch.softmax(logits[:, -1], dim=-1), num_samples=1, generator=generator)
+
+
+class EagerDecoder:
+    """The model's forward with the position as a Python number, as in the published eager path."""
+
+    def __init__(self, model: NanoGPT) -> None:
+        self._model = model
+
+    def feed(self, token: torch.Tensor, position: int) -> None:
+        self._token, self._position = token, position
+
+    def step(self) -> torch.Tensor:
+        logits: torch.Tensor = self._model(self._token, self._position)
+        return logits
+
+
+class CompiledDecoder:
+    """The decode step through `compile`, such as `functools.partial(torch.compile, mode="reduce-overhead")`.
+
+    The sampled token is passed as it is, wherever it lies; the position goes into one buffer.
+    """
+
+    def __init__(self, model: NanoGPT, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._decode = compile(model.decode)
+        self._position = torch.zeros(1, dtype=torch.int64, device=_device(model))
+
+    def feed(self, token: torch.Tensor, position: int) -> None:
+        self._token = token
+        self._position.fill_(position)
+
+    def step(self) -> torch.Tensor:
+        logits: torch.Tensor = self._decode(self._token, self._position)
+        return logits
+
+
+class ReplayDecoder:
+    """The decode step captured by hand into one CUDA graph, as in the article: inputs are copied into buffers of its
+    own before each replay. Needs a GPU; captures when it is made."""
+
+    @torch.no_grad()
+    def __init__(self, model: NanoGPT) -> None:
+        device = _device(model)
+        self._token = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            model.decode(self._token, self._position)  # libraries set themselves up outside of a capture
+        torch.cuda.current_stream(device).wait_stream(stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=stream):
+            self._logits = model.decode(self._token, self._position)
+
+    def feed(self, token: torch.Tensor, position: int) -> None:
+        self._token.copy_(token)
+        self._position.fill_(position)
+
+    def step(self) -> torch.Tensor:
+        self._graph.replay()
+        return self._logits
+
+
+def _device(model: NanoGPT) -> torch.device:
+    return model.head.weight.device

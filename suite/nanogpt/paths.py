@@ -1,0 +1,60 @@
+"""The paths of the decode step, in the order in which they are shown. Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from suite.errors import WrongUse
+from suite.modes import MODES, Mode
+
+EAGER, REPLAY = "eager", "replay"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePath:
+    """`mode` says how the step is compiled; None for the two paths that are not."""
+
+    name: str
+    summary: str
+    mode: Mode | None = None
+
+    @property
+    def needs_gpu(self) -> bool:
+        return self.name == REPLAY or (self.mode is not None and self.mode.uses_cuda_graphs)
+
+
+PATHS: dict[str, DecodePath] = {
+    path.name: path
+    for path in (
+        DecodePath(EAGER, "the published eager path, with the static cache"),
+        DecodePath(REPLAY, "the article's: the step captured by hand and replayed"),
+        *(DecodePath(name, MODES[name].summary, MODES[name]) for name in ("compile", "graph", "indirection")),
+        DecodePath(
+            "encore",
+            'torch.compile(step, backend="encore") with its defaults',
+            MODES.get("encore") or Mode("encore", "", baselines=(), backend="encore", uses_cuda_graphs=True),
+        ),
+    )
+}
+
+
+def select_paths(names: Sequence[str] | None, device: str) -> list[DecodePath]:
+    """Paths of these names, or all that the device can run; eager, which the others are compared with, always first.
+
+    Raises:
+        WrongUse: a name is unknown, or the device cannot run it; the message says what there is.
+    """
+    possible = [path for path in PATHS.values() if device == "cuda" or not path.needs_gpu]
+    if names is None:
+        return possible
+    for name in names:
+        if name not in PATHS:
+            near = difflib.get_close_matches(name, PATHS, n=3) or list(PATHS)
+            raise WrongUse(f"nanogpt has no path {name!r}; did you mean {', '.join(near)}?")
+        if PATHS[name] not in possible:
+            raise WrongUse(
+                f"path {name} uses CUDA graphs and needs --device cuda; without: {', '.join(p.name for p in possible)}"
+            )
+    return [path for path in possible if path.name in (EAGER, *names)]
