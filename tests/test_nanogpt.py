@@ -3,6 +3,7 @@ tokens on every path, and a run whose processes do whatever they like."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from models.nanogpt.decoding import CompiledDecoder, EagerDecoder, generate
 from models.nanogpt.network import CachedAttention, NanoGPT
 from suite import environment
 from suite.errors import WrongUse
+from suite.modes import MODES
 from suite.nanogpt.paths import PATHS, select_paths
 from suite.nanogpt.records import NanoGptRun
 from suite.nanogpt.run import run_paths
@@ -122,6 +124,26 @@ def test_paths_of_a_cpu_and_names_that_are_none():
         select_paths(["replays"], "cuda")
     with pytest.raises(WrongUse, match="needs --device cuda; without: eager, compile"):
         select_paths(["graph"], "cpu")
+
+
+def test_a_compiled_path_warms_up_and_measures_the_steps_of_its_own_generation(monkeypatch: pytest.MonkeyPatch):
+    from suite.nanogpt import worker
+    from suite.nanogpt.records import Ask
+
+    monkeypatch.setattr(worker, "start_toolchain", lambda device: None)
+    mode = dataclasses.replace(MODES["compile"], backend="aot_eager", options={})
+    cpu = torch.device("cpu")
+    compiled = worker.Program(dataclasses.replace(PATHS["compile"], mode=mode), cpu, "tiny", seed=3)
+    eager = worker.Program(PATHS["eager"], cpu, "tiny", seed=3)
+    ready = compiled.warm_up()
+    assert (ready.device, ready.warm_up_s > 0) == ("cpu", True)
+    eager.warm_up()
+    ask = Ask(prompt=4, new_tokens=9)
+    measured = compiled.generations(ask)
+    assert measured.tokens == eager.generations(ask).tokens
+    assert len(measured.step_us[0]) == len(measured.call_us[0]) == 8
+    assert measured.total_s[0] > 0
+    assert measured.prompt_us[0] > 0
 
 
 # --- a run with scripted processes
@@ -240,14 +262,18 @@ def encore(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_runs_what_a_cpu_can_run(tmp_path: Path):
     out = tmp_path / "out"
-    done = encore("nanogpt", "--device", "cpu", "--size", "tiny", "--samples", "1", "--json", "--out", str(out))
+    options = ("--device", "cpu", "--size", "tiny", "--samples", "1", "--modes", "eager")
+    done = encore("nanogpt", *options, "--json", "--out", str(out))
     assert done.returncode == 0, done.stderr
     run = NanoGptRun.model_validate_json((out / "nanogpt.json").read_bytes())
     assert json.loads(done.stdout) == json.loads(run.model_dump_json())
-    assert [path.name for path in run.paths] == ["eager", "compile"]
-    assert all(path.failed is None and path.warm_up_s for path in run.paths)
-    assert all(each.paths["eager"].tokens == each.paths["compile"].tokens for each in run.configurations)
-    assert all(min(each.paths["compile"].call_us[0]) > 0 for each in run.configurations)
+    (path,) = run.paths
+    assert (path.name, path.failed, path.device) == ("eager", None, "cpu")
+    for each in run.configurations:
+        generation = each.paths["eager"]
+        assert len(generation.tokens) == each.new_tokens
+        assert len(generation.step_us[0]) == each.new_tokens - 1
+        assert all(0 < call < step for call, step in zip(generation.call_us[0], generation.step_us[0], strict=True))
     assert "NanoGPT, named configurations (cpu" in (out / "nanogpt.md").read_text()
     again = encore("nanogpt", "--device", "cpu", "--size", "tiny", "--out", str(out))
     assert again.returncode == 2

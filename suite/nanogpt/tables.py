@@ -56,7 +56,7 @@ def grids(run: NanoGptRun, published: Published) -> list[Grid]:
         "step: median over all steps of the time between two CUDA events around the step, as the article measures it "
         "(on a CPU host time); with feeding: host time from before the token is fed until the device is done. "
         "tokens/s: of whole generations, prompt included, warm-up not. over eager: how many times faster, for whole "
-        f"generations the median over rounds. published: {published.sources['nanogpt'].setting}; its graph is path {REPLAY}."
+        f"generations the median over rounds. published: {published.sources['nanogpt'].setting}; its graph is {REPLAY}."
     )
     where = next((path.device for path in run.paths if path.device), None) or "no path was ready"
     where = f"{where}, PyTorch {run.environment.torch}, {run.rounds} rounds"
