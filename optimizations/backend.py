@@ -22,6 +22,7 @@ from optimizations.options import Options, WrongOption
 from optimizations.placement import Feeds, Placement, place, untouched
 from optimizations.replay.binding import Binding, bind
 from optimizations.replay.bound import bound, release_bindings
+from optimizations.replay.shortcut import shortcuts
 from optimizations.report import LEDGER, BindingReport, Entry
 from optimizations.torch_internals.outcome import watched, watching
 
@@ -56,7 +57,9 @@ def encore(
     maker = _maker(settings, inductor, entry)
     if maker is not None:
         inner_compile = asking(inner_compile, maker)
-    with watched(entry.compiled.append), contextlib.nullcontext() if maker is None else captured_by(maker):
+    lean = shortcuts(entry.note_shortcut) if settings.lean else contextlib.nullcontext()
+    captured = contextlib.nullcontext() if maker is None else captured_by(maker)
+    with watched(entry.compiled.append), lean, captured:
         compiled = torch_internals.compile_fx.compile_fx(
             placement.graph_module,
             placement.example_inputs(example_inputs),

@@ -29,7 +29,8 @@ class Options:
             "prelude" lets a kernel in the graph do so, "ptx" rewrites Triton's kernels; "auto" chooses by the number of
             nodes. Where one way does not work for a node another is taken; an input that none works for is copied.
         lean: keep the host out of the way of replay: parameters and buffers of modules are not loaded one by one in
-            each call, but held as long as the modules hold the same tensors.
+            each call, but held as long as the modules hold the same tensors; and calls of inference graphs pass by
+            those wrappers of PyTorch's that have nothing to do for them.
         inductor: options for Inductor, by its own names ("max_autotune": True).
     """
 

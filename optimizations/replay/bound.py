@@ -29,6 +29,7 @@ import torch
 
 from optimizations.replay.binding import Binding, fetch
 from optimizations.torch_internals.identity_guard import NotGuarded, same_tensors
+from optimizations.torch_internals.wrappers import taking_a_list
 
 READS_BEFORE = 2
 """Calls that read everything before a comparison is made: a root that is made for one call never gets one."""
@@ -178,6 +179,7 @@ def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
     function: Dynamo wraps it and calls it by that.
     """
     number, passed = binding.given, binding.passed
+    compiled_of_list = taking_a_list(compiled)
     first_root, only_root = len(passed), len(binding.roots) == 1
     by_roots = _ByRoots()
 
@@ -190,14 +192,14 @@ def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
             roots = by_roots.add(key, binding, given[first_root:])
         state = roots.state
         if state is None or not state[0](given):
-            return compiled(*roots.read(given))
+            return compiled_of_list(roots.read(given))
         roots.calls_to_probe -= 1
         if roots.calls_to_probe <= 0:
             roots.probe(given)
         arguments = state[1].copy()
         for position, argument in zip(passed, given, strict=False):
             arguments[position] = argument
-        return compiled(*arguments)
+        return compiled_of_list(arguments)
 
     return run
 

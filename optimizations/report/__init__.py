@@ -122,6 +122,13 @@ class BindingReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortcutReport:
+    """Whether calls of a graph pass AOTAutograd's and Inductor's wrappers by; `kept` says why not, None where so."""
+
+    kept: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledGraph:
     """What Inductor made of one direction of an FX graph.
 
@@ -146,6 +153,7 @@ class GraphReport:
     compiled: tuple[CompiledGraph, ...]
     recordings: tuple[RecordingReport, ...] = ()
     binding: BindingReport | None = None
+    shortcut: ShortcutReport | None = None
 
 
 @dataclass(slots=True)
@@ -156,9 +164,14 @@ class Entry:
     compiled: list[CompiledGraph] = field(default_factory=list)
     recordings: list[RecordingReport] = field(default_factory=list)
     binding: BindingReport | None = None
+    shortcut: ShortcutReport | None = None
+
+    def note_shortcut(self, report: ShortcutReport) -> None:
+        self.shortcut = report
 
     def snapshot(self, index: int) -> GraphReport:
-        return GraphReport(index, self.placement, tuple(self.compiled), tuple(self.recordings), self.binding)
+        compiled, recordings = tuple(self.compiled), tuple(self.recordings)
+        return GraphReport(index, self.placement, compiled, recordings, self.binding, self.shortcut)
 
 
 class Ledger:

@@ -27,12 +27,14 @@ class UnsupportedTorch(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """Where a private name lives. `attribute` None means the module itself. `why` says what Encore needs it for."""
+    """Where a private name lives. `attribute` None means the module itself. `why` says what Encore needs it for.
+    `after` is a module that has to be imported before."""
 
     module: str
     attribute: str | None
     checked: tuple[str, ...]
     why: str
+    after: str | None = None
 
 
 _CHECKED = ("2.11", "2.15")
@@ -138,6 +140,55 @@ NAMES: dict[str, Private] = {
     "dynamo_thread_state": Private(
         "torch._dynamo.symbolic_convert", "tls", _CHECKED_HERE, "find the trace that a graph is compiled for"
     ),
+    # shortcut: the wrappers around a compiled function
+    "DisableAutocast": Private("torch", "_C._DisableAutocast", _CHECKED_HERE, "switch autocast off as stock does"),
+    "SerializableCompiledFunction": Private(
+        "torch._functorch._aot_autograd.runtime_wrappers",
+        "SerializableCompiledFunction",
+        _CHECKED_HERE,
+        "find Inductor's function in AOTAutograd's wrappers",
+        after="torch._dynamo",
+    ),
+    "aot_module_simplified": Private(
+        "torch._functorch.aot_autograd", "aot_module_simplified", _CHECKED_HERE, "pass arguments on as one list"
+    ),
+    "autograd_profiler": Private("torch.autograd.profiler", None, _CHECKED_HERE, "see that a profiler is on"),
+    "call_func_at_runtime_with_args": Private(
+        "torch._functorch._aot_autograd.utils",
+        "call_func_at_runtime_with_args",
+        _CHECKED_HERE,
+        "see that a wrapper is the one that was looked at",
+        after="torch._dynamo",
+    ),
+    "create_runtime_wrapper": Private(
+        "torch._functorch._aot_autograd.runtime_wrappers",
+        "_create_runtime_wrapper",
+        _CHECKED_HERE,
+        "see that a wrapper is the one that was looked at",
+        after="torch._dynamo",
+    ),
+    "effect_tokens_post_compile": Private(
+        "torch._functorch._aot_autograd.runtime_wrappers",
+        "EffectTokensWrapper.post_compile",
+        _CHECKED_HERE,
+        "see that a wrapper is the one that was looked at",
+        after="torch._dynamo",
+    ),
+    "inductor_debug": Private("torch._inductor.debug", None, _CHECKED_HERE, "see that calls of graphs are noted"),
+    "rng_wrapper_post_compile": Private(
+        "torch._functorch._aot_autograd.runtime_wrappers",
+        "FunctionalizedRngRuntimeWrapper.post_compile",
+        _CHECKED_HERE,
+        "see that a wrapper is the one that was looked at",
+        after="torch._dynamo",
+    ),
+    "runtime_wrapper_post_compile": Private(
+        "torch._functorch._aot_autograd.runtime_wrappers",
+        "RuntimeWrapper.post_compile",
+        _CHECKED_HERE,
+        "pass by AOTAutograd's wrappers of a graph that needs none",
+        after="torch._dynamo",
+    ),
     # suite: what a worker measures
     "pytree": Private("torch.utils._pytree", None, _CHECKED, "name the tensors in a model's output"),
     "TorchDynamoException": Private("torch._dynamo.exc", "TorchDynamoException", _CHECKED, "tell a failed compilation"),
@@ -242,6 +293,8 @@ def resolve(name: str) -> Any:
     """
     private = NAMES[name]
     try:
+        if private.after is not None:
+            importlib.import_module(private.after)
         value = importlib.import_module(private.module)
         if private.attribute is not None:
             for part in private.attribute.split("."):

@@ -1,0 +1,177 @@
+"""Calls of an inference graph that pass AOTAutograd's and Inductor's wrappers by.
+
+Between the code that Dynamo generates and the function that launches, PyTorch 2.11 calls one wrapper inside another.
+Each of them is there for programs that change their inputs, return views of them, train, are profiled and so on. For a
+graph that does nothing of that, the wrappers are called until everything they do once is done; later calls go from the
+outermost straight to the function that Inductor made (`CompiledFxGraph.current_callable`, looked up in each call).
+
+`LAYERS` lists what is passed by and why it may be. Whether it may be is decided in three steps: that this PyTorch's
+wrappers read exactly what those of 2.11 read (`torch_internals.wrappers.as_checked`), that the graph needs none of them
+(`needed`), and in each call that nothing was switched on that they look at (`_straight`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.report import ShortcutReport
+from optimizations.torch_internals import wrappers
+
+FULL_CALLS = 3
+"""Calls that go the full way first: what wrappers do once they do in the first; warming up and recording follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A wrapper that is passed by: where it is, what it does in PyTorch 2.11, and why a call may go without."""
+
+    name: str
+    does: tuple[str, ...]
+    why: tuple[str, ...]
+
+
+LAYERS = (
+    Layer(
+        "torch._functorch.aot_autograd.aot_module_simplified.forward",
+        ("puts the parameters of a graph module before the arguments, and makes a list of both",),
+        ("Dynamo's graph modules have none; what fills in bound parameters has made a list (`replay.bound`)",),
+    ),
+    Layer(
+        "torch._functorch._aot_autograd.runtime_wrappers._create_runtime_wrapper.runtime_wrapper",
+        (
+            "names its prologue in a profile",
+            "keeps inputs that are changed or returned, and applies changes and views after the call",
+            "counts up the versions of inputs that the graph changes",
+            "watches custom operators for undeclared aliases in its first call",
+            "switches gradients off for the call",
+            "marks outputs whose sizes differ from call to call",
+            "sets the grad mode that the graph leaves behind",
+        ),
+        (
+            "with a profiler on, calls go the full way",
+            "only graphs without changed inputs and without aliased outputs have a shortcut",
+            "the same",
+            "the first calls go the full way",
+            "the shortcut does the same",
+            "only graphs without such outputs have a shortcut",
+            "only graphs that leave it as it was have a shortcut",
+        ),
+    ),
+    Layer(
+        "torch._functorch._aot_autograd.utils.call_func_at_runtime_with_args",
+        ("switches autocast off for the call if it was on at compile time", "makes a list of a tuple of outputs"),
+        ("the shortcut does the same", "the shortcut does the same"),
+    ),
+    Layer(
+        "torch._functorch._aot_autograd.runtime_wrappers.SerializableCompiledFunction.__call__",
+        ("carries what writes the function to AOTAutograd's cache",),
+        ("calling it does nothing but call on",),
+    ),
+    Layer(
+        "torch._functorch._aot_autograd.runtime_wrappers.FunctionalizedRngRuntimeWrapper.post_compile.wrapper",
+        ("passes the state of random numbers to graphs that take it as an argument",),
+        ("only graphs that take none have a shortcut",),
+    ),
+    Layer(
+        "torch._functorch._aot_autograd.runtime_wrappers.EffectTokensWrapper.post_compile.inner_fn",
+        ("passes tokens that keep operators with side effects in order",),
+        ("only graphs without such tokens have a shortcut",),
+    ),
+    Layer(
+        "torch._inductor.output_code.CompiledFxGraph.__call__",
+        (
+            "names the graph in a profile",
+            "notes the order of graphs for Inductor's debugging output",
+            "hands on metrics of kernels that were tuned at run time",
+            "ends the bundle of tuning results of a compilation",
+        ),
+        (
+            "with a profiler on, calls go the full way",
+            "while this is noted, calls go the full way",
+            "they are kept until a call that goes the full way, of any graph, hands them on; only logs show them",
+            "the first calls go the full way, and bundles begin in compilations only",
+        ),
+    ),
+)
+
+
+def needed(wrapper: Any, metadata: Any) -> str | None:
+    """Why a graph needs AOTAutograd's wrapper in each call, or None: from a `RuntimeWrapper` and its metadata."""
+    if wrapper.trace_joint:
+        return "the graph is trained"
+    if metadata.num_mutated_inp_runtime_indices or metadata.mutated_graph_handled_indices_seen_by_autograd:
+        return "the graph changes inputs"
+    if metadata.num_outputs_aliased or metadata.num_intermediate_bases:
+        return "outputs share memory with inputs or with each other"
+    if metadata.dynamic_outputs:
+        return "sizes of outputs differ from call to call"
+    if metadata.is_rng_op_functionalized:
+        return "the state of random numbers is an argument"
+    if metadata.tokens:
+        return "operators with side effects are kept in order"
+    if metadata.grad_enabled_mutation is not None:
+        return "the graph changes the grad mode"
+    return None
+
+
+@contextlib.contextmanager
+def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
+    """Gives the graphs that AOTAutograd finishes in the block a shortcut where there can be one; `note` is told.
+
+    Dynamo holds its compile lock meanwhile, so nothing else is compiled.
+    """
+    owner, attribute = torch_internals.place("runtime_wrapper_post_compile")
+    stock = getattr(owner, attribute)
+
+    @functools.wraps(stock)
+    def post_compile(wrapper: Any, compiled: Any, config: Any, *, runtime_metadata: Any) -> Any:
+        full = stock(wrapper, compiled, config, runtime_metadata=runtime_metadata)
+        reason = needed(wrapper, runtime_metadata) or wrappers.changed_since_checked()
+        graph = wrappers.graph_inside(compiled)
+        if reason is None and graph is None:
+            reason = "other wrappers stand between AOTAutograd and Inductor (for tensor subclasses)"
+        note(ShortcutReport(reason))
+        if reason is not None:
+            return full
+        return functools.wraps(full)(_straight(graph, full, autocast_off=wrapper.disable_amp))
+
+    with torch_internals.replaced("runtime_wrapper_post_compile", post_compile):
+        yield
+
+
+def _straight(graph: Any, full: Callable[[list[Any]], Any], *, autocast_off: bool) -> Callable[[list[Any]], Any]:
+    """The function called in place of `full`, AOTAutograd's wrapper around a `CompiledFxGraph`."""
+    profiler, debug = torch_internals.autograd_profiler, torch_internals.inductor_debug
+    grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_internals.set_grad_enabled
+    without_autocast = torch_internals.DisableAutocast
+    full_calls = FULL_CALLS
+
+    def run(arguments: list[Any]) -> Any:
+        nonlocal full_calls
+        if full_calls or profiler._is_profiler_enabled or debug.RECORD_GRAPH_EXECUTION:
+            full_calls = max(0, full_calls - 1)
+            return full(arguments)
+        if autocast_off:
+            with without_autocast():
+                return without_gradients(arguments)
+        return without_gradients(arguments)
+
+    def without_gradients(arguments: list[Any]) -> Any:
+        if grad_enabled():
+            set_grad_enabled(False)
+            try:
+                outputs = graph.current_callable(arguments)
+            finally:
+                set_grad_enabled(True)
+        else:
+            outputs = graph.current_callable(arguments)
+        return list(outputs) if isinstance(outputs, tuple) else outputs
+
+    return run

@@ -1,0 +1,80 @@
+"""The wrappers around a function that Inductor compiled, as they are in the PyTorch they were read in."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from inspect import CO_VARARGS
+from types import CodeType, FunctionType
+from typing import Any
+
+from optimizations import torch_internals
+
+CHECKED = {
+    "create_runtime_wrapper": "df1f2fe97c7d3bd3",
+    "call_func_at_runtime_with_args": "6ac9431e27d15440",
+    "rng_wrapper_post_compile": "93395f70a16a41a0",
+    "effect_tokens_post_compile": "c031050515d79a6d",
+    "SerializableCompiledFunction.__call__": "1db54b509f82365b",
+    "CompiledFxGraph.__call__": "d21adebc0cada7b9",
+}
+"""For each wrapper, what `names_read` gives in 2.11."""
+
+
+def names_read(function: Any) -> str:
+    """A digest of all names of globals and attributes that a function and the functions in it read."""
+    if not isinstance(function, FunctionType):
+        return "not a function"
+    return hashlib.sha256(" ".join(sorted(set(_names(function.__code__)))).encode()).hexdigest()[:16]
+
+
+def changed_since_checked() -> str | None:
+    """Which wrapper reads other things than the one that was looked at, or None."""
+    for name, digest in CHECKED.items():
+        owner, *attributes = name.split(".")
+        function = torch_internals.resolve(owner)
+        for attribute in attributes:
+            function = getattr(function, attribute)
+        if names_read(function) != digest:
+            return f"{name} of this PyTorch is not the one that was checked"
+    return None
+
+
+def graph_inside(compiled: Any) -> Any | None:
+    """The `CompiledFxGraph` inside a function for AOTAutograd's last wrapper; None if one in between may do something.
+
+    Looked through are what carries a function to a cache, and what passes on effect tokens and the state of random
+    numbers; the caller has found that there are none of these.
+    """
+    if type(compiled) is torch_internals.SerializableCompiledFunction:
+        compiled = compiled.compiled_fn
+    looked_through = (
+        *torch_internals.rng_wrapper_post_compile.__code__.co_consts,
+        *torch_internals.effect_tokens_post_compile.__code__.co_consts,
+    )
+    while isinstance(compiled, FunctionType) and compiled.__code__ in looked_through:
+        compiled = getattr(compiled, "__wrapped__", None)
+    return compiled if type(compiled) is torch_internals.CompiledFxGraph else None
+
+
+def taking_a_list(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    """`compiled` as a function of a list, which it may empty.
+
+    What `compile_fx` returns takes arguments one by one and makes a list of them, behind the parameters of the graph
+    module if that has any. If it has none, the function that is given the list is the same.
+    """
+    makes_list = torch_internals.aot_module_simplified.__code__.co_consts
+    if isinstance(compiled, FunctionType) and compiled.__code__ in makes_list:
+        held = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=True))
+        known = set(held) == {"compiled_fn", "params_buffers_flat"} and "runtime_args" in compiled.__code__.co_varnames
+        if known and compiled.__code__.co_flags & CO_VARARGS and not held["params_buffers_flat"].cell_contents:
+            inner: Callable[[list[Any]], Any] = held["compiled_fn"].cell_contents
+            return inner
+    return lambda arguments: compiled(*arguments)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

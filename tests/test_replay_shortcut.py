@@ -1,0 +1,332 @@
+"""Which of PyTorch's wrappers a call passes by, and each reason to go the full way. Inductor compiles for the CPU."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import optimizations
+from optimizations import torch_internals
+from optimizations.replay.shortcut import FULL_CALLS, LAYERS
+from optimizations.torch_internals import wrappers
+
+X = torch.arange(8.0).reshape(2, 4)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch_internals.reset_dynamo()
+    optimizations.reset()
+    yield
+    optimizations.reset()
+    torch_internals.reset_dynamo()
+
+
+class Program(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * self.weight, x + 1
+
+
+class FullWay:
+    """Counts the calls that reach Inductor's function through all wrappers, and those that reach it at all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = self.all = 0
+        owner = torch_internals.CompiledFxGraph
+        stock_call, stock_post = owner.__call__, owner.post_compile
+
+        def call(graph: Any, inputs: Any) -> Any:
+            self.full += 1
+            return stock_call(graph, inputs)
+
+        def post_compile(graph: Any, *arguments: Any, **keywords: Any) -> Any:
+            result = stock_post(graph, *arguments, **keywords)
+            inner = graph.current_callable
+
+            def counted(inputs: Any) -> Any:
+                self.all += 1
+                return inner(inputs)
+
+            graph.current_callable = counted
+            return result
+
+        monkeypatch.setattr(owner, "__call__", call)
+        monkeypatch.setattr(owner, "post_compile", post_compile)
+        # The replaced method reads other names than PyTorch's.
+        monkeypatch.setitem(wrappers.CHECKED, "CompiledFxGraph.__call__", wrappers.names_read(call))
+
+    def of(self, call: Callable[[], Any], times: int = 3) -> list[bool]:
+        """For each of several calls, whether it went the full way; each reaches Inductor's function once."""
+        ways = []
+        for _ in range(times):
+            full, reached = self.full, self.all
+            call()
+            assert self.all == reached + 1
+            ways.append(self.full > full)
+        return ways
+
+
+@pytest.fixture
+def way(monkeypatch: pytest.MonkeyPatch) -> FullWay:
+    return FullWay(monkeypatch)
+
+
+def settled(way: FullWay, program: Any, x: torch.Tensor = X, **options: Any) -> Callable[[], Any]:
+    """A call of a compiled program that has gone the full way as often as it must."""
+    compiled = torch.compile(program, backend="encore", fullgraph=True, options=options or None)
+    assert way.of(lambda: compiled(x), FULL_CALLS) == [True] * FULL_CALLS
+    return lambda: compiled(x)
+
+
+def kept() -> str | None:
+    (report,) = optimizations.report()
+    assert report.shortcut is not None
+    return report.shortcut.kept
+
+
+# What the wrappers are
+
+
+def test_every_layer_is_named_with_what_it_does_and_why_it_may_be_passed_by() -> None:
+    for layer in LAYERS:
+        assert len(layer.does) == len(layer.why), layer.name
+        assert all(layer.does), layer.name
+        module, function = _found(layer.name)
+        assert module is not None, layer.name
+        assert function, layer.name
+
+
+def _found(name: str) -> tuple[Any, bool]:
+    """The module of a dotted name, and whether the rest of the name leads to a function, nested ones included."""
+    parts = name.split(".")
+    for length in range(len(parts) - 1, 1, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        module, rest = found, parts[length:]
+        while rest and hasattr(found, rest[0]):
+            found = getattr(found, rest.pop(0))
+        nested = {code.co_name for code in getattr(found, "__code__", None).co_consts if hasattr(code, "co_name")}
+        return module, not rest or (len(rest) == 1 and rest[0] in nested)
+    return None, False
+
+
+def test_the_wrappers_are_those_that_were_looked_at() -> None:
+    assert wrappers.changed_since_checked() is None
+
+
+def test_another_wrapper_is_not_passed_by(way: FullWay, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(wrappers.CHECKED, "call_func_at_runtime_with_args", "another")
+    with torch.no_grad():
+        call = settled(way, Program())
+        assert way.of(call) == [True] * 3
+    assert kept() == "call_func_at_runtime_with_args of this PyTorch is not the one that was checked"
+
+
+# Graphs that have a shortcut
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_inference_graph_goes_straight_with_the_same_results(way: FullWay, grad: bool) -> None:
+    program = Program().requires_grad_(False)
+    with torch.set_grad_enabled(grad):
+        call = settled(way, program)
+        expected = program(X)
+        assert way.of(call) == [False] * 3
+        results = call()
+        assert all(torch.equal(one, other) for one, other in zip(results, expected, strict=True))
+        assert torch.is_grad_enabled() is grad
+    assert kept() is None
+
+
+def test_lean_off_goes_the_full_way(way: FullWay) -> None:
+    with torch.no_grad():
+        assert way.of(settled(way, Program(), lean=False)) == [True] * 3
+    assert optimizations.report()[0].shortcut is None
+
+
+def test_an_error_inside_leaves_the_grad_mode_as_it_was(way: FullWay) -> None:
+    program = Program().requires_grad_(False)
+    call = settled(way, program)
+
+    def failing(inputs: Any) -> Any:
+        raise RuntimeError("launch failed")
+
+    graphs = [held for held in _held_by_gc() if held.current_callable is not None]
+    for graph in graphs:
+        graph.current_callable = failing
+    with pytest.raises(RuntimeError, match="launch failed"):
+        call()
+    assert torch.is_grad_enabled()
+
+
+def _held_by_gc() -> list[Any]:
+    import gc
+
+    return [found for found in gc.get_objects() if type(found) is torch_internals.CompiledFxGraph]
+
+
+def test_autocast_is_off_inside_as_it_is_in_the_full_way(way: FullWay, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[int] = []
+
+    class Noting(torch_internals.DisableAutocast):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            entered.append(1)
+
+    monkeypatch.setattr(torch_internals, "DisableAutocast", Noting, raising=False)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        call = settled(way, Program())
+        entered.clear()
+        assert way.of(call) == [False] * 3
+    assert len(entered) == 3
+
+
+# Conditions that send a call the full way
+
+
+def test_a_profiler_sees_the_ranges_of_all_layers(way: FullWay) -> None:
+    with torch.no_grad():
+        call = settled(way, Program())
+        with torch.profiler.profile() as profile:
+            assert way.of(call) == [True] * 3
+        names = {event.name for event in profile.events()}
+        assert any("AOTDispatcher Runtime Wrapper Prologue" in name for name in names)
+        assert any("Call CompiledFxGraph" in name for name in names)
+        assert way.of(call) == [False] * 3
+
+
+def test_noting_the_order_of_graphs_goes_the_full_way(way: FullWay, monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.no_grad():
+        call = settled(way, Program())
+        monkeypatch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", True)
+        assert way.of(call) == [True] * 3
+        monkeypatch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", False)
+        assert way.of(call) == [False] * 3
+
+
+def test_another_stance_never_comes_here(way: FullWay) -> None:
+    program = Program()
+    with torch.no_grad():
+        call = settled(way, program)
+        before = way.all
+        with torch.compiler.set_stance("force_eager"):
+            assert torch.equal(call()[0], program(X)[0])
+        assert way.all == before
+        assert way.of(call) == [False] * 3
+
+
+def test_modes_see_what_they_see_in_the_full_way(way: FullWay) -> None:
+    """No wrapper looks at dispatch modes; Inductor's own function meets them, whichever way it was reached."""
+
+    class Noting(torch_internals.TorchDispatchMode):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    seen = []
+    program = Program()
+    for lean in (True, False):
+        torch_internals.reset_dynamo()
+        with torch.no_grad():
+            call = settled(way, program, lean=lean)
+            with Noting() as noting:
+                call()
+        seen.append(noting.seen)
+    assert seen[0] == seen[1]
+
+
+# Graphs that need the wrappers
+
+
+def changes_an_input(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x * 2
+
+
+def returns_an_input(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x, x * 2
+
+
+def returns_a_view(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x[0], x * 2
+
+
+def returns_views_of_one(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x * 2
+    return y[0], y[1]
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (changes_an_input, "the graph changes inputs"),
+        (returns_a_view, "outputs share memory with inputs or with each other"),
+        (returns_views_of_one, None),
+        (returns_an_input, None),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+@torch.no_grad()
+def test_programs_that_need_a_wrapper_keep_it(program: Any, reason: str | None) -> None:
+    compiled = torch.compile(program, backend="encore", fullgraph=True)
+    for step in range(FULL_CALLS + 2):
+        given, twin = X + step, X + step
+        results, expected = compiled(given), program(twin)
+        assert torch.equal(given, twin)
+        for one, other in zip(_flat(results), _flat(expected), strict=True):
+            assert torch.equal(one, other)
+            assert (one.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()) == (
+                other.untyped_storage().data_ptr() == twin.untyped_storage().data_ptr()
+            )
+    assert kept() == reason
+
+
+def _flat(results: Any) -> list[torch.Tensor]:
+    return [results] if isinstance(results, torch.Tensor) else list(results)
+
+
+def test_training_keeps_the_wrappers(way: FullWay) -> None:
+    program = Program()
+    compiled = torch.compile(program, backend="encore", fullgraph=True)
+    for step in range(FULL_CALLS + 2):
+        program.zero_grad()
+        compiled(X + step)[0].sum().backward()
+        assert program.weight.grad is not None
+        assert torch.allclose(program.weight.grad, (X + step).sum(0))
+    assert kept() == "the graph is trained"
+
+
+@torch.no_grad()
+def test_sizes_that_differ_keep_the_wrappers() -> None:
+    program = Program()
+    compiled = torch.compile(program, backend="encore", fullgraph=True, dynamic=True)
+    for rows in (2, 3, 5, 7, 11):
+        x = torch.randn(rows, 4)
+        assert torch.equal(compiled(x)[0], program(x)[0])
+    assert kept() == "sizes of outputs differ from call to call"
+
+
+@torch.no_grad()
+def test_undeclared_aliases_of_a_custom_operator_are_found_in_the_first_call() -> None:
+    with torch_internals.scoped_library("encore_tests", "FRAGMENT") as library:
+        library.define("same(Tensor x) -> Tensor")
+        library.impl("same", lambda x: x, "CPU")
+        library.impl("same", torch.empty_like, "Meta")
+        compiled = torch.compile(lambda x: torch.ops.encore_tests.same(x) + 1, backend="encore", fullgraph=True)
+        with pytest.warns(UserWarning, match="may not alias"):
+            compiled(X.clone())
