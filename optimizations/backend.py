@@ -68,9 +68,9 @@ def encore(
         )
     LEDGER.add(entry)
     if placement.feeds is not None:
-        feeds = Feeds(placement.feeds)
+        feeds = Feeds(placement.feeds, graph_module.forward if placement.feeds.apart else None)
         _FEEDS.add(feeds)
-        compiled = _fed(compiled, feeds, copies_out=bool(placement.feeds.cpu_outputs))
+        compiled = _fed(compiled, feeds)
     if not settings.lean:
         return compiled
     binding, entry.binding = _binding(graph_module)
@@ -93,7 +93,7 @@ encore.reset = _reset  # type: ignore[attr-defined]  # where Dynamo looks for it
 
 
 def release_feeds() -> None:
-    """Gives back the device memory of all hoisted values and staging buffers; the next calls allocate anew."""
+    """Gives back the device memory of all hoisted values and staging buffers; the next calls allocate it again."""
     for feeds in list(_FEEDS):
         feeds.release()
 
@@ -101,7 +101,8 @@ def release_feeds() -> None:
 def _placed(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Options) -> Placement:
     """The graph after placement, or as it was: a program that stock compiles must not fail because of placement."""
     try:
-        return place(graph_module, example_inputs, settings)
+        held_bytes = sum(feeds.device_bytes for feeds in list(_FEEDS))
+        return place(graph_module, example_inputs, settings, held_bytes=held_bytes)
     except Exception as error:
         reason = f"placement failed: {type(error).__name__}: {error}"
         warnings.warn(f"Encore leaves a graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
@@ -131,16 +132,16 @@ def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Make
     return EncoreMaker(Choice(settings.indirection), entry.recordings.append)
 
 
-def _fed(compiled: Callable[..., Any], feeds: Feeds, copies_out: bool) -> Callable[..., Any]:
+def _fed(compiled: Callable[..., Any], feeds: Feeds) -> Callable[..., Any]:
     """The function Dynamo calls in place of the graph. A plain function: Dynamo wraps it and calls it by that."""
-    if copies_out:
+    if feeds.is_plain:
 
         def run(*arguments: Any) -> Any:
-            return feeds.copy_out(compiled(*feeds.bind(arguments)))
+            return compiled(*feeds.bind(arguments))
 
     else:
 
         def run(*arguments: Any) -> Any:
-            return compiled(*feeds.bind(arguments))
+            return feeds.call(compiled, arguments)
 
     return run

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+Attributes = Literal["hoist", "stage", "trust"]
+
 
 class WrongOption(ValueError):
     """An option that does not exist, or a value it cannot have; the message names what is allowed."""
@@ -19,11 +21,16 @@ class Options:
 
     Attributes:
         placement: move CPU values that keep a graph from being captured to the GPU.
-        attributes: how CPU tensors of rank 1 and more that a module or global holds reach the GPU. "hoist" copies one
-            when its address or version counter changed; "stage" copies it in every call, for programs that write
-            around the version counter (through `.data` or a NumPy view).
-        hoist_limit_bytes: no larger value is kept on the GPU; a table that is on the CPU for its size stays there.
-        stage_limit_bytes: no larger argument is staged.
+        attributes: how CPU tensors of rank 1 and more that a module or global holds reach the GPU. "hoist" keeps a copy
+            there and compares the attribute's bytes in each call, up to a size where that costs less than sending it;
+            a larger one is sent in each call. "stage" sends all in each call. "trust" keeps a copy of any size and
+            looks only at address and version counter, which miss writes by NumPy, collectives, fused optimizers,
+            other processes and through `.data`: for programs that do none of these.
+        hoist_limit_bytes: what one FX graph keeps on the GPU, all in all; weights that are on the CPU for their size
+            stay there.
+        stage_limit_bytes: what one FX graph sends with each call, and what it computes on the GPU instead of the CPU,
+            all in all.
+        process_limit_bytes: what all FX graphs of the process keep on the GPU, buffers for sending included.
         indirection: how replay passes inputs that moved. "off": they are copied, as stock PyTorch does. Otherwise
             graphs read them in place, and this says how they learn the addresses: "host" sets the graph's nodes,
             "prelude" lets a kernel in the graph do so, "ptx" rewrites Triton's kernels; "auto" chooses by the number of
@@ -35,9 +42,10 @@ class Options:
     """
 
     placement: bool = True
-    attributes: Literal["hoist", "stage"] = "hoist"
+    attributes: Attributes = "hoist"
     hoist_limit_bytes: int = 256 * 2**20
     stage_limit_bytes: int = 64 * 2**20
+    process_limit_bytes: int = 2**30
     indirection: Literal["off", "auto", "host", "prelude", "ptx"] = "auto"
     lean: bool = True
     inductor: Mapping[str, Any] = field(default_factory=dict)

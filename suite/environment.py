@@ -79,7 +79,7 @@ def without_paths(text: str) -> str:
         str(REPOSITORY): ".",
         sys.prefix: "<python>",
         sys.base_prefix: "<python>",
-        str(Path.home()): "~",
+        **_home(),
         tempfile.gettempdir(): "<tmp>",
     }
     for folder in sorted((f for f in folders if f != "/"), key=len, reverse=True):
@@ -163,3 +163,11 @@ def _git(repository: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def _home() -> dict[str, str]:
+    """The user's home directory and its short name; a user id that the system does not know has none."""
+    try:
+        return {str(Path.home()): "~"}
+    except (RuntimeError, KeyError):
+        return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from pydantic import JsonValue
 from rich.console import Console
 
 from models.registry import DEFAULT_SET
+from optimizations.user_cache import user_cache
 from suite import environment, store
 from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
 from suite.gpu import find_gpu, require_gpu
@@ -149,7 +149,7 @@ def _measure(
             settings=plan.settings,
             estimates_s=estimates_s,
             display=display,
-            warm_cache=Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "encore" / "compiled",
+            warm_cache=user_cache() / "compiled",
             timeout_s=request.timeout_s,
             budget_s=request.budget_s,
             worker_command=worker_command,

@@ -16,6 +16,7 @@ import torch.fx
 
 from optimizations import torch_internals
 from optimizations.placement import Feeds, Placement
+from optimizations.placement.feed_plan import FeedPlan
 from optimizations.placement.fx_editing import copy_of
 from optimizations.placement.observe import Observation, observe
 from optimizations.placement.operators import tensors_in
@@ -29,20 +30,41 @@ def runner(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callabl
     return lambda *arguments: tuple(_OnCpu(graph_module, observation).run(*arguments))
 
 
-def placed_runner(placement: Placement, inputs: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-    """The same for a placed graph: takes the original's arguments, and feeds it through `Feeds`."""
+def placed_runner(
+    graph_module: torch.fx.GraphModule, placement: Placement, inputs: Sequence[Any]
+) -> Callable[..., tuple[Any, ...]]:
+    """The same for what placement made of `graph_module`: takes the original's arguments, and feeds it by `Feeds`."""
     run = runner(placement.graph_module, placement.example_inputs(inputs))
     if placement.feeds is None:
         return run
-    feeds = Feeds(dataclasses.replace(placement.feeds, device=CPU))
-    outputs = placement.feeds.cpu_outputs
+    feeds = Feeds(feeds_on_cpu(graph_module, placement.feeds, inputs), runner(graph_module, inputs))
+    outputs = placement.feeds.copied_out
 
-    def call(*arguments: Any) -> tuple[Any, ...]:
-        results = run(*feeds.bind(arguments))
+    def compiled(*arguments: Any) -> tuple[Any, ...]:
         # A copy to the CPU, which here would be the tensor itself.
-        return tuple(value.clone() if i in outputs else value for i, value in enumerate(results))
+        return tuple(value.clone() if i in outputs else value for i, value in enumerate(run(*arguments)))
 
-    return call
+    return lambda *arguments: tuple(feeds.call(compiled, arguments))
+
+
+def feeds_on_cpu(graph_module: torch.fx.GraphModule, plan: FeedPlan, inputs: Sequence[Any]) -> FeedPlan:
+    """The feed plan with the CPU as the device. What runs behind the graph copies where it crosses devices."""
+    if plan.after is None:
+        return dataclasses.replace(plan, device=CPU)
+    observation = observe(graph_module, list(inputs))
+    compute: Any = _Behind(plan.after.compute, observation)
+    return dataclasses.replace(plan, device=CPU, after=dataclasses.replace(plan.after, compute=compute))
+
+
+class _Behind:
+    """A part of a graph, with the aliasing that its nodes, by their names, have in the whole."""
+
+    def __init__(self, compute: torch.fx.GraphModule, observation: Observation) -> None:
+        self.compute = compute
+        self.observation = observation
+
+    def forward(self, *arguments: Any) -> tuple[Any, ...]:
+        return tuple(_OnCpu(self.compute, self.observation).run(*arguments))
 
 
 def bits(value: Any) -> Any:

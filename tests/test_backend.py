@@ -127,7 +127,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             return runner(graph_module, inputs)
 
     monkeypatch.setattr(torch_internals, "compile_fx", Compiler, raising=False)
-    monkeypatch.setattr(backend, "Feeds", lambda plan: Feeds(dataclasses.replace(plan, device=CPU)))
+    monkeypatch.setattr(backend, "Feeds", lambda plan, original: Feeds(dataclasses.replace(plan, device=CPU), original))
     return asked
 
 
@@ -203,7 +203,7 @@ def test_a_graph_that_fails_to_compile_is_not_reported(monkeypatch: pytest.Monke
 def test_a_defect_in_placement_costs_placement_only(
     on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def defective(*arguments: Any) -> Any:
+    def defective(*arguments: Any, **settings: Any) -> Any:
         raise KeyError("node")
 
     monkeypatch.setattr(backend, "place", defective)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -147,3 +149,22 @@ def test_the_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.
     assert default_directory() == tmp_path / "encore" / "cubins"
     monkeypatch.setenv("ENCORE_CACHE_DIR", str(tmp_path / "own"))
     assert default_directory() == tmp_path / "own" / "cubins"
+
+
+def test_a_user_without_a_home_directory_gets_a_folder_that_goes_with_the_process() -> None:
+    """As in a container that runs under a user id nobody registered."""
+    code = """
+import os, pwd
+os.environ.pop("HOME", None), os.environ.pop("XDG_CACHE_HOME", None), os.environ.pop("ENCORE_CACHE_DIR", None)
+def unknown(uid):
+    raise KeyError(f"getpwuid(): uid not found: {uid}")
+pwd.getpwuid = unknown
+from optimizations.appliers.cubin_cache import default_directory
+assert default_directory() == default_directory()
+default_directory().mkdir()
+print(default_directory())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    folder = Path(done.stdout.strip())
+    assert folder.name == "cubins"
+    assert not folder.parent.exists()

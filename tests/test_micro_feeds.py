@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from optimizations.placement.benchmark import measure_steady_feeds
 from suite.cli import app
 from suite.micro import feeds
+from suite.micro.feed_costs import measure_steady_feeds
 from suite.micro.feeds import FeedRun
 
 

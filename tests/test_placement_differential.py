@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import HealthCheck, Phase, given, reject, settings
 from placement_on_cpu import bits, placed_runner, runner
 from placement_programs import INPUTS, Program, fresh_arguments, programs
 
@@ -26,6 +26,7 @@ def test_placed_programs_give_the_same_bits_and_alias_the_same() -> None:
         derandomize=True,
         database=None,
         deadline=None,
+        phases=(Phase.generate,),
         suppress_health_check=list(HealthCheck),
     )
     @given(programs())
@@ -37,13 +38,13 @@ def test_placed_programs_give_the_same_bits_and_alias_the_same() -> None:
             # Fake tensors let pass what real ones refuse, such as writes to overlapping memory: no program.
             reject()
         seen.update(_kinds(placement.report))
-        found = _calls(placed_runner(placement, program.inputs), program.used)
+        found = _calls(placed_runner(program.graph_module, placement, program.inputs), program.used)
         assert found == expected, f"{program.graph_module.graph}\n{placement.graph_module.graph}"
 
     same()
     assert seen["programs"] >= 500
     # Without this a generator that makes nothing but trivial programs would pass.
-    for kind in ("rewritten", "kept", "literal", "rebuilt", "staged", "moved", "cpu_outputs", "left"):
+    for kind in ("rewritten", "kept", "literal", "rebuilt", "staged", "before", "after", "cpu_outputs", "left"):
         assert seen[kind] >= PROGRAMS / 50, f"{kind}: {seen}"
 
 
@@ -78,5 +79,7 @@ def _shared(values: list[Any]) -> list[tuple[int, int]]:
 def _kinds(report: PlacementReport) -> set[str]:
     """What placement did with a program."""
     kinds = {"programs", *(hoisted.form for hoisted in report.hoisted)}
-    kinds.update(what for what in ("staged", "moved", "cpu_outputs", "left") if getattr(report, what))
+    kinds.update(
+        what for what in ("staged", "before", "after", "moved", "cpu_outputs", "left") if getattr(report, what)
+    )
     return kinds | ({"rewritten"} if report.untouched is None else set())

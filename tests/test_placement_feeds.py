@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -48,10 +49,6 @@ def _feeds(*groups: HoistedGroup, kept: tuple[int, ...] = ()) -> Feeds:
             device=CPU,
             kept=kept,
             hoisted=groups,
-            staged=(),
-            staged_layouts=(),
-            cpu_outputs=(),
-            keep_addresses=True,
         )
     )
 
@@ -95,10 +92,57 @@ def _written_through_a_view(mask: torch.Tensor) -> torch.Tensor:
     return mask
 
 
-@pytest.mark.parametrize("change", [_written_in_place, _replaced, _given_other_data, _written_through_a_view])
-def test_a_changed_attribute_shows_in_the_next_call_at_the_same_address(change: Callable[..., torch.Tensor]) -> None:
-    mask = torch.rand(3, 2)
-    feeds = _feeds(_group([(Guard.VERSION, 0)], operator.neg, mask))
+def _written_through_data(mask: torch.Tensor) -> torch.Tensor:
+    mask.data[1, 1] = 5.0
+    return mask
+
+
+def _written_by_numpy(mask: torch.Tensor) -> torch.Tensor:
+    mask.numpy()[2, 0] = -3.0
+    return mask
+
+
+def _written_by_apply(mask: torch.Tensor) -> torch.Tensor:
+    return mask.apply_(lambda value: value + 1)
+
+
+def _written_by_map(mask: torch.Tensor) -> torch.Tensor:
+    return mask.map_(torch.ones_like(mask), lambda one, other: one + 2 * other)  # type: ignore[attr-defined]
+
+
+def _written_as_storage(mask: torch.Tensor) -> torch.Tensor:
+    mask.untyped_storage().copy_(torch.full_like(mask, 3.5).untyped_storage(), non_blocking=False)
+    return mask
+
+
+def _written_by_address(mask: torch.Tensor) -> torch.Tensor:
+    """As another process, a collective or a fused optimizer writes."""
+    ctypes.c_float.from_address(mask.data_ptr() + 4).value = 12.0
+    return mask
+
+
+SEEN_BY_VERSIONS = [_written_in_place, _replaced, _given_other_data, _written_through_a_view]
+UNSEEN = [
+    _written_through_data,
+    _written_by_numpy,
+    _written_by_apply,
+    _written_by_map,
+    _written_as_storage,
+    _written_by_address,
+]
+
+
+@pytest.mark.parametrize(
+    ("guard", "change"),
+    [(Guard.VERSION, change) for change in SEEN_BY_VERSIONS]
+    + [(Guard.VALUE, change) for change in SEEN_BY_VERSIONS + UNSEEN],
+)
+@pytest.mark.parametrize("scale", [1, 60])  # compared in Python, and by the C library
+def test_a_changed_attribute_shows_in_the_next_call_at_the_same_address(
+    guard: Guard, change: Callable[..., torch.Tensor], scale: int
+) -> None:
+    mask = torch.rand(3 * scale, 2 * scale)
+    feeds = _feeds(_group([(guard, 0)], operator.neg, mask))
     (before,) = feeds.bind((mask,))
     address = before.data_ptr()
     del before
@@ -151,6 +195,53 @@ def test_a_value_saved_for_backward_is_not_overwritten() -> None:
     assert gradient.tolist() == [2.0, 2.0, 2.0]
     (gradient,) = torch.autograd.grad(second, weight)
     assert gradient.tolist() == [5.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize("keeper", ["python", "detached", "graph"])
+def test_a_value_that_anybody_keeps_is_not_overwritten(keeper: str) -> None:
+    """AOTAutograd keeps some values as attributes of its own, and hooks for saved tensors keep what they like."""
+    scale = torch.tensor([2.0])
+    feeds = _feeds(_group([(Guard.VALUE, 0)], torch.clone, scale))
+    (value,) = feeds.bind((scale,))
+    address = value.data_ptr()
+    weight = torch.ones(1, requires_grad=True)
+    kept: Any = {"python": [value], "detached": value.detach(), "graph": weight * value}[keeper]
+    del value
+    scale.fill_(5.0)
+    (value,) = feeds.bind((scale,))
+    assert value.data_ptr() != address
+    found = {"python": lambda: kept[0], "detached": lambda: kept, "graph": lambda: kept}[keeper]()
+    assert found.tolist() == [2.0]
+    address = value.data_ptr()
+    del value
+    scale.fill_(6.0)
+    (value,) = feeds.bind((scale,))
+    assert (value.data_ptr(), value.tolist()) == (address, [6.0])
+
+
+def test_what_a_computation_raises_is_raised_in_each_call_until_it_is_right() -> None:
+    index = torch.tensor([5])
+    table = torch.arange(3.0)
+    feeds = _feeds(_group([(Guard.VALUE, 0)], lambda i: table[i], torch.ones(1)))
+    for _ in range(2):
+        with pytest.raises(IndexError, match="out of bounds"):
+            feeds.bind((index,))
+    index.fill_(2)
+    assert feeds.bind((index,))[0].tolist() == [2.0]
+    index.fill_(7)
+    with pytest.raises(IndexError, match="out of bounds"):
+        feeds.bind((index,))
+    index.fill_(1)
+    assert feeds.bind((index,))[0].tolist() == [1.0]
+
+
+def test_attributes_with_gaps_and_overlaps_are_compared_whole() -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    for view, written in ((base[:, ::2], (2, 2)), (base[:1].expand(3, 4), (0, 3)), (base.t(), (2, 3))):
+        feeds = _feeds(_group([(Guard.VALUE, 0)], torch.clone, torch.empty_like(view)))
+        assert torch.equal(feeds.bind((view,))[0], view)
+        base.numpy()[written] += 1
+        assert torch.equal(feeds.bind((view,))[0], view)
 
 
 def test_only_what_depends_on_a_changed_attribute_is_computed_again() -> None:
@@ -213,9 +304,9 @@ def test_the_steady_state_touches_no_tensor_operation() -> None:
 
 
 def test_copied_out_results_are_on_the_cpu_and_differentiable() -> None:
-    plan = FeedPlan(CPU, (), (), (), (), cpu_outputs=(1,), keep_addresses=True)
+    plan = FeedPlan(CPU, (), copied_out=(1,))
     weight = torch.ones(2, requires_grad=True)
-    first, second = Feeds(plan).copy_out((weight * 2, weight * 3))
+    first, second = Feeds(plan).results((), (), (weight * 2, weight * 3))
     assert second.device == CPU
     second.sum().backward()
     assert weight.grad is not None

@@ -10,6 +10,7 @@ import torch
 from placement_on_cpu import graphs_of
 from torch import nn
 
+from optimizations.options import Attributes
 from optimizations.placement.sources import VALUE_GUARD_LIMIT_BYTES, Guard, InputSource, SourceKind, input_sources
 
 HELD = torch.ones(3)
@@ -26,36 +27,44 @@ class Holder(nn.Module):
         self.strided = numpy.ones(6)[::2]
         self.large = numpy.ones(VALUE_GUARD_LIMIT_BYTES // 8 + 1)
         self.listed = [torch.ones(3)]
+        self.large_tensor = torch.ones(VALUE_GUARD_LIMIT_BYTES // 4 + 1)
+        self.gaps = torch.ones(VALUE_GUARD_LIMIT_BYTES // 4, 2)[::2, :1]
         self.zero_rank = torch.tensor(1.0)
         self.parameter = nn.Parameter(torch.ones(3))
         self.register_buffer("buffer", torch.ones(3))
 
 
-def _source(program: Any, *args: Any) -> InputSource:
+def _source(program: Any, *args: Any, attributes: Attributes = "hoist") -> InputSource:
     """The source of the only input."""
     ((graph_module, inputs),) = graphs_of(program, *args)
-    (source,) = input_sources(graph_module, inputs).values()
+    (source,) = input_sources(graph_module, inputs, attributes).values()
     return source
 
 
 @pytest.mark.parametrize(
-    ("attribute", "guard"),
+    ("attribute", "guard", "trusted"),
     [
-        ("tensor", Guard.VERSION),
-        ("parameter", Guard.VERSION),
-        ("buffer", Guard.VERSION),
-        ("zero_rank", Guard.VALUE),
-        ("scalar", Guard.VALUE),
-        ("array", Guard.VALUE),
-        ("strided", None),
-        ("large", None),
+        ("tensor", Guard.VALUE, Guard.VERSION),
+        ("parameter", Guard.VALUE, Guard.VERSION),
+        ("buffer", Guard.VALUE, Guard.VERSION),
+        ("large_tensor", None, Guard.VERSION),
+        ("gaps", None, Guard.VERSION),
+        ("zero_rank", Guard.VALUE, Guard.VALUE),
+        ("scalar", Guard.VALUE, Guard.VALUE),
+        ("array", Guard.VALUE, Guard.VALUE),
+        ("strided", None, None),
+        ("large", None, None),
     ],
 )
-def test_attributes_of_modules(attribute: str, guard: Guard | None) -> None:
+def test_attributes_of_modules(attribute: str, guard: Guard | None, trusted: Guard | None) -> None:
     class Reader(Holder):
         def forward(self) -> Any:
             return torch.as_tensor(getattr(self, attribute)) * 2
 
+    assert _source(Reader(), attributes="trust").guard is trusted
+    assert _source(Reader(), attributes="stage").guard is (
+        Guard.VALUE if "scalar" in attribute or "zero" in attribute else None
+    )
     source = _source(Reader())
     assert source.kind is SourceKind.ATTRIBUTE
     assert source.guard is guard
@@ -69,7 +78,7 @@ def test_tensors_in_containers_of_modules() -> None:
         def forward(self) -> Any:
             return self.listed[0] * 2
 
-    assert _source(Reader()) == InputSource(SourceKind.ATTRIBUTE, "L['self'].listed[0]", Guard.VERSION)
+    assert _source(Reader()) == InputSource(SourceKind.ATTRIBUTE, "L['self'].listed[0]", Guard.VALUE)
 
 
 def test_globals_and_closures_are_attributes() -> None:
@@ -78,8 +87,8 @@ def test_globals_and_closures_are_attributes() -> None:
     assert _source(lambda: closed * 2).kind is SourceKind.ATTRIBUTE
 
 
-def test_tensors_without_a_version_counter_have_no_guard() -> None:
-    assert _source(lambda: INFERENCE * 2).guard is None
+def test_tensors_without_a_version_counter_are_compared_though_versions_are_trusted() -> None:
+    assert _source(lambda: INFERENCE * 2, attributes="trust").guard is Guard.VALUE
 
 
 def test_arguments_are_arguments_however_deep() -> None:

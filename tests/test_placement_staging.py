@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from optimizations.placement import staging as staging_module
-from optimizations.placement.feed_plan import FeedPlan, TensorLayout
+from optimizations.placement.feed_plan import FeedPlan, Source, Staged, TensorLayout
 from optimizations.placement.staging import ALIGNMENT_BYTES, BUFFERS_LIMIT, LAYOUTS_LIMIT, Staging
 
 CPU = torch.device("cpu")
@@ -20,9 +20,8 @@ def _layout(tensor: torch.Tensor) -> TensorLayout:
 
 
 def _staging(*layouts: TensorLayout, keep_addresses: bool = True) -> Staging:
-    return Staging(
-        FeedPlan(CPU, (), (), tuple(range(len(layouts))), layouts, cpu_outputs=(), keep_addresses=keep_addresses)
-    )
+    staged = tuple(Staged(Source("argument", index), layout) for index, layout in enumerate(layouts))
+    return Staging(FeedPlan(CPU, (), staged=staged, keep_addresses=keep_addresses))
 
 
 TENSORS = (
@@ -91,6 +90,32 @@ def test_sizes_that_differ_between_calls_get_a_buffer_each() -> None:
     for size in range(10, 10 + 2 * LAYOUTS_LIMIT):
         staging.stage((torch.rand(size),))
     assert len(staging.buffers()) == LAYOUTS_LIMIT
+
+
+def test_layouts_that_differ_between_calls_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging_module, "LAYOUTS_LIMIT_BYTES", 1000)
+    staging = _staging(TensorLayout((object(),), (1,), torch.float32))
+    for size in (64, 100, 128, 300, 64):
+        value = torch.rand(size)
+        assert torch.equal(staging.stage((value,))[0], value)
+        assert sum(buffer.nbytes for buffer in staging.buffers()) <= 1000
+
+
+def test_large_buffers_have_a_short_ring(monkeypatch: pytest.MonkeyPatch, late_events: list[_LateEvent]) -> None:
+    monkeypatch.setattr(staging_module, "PINNED_LIMIT_BYTES", 300)
+    staging = _staging(_layout(torch.rand(16)))
+    for number in range(8):
+        staging.stage((torch.full((16,), float(number)),))
+    assert len(late_events) == 300 // 64
+
+
+def test_values_evaluated_before_the_graph_are_staged_like_arguments() -> None:
+    first, second = torch.rand(3), torch.rand(2)
+    staged = (Staged(Source("before", 1), _layout(second)), Staged(Source("argument", 0), _layout(first)))
+    staging = Staging(FeedPlan(CPU, (), staged=staged))
+    found = staging.stage((first,), (torch.zeros(1), second))
+    assert torch.equal(found[0], second)
+    assert torch.equal(found[1], first)
 
 
 class _LateEvent:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import numpy
 import pytest
 import torch
-from placement_on_cpu import CPU, bits, fake_cuda, graphs_of, on_cuda, placed_runner, retargeted, runner
+from placement_on_cpu import bits, fake_cuda, feeds_on_cpu, graphs_of, on_cuda, placed_runner, retargeted, runner
 from torch import nn
 
 import optimizations
@@ -66,7 +65,7 @@ def test_gradients_are_the_same_when_forwards_wait_for_their_backwards() -> None
     torch.manual_seed(1)
     module = Scored()
     found = []
-    for run in (runner(graph_module, inputs), placed_runner(placement, inputs)):
+    for run in (runner(graph_module, inputs), placed_runner(graph_module, placement, inputs)):
         own = copy.deepcopy(module)
         losses = []
         for seed in (1, 2, 3):
@@ -98,7 +97,7 @@ def test_attributes_that_require_gradients_are_left() -> None:
 def test_autograd_and_inductor_are_told_which_addresses_stay(grad: bool) -> None:
     """Stock code down to Inductor's door, on the CPU: static inputs, gradients, and results are right."""
     with torch.set_grad_enabled(grad):
-        _, _, placement = _traced()
+        graph_module, inputs, placement = _traced()
         assert placement.feeds is not None
         told: list[list[str]] = []
 
@@ -111,7 +110,7 @@ def test_autograd_and_inductor_are_told_which_addresses_stay(grad: bool) -> None
         torch.manual_seed(1)
         module = Scored()
         arguments = _arguments(module, 1)
-        on_cpu = dataclasses.replace(placement.feeds, device=CPU)
+        on_cpu = feeds_on_cpu(graph_module, placement.feeds, inputs)
         example_inputs = Placement(placement.graph_module, on_cpu, placement.report).example_inputs(arguments)
         compiled = torch_internals.compile_fx.compile_fx(
             retargeted(placement.graph_module), example_inputs, inner_compile=compile_inner
@@ -120,7 +119,7 @@ def test_autograd_and_inductor_are_told_which_addresses_stay(grad: bool) -> None
         for seed in (1, 2):
             arguments = _arguments(module, seed)
             expected = module(*_inputs(seed))
-            found = compiled(*feeds.bind(tuple(arguments)))
+            found = feeds.call(compiled, tuple(arguments))
             assert bits([*found]) == bits([*expected])
             if grad:
                 parameters = list(module.parameters())
@@ -134,11 +133,11 @@ def test_autograd_and_inductor_are_told_which_addresses_stay(grad: bool) -> None
 
 def test_the_whole_way_through_dynamo_and_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.compile(backend="encore")` of a training step, placed as for a GPU, with the CPU as the device."""
-    _, _, for_gpu = _traced()
+    graph_module, inputs, for_gpu = _traced()
     assert for_gpu.feeds is not None
-    feeds = dataclasses.replace(for_gpu.feeds, device=CPU)
+    feeds = feeds_on_cpu(graph_module, for_gpu.feeds, inputs)
     placement = Placement(retargeted(for_gpu.graph_module), feeds, for_gpu.report)
-    monkeypatch.setattr(backend, "place", lambda *arguments: placement)
+    monkeypatch.setattr(backend, "place", lambda *arguments, **settings: placement)
     torch.manual_seed(1)
     module = Scored()
     eager = copy.deepcopy(module)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizations.atomic_file import write_atomically
+from optimizations.user_cache import user_cache
 
 FORMAT_VERSION = 1
 DEFAULT_LIMIT_BYTES = 256 * 2**20
@@ -37,7 +38,7 @@ def default_directory() -> Path:
     chosen = os.environ.get("ENCORE_CACHE_DIR")
     if chosen:
         return Path(chosen) / "cubins"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "encore" / "cubins"
+    return user_cache() / "cubins"
 
 
 class CubinCache:

@@ -1,9 +1,9 @@
-"""How the arguments of a rewritten graph come from those of its original: plain records, nothing allocated."""
+"""How a call of the original graph becomes a call of the rewritten one: plain records, nothing allocated."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.fx
@@ -23,6 +23,14 @@ class TensorLayout:
     def is_static(self) -> bool:
         return all(isinstance(number, int) for number in (*self.shape, *self.stride))
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the memory it spans, of a static layout."""
+        if 0 in self.shape:
+            return 0
+        sizes = zip(self.shape, self.stride, strict=True)
+        return int((1 + sum((size - 1) * stride for size, stride in sizes)) * self.dtype.itemsize)
+
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
@@ -35,26 +43,75 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class HoistedGroup:
-    """Values that depend on the same attributes. `compute` takes these, in order, and returns the values."""
+    """Values that depend on the same attributes. `compute` takes these, in order, and returns the values.
+
+    `awaited`: for each value, whether the program may change what it is copied from as soon as the copy is through.
+    """
 
     compute: torch.fx.GraphModule
     attributes: tuple[Attribute, ...]
     layouts: tuple[TensorLayout, ...]
+    awaited: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a value of a call is found: an argument, or a result of what runs before, as, or behind the graph."""
+
+    where: Literal["argument", "before", "graph", "after", "constant"]
+    index: int
+    constant: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A CPU value that goes over with each call. `awaited`: as in `HoistedGroup`."""
+
+    source: Source
+    layout: TensorLayout
+    awaited: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Operations of the original graph that are evaluated on the CPU in each call, as they stand.
+
+    `compute` takes `inputs` and returns a tuple of values.
+    """
+
+    compute: torch.fx.GraphModule
+    inputs: tuple[Source, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FeedPlan:
-    """How the rewritten graph's arguments come from the original's.
+    """How the rewritten graph's arguments and results come from and go to the original's.
 
-    They are: arguments `kept` (indices into the original's), then the values of all `hoisted` groups in order, then
-    the `staged` arguments (indices) with their layouts. Results `cpu_outputs` (indices) belong on the CPU.
-    `keep_addresses`: staged arguments may be overwritten by the next call, because no backward needs them.
+    The arguments are: those `kept` (indices into the original's), then the results of `before` at the indices `passed`,
+    which stay on the CPU, then the values of all `hoisted` groups in order, then the `staged` ones.
+    `keep_addresses`: staged memory may be overwritten by the next call, because no backward needs it.
+    Of the graph's results those at `copied_out` belong on the CPU. `results` says where each result of the original is
+    found; None: they are the graph's. `apart` are pairs of arguments of which the graph writes the first and something
+    that was taken out of it reads the second: they share no memory when the graph is compiled, and must not later.
     """
 
     device: torch.device
     kept: tuple[int, ...]
-    hoisted: tuple[HoistedGroup, ...]
-    staged: tuple[int, ...]
-    staged_layouts: tuple[TensorLayout, ...]
-    cpu_outputs: tuple[int, ...]
-    keep_addresses: bool
+    hoisted: tuple[HoistedGroup, ...] = ()
+    staged: tuple[Staged, ...] = ()
+    keep_addresses: bool = True
+    before: Evaluation | None = None
+    passed: tuple[int, ...] = ()
+    passed_layouts: tuple[Any, ...] = ()
+    copied_out: tuple[int, ...] = ()
+    after: Evaluation | None = None
+    results: tuple[Source, ...] | None = None
+    apart: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def device_bytes(self) -> int:
+        """What stays on the GPU between calls, as far as sizes are known."""
+        layouts = [layout for group in self.hoisted for layout in group.layouts]
+        if self.keep_addresses:
+            layouts += [staged.layout for staged in self.staged]
+        return sum(layout.size_bytes for layout in layouts if layout.is_static)

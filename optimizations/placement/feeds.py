@@ -1,123 +1,139 @@
-"""Run time of placement: hoisted values kept on the GPU, guarded and refreshed, and arguments staged with each call.
+"""Run time of placement: what is evaluated on the CPU before and behind a graph, and what the graph is fed with.
 
 Note [Steady state]
 A call in which no attribute changed compares each guarded attribute with what it was, by tuples made beforehand, and
-does nothing else for hoisted values. The host waits for the device in one case only: results that the caller gets on
-the CPU have to be there when the call returns.
+does nothing else for hoisted values. The host waits for the device in two cases only: where it evaluates something
+behind the graph from the graph's results, and where the program copies from pinned memory and may change that memory
+once its copy is through.
 
 Note [Overwriting in place]
 A hoisted value that changed is overwritten where it is, because a new address makes CUDA graphs record again. That is
 right as long as nobody still needs the old value. On the device, work is ordered by the stream, and a change of stream
-is noticed and waited for there. Autograd may have saved the tensor for a backward yet to come, which shows in reference
-counts; then the value gets new memory.
+is noticed and waited for there. Autograd, a hook for saved tensors, or AOTAutograd on its own account may have saved
+the tensor for a backward yet to come. That shows in reference counts, of the tensor, of its memory, or of the Python
+object; then the value gets new memory.
+
+Note [Errors]
+What is evaluated on the CPU raises what it raises in eager PyTorch, before the graph was launched. Whatever the call
+would have changed is then as it was, and so is the state here: the next call starts from the beginning.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.fx
 
 from optimizations import torch_internals
-from optimizations.placement.feed_plan import Attribute, FeedPlan, HoistedGroup, TensorLayout
-from optimizations.placement.selector import selector
+from optimizations.placement.feed_plan import Attribute, Evaluation, FeedPlan, HoistedGroup, Source, TensorLayout
+from optimizations.placement.guards import Checks, checks_for, is_pinned
+from optimizations.placement.picking import picker
 from optimizations.placement.sources import Guard
 from optimizations.placement.staging import Staging
 
 
 class Feeds:
-    """Arguments of a rewritten graph, from the arguments of its original. Allocates at the first call, on the device.
+    """Calls of a rewritten graph from calls of its original. Allocates at the first call, on the device.
 
-    One instance belongs to one compiled graph and is called by one thread at a time, as CUDA graphs are.
+    One instance belongs to one compiled graph and is called by one thread at a time, as CUDA graphs are. `original`
+    is the graph before placement, as a function: it is called in its stead where arguments share memory that were
+    apart when the graph was compiled.
     """
 
-    def __init__(self, plan: FeedPlan) -> None:
+    def __init__(self, plan: FeedPlan, original: Callable[..., Any] | None = None) -> None:
         self._plan = plan
-        self._kept = selector(plan.kept)
+        self._original = original
+        self._kept = picker(plan.kept)
+        self._passed = picker(plan.passed)
         self._groups = [_Group(group, plan.device) for group in plan.hoisted]
         self._staging = Staging(plan) if plan.staged else None
         self._stream = _StreamOrder(plan.device, self._device_memory)
         self._hoisted: tuple[torch.Tensor, ...] | None = None
-        self._checks = _Checks()
+        self._checks = Checks()
 
-    def bind(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The rewritten graph's arguments for this call."""
+    @property
+    def device_bytes(self) -> int:
+        """What this graph keeps on the device between calls, as far as sizes are known when it is compiled."""
+        return self._plan.device_bytes
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `bind` is all there is to a call."""
+        plan = self._plan
+        return not (plan.before or plan.copied_out or plan.results is not None or plan.apart)
+
+    def call(self, compiled: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """What the original graph returns for `arguments`. `compiled` is the rewritten graph.
+
+        Raises:
+            Exception: what the program's CPU operations raise.
+        """
+        if self._plan.apart and self._original is not None and _overlap(self._plan.apart, arguments):
+            return self._original(*arguments)
+        values = self.before(arguments)
+        results = compiled(*self.bind(arguments, values))
+        return self.results(arguments, values, results)
+
+    def before(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What is evaluated on the CPU before the graph."""
+        part = self._plan.before
+        if part is None:
+            return ()
+        with torch.no_grad():
+            return _evaluated(part, arguments, (), ())
+
+    def bind(self, arguments: tuple[Any, ...], values: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+        """The rewritten graph's arguments for this call; `values` are those of `before`."""
         self._stream.follow()
-        hoisted = self._hoisted
-        if hoisted is None or self._checks.fail(arguments):
-            hoisted = self._refresh(arguments)
+        # No name for the old values here: it would count as a use of them.
+        if self._hoisted is None or self._checks.fail(arguments):
+            self._refresh(arguments)
+        hoisted = self._hoisted or ()
+        bound = self._kept(arguments)
+        if values:
+            bound += self._passed(values)
         if self._staging is None:
-            return self._kept(arguments) + hoisted
-        return self._kept(arguments) + hoisted + self._staging.stage(arguments)
+            return bound + hoisted
+        return bound + hoisted + self._staging.stage(arguments, values)
 
-    def copy_out(self, results: Sequence[Any]) -> tuple[Any, ...]:
-        """The results as the caller expects them: those that belong on the CPU are there, ready to be read."""
-        returned = list(results)
-        for index in self._plan.cpu_outputs:
-            returned[index] = returned[index].to("cpu", non_blocking=True)
-        self._stream.wait()
-        return tuple(returned)
+    def results(self, arguments: tuple[Any, ...], values: tuple[Any, ...], results: Sequence[Any]) -> Any:
+        """What the caller gets: the graph's results, and what is evaluated before and behind it."""
+        plan = self._plan
+        if plan.results is None and not plan.copied_out:
+            return results
+        given = list(results)
+        for index in plan.copied_out:
+            given[index] = given[index].to("cpu")
+        if plan.results is None:
+            return tuple(given)
+        behind: tuple[Any, ...] = ()
+        if plan.after is not None:
+            with torch.set_grad_enabled(torch.is_grad_enabled()):
+                behind = _evaluated(plan.after, arguments, values, given)
+        return tuple(_found(source, arguments, values, given, behind) for source in plan.results)
 
     def release(self) -> None:
-        """Gives the device memory back; the next call allocates anew."""
+        """Gives the device memory back; the next call allocates it again."""
         self._hoisted = None
         for group in self._groups:
             group.release()
         if self._staging is not None:
             self._staging.release()
 
-    def _refresh(self, arguments: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    def _refresh(self, arguments: Sequence[Any]) -> None:
+        self._hoisted = None  # holds references, which count; and what raises leaves nothing half done
         for group in self._groups:
             if group.checks is None or group.checks.fail(arguments):
                 group.refresh(arguments)
-        checks = [group.checks for group in self._groups if group.checks is not None]
-        self._checks = _Checks.joined(checks)
+        self._checks = Checks.joined([group.checks for group in self._groups if group.checks is not None])
         self._hoisted = tuple(tensor for group in self._groups for tensor in group.tensors)
-        return self._hoisted
 
     def _device_memory(self) -> list[torch.Tensor]:
         staged = self._staging.buffers() if self._staging is not None else []
         return [*(self._hoisted or ()), *staged]
-
-
-_Bytes = Callable[[int], Any]
-"""Makes an object whose `raw` are the bytes at an address."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Checks:
-    """What tells that attributes have the values they had.
-
-    `values` compare bytes: (argument, how to read them, what they were). `versions` compare identity: (argument,
-    address, version counter); whoever holds them keeps the memory at that address alive, so that no other tensor can
-    turn up there. `constants` are tensors that the graph itself holds: (tensor, version counter).
-    """
-
-    values: tuple[tuple[int, _Bytes, bytes], ...] = ()
-    versions: tuple[tuple[int, int, int], ...] = ()
-    constants: tuple[tuple[torch.Tensor, int], ...] = ()
-
-    def fail(self, arguments: Sequence[Any]) -> bool:
-        for index, at, before in self.values:
-            if at(arguments[index].data_ptr()).raw != before:
-                return True
-        for index, address, version in self.versions:
-            tensor = arguments[index]
-            if tensor.data_ptr() != address or tensor._version != version:
-                return True
-        return any(constant._version != version for constant, version in self.constants)
-
-    @classmethod
-    def joined(cls, parts: Iterable[_Checks]) -> _Checks:
-        """All of `parts`, each attribute once."""
-        parts = list(parts)
-        values = {check[0]: check for part in parts for check in part.values}
-        versions = {check[0]: check for part in parts for check in part.versions}
-        constants = {id(check[0]): check for part in parts for check in part.constants}
-        return cls(tuple(values.values()), tuple(versions.values()), tuple(constants.values()))
 
 
 class _Group:
@@ -128,46 +144,45 @@ class _Group:
         self._device = device
         self._alive: list[torch.Tensor] = []
         self.tensors: list[torch.Tensor] = []
-        self.checks: _Checks | None = None
+        self.checks: Checks | None = None
 
     def refresh(self, arguments: Sequence[Any]) -> None:
         """Computes the values on the CPU, as the original graph would, and brings them to the device."""
+        before, self.checks = self.checks, None
         attributes = [_value(attribute, arguments) for attribute in self._group.attributes]
         # What is kept has to work in later calls of any mode, so it is not made in this call's.
         with torch.inference_mode(False), torch.no_grad():
             # Before the values: a concurrent write to an attribute then fails the checks of the next call.
-            self.checks = self._checks_for(attributes)
-            values = self._group.compute(*attributes)
-            old: list[torch.Tensor | None] = [*self.tensors] or [None] * len(values)
-            self.tensors = list(map(self._upload, values, self._group.layouts, old))
+            checks = checks_for(
+                (attribute.guard, attribute.index, tensor)
+                for attribute, tensor in zip(self._group.attributes, attributes, strict=True)
+            )
+            if before is not None and checks.same_values_as(before):
+                # The same values at other addresses, as NumPy arrays have them.
+                self.checks = checks
+                return
+            trusted = [attribute.guard is Guard.VERSION for attribute in self._group.attributes]
+            self._alive = [tensor.detach() for tensor, kept in zip(attributes, trusted, strict=True) if kept]
+            values = self._group.compute.forward(*attributes)
+            for position, (value, layout) in enumerate(zip(values, self._group.layouts, strict=True)):
+                self._upload(position, value, layout)
+        self.checks = checks
 
     def release(self) -> None:
         self.tensors = []
         self.checks = None
         self._alive = []
 
-    def _upload(self, value: torch.Tensor, layout: TensorLayout, old: torch.Tensor | None) -> torch.Tensor:
+    def _upload(self, position: int, value: torch.Tensor, layout: TensorLayout) -> None:
         """See Note [Overwriting in place]."""
-        if old is None or _is_used_elsewhere(old):
-            old = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=self._device)
-        # The source is used up when the copy returns if it is pageable; a pinned one would still be read later.
-        return old.copy_(value, non_blocking=not value.is_pinned())
-
-    def _checks_for(self, attributes: Sequence[torch.Tensor]) -> _Checks:
-        values: list[tuple[int, _Bytes, bytes]] = []
-        versions: list[tuple[int, int, int]] = []
-        constants: list[tuple[torch.Tensor, int]] = []
-        self._alive = []
-        for attribute, tensor in zip(self._group.attributes, attributes, strict=True):
-            if attribute.index is None:
-                constants.append((tensor, tensor._version))
-            elif attribute.guard is Guard.VALUE:
-                at = (ctypes.c_char * tensor.nbytes).from_address
-                values.append((attribute.index, at, at(tensor.data_ptr()).raw))
-            else:
-                self._alive.append(tensor.detach())
-                versions.append((attribute.index, tensor.data_ptr(), tensor._version))
-        return _Checks(tuple(values), tuple(versions), tuple(constants))
+        if position == len(self.tensors):
+            self.tensors.append(_device_tensor(layout, self._device))
+        elif _is_used_elsewhere(self.tensors, position):
+            self.tensors[position] = _device_tensor(layout, self._device)
+        # Pageable memory is used up when the copy returns. Pinned memory is read in stream order, behind copies into it
+        # that are still in flight; the host waits only if the program may change it at once.
+        awaited = not self._group.awaited or self._group.awaited[position]
+        self.tensors[position].copy_(value, non_blocking=not (awaited and is_pinned(value)))
 
 
 class _StreamOrder:
@@ -190,18 +205,63 @@ class _StreamOrder:
                     tensor.record_stream(current)
             self._last, self._raw = current, current.cuda_stream
 
-    def wait(self) -> None:
-        """Waits on the host for all that was put into the current stream."""
-        if self._on_gpu:
-            torch.cuda.current_stream(self._device).synchronize()
+
+def _evaluated(
+    part: Evaluation, arguments: Sequence[Any], values: Sequence[Any], results: Sequence[Any]
+) -> tuple[Any, ...]:
+    # `forward`: hooks and checks of a module's call are not the program's.
+    inputs = [_found(source, arguments, values, results, ()) for source in part.inputs]
+    found: tuple[Any, ...] = part.compute.forward(*inputs)
+    return found
+
+
+def _found(
+    source: Source, arguments: Sequence[Any], values: Sequence[Any], results: Sequence[Any], behind: Sequence[Any]
+) -> Any:
+    if source.where == "argument":
+        return arguments[source.index]
+    if source.where == "before":
+        return values[source.index]
+    if source.where == "graph":
+        return results[source.index]
+    return behind[source.index] if source.where == "after" else source.constant
 
 
 def _value(attribute: Attribute, arguments: Sequence[Any]) -> Any:
     return attribute.constant if attribute.index is None else arguments[attribute.index]
 
 
-def _is_used_elsewhere(tensor: torch.Tensor) -> bool:
-    """Whether something beside its Python object keeps the tensor or its memory, as a saved tensor does."""
+def _device_tensor(layout: TensorLayout, device: torch.device) -> torch.Tensor:
+    return torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=device)
+
+
+def _overlap(pairs: Sequence[tuple[int, int]], arguments: Sequence[Any]) -> bool:
+    """Whether the memory of any two of these arguments overlaps."""
+    for one, other in pairs:
+        (start, size), (also, bytes_of_other) = _memory_of(arguments[one]), _memory_of(arguments[other])
+        if start < also + bytes_of_other and also < start + size:
+            return True
+    return False
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
     storage = tensor.untyped_storage()
-    # One reference is the tensor's own, one belongs to the local name.
+    return storage.data_ptr(), storage.nbytes()
+
+
+def _is_used_elsewhere(tensors: list[torch.Tensor], position: int) -> bool:
+    """Whether something besides the list keeps the tensor or its memory, as a backward yet to come does."""
+    if _python_references(tensors, position) > _UNUSED:
+        return True
+    tensor = tensors[position]
+    storage = tensor.untyped_storage()
+    # One reference is the Python object's, one of the memory belongs to the local name.
     return torch_internals.tensor_use_count(tensor) > 1 or torch_internals.storage_use_count(storage._cdata) > 2
+
+
+def _python_references(values: list[Any], position: int) -> int:
+    return sys.getrefcount(values[position])
+
+
+_UNUSED = _python_references([object()], 0)
+"""References of something that only a list holds, as this Python counts them."""

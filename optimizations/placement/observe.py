@@ -17,7 +17,15 @@ import torch.fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
-from optimizations.placement.operators import gpu_obstacle, is_exact, needs_values, tensors_in, written
+from optimizations.placement.operators import (
+    awaited_transfer,
+    checks_values,
+    gpu_obstacle,
+    is_exact,
+    needs_values,
+    tensors_in,
+    written,
+)
 
 
 class CannotObserve(RuntimeError):
@@ -34,11 +42,14 @@ class Effects:
     """What one node does beyond computing its value. Storages are numbered as in `Observation`.
 
     `opaque` says why nobody can know what the node does; `gpu_obstacle` why its CPU operands cannot be GPU tensors.
-    `exact`: all it does on the CPU gives the same bits on every device.
+    `exact`: all it does on the CPU gives the same bits on every device. `only_checks`: it looks at values on the host
+    only to raise an error. `awaited`: it does not leave a copy of a CPU operand to the GPU to be awaited by others.
     """
 
     writes: set[int] = field(default_factory=set)
     host_reads: set[int] = field(default_factory=set)
+    only_checks: bool = True
+    awaited: bool = False
     random_on_cpu: bool = False
     opaque: str | None = None
     gpu_obstacle: str | None = None
@@ -169,6 +180,7 @@ class _Observer(torch.fx.Interpreter):
             value = super().run_node(n)
         except torch_internals.DataDependentOutputException:
             effects.host_reads.update(self._operand_storages(n))
+            effects.only_checks = False
             return self._noted(n)
         return self._noted(n) if effects.host_reads and "example_value" in n.meta else value
 
@@ -229,10 +241,13 @@ def _operator_log() -> type:
             effects.writes.update(self.storage_of(tensor) for tensor in changed)
             if needs_values(func, operands):
                 effects.host_reads.update(self.storage_of(t) for t in operands if t.device.type == "cpu")
+                effects.only_checks &= checks_values(func)
             if any(tensor.device.type == "cpu" for tensor in (*operands, *results)):
                 effects.random_on_cpu |= torch.Tag.nondeterministic_seeded in func.tags
                 effects.gpu_obstacle = effects.gpu_obstacle or gpu_obstacle(func, operands, results)
-                effects.exact &= is_exact(func, (*operands, *results))
+                effects.exact &= is_exact(func, [*args, *(kwargs or {}).values()], operands, results)
+                if any(tensor.device.type != "cpu" for tensor in (*operands, *results)):
+                    effects.awaited |= awaited_transfer(func, args, kwargs or {})
             if func.namespace not in ("aten", "prims"):
                 effects.opaque = f"{func} is a custom operator"
             for tensor in results:

@@ -19,40 +19,44 @@ MIXES_DEVICES = TRANSFERS | INDEXING | {"aten::index_put_", "aten::index_put", "
 Any other that does may insist on the CPU: `_pack_padded_sequence` reads its lengths there.
 """
 
-DEVICE_DEPENDENT = frozenset(
+COPIES = frozenset(
     f"aten::{name}"
     for name in (
-        # which of equal elements comes first
-        *("sort", "argsort", "topk", "kthvalue", "mode", "median", "nanmedian", "argmax", "argmin"),
-        *("max.dim", "min.dim", "cummax", "cummin"),
-        # which of several writes to one place stays
-        *("index_put", "index_put_", "_index_put_impl_", "scatter", "scatter_", "put", "put_", "index_copy"),
-        *("index_copy_", "masked_scatter", "masked_scatter_"),
-        # signs and order of vectors
-        *("linalg_eig", "_linalg_eigh", "linalg_qr", "_linalg_svd", "geqrf", "linalg_ldl_factor_ex"),
+        *("clone", "cat", "stack", "repeat", "flip", "triu", "tril", "where", "expand_copy", "view_copy", "alias"),
+        *("_unsafe_view", "_reshape_alias", "constant_pad_nd", "roll"),
     )
 )
-"""Operators whose documented result leaves a choice that CPU and GPU may make differently."""
+"""Operators that put elements of their operands, or zeros, into other places."""
 
-EXACT = frozenset(
+FILLS = frozenset(
     f"aten::{name}"
     for name in (
         *("full", "zeros", "ones", "eye", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones"),
-        *("clone", "cat", "stack", "repeat", "flip", "triu", "triu_", "tril", "tril_", "where"),
-        *("masked_fill", "masked_fill_", "fill_", "zero_"),
+        *("fill_", "zero_", "masked_fill", "masked_fill_", "scalar_tensor", "triu_", "tril_"),
     )
 )
-"""Operators that write given values to given places: the same bits on every device."""
+"""Operators that write given values to given places."""
 
 EXACT_ON_INTEGERS = frozenset(
     f"aten::{name}"
+    for name in ("arange", "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "neg", "minimum", "maximum")
+)
+"""Operators whose result is the same everywhere on integers of 32 bits and more, whose overflow wraps around."""
+
+EXACT_ON_BITS = frozenset(
+    f"aten::{name}"
     for name in (
-        *("arange", "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "neg", "_to_copy", "minimum", "maximum"),
         *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "logical_xor"),
-        *("bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor"),
+        *("bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor", "minimum", "maximum"),
     )
 )
-"""The same for operators that may round on floating-point numbers."""
+"""Operators whose result is the same everywhere on integers of any width and on booleans."""
+
+_INTEGERS = frozenset((torch.int32, torch.int64))
+_WHOLE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16)) | _INTEGERS
+_STORED_AS_COMPUTED = frozenset((torch.float32, torch.float64)) | _WHOLE
+"""Generated kernels compute narrower floating-point types in 32 bits and do not round in between."""
+_FLOATS = (torch.float32, torch.float64)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -83,18 +87,34 @@ def needs_values(func: Any, operands: Iterable[torch.Tensor]) -> bool:
     """Whether the host has to look at values of operands: to return a number, to choose a shape, to check something."""
     if func._schema.name in INDEXING:
         return any(tensor.dtype in (torch.bool, torch.uint8) for tensor in list(operands)[1:])
-    if func._schema.name.startswith("aten::_assert_async"):
-        return True
-    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+    return (
+        checks_values(func)
+        or torch.Tag.data_dependent_output in func.tags
+        or torch.Tag.dynamic_output_shape in func.tags
+    )
+
+
+def checks_values(func: Any) -> bool:
+    """Whether `func` looks at values only to raise an error."""
+    return bool(func._schema.name.startswith("aten::_assert_async"))
+
+
+def awaited_transfer(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the program may use a CPU operand of `func` again as soon as the call is through.
+
+    That is so unless it asked for a transfer that does not block.
+    """
+    for position, parameter in enumerate(func._schema.arguments):
+        if parameter.name == "non_blocking":
+            return not (args[position] if position < len(args) else kwargs.get("non_blocking", False))
+    return True
 
 
 def gpu_obstacle(func: Any, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> str | None:
-    """Why `func` cannot take its CPU operands from the GPU with the same result, or None."""
+    """Why `func` cannot take its CPU operands from the GPU, or None."""
     name = func._schema.name
     on_cpu = [tensor for tensor in operands if tensor.device.type == "cpu"]
     mixed = any(tensor.device.type != "cpu" for tensor in (*operands, *results))
-    if not mixed and not DEVICE_DEPENDENT.isdisjoint((name, func.name())):
-        return f"{func} leaves a choice that CPU and GPU may make differently"
     if mixed and name not in MIXES_DEVICES and any(tensor.dim() > 0 for tensor in on_cpu):
         return f"{func} takes a CPU tensor beside GPU tensors and may need it there"
     if torch.version.cuda is not None and not torch_internals.has_kernel_for(func.name(), "CUDA"):
@@ -102,7 +122,61 @@ def gpu_obstacle(func: Any, operands: Sequence[torch.Tensor], results: Sequence[
     return None
 
 
-def is_exact(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether `func` gives the same bits on every device, for operands and results `tensors`."""
-    integral = not any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors)
-    return func.is_view or func._schema.name in EXACT or (integral and func._schema.name in EXACT_ON_INTEGERS)
+def is_exact(func: Any, args: Sequence[Any], operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> bool:
+    """Whether the definition of `func` leaves one result, bit for bit, whatever device it runs on.
+
+    Copies, fills, views, casts that cannot lose more than IEEE 754 says, and integer and boolean element-wise
+    operations that neither divide nor shift. `args` are the call's arguments, for the numbers among them.
+    """
+    name = func._schema.name
+    dtypes = {tensor.dtype for tensor in (*operands, *results)}
+    numbers = [value for value in args if isinstance(value, (bool, int, float, complex))]
+    if func.is_view:
+        return len(dtypes) == 1
+    if name in TRANSFERS or name in COPIES or name in FILLS:
+        casts = all(_exact_cast(old.dtype, new.dtype) for old in operands for new in results)
+        return casts and (name not in FILLS or all(_holds(new.dtype, value) for new in results for value in numbers))
+    widths = dtypes - {torch.bool}
+    if (
+        not dtypes <= _WHOLE
+        or len(widths) > 1
+        or not all(_holds(dtype, value) for dtype in widths for value in numbers)
+    ):
+        return False
+    return name in EXACT_ON_BITS or (name in EXACT_ON_INTEGERS and dtypes <= _INTEGERS)
+
+
+def _exact_cast(old: torch.dtype, new: torch.dtype) -> bool:
+    """Whether a cast is defined to the last bit, and no kernel leaves out its rounding."""
+    if old == new:
+        return True
+    if new is torch.bool:
+        return old in _WHOLE
+    if new in _FLOATS:
+        # From integers rounded to nearest, between these two as IEEE 754 says; from 16 bits nothing is lost.
+        return old in _WHOLE or old in _FLOATS or old in (torch.float16, torch.bfloat16)
+    if new in _INTEGERS:
+        # Floating-point numbers may be out of range, and so may wider integers.
+        return old in _WHOLE and old.itemsize <= new.itemsize
+    return False
+
+
+def _holds(dtype: torch.dtype, number: complex) -> bool:
+    """Whether `dtype` has this very number, or rounds it the same way everywhere."""
+    if dtype not in _STORED_AS_COMPUTED:
+        # A kernel may use the number as it stands, unrounded.
+        return isinstance(number, (bool, int, float)) and _is_the_same(number, dtype)
+    if isinstance(number, complex):
+        return False
+    if dtype is torch.bool:
+        return number in (0, 1)
+    if dtype in _FLOATS:
+        return True
+    return float(number).is_integer() and torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
+
+
+def _is_the_same(number: float, dtype: torch.dtype) -> bool:
+    if not dtype.is_floating_point:
+        return False
+    rounded = torch.tensor(float(number), dtype=torch.float64, device="cpu").to(dtype).double().item()
+    return rounded == number or number != number

@@ -1,25 +1,30 @@
-"""Decides what is hoisted, staged, moved or left, from records alone.
+"""Decides what is hoisted, staged, moved, evaluated before or behind the graph, or left, from records alone.
 
-Values that depend on constants and attributes only (*hoistable*) cost nothing in a call, and CPU arguments are at hand
-before it starts; so neither ties its readers together. What remains are *units*: the other CPU operations, and the GPU
-operations that read CPU values. Units that exchange CPU values, or share CPU memory, form a component, and a component
-is moved as a whole or left as a whole: any doubt about one member is a reason to leave it.
+Placement moves values, not arithmetic. CPU values that depend on constants and attributes only are evaluated once
+(*hoisted*), those that depend on arguments are evaluated before each call of the graph and sent over (*staged*), those
+that depend on GPU values and go to the caller are evaluated behind it; see `regions`. What remains is between GPU
+values, and has to stay in the graph. There it moves to the GPU if its definition leaves one result on any device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from optimizations.options import Options
+from optimizations.placement.regions import Memory, Regions, regions
 from optimizations.placement.residency import MIXED, Node, Residency
-from optimizations.placement.sources import Guard, SourceKind
+from optimizations.placement.sources import VALUE_GUARD_LIMIT_BYTES, Guard, SourceKind
 from optimizations.report import HoistedForm, Left
 
 INLINE_DTYPES = frozenset(
     ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 )
 """Rank-0 values of these are exactly a Python number, so that a literal in the graph is the same value."""
+
+GUARDED_LIMIT_BYTES = 4 * VALUE_GUARD_LIMIT_BYTES
+"""What the attributes of one graph may hold, all in all, to be compared in each call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +45,14 @@ class Plan:
         device: the GPU that values go to.
         hoists: values that do not depend on the call.
         guards: how a change of each of the hoists' attributes is noticed.
-        stages: CPU inputs that go over with each call.
-        moves: CPU operations that will run on the GPU.
-        readers: operations whose CPU operands will be GPU values: `moves`, and GPU operations.
-        snapshots: readers that made a copy by changing the device; the copy must stay one if the move would make it an
-            alias, because somebody later writes to it or to what it was copied from, or the caller gets it.
-        cpu_outputs: returned values among `moves`.
+        stages: CPU values that go over with each call: inputs, or values among `before`.
+        awaited: of these, and of hoisted attributes, the ones that the program may change once its own copy is through.
+        before: CPU operations that are evaluated in each call before the graph.
+        after: CPU operations that are evaluated behind it.
+        moves: CPU operations between GPU values that will run on the GPU.
+        fed: for each operation, which of its CPU operands will be GPU values.
+        snapshots: operations that made a copy by changing the device; the copy must stay one if the move would make it
+            an alias, because somebody later writes to it or to what it was copied from, or the caller gets it.
         keep_addresses: staged values may be overwritten by the next call, because no backward reads them later.
         left: nodes that stay, with reasons.
     """
@@ -54,120 +61,122 @@ class Plan:
     hoists: tuple[Hoist, ...] = ()
     guards: Mapping[str, Guard] = field(default_factory=dict)
     stages: tuple[str, ...] = ()
+    awaited: frozenset[str] = frozenset()
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
     moves: tuple[str, ...] = ()
-    readers: tuple[str, ...] = ()
+    fed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     snapshots: frozenset[str] = frozenset()
-    cpu_outputs: tuple[str, ...] = ()
     keep_addresses: bool = True
     left: tuple[Left, ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.fed or self.after)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The hoisted values that take memory on the GPU."""
+        return tuple(hoist.value for hoist in self.hoists if hoist.form == "kept")
+
 
 @dataclass(frozen=True, slots=True)
-class Component:
-    """Units that are moved together or not at all. `blocker` is the member that `reason` is about."""
+class _Component:
+    """CPU operations between GPU values that move to the GPU together, or stay together for `reason`."""
 
     members: tuple[str, ...]
     blocker: str | None = None
     reason: str | None = None
 
 
-def plan(graph: Residency, options: Options, vetoes: Mapping[str, str] | None = None) -> Plan:
+def plan(graph: Residency, options: Options, vetoes: Mapping[str, str] | None = None, *, held_bytes: int = 0) -> Plan:
     """The plan for `graph`, which must have exactly one GPU in `devices`.
 
-    `vetoes` are reasons against single units, and against rebuilding single values, from an earlier attempt.
+    `vetoes` are reasons against single operations and values, from an earlier attempt. `held_bytes` is what other
+    graphs of the process keep on the GPU.
     """
-    return _Planner(graph, options, vetoes or {}).plan()
-
-
-@dataclass(slots=True)
-class _Memory:
-    """Who shares, and who writes, the memory of each storage."""
-
-    members: dict[int, list[str]] = field(default_factory=dict)
-    writers: dict[int, list[str]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, graph: Residency) -> _Memory:
-        memory = cls()
-        for node in graph.nodes.values():
-            for storage in node.storages:
-                memory.members.setdefault(storage, []).append(node.name)
-            for storage in node.writes:
-                memory.writers.setdefault(storage, []).append(node.name)
-        return memory
-
-    def written_by(self, storages: Iterable[int]) -> Iterator[str]:
-        return (writer for storage in storages for writer in self.writers.get(storage, ()))
-
-    def users(self, storage: int) -> list[str]:
-        return self.members.get(storage, []) + self.writers.get(storage, [])
+    return _Planner(graph, options, vetoes or {}, held_bytes).plan()
 
 
 class _Planner:
-    def __init__(self, graph: Residency, options: Options, vetoes: Mapping[str, str]) -> None:
+    def __init__(self, graph: Residency, options: Options, vetoes: Mapping[str, str], held_bytes: int) -> None:
         self.graph = graph
         self.nodes = graph.nodes
         self.options = options
         self.vetoes = vetoes
-        self.memory = _Memory.of(graph)
+        self.held_bytes = held_bytes
+        self.memory = Memory.of(graph)
         self.order = {name: position for position, name in enumerate(self.nodes)}
-        self.fed = {name: self._feed(node) for name, node in self.nodes.items() if not node.is_call and node.on_cpu}
+        self.regions: Regions = regions(graph)
+        self.attributes = self._hoistable_attributes()
         self.hoistable = self._hoistable()
-        self.host_readers = [node for node in self.nodes.values() if node.host_reads]
 
     def plan(self) -> Plan:
-        components = list(self._components())
-        resolved = [component for component in components if component.reason is None]
-        readers = sorted((name for component in resolved for name in component.members), key=self.order.__getitem__)
-        moves = [name for name in readers if self.nodes[name].on_cpu]
-        hoists = self._hoists(readers)
+        wanted = self._wanted()
+        how = self._how(wanted)
+        components = list(self._judged_all(how))
+        moves = {name for component in components if component.reason is None for name in component.members}
+        fed: dict[str, tuple[str, ...]] = {}
+        for name in self._readers(moves):
+            values = tuple(value for value in self._cpu_operands(name) if value in moves or how.get(value) in _HOW)
+            if values and self._against_reader(self.nodes[name]) is None:
+                fed[name] = values
+        values = self._in_order({value for operands in fed.values() for value in operands} - moves)
+        stages = tuple(value for value in values if how[value] == "stage")
+        hoists = tuple(self._hoist(value, how[value]) for value in values if how[value] != "stage")
+        after = self._in_order(self.regions.after)
+        anything = bool(fed or after)
         return Plan(
             device=self.graph.devices[0],
             hoists=hoists,
             guards={name: self._guard(name) for hoist in hoists for name in hoist.attributes},
-            stages=self._operands_of(readers, {name for name, feed in self.fed.items() if feed == "stage"}),
-            moves=tuple(moves),
-            readers=tuple(readers),
-            snapshots=frozenset(name for name in readers if self._must_stay_a_copy(self.nodes[name])),
-            cpu_outputs=tuple(name for name in self.graph.returned if name in moves),
+            stages=stages,
+            awaited=frozenset(
+                value for name, operands in fed.items() for value in operands if self.nodes[name].awaited
+            ),
+            before=self._before(stages, after) if anything else (),
+            after=after,
+            moves=self._in_order(moves),
+            fed=fed,
+            snapshots=frozenset(name for name in fed if self._must_stay_a_copy(self.nodes[name])),
             keep_addresses=not self.graph.differentiable,
-            left=tuple(self._left(components)),
+            left=tuple(self._left(components, fed, moves, how)),
         )
 
-    # What can be fed
+    # What can be fed, and how
 
-    def _feed(self, node: Node) -> str:
-        """ "hoist" or "stage" for a CPU input, or the reason why it can be neither."""
-        if node.tensors != 1 or node.source is None:
-            return "is no plain tensor"
-        if node.requires_grad:
-            return "requires a gradient, which has to arrive on the CPU"
-        if any(self.memory.written_by(node.storages)):
-            return "shares memory with something the graph writes to"
-        source, size = node.source, node.value_bytes
-        guarded = source.kind is SourceKind.ATTRIBUTE and source.guard is not None and node.static
-        if guarded and not (self.options.attributes == "stage" and node.shape):
-            return "hoist" if (size or 0) <= self.options.hoist_limit_bytes else _too_large(size, "hoist_limit_bytes")
-        if node.op != "placeholder":
-            return "is part of the graph but has no guard"
-        return "stage" if (size or 0) <= self.options.stage_limit_bytes else _too_large(size, "stage_limit_bytes")
+    def _hoistable_attributes(self) -> frozenset[str]:
+        """Attributes whose bytes, or version counters, tell in each call whether they changed."""
+        found, compared = set(), 0
+        attributes = [node for node in self.nodes.values() if not node.is_call and node.on_cpu and node.tensors == 1]
+        for node in sorted(attributes, key=lambda node: node.value_bytes or 0):
+            source = node.source
+            if source is None or source.kind is not SourceKind.ATTRIBUTE or source.guard is None or not node.static:
+                continue
+            if node.requires_grad or any(self.memory.written_by(node.storages)):
+                continue
+            if source.guard is Guard.VALUE:
+                compared += node.value_bytes or 0
+                if compared > GUARDED_LIMIT_BYTES:
+                    continue
+            found.add(node.name)
+        return frozenset(found)
 
     def _hoistable(self) -> frozenset[str]:
         """CPU operations on constants and attributes alone whose results stay the same from call to call."""
-        found = {name for name, node in self.nodes.items() if node.is_call and self._could_be_hoisted(node)}
+        found = {name for name in self.regions.before if self._could_be_hoisted(self.nodes[name])}
         while True:
-            keep = {name for name in found if self._operands_hoisted(name, found)}
+            keep = {
+                name for name in found if all(o in found or o in self.attributes for o in self.nodes[name].operands)
+            }
             keep -= {name for name in keep if not self._memory_settled(self.nodes[name], keep)}
             if keep == found:
                 return frozenset(found)
             found = keep
 
-    def _could_be_hoisted(self, node: Node) -> bool:
-        known = node.opaque is None and not node.random_on_cpu and not node.host_reads
-        return node.on_cpu and known and node.static and not node.requires_grad
-
-    def _operands_hoisted(self, name: str, found: set[str]) -> bool:
-        return all(operand in found or self.fed.get(operand) == "hoist" for operand in self.nodes[name].operands)
+    @staticmethod
+    def _could_be_hoisted(node: Node) -> bool:
+        return node.on_cpu and node.static and not node.random_on_cpu and not node.host_reads
 
     def _memory_settled(self, node: Node, found: set[str]) -> bool:
         """Whether all that shares or writes its memory is hoisted too, and nobody else reads before the last write."""
@@ -182,24 +191,109 @@ class _Planner:
                 return False
         return True
 
-    # Components
+    def _wanted(self) -> list[str]:
+        """CPU values that operations on the GPU, or between GPU values, read."""
+        between = {name for members in self._between() for name in members}
+        readers = [name for name in self._readers(between) if self._against_reader(self.nodes[name]) is None]
+        return list(self._in_order({value for name in readers for value in self._cpu_operands(name)}))
 
-    def _units(self) -> list[Node]:
-        """CPU operations that are not hoistable, and GPU operations with CPU operands."""
-        return [
-            node
+    def _readers(self, moves: Iterable[str]) -> tuple[str, ...]:
+        on_gpu = {node.name for node in self.nodes.values() if node.is_call and node.on_gpu}
+        return self._in_order(on_gpu | set(moves))
+
+    def _cpu_operands(self, name: str) -> Iterator[str]:
+        return (operand for operand in self.nodes[name].operands if self.nodes[operand].device in ("cpu", MIXED))
+
+    def _how(self, wanted: Iterable[str]) -> dict[str, str]:
+        """For each CPU value "kept", "literal", "rebuilt" or "stage", or why it cannot be brought to the GPU.
+
+        Memory goes to the smallest values first, so that a large one is no obstacle to others.
+        """
+        how: dict[str, str] = {}
+        kept = staged = 0
+        for value in sorted(wanted, key=lambda value: (self.nodes[value].value_bytes or 0, self.order[value])):
+            node = self.nodes[value]
+            size = node.value_bytes or 0
+            obstacle = self.vetoes.get(f"feed {value}") or self._against_feeding(node)
+            if obstacle is not None:
+                how[value] = obstacle
+                continue
+            if value in self.hoistable or value in self.attributes:
+                form = self._form(value)
+                cost = size if form == "kept" else 0
+                work = self._work_bytes(value) if form == "rebuilt" else 0
+                in_process = self.held_bytes + kept + staged + cost <= self.options.process_limit_bytes
+                in_graph = kept + cost <= self.options.hoist_limit_bytes
+                if in_process and in_graph and staged + work <= self.options.stage_limit_bytes:
+                    how[value], kept, staged = form, kept + cost, staged + work
+                    continue
+            if staged + size > self.options.stage_limit_bytes:
+                how[value] = f"takes {size} bytes beside {staged} others in each call, more than stage_limit_bytes"
+            elif self.held_bytes + kept + staged + size > self.options.process_limit_bytes:
+                others = self.held_bytes + kept + staged
+                how[value] = f"takes {size} bytes beside {others} others on the GPU, more than process_limit_bytes"
+            else:
+                how[value], staged = "stage", staged + size
+        return how
+
+    def _against_feeding(self, node: Node) -> str | None:
+        if node.device == MIXED:
+            return "its values are on several devices"
+        if node.requires_grad:
+            return "requires a gradient, which has to arrive on the CPU"
+        if node.tensors != 1 or (not node.is_call and node.source is None):
+            return "is no plain tensor"
+        if node.is_call and node.name not in self.regions.before:
+            return self.regions.reasons.get(node.name, "depends on GPU values")
+        return None
+
+    def _form(self, value: str) -> HoistedForm:
+        needed = self._needed_for(value)
+        node = self.nodes[value]
+        nodes = [name for name in needed if self.nodes[name].is_call]
+        if len(nodes) < len(needed):
+            return "kept"
+        if f"compute {value}" in self.vetoes:
+            return "kept"
+        if node.shape == () and node.dtype in INLINE_DTYPES:
+            return "literal"
+        exact = all(self.nodes[name].exact and self.nodes[name].gpu_obstacle is None for name in nodes)
+        return "rebuilt" if exact and value not in self.vetoes else "kept"
+
+    def _work_bytes(self, value: str) -> int:
+        return sum(self.nodes[name].value_bytes or 0 for name in self._needed_for(value))
+
+    def _against_reader(self, node: Node) -> str | None:
+        """Why an operation cannot take its CPU operands from the GPU."""
+        if node.name in self.vetoes:
+            return self.vetoes[node.name]
+        if node.opaque is not None:
+            return node.opaque
+        if node.host_reads:
+            return "reads values on the host"
+        return node.gpu_obstacle or self._against_times(node)
+
+    def _against_times(self, node: Node) -> str | None:
+        """What is sent over before the graph must be what the operation would read in its place."""
+        for operand in self._cpu_operands(node.name):
+            for writer in self.memory.written_by(self.nodes[operand].storages):
+                if self.order[writer] < self.order[node.name] and writer not in self.regions.before:
+                    return f"{writer} ({self.nodes[writer].operation}) writes what it reads, and stays in the graph"
+        return None
+
+    # Operations between GPU values
+
+    def _between(self) -> list[tuple[str, ...]]:
+        """CPU operations that neither go before nor behind the graph, by the values and the memory they share."""
+        inside = {
+            node.name: node
             for node in self.nodes.values()
             if node.is_call
-            and node.name not in self.hoistable
-            and (node.on_cpu or node.device == MIXED or (node.on_gpu and any(self._cpu_operands(node))))
-        ]
-
-    def _cpu_operands(self, node: Node) -> Iterator[Node]:
-        return (self.nodes[name] for name in node.operands if self.nodes[name].device in ("cpu", MIXED))
-
-    def _components(self) -> Iterator[Component]:
-        units = {node.name: node for node in self._units()}
-        parent = {name: name for name in units}
+            and node.device in ("cpu", MIXED)
+            and node.name not in self.regions.before
+            and node.name not in self.regions.after
+        }
+        parent = {name: name for name in inside}
 
         def root(name: str) -> str:
             while parent[name] != name:
@@ -207,92 +301,82 @@ class _Planner:
                 name = parent[name]
             return name
 
-        for node in units.values():
-            joined = [operand.name for operand in self._cpu_operands(node) if operand.name in units]
-            for storage in (node.storages | node.writes) - self.graph.input_storages:
-                joined += [user for user in self.memory.users(storage) if user in units]
+        for node in inside.values():
+            joined = [operand for operand in node.operands if operand in inside]
+            for storage in node.storages | node.writes:
+                joined += [user for user in self.memory.users(storage) if user in inside]
             for other in joined:
                 parent[root(other)] = root(node.name)
         groups: dict[str, list[str]] = {}
-        for name in units:
+        for name in inside:
             groups.setdefault(root(name), []).append(name)
-        for members in groups.values():
-            yield self._judged(tuple(members))
+        return [tuple(members) for members in groups.values()]
 
-    def _judged(self, members: tuple[str, ...]) -> Component:
-        for name in members:
-            reason = self.vetoes.get(name) or self._against(self.nodes[name])
-            if reason is not None:
-                return Component(members, name, reason)
-        on_cpu = [self.nodes[name] for name in members if self.nodes[name].on_cpu]
-        reaches_gpu = len(on_cpu) < len(members) or any(self._depends_on_gpu(node) for node in on_cpu)
-        return Component(members) if reaches_gpu else Component(members, members[0], "no GPU operation needs it")
+    def _judged_all(self, how: Mapping[str, str]) -> Iterator[_Component]:
+        moved = 0
+        for members in self._between():
+            # What keeps an operation from being evaluated elsewhere says more than that it is in between.
+            first = sorted(members, key=lambda name: (name not in self.regions.reasons, self.order[name]))
+            reasons = ((name, self._against_moving(self.nodes[name], set(members), how)) for name in first)
+            blocker, reason = next(((name, reason) for name, reason in reasons if reason is not None), (None, None))
+            size = sum(self.nodes[name].value_bytes or 0 for name in members)
+            if reason is None and moved + size > self.options.stage_limit_bytes:
+                blocker, reason = members[0], f"takes {moved + size} bytes with others, more than stage_limit_bytes"
+            moved += size if reason is None else 0
+            yield _Component(members, blocker, reason)
 
-    def _against(self, node: Node) -> str | None:
-        """Why `node` cannot take its CPU operands from the GPU (and run there), or None."""
+    def _against_moving(self, node: Node, members: set[str], how: Mapping[str, str]) -> str | None:
+        reason = self.vetoes.get(node.name) or self.regions.reasons.get(node.name)
+        if reason is not None:
+            return reason
         if node.random_on_cpu:
             return "draws random numbers on the CPU; the GPU has another stream of them"
-        if node.opaque is not None:
-            return node.opaque
-        if node.device == MIXED:
-            return "its values are on several devices"
         if node.host_reads:
             return "reads values on the host"
-        if node.gpu_obstacle is not None:
-            return node.gpu_obstacle
-        if node.on_cpu and not self.graph.input_storages.isdisjoint(node.writes):
-            return "changes CPU memory that is visible outside of the graph"
-        return self._against_operands(node) or self._against_moving(node)
-
-    def _against_operands(self, node: Node) -> str | None:
-        for operand in self._cpu_operands(node):
-            if operand.name in self.fed:
-                if self.fed[operand.name] not in ("hoist", "stage"):
-                    return f"{operand.operation} {self.fed[operand.name]}"
-            elif operand.name in self.hoistable:
-                if operand.tensors != 1:
-                    return f"{operand.name} holds several tensors"
-                if (operand.value_bytes or 0) > self.options.hoist_limit_bytes:
-                    return f"{operand.name} {_too_large(operand.value_bytes, 'hoist_limit_bytes')}"
-        return None
-
-    def _against_moving(self, node: Node) -> str | None:
-        """What speaks against a CPU operation's value no longer being on the CPU."""
-        if not node.on_cpu:
-            return None
-        for reader in self.host_readers:
-            if not reader.host_reads.isdisjoint(node.storages):
-                return f"{reader.name} ({reader.operation}) reads its value on the host"
-        if node.name in self.graph.returned:
+        if not node.exact:
+            return "computes between GPU values what another device may compute differently"
+        obstacle = self._against_reader(node)
+        if obstacle is not None:
+            return obstacle
+        for operand in self._cpu_operands(node.name):
+            if operand not in members and how.get(operand) not in _HOW:
+                return f"{self.nodes[operand].operation} {how.get(operand, 'stays on the CPU')}"
+        for user in self.nodes.values():
+            if node.name in user.operands and user.on_gpu and self._against_reader(user) is not None:
+                return f"{user.name} ({user.operation}) needs its value on the CPU"
+            if node.name in user.operands and user.host_reads:
+                return f"{user.name} ({user.operation}) reads its value on the host"
+        given_out = node.name in self.graph.returned or any(
+            node.name in self.nodes[name].operands for name in self.regions.after
+        )
+        if given_out:
             if node.tensors != 1:
                 return "is returned as several tensors"
-            if not self._depends_on_gpu(node):
-                return "its value is returned, and the CPU has it without waiting for the GPU"
-            sharing = {name for storage in node.storages for name in self.memory.members[storage]} - {node.name}
-            if not sharing.isdisjoint(self.graph.returned) or not self.graph.input_storages.isdisjoint(node.storages):
-                return "the caller gets its memory twice: two returned values share it"
+            shared = {name for storage in node.storages for name in self.memory.members[storage]} - {node.name}
+            if shared or any(self.memory.written_by(node.storages)):
+                return "what the caller gets shares its memory"
         return None
-
-    def _depends_on_gpu(self, node: Node) -> bool:
-        pending, seen = [node.name], {node.name}
-        while pending:
-            for operand in self.nodes[pending.pop()].operands:
-                if self.nodes[operand].on_gpu:
-                    return True
-                if operand not in seen:
-                    seen.add(operand)
-                    pending.append(operand)
-        return False
 
     # The parts of the plan
 
-    def _operands_of(self, readers: Iterable[str], wanted: Set[str]) -> tuple[str, ...]:
-        operands = {operand for reader in readers for operand in self.nodes[reader].operands}
-        return tuple(sorted(operands & wanted, key=self.order.__getitem__))
+    def _in_order(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(sorted(names, key=self.order.__getitem__))
 
-    def _hoists(self, readers: Iterable[str]) -> tuple[Hoist, ...]:
-        hoisted_inputs = {name for name, feed in self.fed.items() if feed == "hoist"}
-        return tuple(map(self._hoist, self._operands_of(readers, self.hoistable | hoisted_inputs)))
+    def _before(self, stages: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
+        """What has to be evaluated before the graph: what is staged, returned, or read behind the graph; all checks."""
+        wanted = {value for value in stages if self.nodes[value].op != "placeholder"}
+        wanted |= {operand for name in after for operand in self.nodes[name].operands}
+        wanted |= set(self.graph.returned)
+        wanted |= {name for name in self.regions.before if self.nodes[name].host_reads}
+        pending = [name for name in wanted if name in self.regions.before or self.nodes[name].op == "get_attr"]
+        needed = set(pending)
+        while pending:
+            current = pending.pop()
+            for name in (*self.regions.precede[current], *self.memory.written_by(self.nodes[current].storages)):
+                if name not in needed and (name in self.regions.before or self.nodes[name].op == "get_attr"):
+                    needed.add(name)
+                    pending.append(name)
+        return self._in_order(needed)
 
     def _guard(self, attribute: str) -> Guard:
         source = self.nodes[attribute].source
@@ -300,17 +384,15 @@ class _Planner:
             raise AssertionError(f"{attribute} was hoisted without a guard")
         return source.guard
 
-    def _hoist(self, value: str) -> Hoist:
+    def _hoist(self, value: str, form: str) -> Hoist:
         needed = self._needed_for(value)
-        attributes = tuple(name for name in needed if name in self.fed)
-        node = self.nodes[value]
-        nodes = tuple(name for name in needed if name not in self.fed)
-        form: HoistedForm = "kept"
-        if not attributes and node.shape == () and node.dtype in INLINE_DTYPES:
-            form = "literal"
-        elif not attributes and value not in self.vetoes and all(self.nodes[name].exact for name in nodes):
-            form = "rebuilt"
-        return Hoist(value, nodes, attributes, form)
+        forms: dict[str, HoistedForm] = {"kept": "kept", "literal": "literal", "rebuilt": "rebuilt"}
+        return Hoist(
+            value,
+            tuple(name for name in needed if self.nodes[name].is_call),
+            tuple(name for name in needed if not self.nodes[name].is_call),
+            forms[form],
+        )
 
     def _needed_for(self, value: str) -> list[str]:
         """`value` and everything it is computed from, writers of the same memory included, in order."""
@@ -336,25 +418,39 @@ class _Planner:
         if any(self.order[writer] > self.order[node.name] for writer in writers):
             return True
         aliases = {name for storage in node.storages for name in self.memory.members[storage]}
-        return node.on_gpu and not aliases.isdisjoint(self.graph.returned)
+        return not aliases.isdisjoint(self.graph.returned)
 
-    def _left(self, components: Iterable[Component]) -> Iterator[Left]:
+    def _left(
+        self,
+        components: Iterable[_Component],
+        fed: Mapping[str, tuple[str, ...]],
+        moves: set[str],
+        how: Mapping[str, str],
+    ) -> Iterator[Left]:
+        reasons: dict[str, str] = {}
         for component in components:
             for name in component.members if component.reason is not None else ():
                 reason = component.reason or ""
-                if name != component.blocker:
-                    reason = f"goes together with {component.blocker}: {reason}"
-                yield self._leave(name, reason)
+                reasons[name] = (
+                    reason if name == component.blocker else f"goes together with {component.blocker}: {reason}"
+                )
+        for name in self._readers(()):
+            for operand in self._cpu_operands(name):
+                if operand in fed.get(name, ()):
+                    continue
+                against = self._against_reader(self.nodes[name])
+                if against is None and operand in reasons:
+                    against = f"goes together with {operand}: {reasons[operand]}"
+                reasons[name] = against or f"{self.nodes[operand].operation} {how.get(operand, 'stays on the CPU')}"
+                break
         for node in self.nodes.values():
-            if node.name in self.graph.returned and node.name in self.hoistable:
-                yield self._leave(node.name, "its CPU value is visible outside of the graph: it is returned")
-            elif node.host_reads and node.device is None:
-                yield self._leave(node.name, "reads values on the host")
+            if node.device is None and node.host_reads and not node.only_checks:
+                reasons[node.name] = "reads values on the host"
+            elif node.name in self.regions.after and node.name in self.vetoes:
+                reasons[node.name] = self.vetoes[node.name]
+        for name in self._in_order(reasons):
+            node = self.nodes[name]
+            yield Left(name, node.operation, reasons[name], node.source_line)
 
-    def _leave(self, name: str, reason: str) -> Left:
-        node = self.nodes[name]
-        return Left(name, node.operation, reason, node.source_line)
 
-
-def _too_large(size: int | None, option: str) -> str:
-    return f"takes {size} bytes, more than {option}"
+_HOW: tuple[Literal["kept", "literal", "rebuilt", "stage"], ...] = ("kept", "literal", "rebuilt", "stage")

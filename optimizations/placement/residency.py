@@ -14,6 +14,7 @@ import torch.fx
 
 from optimizations import torch_internals
 from optimizations.placement.observe import Observation, TensorFacts
+from optimizations.placement.operators import tensors_in
 from optimizations.placement.sources import InputSource
 from optimizations.report import CpuKind, Size
 from optimizations.stack_trace import user_frame
@@ -31,10 +32,13 @@ class Node:
             without tensors.
         operands: nodes it reads, in order, each once.
         storages: memory its value is in. `writes`, `host_reads`: memory it changes, or looks at on the host.
+        only_checks: it looks at values on the host to raise an error, and for nothing else.
         exact: it gives the same bits on every device.
+        awaited: what it copies to the GPU may be changed by the program as soon as it is done.
+        switches: it changes a mode (gradients, autocast) that the calls after it run in.
         tensors: how many tensors its value holds.
         static: all sizes are numbers, none of them of a symbolic operand.
-        requires_grad: for an input or a leaf made in the graph.
+        requires_grad: autograd may want a gradient for it.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Node:
     storages: frozenset[int]
     writes: frozenset[int] = frozenset()
     host_reads: frozenset[int] = frozenset()
+    only_checks: bool = False
     tensors: int = 0
     static: bool = True
     requires_grad: bool = False
@@ -52,6 +57,8 @@ class Node:
     opaque: str | None = None
     gpu_obstacle: str | None = None
     exact: bool = False
+    awaited: bool = True
+    switches: bool = False
     shape: tuple[Size, ...] | None = None
     dtype: str | None = None
     value_bytes: int | None = None
@@ -69,6 +76,11 @@ class Node:
     @property
     def on_gpu(self) -> bool:
         return self.device not in (None, CPU, MIXED)
+
+    @property
+    def reads_nothing(self) -> bool:
+        """It has to do with numbers and sizes only, not with what tensors hold."""
+        return not self.tensors and not self.writes and not self.host_reads and self.opaque is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +116,9 @@ def residency(
     requires_grad: Mapping[str, bool],
 ) -> Residency:
     """Records of `graph_module` as observed. `requires_grad` tells it of placeholders."""
+    differentiable = _differentiable(graph_module, any(requires_grad.values()), observation)
+    if not differentiable:
+        requires_grad = {}
     nodes: dict[str, Node] = {}
     returned: tuple[str, ...] = ()
     count = 0
@@ -112,14 +127,14 @@ def residency(
         if fx_node.op == "output":
             returned = tuple(operand.name for operand in fx_node.all_input_nodes)
         else:
-            nodes[fx_node.name] = _node(fx_node, observation, sources, requires_grad, nodes)
+            nodes[fx_node.name] = _node(fx_node, observation, sources, requires_grad, nodes, differentiable)
     devices = {str(facts.device) for all_facts in observation.tensors.values() for facts in all_facts} - {CPU}
     inputs = [node for node in nodes.values() if not node.is_call]
     return Residency(
         nodes,
         returned,
         tuple(sorted(devices)),
-        _differentiable(graph_module, any(node.requires_grad for node in nodes.values())),
+        differentiable,
         count,
         frozenset(storage for node in inputs for storage in node.storages),
     )
@@ -141,6 +156,7 @@ def _node(
     sources: Mapping[str, InputSource],
     requires_grad: Mapping[str, bool],
     earlier: Mapping[str, Node],
+    differentiable: bool,
 ) -> Node:
     name = fx_node.name
     facts = observation.tensors[name]
@@ -161,13 +177,16 @@ def _node(
         storages=frozenset(tensor.storage for tensor in facts),
         writes=frozenset(effects.writes),
         host_reads=frozenset(effects.host_reads),
+        only_checks=bool(effects.host_reads) and effects.only_checks,
         tensors=len(facts),
         static=not symbolic,
-        requires_grad=requires_grad.get(name, False) or any(tensor.requires_grad for tensor in facts),
+        requires_grad=differentiable and _requires_grad(fx_node, facts, requires_grad, earlier),
         random_on_cpu=effects.random_on_cpu,
         opaque=effects.opaque,
         gpu_obstacle=effects.gpu_obstacle,
         exact=effects.exact,
+        awaited=effects.awaited,
+        switches=fx_node.op == "call_function" and fx_node.target in _switches(),
         shape=tuple(size if isinstance(size, int) else str(size) for size in single.shape) if single else None,
         dtype=str(single.dtype).removeprefix("torch.") if single else None,
         value_bytes=_bytes(facts),
@@ -191,8 +210,29 @@ def _bytes(facts: Sequence[TensorFacts]) -> int | None:
     return sum(torch.Size(tensor.shape).numel() * tensor.dtype.itemsize for tensor in facts)
 
 
-def _differentiable(graph_module: torch.fx.GraphModule, anything_requires_grad: bool) -> bool:
+def _switches() -> tuple[Any, ...]:
+    """Functions that change a mode for the calls after them."""
+    return torch_internals.set_grad_enabled, torch_internals.enter_autocast, torch_internals.exit_autocast
+
+
+def _requires_grad(
+    fx_node: torch.fx.Node,
+    facts: Sequence[TensorFacts],
+    requires_grad: Mapping[str, bool],
+    earlier: Mapping[str, Node],
+) -> bool:
+    """What Dynamo saw, which knows where gradients are switched off; without it, whether any operand requires one."""
+    if not fx_node.op.startswith("call_"):
+        return requires_grad.get(fx_node.name, False) or any(tensor.requires_grad for tensor in facts)
+    noted = list(tensors_in(fx_node.meta.get("example_value")))
+    if noted:
+        return any(tensor.requires_grad for tensor in noted)
+    return any(earlier[operand.name].requires_grad for operand in fx_node.all_input_nodes)
+
+
+def _differentiable(graph_module: torch.fx.GraphModule, inputs_require_grad: bool, observation: Observation) -> bool:
     """Whether autograd may record this graph: gradients wanted, and enabled around it or by a call in it."""
     enables: Any = torch_internals.set_grad_enabled
     enabled = torch.is_grad_enabled() or any(node.target is enables for node in graph_module.graph.nodes)
-    return anything_requires_grad and enabled
+    wanted = inputs_require_grad or any(t.requires_grad for facts in observation.tensors.values() for t in facts)
+    return wanted and enabled

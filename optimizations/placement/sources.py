@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
+from optimizations.options import Attributes
+from optimizations.placement.fx_editing import attribute
 
 
 class SourceKind(StrEnum):
@@ -25,9 +28,9 @@ class Guard(StrEnum):
     """How one can tell in a later call that an attribute still has the value it had."""
 
     VALUE = "value"
-    """Its bytes: for rank 0, and for NumPy's, which are new tensors in each call and count no versions."""
+    """Its bytes. Whoever wrote them, in whatever way, this notices."""
     VERSION = "version"
-    """Its address and version counter."""
+    """Its address and version counter, which NumPy, collectives and other processes do not count up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +42,37 @@ class InputSource:
     guard: Guard | None
 
 
-VALUE_GUARD_LIMIT_BYTES = 64 * 1024
-"""Comparing so many bytes takes a few microseconds; a larger NumPy array goes over with each call instead."""
+VALUE_GUARD_LIMIT_BYTES = 2**20
+"""Up to here comparing costs the host less than sending (`encore micro feeds`). What is larger is sent in each call."""
 
 
-def input_sources(graph_module: torch.fx.GraphModule, example_inputs: list[Any]) -> dict[str, InputSource]:
-    """The source of each placeholder and of each tensor that `get_attr` reads, by node name."""
+def input_sources(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], attributes: Attributes = "hoist"
+) -> dict[str, InputSource]:
+    """The source of each placeholder and of each tensor that `get_attr` reads, by node name.
+
+    `attributes` is the option of this name, which says how attributes of rank 1 and more may be guarded.
+    """
     sources: dict[str, InputSource] = {}
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     for node, example in zip(placeholders, example_inputs, strict=True):
-        sources[node.name] = _placeholder_source(node, example)
+        sources[node.name] = _placeholder_source(node, example, attributes)
     for node in graph_module.graph.nodes:
         if node.op == "get_attr":
-            sources[node.name] = InputSource(SourceKind.ATTRIBUTE, str(node.target), Guard.VERSION)
+            guard = _guard(attribute(graph_module, node.target), attributes, made_per_call=False)
+            sources[node.name] = InputSource(SourceKind.ATTRIBUTE, str(node.target), guard)
     return sources
 
 
-def _placeholder_source(node: torch.fx.Node, example: Any) -> InputSource:
+def _placeholder_source(node: torch.fx.Node, example: Any, attributes: Attributes) -> InputSource:
     source = torch_internals.dynamo_source(node)
     if source is None:
         return InputSource(SourceKind.ARGUMENT, str(node.target), None)
     if not stays_between_calls(source):
         return InputSource(SourceKind.ARGUMENT, source.name, None)
-    return InputSource(SourceKind.ATTRIBUTE, source.name, _guard(node, example))
+    # Dynamo notes a tensor's own attributes for tensors only: what has none came as a number or a NumPy array.
+    guard = _guard(example, attributes, made_per_call="tensor_dict" not in node.meta)
+    return InputSource(SourceKind.ATTRIBUTE, source.name, guard)
 
 
 def stays_between_calls(source: Any) -> bool:
@@ -75,14 +86,25 @@ def stays_between_calls(source: Any) -> bool:
     )
 
 
-def _guard(node: torch.fx.Node, example: Any) -> Guard | None:
-    if not isinstance(example, torch.Tensor):
+def _guard(example: Any, attributes: Attributes, *, made_per_call: bool) -> Guard | None:
+    if not isinstance(example, torch.Tensor) or example.layout is not torch.strided:
         return None
-    # Dynamo notes a tensor's own attributes for tensors only: what has none came as a number or a NumPy array.
-    is_made_per_call = "tensor_dict" not in node.meta
     if example.dim() == 0:
         return Guard.VALUE
-    if is_made_per_call:
-        small = example.is_contiguous() and example.numel() * example.element_size() <= VALUE_GUARD_LIMIT_BYTES
-        return Guard.VALUE if small else None
-    return None if example.is_inference() else Guard.VERSION
+    if attributes == "stage":
+        return None
+    if made_per_call:
+        # A new tensor in each call, with the strides of what it was made of.
+        return Guard.VALUE if example.is_contiguous() and example.nbytes <= VALUE_GUARD_LIMIT_BYTES else None
+    if attributes == "trust" and not example.is_inference():
+        return Guard.VERSION
+    span = span_bytes(example)
+    return Guard.VALUE if isinstance(span, int) and span <= VALUE_GUARD_LIMIT_BYTES else None
+
+
+def span_bytes(tensor: torch.Tensor) -> Any:
+    """Bytes from a tensor's first element to the end of its last, gaps included."""
+    if tensor.numel() == 0:
+        return 0
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in sizes)) * tensor.element_size()

@@ -1,4 +1,4 @@
-"""Staging: all CPU arguments of one call go over in one pinned buffer and one asynchronous copy.
+"""Staging: the CPU values of one call go over in one pinned buffer and one asynchronous copy.
 
 Note [Buffers in flight]
 A copy reads its pinned buffer after the call has returned, so a buffer is free again only when the event behind its
@@ -6,6 +6,11 @@ copy has passed. There is a ring of buffers: the next call takes the oldest if i
 only when `BUFFERS_LIMIT` calls are in flight. On the device one buffer is enough where nobody keeps arguments: copies
 and the kernels that read them follow one another on the stream. Where autograd may keep them for backward, each call
 gets device memory of its own.
+
+Note [Pinned sources]
+What is pinned already may have a copy into it in flight. The host does not read it: it is copied to the device from
+where it is, in stream order, behind the copy that fills it, as the program's own transfer would be. The host waits for
+such a copy where it would in the program.
 """
 
 from __future__ import annotations
@@ -17,13 +22,16 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.placement.feed_plan import FeedPlan, TensorLayout
-from optimizations.placement.selector import selector
+from optimizations.placement.feed_plan import FeedPlan, Source, TensorLayout
+from optimizations.placement.guards import is_pinned
 
 ALIGNMENT_BYTES = 64
 """Where tensors start in the buffer. Inductor reads inputs in vectors of 16 bytes and checks only some of them."""
 BUFFERS_LIMIT = 16
+PINNED_LIMIT_BYTES = 256 * 2**20
+"""A ring holds at least two buffers, and not more than these numbers say."""
 LAYOUTS_LIMIT = 16
+LAYOUTS_LIMIT_BYTES = 64 * 2**20
 """Sizes that differ from call to call keep one buffer each; of more layouts than these, the oldest is given up."""
 
 
@@ -33,19 +41,24 @@ class Staging:
     def __init__(self, plan: FeedPlan) -> None:
         self._device = plan.device
         self._keep_addresses = plan.keep_addresses
-        self._select = selector(plan.staged)
-        self._layouts = plan.staged_layouts
-        self._is_static = all(layout.is_static for layout in plan.staged_layouts)
+        self._pick = _picker([staged.source for staged in plan.staged])
+        self._layouts = tuple(staged.layout for staged in plan.staged)
+        self._awaited = tuple(staged.awaited for staged in plan.staged)
+        self._is_static = all(layout.is_static for layout in self._layouts)
         self._fixed: _Area | None = None
-        self._by_shape: OrderedDict[tuple[torch.Size, ...], _Area] = OrderedDict()
+        self._by_shape: OrderedDict[tuple[Any, ...], _Area] = OrderedDict()
 
-    def stage(self, arguments: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        """The staged arguments on the device, in order. The copy is under way; the stream orders it before readers."""
-        tensors = self._select(arguments)
+    def stage(self, arguments: tuple[Any, ...], values: tuple[Any, ...] = ()) -> tuple[torch.Tensor, ...]:
+        """The staged values on the device, in order. The copy is under way; the stream orders it before readers.
+
+        `arguments` are those of the original graph, `values` what was evaluated before it.
+        """
+        tensors = self._pick(arguments, values)
         area = self._fixed
         if area is None:
             area = self._area_for(tensors)
-        return area.send(tensors)
+        pinned = tuple(map(is_pinned, tensors))
+        return area.send(tensors, pinned, self._awaited) if any(pinned) else area.send(tensors)
 
     def buffers(self) -> list[torch.Tensor]:
         """Device memory that stays between calls."""
@@ -60,14 +73,27 @@ class Staging:
         if self._is_static:
             self._fixed = _Area(self._layouts, self._device, self._keep_addresses)
             return self._fixed
-        shapes = tuple(tensor.shape for tensor in tensors)
-        area = self._by_shape.get(shapes)
+        key = tuple((tensor.shape, tensor.stride()) for tensor in tensors)
+        area = self._by_shape.get(key)
         if area is None:
-            if len(self._by_shape) == LAYOUTS_LIMIT:
-                self._by_shape.popitem(last=False)
             area = _Area([_layout_of_copy(tensor) for tensor in tensors], self._device, self._keep_addresses)
-            self._by_shape[shapes] = area
+            held = sum(other.size_bytes for other in self._by_shape.values()) + area.size_bytes
+            while self._by_shape and (len(self._by_shape) >= LAYOUTS_LIMIT or held > LAYOUTS_LIMIT_BYTES):
+                _, oldest = self._by_shape.popitem(last=False)
+                held -= oldest.size_bytes
+            if held <= LAYOUTS_LIMIT_BYTES:
+                self._by_shape[key] = area
         return area
+
+
+def _picker(sources: Sequence[Source]) -> Any:
+    """A function of arguments and values that gives those that `sources` name."""
+    places = tuple((source.where == "before", source.index) for source in sources)
+
+    def pick(arguments: Sequence[Any], values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        return tuple([values[index] if before else arguments[index] for before, index in places])
+
+    return pick
 
 
 class _Area:
@@ -77,10 +103,11 @@ class _Area:
         self._layouts = tuple(layouts)
         self._device = device
         self._starts: list[int] = []
-        self._size = 0
+        self.size_bytes = 0
         for layout in layouts:
-            self._starts.append(self._size)
-            self._size += -(-_size_bytes(layout) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            self._starts.append(self.size_bytes)
+            self.size_bytes += -(-_size_bytes(layout) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self._buffers_limit = min(BUFFERS_LIMIT, max(2, PINNED_LIMIT_BYTES // max(self.size_bytes, 1)))
         self._ring: deque[_HostBuffer] = deque()
         self.device_buffer: torch.Tensor | None = None
         self._device_views: tuple[torch.Tensor, ...] = ()
@@ -88,27 +115,34 @@ class _Area:
             self.device_buffer = self._device_memory()
             self._device_views = self._carved(self.device_buffer)
 
-    def send(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        host = self._free_host_buffer()
-        torch_internals.foreach_copy_(host.views, tensors)
+    def send(
+        self, tensors: Sequence[torch.Tensor], pinned: Sequence[bool] = (), awaited: Sequence[bool] = ()
+    ) -> tuple[torch.Tensor, ...]:
+        """See Note [Pinned sources] for those that are `pinned`, some of them `awaited`."""
         if self.device_buffer is not None:
-            self.device_buffer.copy_(host.memory, non_blocking=True)
-            views = self._device_views
+            memory, views = self.device_buffer, self._device_views
         else:
             memory = self._device_memory()
-            memory.copy_(host.memory, non_blocking=True)
             views = self._carved(memory)
-        host.sent(self._device)
+        direct = [position for position, is_direct in enumerate(pinned) if is_direct]
+        if len(direct) < len(tensors):
+            host = self._free_host_buffer()
+            pairs = [(host.views[i], tensors[i]) for i in range(len(tensors)) if i not in direct]
+            torch_internals.foreach_copy_([view for view, _ in pairs], [tensor for _, tensor in pairs])
+            memory.copy_(host.memory, non_blocking=True)
+            host.sent(self._device)
+        for position in direct:
+            views[position].copy_(tensors[position], non_blocking=not awaited[position])
         return views
 
     def _free_host_buffer(self) -> _HostBuffer:
         """See Note [Buffers in flight]."""
         if self._ring and self._ring[0].is_free():
             self._ring.rotate(-1)
-        elif len(self._ring) < BUFFERS_LIMIT:
+        elif len(self._ring) < self._buffers_limit:
             with torch.inference_mode(False):
                 pinned = self._device.type == "cuda"
-                memory = torch.empty(self._size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+                memory = torch.empty(self.size_bytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
                 self._ring.append(_HostBuffer(memory, self._carved(memory)))
         else:
             self._ring[0].wait()
@@ -118,7 +152,7 @@ class _Area:
     def _device_memory(self) -> torch.Tensor:
         # Memory made in inference mode could not be written outside of it.
         with torch.inference_mode(False):
-            return torch.empty(self._size, dtype=torch.uint8, device=self._device)
+            return torch.empty(self.size_bytes, dtype=torch.uint8, device=self._device)
 
     def _carved(self, memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.inference_mode(False):

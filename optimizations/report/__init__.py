@@ -67,7 +67,10 @@ class Hoisted:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A CPU argument that goes over with each call, in the one asynchronous copy of its graph."""
+    """A CPU value that goes over with each call, in the one asynchronous copy of its graph.
+
+    `argument` is the program's name of an argument, or the operation that computes the value before the graph.
+    """
 
     node: str
     argument: str
@@ -91,9 +94,11 @@ class Left:
 class PlacementReport:
     """Placement of one FX graph, before and after.
 
-    `untouched` says why the graph went to Inductor as it was; None where it was rewritten. `cpu_outputs` are computed
-    on the GPU and copied out behind the graph. `copies_*` are the host-to-device copies that a call makes as the graph
-    is written; what Inductor makes of them is its own affair.
+    `untouched` says why the graph went to Inductor as it was; None where it was rewritten. `before` and `after` are the
+    operations that are evaluated on the CPU in each call before the graph and behind it; `cpu_nodes_after` are left in
+    it. `moved` are operations between GPU values that now run on the GPU. `cpu_outputs` are results for the CPU that
+    come from GPU values; they are copied out behind the graph. `copies_*` are the host-to-device copies that a call
+    makes as the graph is written; what Inductor makes of them is its own affair.
     """
 
     device: str | None
@@ -105,6 +110,8 @@ class PlacementReport:
     copies_after: tuple[Copy, ...] = ()
     hoisted: tuple[Hoisted, ...] = ()
     staged: tuple[Staged, ...] = ()
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
     moved: tuple[str, ...] = ()
     cpu_outputs: tuple[str, ...] = ()
     left: tuple[Left, ...] = ()

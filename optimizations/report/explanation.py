@@ -11,7 +11,7 @@ import torch.fx
 
 from optimizations import torch_internals
 from optimizations.options import Options
-from optimizations.placement.place import place
+from optimizations.placement.placing import place
 from optimizations.report import Copy, PlacementReport
 
 _RECOMPILES = 256
@@ -63,6 +63,10 @@ def _lines(index: int, graph: PlacementReport) -> Iterator[str]:
     for staged in graph.staged:
         size = f"{staged.staged_bytes} bytes" if staged.staged_bytes is not None else "size differs between calls"
         yield f"  staged {staged.argument} ({size}){_at(staged.source_line)}"
+    if graph.before:
+        yield f"  evaluated before the graph, on the CPU: {', '.join(graph.before)}"
+    if graph.after:
+        yield f"  evaluated behind the graph, on the CPU: {', '.join(graph.after)}"
     if graph.moved:
         yield f"  moved to the device: {', '.join(graph.moved)}"
     for output in graph.cpu_outputs:

@@ -81,6 +81,7 @@ NAMES: dict[str, Private] = {
         "torch.utils._python_dispatch", "_disable_current_modes", _CHECKED, "compute a constant while others trace"
     ),
     "enter_autocast": Private("torch.amp.autocast_mode", "_enter_autocast", _CHECKED, "see autocast inside of a graph"),
+    "exit_autocast": Private("torch.amp.autocast_mode", "_exit_autocast", _CHECKED, "see autocast inside of a graph"),
     "foreach_copy_": Private("torch", "_foreach_copy_", _CHECKED, "pack several CPU arguments in one call"),
     "has_kernel_for": Private(
         "torch", "_C._dispatch_has_computed_kernel_for_dispatch_key", _CHECKED, "know what a GPU can run"

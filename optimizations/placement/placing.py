@@ -37,22 +37,30 @@ class Placement:
         if self.feeds is None:
             return list(original)
         mode = torch_internals.detect_fake_mode(list(original)) or torch_internals.FakeTensorMode()
-        layouts = [layout for group in self.feeds.hoisted for layout in group.layouts]
+        on_device = [layout for group in self.feeds.hoisted for layout in group.layouts]
+        on_device += [staged.layout for staged in self.feeds.staged]
+        added = [(layout, torch.device("cpu")) for layout in self.feeds.passed_layouts]
+        added += [(layout, self.feeds.device) for layout in on_device]
         with mode:
-            added = [
-                torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=self.feeds.device)
-                for layout in (*layouts, *self.feeds.staged_layouts)
+            fakes = [
+                torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=device)
+                for layout, device in added
             ]
-        return [*(original[index] for index in self.feeds.kept), *added]
+        return [*(original[index] for index in self.feeds.kept), *fakes]
 
 
 def place(
-    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], options: Options | None = None
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options | None = None,
+    *,
+    held_bytes: int = 0,
 ) -> Placement:
     """Rewrite a graph of Dynamo so that its CPU values come to the GPU without a blocking copy.
 
     Works on real and on fake inputs, and needs no GPU. `graph_module` is not changed. Where nothing can be done the
-    result holds it as it is, with the reason in the report.
+    result holds it as it is, with the reason in the report. `held_bytes` is what placement keeps on the GPU already
+    for other graphs of the process.
     """
     options = options or Options()
     if not options.placement:
@@ -72,11 +80,12 @@ def place(
         name: isinstance(example, torch.Tensor) and example.requires_grad
         for name, example in zip(placeholders, example_inputs, strict=True)
     }
-    graph = residency(graph_module, observation, input_sources(graph_module, list(example_inputs)), requires_grad)
-    return _Placing(graph_module, layouts, observation, graph, options).place()
+    sources = input_sources(graph_module, list(example_inputs), options.attributes)
+    graph = residency(graph_module, observation, sources, requires_grad)
+    return _Attempts(graph_module, layouts, observation, graph, options, held_bytes).outcome()
 
 
-class _Placing:
+class _Attempts:
     def __init__(
         self,
         graph_module: torch.fx.GraphModule,
@@ -84,14 +93,16 @@ class _Placing:
         observation: Observation,
         graph: Residency,
         options: Options,
+        held_bytes: int,
     ) -> None:
         self.graph_module = graph_module
         self.layouts = layouts
         self.observation = observation
         self.graph = graph
         self.options = options
+        self.held_bytes = held_bytes
 
-    def place(self) -> Placement:
+    def outcome(self) -> Placement:
         devices = self.graph.devices
         if not devices:
             return untouched(self.graph_module, "no tensor is on a GPU", self._before())
@@ -100,26 +111,27 @@ class _Placing:
             return untouched(self.graph_module, reason, self._before())
         vetoes: dict[str, str] = {}
         while True:
-            decided = plan(self.graph, self.options, vetoes)
-            if not decided.readers:
+            decided = plan(self.graph, self.options, vetoes, held_bytes=self.held_bytes)
+            if decided.is_empty:
                 return untouched(self.graph_module, "nothing could be moved", self._before(), decided.left)
             try:
                 rewritten = rewrite(self.graph_module, decided, self.observation, self.layouts)
             except RewriteFailed as error:
                 rebuilt = any(hoist.value == error.node and hoist.form == "rebuilt" for hoist in decided.hoists)
-                unit = error.node if rebuilt else self._unit_behind(error.node, decided)
-                if unit is None:
+                known = rebuilt or error.node.startswith("compute ")
+                unit = error.node if known else self._unit_behind(error.node, decided)
+                if unit is None or unit in vetoes:
                     return untouched(self.graph_module, f"not rewritten: {error}", self._before(), decided.left)
                 vetoes[unit] = error.reason
                 continue
             return Placement(rewritten.graph_module, rewritten.feeds, self._report(decided, rewritten))
 
     def _unit_behind(self, node: str, decided: Plan) -> str | None:
-        """The nearest reader that `node` is, or is computed from."""
+        """The nearest operation with fed or moved operands that `node` is, or is computed from."""
         pending, seen = [node], {node}
         while pending:
             name = pending.pop(0)
-            if name in decided.readers:
+            if name in decided.fed or name in decided.moves:
                 return name
             operands = self.graph.nodes[name].operands if name in self.graph.nodes else ()
             for operand in operands:
@@ -130,14 +142,18 @@ class _Placing:
 
     def _report(self, decided: Plan, rewritten: Rewritten) -> PlacementReport:
         before = self._before()
-        kept = {node.name for node in rewritten.graph_module.graph.nodes}
-        after = tuple(node for node in before.cpu_nodes_before if node.node in kept - set(decided.moves))
-        copies = tuple(copy for copy in before.copies_before if copy.node not in decided.readers)
+        in_graph = {node.name for node in rewritten.graph_module.graph.nodes} - set(decided.moves)
+        after = tuple(node for node in before.cpu_nodes_before if node.node in in_graph)
+        gone = {(name, value) for name, values in decided.fed.items() for value in values}
+        copies = tuple(
+            copy for copy in before.copies_before if (copy.node, copy.value) not in gone and copy.node in in_graph
+        )
         staged = tuple(self._staged(name) for name in decided.stages)
         if staged:
             sizes = [entry.staged_bytes for entry in staged]
             total = None if None in sizes else sum(size or 0 for size in sizes)
             copies = (Copy("staging", ", ".join(entry.node for entry in staged), total, False, None), *copies)
+        results = {name for name in self.graph.returned if name in decided.moves}
         return PlacementReport(
             device=decided.device,
             untouched=None,
@@ -148,8 +164,12 @@ class _Placing:
             copies_after=copies,
             hoisted=tuple(map(self._hoisted, decided.hoists)),
             staged=staged,
+            before=tuple(name for name in decided.before if self.graph.nodes[name].is_call),
+            after=decided.after,
             moved=decided.moves,
-            cpu_outputs=decided.cpu_outputs,
+            cpu_outputs=tuple(
+                name for name in dict.fromkeys(self.graph.returned) if name in results or name in decided.after
+            ),
             left=decided.left,
         )
 

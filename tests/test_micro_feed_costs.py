@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optimizations.placement.benchmark import measure_steady_feeds
+from suite.micro.feed_costs import measure_steady_feeds
 
 BUDGET_US = 5.0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-def selector(indices: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+def picker(indices: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """A function that picks the elements at `indices` of a tuple."""
     if not indices:
         return lambda values: ()

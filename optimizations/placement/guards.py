@@ -1,0 +1,136 @@
+"""How a call notices that an attribute changed: by bytes, or by address and version counter where that is trusted.
+
+Note [Pinned attributes]
+A copy into a pinned tensor may be in flight when a call starts, and eager PyTorch's own copy to the GPU waits for it in
+stream order. The host, which compares at once, would see the bytes from before. So pinned attributes are not compared:
+what depends on one is brought over in each call, in stream order (see `feeds`). An attribute is asked whether it is
+pinned when it is first seen and whenever it turns up at another address.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optimizations.placement.sources import Guard, span_bytes
+
+COMPARED_IN_PLACE_BYTES = 4096
+"""Up to here a copy made in Python is compared faster than the C library is called."""
+
+_compare: Any = ctypes.CDLL(None).memcmp
+_compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_compare.restype = ctypes.c_int
+
+_Bytes = Callable[[int], Any]
+"""Makes an object whose `raw` are the bytes at an address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What tells that attributes have the values they had.
+
+    `scalars` are of rank 0, and may be new tensors in each call: (argument, how to read the bytes, what they were).
+    `small` and `large` are compared where they are, and looked at again if they are elsewhere: (argument, address,
+    how to read or how many bytes, what they were). `versions` are compared by identity: (argument, address, version
+    counter); whoever holds them keeps the memory at that address alive, so that no other tensor can turn up there.
+    `constants` are tensors that the graph holds: the same with the tensor itself, by bytes. `always`: something is
+    pinned, so that nothing can be told.
+    """
+
+    scalars: tuple[tuple[int, _Bytes, bytes], ...] = ()
+    small: tuple[tuple[int, int, _Bytes, bytes], ...] = ()
+    large: tuple[tuple[int, int, int, bytes], ...] = ()
+    versions: tuple[tuple[int, int, int], ...] = ()
+    constants: tuple[tuple[torch.Tensor, int, bytes | int], ...] = ()
+    always: bool = False
+
+    def fail(self, arguments: Sequence[Any]) -> bool:
+        for index, at, before in self.scalars:
+            if at(arguments[index].data_ptr()).raw != before:
+                return True
+        for index, address, at, before in self.small:
+            found = arguments[index].data_ptr()
+            if found != address or at(found).raw != before:
+                return True
+        for index, address, size, before in self.large:
+            found = arguments[index].data_ptr()
+            if found != address or _compare(found, before, size):
+                return True
+        for index, address, version in self.versions:
+            tensor = arguments[index]
+            if tensor.data_ptr() != address or tensor._version != version:
+                return True
+        return self.always or any(map(_constant_changed, self.constants))
+
+    def same_values_as(self, other: Checks) -> bool:
+        """Whether both tell of the same values, wherever these are."""
+        if self.always or other.always or self.versions != other.versions:
+            return False
+        return self._values() == other._values()
+
+    def _values(self) -> list[tuple[int, bytes | int]]:
+        scalars = [(index, before) for index, _, before in self.scalars]
+        others = [(check[0], check[3]) for check in (*self.small, *self.large)]
+        return [*scalars, *others, *((id(tensor), before) for tensor, _, before in self.constants)]
+
+    @classmethod
+    def joined(cls, parts: Iterable[Checks]) -> Checks:
+        """All of `parts`, each attribute once."""
+        parts = list(parts)
+        return cls(
+            tuple({check[0]: check for part in parts for check in part.scalars}.values()),
+            tuple({check[0]: check for part in parts for check in part.small}.values()),
+            tuple({check[0]: check for part in parts for check in part.large}.values()),
+            tuple({check[0]: check for part in parts for check in part.versions}.values()),
+            tuple({id(check[0]): check for part in parts for check in part.constants}.values()),
+            any(part.always for part in parts),
+        )
+
+
+def checks_for(attributes: Iterable[tuple[Guard, int | None, torch.Tensor]]) -> Checks:
+    """What the attributes are now: (guard, argument or None for a constant of the graph, tensor) of each.
+
+    Of pinned tensors no byte is read; see Note [Pinned attributes].
+    """
+    scalars, small, large = [], [], []
+    versions, constants = [], []
+    always = False
+    for guard, index, tensor in attributes:
+        size = span_bytes(tensor)
+        address = tensor.data_ptr()
+        if is_pinned(tensor):
+            always = True
+        elif index is None:
+            constants.append((tensor, size, _bytes_of(tensor) if guard is Guard.VALUE else tensor._version))
+        elif guard is Guard.VERSION:
+            versions.append((index, address, tensor._version))
+        elif tensor.dim() == 0:
+            at = (ctypes.c_char * size).from_address
+            scalars.append((index, at, at(address).raw))
+        elif 0 < size <= COMPARED_IN_PLACE_BYTES:
+            at = (ctypes.c_char * size).from_address
+            small.append((index, address, at, at(address).raw))
+        elif size:
+            large.append((index, address, size, _bytes_of(tensor)))
+    return Checks(tuple(scalars), tuple(small), tuple(large), tuple(versions), tuple(constants), always)
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Whether copies from and into `tensor` may be under way while the host goes on."""
+    return tensor.is_pinned()
+
+
+def _constant_changed(check: tuple[torch.Tensor, int, bytes | int]) -> bool:
+    tensor, size, before = check
+    if isinstance(before, int):
+        return bool(tensor._version != before)
+    return bool(size) and bool(_compare(tensor.data_ptr(), before, size))
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    size = span_bytes(tensor)
+    return ctypes.string_at(tensor.data_ptr(), size) if size else b""
