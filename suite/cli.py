@@ -321,11 +321,12 @@ def explain(
         ):
             for each in explained:
                 explanations.append(each.explanation)
-                if as_json or everything:
-                    line = f"{each.done} of {each.total}: {each.target.label}: {summary(each.explanation)}"
-                    print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
-                else:
-                    console().print(render(each.explanation))
+                with display.paused():
+                    if as_json or everything:
+                        line = f"{each.done} of {each.total}: {each.target.label}: {summary(each.explanation)}"
+                        print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+                    else:
+                        console().print(render(each.explanation))
     except Interrupted:
         _say(f"interrupted: {len(explanations)} of {len(wanted)} are explained")
         raise

@@ -5,7 +5,8 @@ terminal, plain lines elsewhere.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
@@ -206,7 +207,24 @@ class AnalysisDisplay:
         self._clock = clock
         self._steps: dict[Target, _Step] = {}
         is_live = console.is_terminal and not console.is_dumb_terminal
-        self._live = Live(get_renderable=self._render, console=console, transient=True) if is_live else None
+        # Standard output is for what is found, wherever it goes; rich would send it to the terminal of the progress.
+        self._live = (
+            Live(get_renderable=self._render, console=console, transient=True, redirect_stdout=False)
+            if is_live
+            else None
+        )
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While something is printed, the live lines are away, so that they do not mix on one terminal."""
+        if self._live is None:
+            yield
+            return
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._live.start()
 
     def step(self, target: Target, step: str) -> None:
         now = self._clock()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,29 @@ def test_a_program_that_closes_all_descriptors_costs_no_processor_time(monkeypat
     (explained,) = explain_many([Target("any:deaf", None)], timeout_s=3.0)
     assert explained.explanation.error is not None
     assert time.process_time() - before < 1.0
+
+
+def test_what_is_found_goes_to_standard_output_although_progress_is_on_a_terminal(tmp_path: Path) -> None:
+    terminal, theirs = pty.openpty()
+    out = tmp_path / "out.txt"
+    with out.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, str(FAKE), "any:quick", "any:slow"],
+            stdout=file,
+            stderr=theirs,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        )
+    os.close(theirs)
+    seen = b""
+    with suppress(OSError):  # Linux answers so when the other side is closed
+        while chunk := os.read(terminal, 2**16):
+            seen += chunk
+    os.close(terminal)
+    assert process.wait(timeout=60) == 0
+    assert "any:quick: inference" in out.read_text() and "any:slow: inference" in out.read_text()
+    assert b"\x1b" not in out.read_bytes()
+    assert b"any:slow: calling slow()" in seen
+    assert b"inference" not in seen
 
 
 def shown(display: AnalysisDisplay, out: io.StringIO) -> list[str]:
