@@ -228,8 +228,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
     Raises:
         CannotWrite: the disk is full; the old content is intact.
+        WrongUse: a file stands where the folder should be.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise WrongUse(f"{describe(path.parent)}: a file is in the way; give a folder") from error
     try:
         atomic_file.write_atomically(path, content.encode() if isinstance(content, str) else content)
     except OSError as error:

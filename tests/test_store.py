@@ -226,6 +226,14 @@ def test_an_atomic_write_that_fails_leaves_the_old_content_and_no_rest(
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_file_where_a_folder_should_be_is_wrong_use(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file" / "result.json", tmp_path / "file" / "below" / "result.json"):
+        with pytest.raises(WrongUse, match="a file is in the way; give a folder"):
+            write_atomically(path, "new")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_cells_set_aside_are_kept_elsewhere_and_may_come_again(tmp_path: Path) -> None:
     bad = failed_cell("EOS", "graph", Status.CRASH)
     path = make_run(tmp_path / "run", cell("EOS", "compile"), bad)

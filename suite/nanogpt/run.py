@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from encore.own_packages import script
 from models.nanogpt.configurations import NAMED, SIZES, SWEEP, Configuration
 from models.registry import Size
 from suite import guard
@@ -32,7 +32,7 @@ from suite.nanogpt.records import (
 from suite.schema import Environment
 from suite.supervise import Supervised, await_exit, end
 
-WORKER_COMMAND = (sys.executable, "-P", "-m", "suite.nanogpt.worker")
+WORKER_COMMAND = script("suite.nanogpt.worker")
 STOP_GRACE_S = 10.0
 
 Save = Callable[[NanoGptRun], None]

@@ -244,6 +244,8 @@ def build_exhibits(
     parts = _paper_parts(results, exhibits)
     if figures_dir is None or (figures_dir.resolve() == FIGURES and any(part.provenance.warning for part in parts)):
         figures_dir = out / "figures"
+    make_folder(out / "tables", "--out")
+    make_folder(figures_dir, "--figures")
     tables = _write_tables(parts, out / "tables")
     figures = [
         path
