@@ -17,6 +17,12 @@ class Unsupported(CellError):
     status = Status.UNSUPPORTED
 
 
+class OomExpected(CellError):
+    """The workload needs more memory than this GPU has; nothing was put on it."""
+
+    status = Status.OOM_EXPECTED
+
+
 class Inaccurate(CellError):
     """The mode computes something else than eager."""
 

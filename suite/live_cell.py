@@ -39,6 +39,7 @@ from suite.measure.memory import Peak, peak, reserved_bytes, restart_peak
 from suite.measure.profiling import profile_iterations
 from suite.measure.results import Results, State, run_checked
 from suite.measure.timing import measure_block, require_distinct_addresses, timer_for
+from suite.memory_need import require_memory
 from suite.modes import select_modes
 from suite.protocol import CellSpec, Measure, Prepared
 from suite.schema import Block, CompileTimes, Copies, Correctness, Memory, Metrics
@@ -63,6 +64,7 @@ class LiveCell:
 
         Raises:
             Unsupported: there is no GPU for a GPU cell, or it is too old.
+            OomExpected: the GPU has less memory than the workload needs at least.
             Inaccurate: the results differ from eager's by more than their precision explains.
         """
         self._announce("build")
@@ -131,6 +133,9 @@ class LiveCell:
         spec = self._spec
         workload = find(spec.workload)
         _require_device(spec.device)
+        if spec.device == "cuda":
+            total = torch.cuda.get_device_properties(spec.device).total_memory
+            require_memory(workload, variant=spec.variant, size=spec.size, input_sets=spec.input_sets, available=total)
         set_numerics(workload)
         self._instance: Instance = instantiate(
             workload, variant=spec.variant, size=spec.size, device=spec.device, seed=spec.seed

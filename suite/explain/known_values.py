@@ -4,7 +4,8 @@ A program that is run on fake tensors stops where the host reads a value (`lengt
 boolean indexing). Often that value hangs on inputs and constants alone, and these are small. `KnownValuesMode` is
 PyTorch's mode of fake tensors which, beside the fake result, computes the real one on the CPU as long as everything it
 is made of is known and small. What hangs on weights or on random numbers stays unknown, and reading it ends the
-analysis there.
+analysis there. A single random number that the host draws is known: programs branch on it (LayerDrop does), and one
+value is as good as another.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
         """The real result of an operation, in a tuple; None where it cannot be known."""
         if not isinstance(func, torch_internals.OpOverload) or func.overloadpacket.__name__ in _UNINITIALISED:
             return None
-        if torch.Tag.nondeterministic_seeded in func.tags and not self._random_is_known:
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        if random and not self._random_is_known and not _draws_one_number(func, args, kwargs):
             return None
         if func.overloadpacket.__name__ in _FILLING and self._is_unknown_whole(args[0]):
             args = (torch.empty(args[0].shape, dtype=args[0].dtype, device="cpu"), *args[1:])
@@ -126,6 +128,12 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
                     if value is not None:
                         # Keeping the tensor keeps the address from being given to another one.
                         self._overwritten[value.untyped_storage().data_ptr()] = value
+
+
+def _draws_one_number(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a random operator makes a CPU tensor of rank 0, such as a program branches on: any value will do."""
+    shape = args[0] if args else None
+    return isinstance(shape, (list, tuple)) and not shape and kwargs.get("device", _CPU) in (None, _CPU)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

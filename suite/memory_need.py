@@ -1,0 +1,181 @@
+"""How much GPU memory a workload needs at least: found from fake tensors, before anything is put on a GPU.
+
+Eager runs in every cell, because results are compared with its own. What its forward holds at once, a training
+workload's saved activations included, must therefore fit beside the weights and all input sets. Caching, alignment,
+libraries' workspaces and the rest of backward come on top: a workload that needs more than there is cannot run, one
+that needs less may still not fit.
+"""
+
+from __future__ import annotations
+
+import traceback
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from models.instance import instantiate
+from models.registry import Size, Workload
+from optimizations import torch_internals
+from suite.cell_errors import OomExpected
+from suite.explain.known_values import KnownValuesMode, UnknownValue
+from suite.measure.results import named_tensors
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes on the GPU of one workload.
+
+    Attributes:
+        weights: parameters and buffers, shared ones once.
+        inputs: one input set.
+        tangents: in training, the gradients that come into backward, one for each output that can have one.
+        peak: the most that one eager iteration holds at once, weights and one input set included; in training at least
+            weights and gradients together.
+        whole: False if the forward reads data that fake tensors do not have, so that `peak` ends where it does.
+    """
+
+    weights: int
+    inputs: int
+    tangents: int
+    peak: int
+    whole: bool
+
+    def with_input_sets(self, count: int) -> int:
+        """What a cell needs that holds `count` input sets."""
+        return self.peak + (count - 1) * self.inputs
+
+    def beyond(self, available: int, input_sets: int) -> str | None:
+        """What to say if a GPU with `available` bytes is too small; None if it may be enough."""
+        needed = self.with_input_sets(input_sets)
+        if needed <= available:
+            return None
+        return (
+            f"needs at least {needed / GIB:.1f} GiB (weights {self.weights / GIB:.1f}, {input_sets} input sets of "
+            f"{self.inputs / GIB:.1f}, the rest for what eager computes) and the GPU has {available / GIB:.1f}; "
+            "use a GPU with more memory, or --size tiny"
+        )
+
+
+def require_memory(workload: Workload, *, variant: str | None, size: Size, input_sets: int, available: int) -> None:
+    """Checks that `available` bytes of a GPU may be enough for a cell of `workload`.
+
+    A workload that cannot be estimated passes, and the log says why: one that builds itself where it runs (a model of
+    TorchBench may load files), or whose code does not run on fake tensors.
+
+    Raises:
+        OomExpected: they are not.
+    """
+    if workload.builds_on_device:
+        print(f"{workload.acronym}: memory not estimated, because the model is built where it runs")
+        return
+    try:
+        need = memory_need(workload, variant=variant, size=size)
+    except Exception:  # a program may do anything with tensors that have no data; then it is just tried
+        traceback.print_exc()
+        print(f"{workload.acronym}: memory not estimated")
+        return
+    if message := need.beyond(available, input_sets):
+        raise OomExpected(message)
+
+
+def memory_need(workload: Workload, *, variant: str | None = None, size: Size = "full") -> MemoryNeed:
+    """The least memory of `workload`, by one eager forward on fake CUDA tensors. Needs no GPU; takes seconds.
+
+    Sets the global seeds, as building a workload does.
+    """
+    training = workload.task == "training"
+    mode = KnownValuesMode()
+    with mode:
+        instance = instantiate(workload, variant=variant, size=size, device="cuda", seed=0)
+        with mode.random_values():
+            made = instance.inputs(0)
+        held = _Held()
+        weights = held.take([*instance.module.parameters(), *instance.module.buffers()])
+        inputs = held.take(tensor for _, tensor in named_tensors([*made.args, dict(made.kwargs)]))
+        output: Any = None
+        try:
+            with _followed(held), torch.set_grad_enabled(training), _autocast(workload):
+                output = instance.module(*made.args, **made.kwargs)
+            whole = True
+        except UnknownValue:
+            whole = False
+        trained = [parameter for parameter in instance.module.parameters() if parameter.requires_grad]
+        gradients = sum(_bytes(parameter) for parameter in trained) if training else 0
+        tangents = {id(tensor): tensor for _, tensor in named_tensors(output) if tensor.requires_grad}
+        return MemoryNeed(
+            weights=weights,
+            inputs=inputs,
+            tangents=sum(_bytes(tensor) for tensor in tangents.values()),
+            peak=max(held.peak, weights + inputs + gradients),
+            whole=whole,
+        )
+
+
+@dataclass(slots=True)
+class _Held:
+    """Storages on the GPU that live now, each counted once, and the most that lived at a time, in bytes."""
+
+    now: int = 0
+    peak: int = 0
+    known: set[int] = field(default_factory=set)
+
+    def take(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Count the storages of these that are not counted yet, until they are freed. Returns their bytes."""
+        taken = 0
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if tensor.device.type != "cuda" or key in self.known:
+                continue
+            size = storage.nbytes()
+            self.known.add(key)
+            weakref.finalize(storage, self._release, key, size)
+            taken += size
+        self.now += taken
+        self.peak = max(self.peak, self.now)
+        return taken
+
+    def _release(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.now -= size
+
+
+def _followed(held: _Held) -> AbstractContextManager[Any]:
+    """A mode under which `held` takes the result of every operator."""
+
+    class Following(torch_internals.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            held.take(leaf for leaf in torch_internals.pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+            return result
+
+    return Following()
+
+
+@contextmanager
+def _autocast(workload: Workload) -> Iterator[None]:
+    """Autocast to float16 under the amp policy, as on a GPU: `torch.autocast` does nothing where there is none."""
+    if workload.dtype_policy != "amp":
+        yield
+        return
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    torch.set_autocast_dtype("cuda", torch.float16)
+    torch.autocast_increment_nesting()
+    try:
+        yield
+    finally:
+        if torch.autocast_decrement_nesting() == 0:
+            torch.clear_autocast_cache()  # of casted weights, as on leaving `torch.autocast`
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
