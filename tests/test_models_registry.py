@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from models import registry
+from suite.report.published import load_published
 
 # acronym: suite, task, batch, dtype policy, optimizer, dropout or noise in an iteration, variants
 PUBLISHED: dict[str, tuple[Any, ...]] = {
@@ -68,6 +69,13 @@ def test_a_row_says_what_was_published(acronym: str) -> None:
 def test_a_set_holds_the_workloads_of_its_paper(name: str, members: str) -> None:
     assert [workload.acronym for workload in registry.find_set(name)] == members.split()
     assert registry.find_set(name.upper()) == registry.find_set(name)
+
+
+@pytest.mark.parametrize("name", ["grace", "pygraph"])
+def test_a_sets_rows_are_those_that_the_paper_prints(name: str) -> None:
+    printed = load_published().workloads[name]
+    found = {row.acronym: (row.name, row.task, row.batch) for row in registry.find_set(name)}
+    assert found == {acronym: (row.name, row.task, row.batch) for acronym, row in printed.items()}
 
 
 def test_all_is_a_set_and_an_unknown_one_is_answered_with_those_there_are() -> None:

@@ -59,6 +59,7 @@ class Capture:
 def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTINGS) -> Capture:
     """Trace one call of `program` and lower every FX graph for an H100 under each of `settings`, and after placement.
 
+    Without settings nothing is lowered: graphs, CPU values, copies and breaks are seen, and that is quick.
     For a process of its own, because of `pretended_gpu`.
     """
     found = Capture()
@@ -116,7 +117,8 @@ def _backend(found: Capture, settings: Mapping[str, Mapping[str, Any]]) -> Calla
             name: functools.partial(lower, graph_module, example_inputs, options=options)
             for name, options in settings.items()
         }
-        ways[PLACEMENT_MODE] = lambda: lower_placed(placement, example_inputs, lowered.get(GRAPH_MODE))
+        if settings:
+            ways[PLACEMENT_MODE] = lambda: lower_placed(placement, example_inputs, lowered.get(GRAPH_MODE))
         for name, way in ways.items():
             announce(f"lowering FX graph {len(found.graphs)} for {name}")
             try:
