@@ -32,7 +32,8 @@ from suite.report.page import Log, Page, PageFigure, Section, render
 from suite.report.paper.nanogpt import read_decode
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
-from suite.report.readme import check_readme, update_readme
+from suite.report.readme import check_readme, generated_names, update_readme
+from suite.report.results_page import exhibit_part
 from suite.report.superseded import superseded_failures
 from suite.report.table import Table, make_table, to_csv, to_markdown
 from suite.schema import Cell, Record
@@ -79,6 +80,9 @@ class _Part:
     provenance: Provenance
     charts: tuple[Chart | LineChart, ...]
     tables: tuple[Table, ...]
+    name: str = ""
+    text: str = ""
+    """Of a figure or table of a paper: its name, and what a page of results says of it."""
 
 
 def build_report(
@@ -99,7 +103,8 @@ def build_report(
         figures_dir: gets the figures; by default `out/figures`, which also takes what is not to go to `FIGURES`.
             Figures of the same name are replaced, nothing is removed.
         micro: `indirection.json` of `encore micro indirection`, for the papers' figure of it.
-        readme: a Markdown file whose generated parts ("recorded" and "explained") get the overview tables.
+        readme: a Markdown file whose generated parts ("recorded" and "explained") get the overview tables; of one with
+            parts named like the papers' figures and tables ("fig10"), those are renewed.
 
     Raises:
         WrongUse: neither a run nor explanations are given, the runs do not belong into one report, `out` or
@@ -112,8 +117,9 @@ def build_report(
     published = load_published()
     recorded = load_runs(runs) if runs else None
     explained = () if explanations is None else load_explanations(explanations)
+    names = () if readme is None else _names_to_renew(readme, recorded is not None, bool(explained))
     if readme is not None:
-        check_readme(readme, [*(["recorded"] if recorded else ()), *(["explained"] if explained else ())])
+        check_readme(readme, names)
     comparisons = compare.compare(recorded) if recorded else ()
     means = compare.mean_speedups(comparisons)
     parts = [
@@ -139,7 +145,8 @@ def build_report(
         write_atomically(html, render(_page(recorded, explained, sections, published, concluded, headline)))
         _remove_what_is_old(out, [html, *tables, *figures])
         if readme is not None:
-            update_readme(readme, _readme_parts(parts))
+            renewed = _readme_parts(parts) | {part.name: part.text for part in parts if part.text}
+            update_readme(readme, {name: text for name, text in renewed.items() if name in names})
     except CannotWrite as error:
         message = f"cannot write the report: {error.__cause__}. The results it is made of are intact; make room."
         raise CannotWrite(message) from error
@@ -203,7 +210,8 @@ def _paper_parts(results: paper.Results, exhibits: Iterable[paper.Exhibit]) -> l
         made = exhibit.make(exhibit, results)
         title = f"{results.published.sources[exhibit.source].label} {exhibit.number}"
         charts = (made.chart,) if made.chart is not None else ()
-        parts.append(_Part(exhibit.stem, title, made.provenance, charts, (made.table,)))
+        text = exhibit_part(made)
+        parts.append(_Part(exhibit.stem, title, made.provenance, charts, (made.table,), exhibit.name, text))
     return parts
 
 
@@ -266,6 +274,15 @@ def _explain_parts(explanations: tuple[Explanation, ...], published: Published) 
             explain_tables.all_tables(explanations, published),
         ),
     )
+
+
+def _names_to_renew(readme: Path, has_run: bool, has_explanations: bool) -> tuple[str, ...]:
+    """Generated parts of a file that this report renews: those of the papers where it has any, else the overviews."""
+    own = [name for name, there in (("recorded", has_run), ("explained", has_explanations)) if there]
+    present = generated_names(readme)
+    if any(name in paper.EXHIBITS for name in present):
+        return tuple(name for name in present if name in own or (has_run and name in paper.EXHIBITS))
+    return tuple(own)
 
 
 def _readme_parts(parts: Iterable[_Part]) -> dict[str, str]:

@@ -38,6 +38,15 @@ def check_readme(readme: Path, names: Iterable[str]) -> None:
         _replaced(text, name, "", readme)
 
 
+def generated_names(readme: Path) -> tuple[str, ...]:
+    """Names of the generated parts that a file has room for, in its order.
+
+    Raises:
+        WrongUse: the file cannot be read or replaced.
+    """
+    return tuple(dict.fromkeys(re.findall(r"^<!-- generated: (\S+) -->$", _read(readme), re.MULTILINE)))
+
+
 def _read(readme: Path) -> str:
     try:
         text = readme.read_text(encoding="utf-8")
