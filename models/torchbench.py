@@ -125,7 +125,7 @@ class _Program:
         raise AssertionError("the last batch either is built or raises")
 
     def _refusal(self, what: str, error: BaseException | None = None) -> TorchBenchRefuses:
-        reason = "" if error is None else f": {type(error).__name__}: {error}"
+        reason = "" if error is None else f": {_reason(error)}"
         return TorchBenchRefuses(f"TorchBench's model {self._name} {what}{reason}")
 
     def inputs(self, variant: str, size: Size, generator: torch.Generator) -> Inputs:
@@ -202,8 +202,10 @@ def _model_class(name: str) -> Any:
     except Exception as error:
         if isinstance(error, getattr(torchbenchmark, "ModelNotFoundError", ())):
             raise _unknown(name) from error
+        if name.lower() not in map(str.lower, _model_names()):  # TorchBench went on to its lists of further models
+            raise _unknown(name, f", and its lists of further models cannot be read ({_reason(error)})") from error
         raise TorchBenchUnavailable(
-            f"TorchBench's model {name} cannot be imported ({type(error).__name__}: {error}); install what it needs by "
+            f"TorchBench's model {name} cannot be imported ({_reason(error)}); install what it needs by "
             f"`python install.py models {name}` in TorchBench's folder"
         ) from error
     if model_class is None:  # what TorchBench has no class for, it gives None for
@@ -211,10 +213,14 @@ def _model_class(name: str) -> Any:
     return model_class
 
 
-def _unknown(name: str) -> UnknownWorkload:
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _unknown(name: str, more: str = "") -> UnknownWorkload:
     near = difflib.get_close_matches(name, _model_names(), n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else "its folder torchbenchmark/models lists them"
-    return UnknownWorkload(f"TorchBench has no model {name!r}; {hint}")
+    return UnknownWorkload(f"TorchBench has no model {name!r}{more}; {hint}")
 
 
 def _model_names() -> list[str]:

@@ -169,6 +169,11 @@ def test_an_unknown_model_is_answered_with_near_ones(name: str) -> None:
         find_targets([f"torchbench:{name}"])
 
 
+def test_a_name_that_could_not_be_looked_up_everywhere_is_unknown_with_the_reason() -> None:
+    with pytest.raises(UnknownWorkload, match=r"no model 'without_lists', and its lists .* read \(AssertionError\);"):
+        find("torchbench:without_lists")
+
+
 def test_a_folder_without_a_model_is_unknown() -> None:
     with pytest.raises(UnknownWorkload, match="no model 'no_class'"):
         find("torchbench:no_class")

@@ -175,6 +175,17 @@ def test_kernels_in_graphs_are_shares_with_the_papers_coverage():
     assert chart.bars["ST", "graph-unpartitioned"] == Bar(60.0, total=100.0, published=5.14)
 
 
+def test_models_with_all_kernels_inside_in_each_setting_are_named_and_not_drawn():
+    _, second = explanation().graphs
+    whole = explanation("EOS", graphs=[second])
+    chart, _ = explain_charts.all_charts([whole, explanation("ST")], PUBLISHED)
+    assert chart.groups == ("ST",)
+    assert {group for group, _ in chart.bars} == {"ST"}
+    assert chart.note.endswith("All kernels are inside in each setting, and left out here: EOS.")
+    alone, _ = explain_charts.all_charts([whole], PUBLISHED)
+    assert alone.groups == ("EOS",), "if there is nothing else, that is what the figure shows"
+
+
 def test_bytes_of_non_static_inputs_stand_beside_the_papers():
     _, chart = explain_charts.all_charts([explanation("ST"), explanation("ST", size="tiny")], PUBLISHED)
     assert chart.bars["ST", "non-static inputs"] == Bar(32.0, published=round(1.3 * 2**20))

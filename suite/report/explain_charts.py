@@ -41,17 +41,24 @@ def kernels_in_graphs(explanations: Sequence[Explanation], published: Published)
             if not parts:
                 bar = Bar(failure="failed" if explanation.error else NOT_LOWERED, published=paper)
             bars[explanation_label(explanation), setting] = bar
+    labels = [explanation_label(explanation) for explanation in explanations]
+    whole = [label for label in labels if all(bars[label, name].value == 100 for name in names)]
+    if len(whole) == len(labels):  # then that is what there is to see
+        whole = []
+    note = "What runs between FX graphs, after a graph break, is not seen here; a measured coverage counts it."
+    if whole:
+        note += f" All kernels are inside in each setting, and left out here: {', '.join(whole)}."
     return Chart(
         "explain_kernels",
         "Kernels inside and outside CUDA graphs, by offline lowering",
         "% of kernels in FX graphs",
         Scale.PERCENT,
-        tuple(explanation_label(explanation) for explanation in explanations),
+        tuple(label for label in labels if label not in whole),
         names,
-        bars,
+        {key: bar for key, bar in bars.items() if key[0] not in whole},
         parts=("in CUDA graphs", "outside"),
         published=f"measured coverage, {published.sources['grace'].setting}",
-        note="What runs between FX graphs, after a graph break, is not seen here; a measured coverage counts it.",
+        note=note,
     )
 
 
