@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +21,17 @@ app = typer.Typer(help="Measure one mechanism alone, over sizes that no single w
 RESULTS = "indirection.json"
 FIGURE = "indirection"
 DEFAULT_SAMPLES, DEFAULT_ROUNDS = 100, 5
+DEFAULT_HOST_MODES = "compile,graph,indirection"
+
+
+class Device(StrEnum):
+    cuda = "cuda"
+    cpu = "cpu"
+
+
+class Size(StrEnum):
+    full = "full"
+    tiny = "tiny"
 
 
 @app.callback(invoke_without_command=True)
@@ -136,5 +148,83 @@ def measure_feeds(*, out: Path | None = None) -> None:
     print(describe(path))
 
 
-EVERYTHING: Mapping[str, Callable[..., None]] = {"feeds": measure_feeds, "indirection": measure_indirection}
+@app.command(epilog="Example: encore micro host MBERT EOS --modes graph,indirection")
+def host(
+    programs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORKLOAD]...",
+            help="Workloads; default: modules with 0, 100 and 1,114 parameters.",
+            show_default=False,
+        ),
+    ] = None,
+    modes: Annotated[str, typer.Option(help="Modes, separated by commas.")] = DEFAULT_HOST_MODES,
+    calls: Annotated[int, typer.Option(help="Calls that count, of each kind.", min=2)] = 200,
+    device: Annotated[
+        Device,
+        typer.Option(help="Where to run; on a CPU there are no CUDA graphs, and what is before them is measured."),
+    ] = Device.cuda,
+    size: Annotated[Size, typer.Option(help="Published size of workloads, or one small enough for tests.")] = Size.full,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to write; default: a new folder in results/runs.")
+    ] = None,
+) -> None:
+    """Where the host's time goes in a call: issue, whole, the graphs alone, and each layer; Encore's modes with `lean`
+    and without."""
+    wanted = [name.strip() for name in modes.split(",") if name.strip()]
+    measure_host(programs=programs, modes=wanted, calls=calls, device=device.value, size=size.value, out=out)
+
+
+def measure_host(
+    *,
+    programs: list[str] | None = None,
+    modes: list[str] | None = None,
+    calls: int = 200,
+    device: str | None = None,
+    size: str = "full",
+    out: Path | None = None,
+) -> None:
+    """Measure, print and write `host.json`, which is renewed after each program and mode."""
+    from datetime import UTC, datetime
+
+    import torch
+
+    from suite import environment
+    from suite.gpu import require_gpu
+    from suite.micro.host import PARAMETERS, HostRun, cases, measure, require_program, synthetic, table
+    from suite.micro.records import MICRO_SCHEMA_VERSION
+    from suite.modes import select_modes
+    from suite.store import RUNS, describe, write_atomically
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = select_modes(modes or DEFAULT_HOST_MODES.split(","))
+    named = programs or [synthetic(number) for number in PARAMETERS]
+    for name in named:
+        require_program(name)
+    if device == "cuda":
+        require_gpu()
+    name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-micro-host"
+    settings: dict[str, Any] = {
+        "programs": named,
+        "modes": [mode.name for mode in chosen],
+        "calls": calls,
+        "size": size,
+    }
+    here = environment.collect(name, ("encore", *sys.argv[1:]), settings)
+    run = HostRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, device=device, size=size, costs=[])
+    path = (out or RUNS / name) / "host.json"
+    wanted = cases(named, list(chosen), device=device, size="tiny" if size == "tiny" else "full", calls=calls)
+    for number, case in enumerate(wanted, start=1):
+        run = run.model_copy(update={"costs": [*run.costs, measure(case)]})
+        write_atomically(path, run.model_dump_json(indent=1) + "\n")
+        print(f"{number} of {len(wanted)}: {case}", file=sys.stderr, flush=True)
+    console().print(table(run))
+    print(describe(path))
+
+
+EVERYTHING: Mapping[str, Callable[..., None]] = {
+    "feeds": measure_feeds,
+    "host": measure_host,
+    "indirection": measure_indirection,
+}
 """What `--all` runs, by the name of its command: functions that take `out`, the folder to write to."""

@@ -1,0 +1,436 @@
+"""Where the host's time goes in a call: until it returns, until its work is done, and in each layer on the way.
+
+Programs are registered workloads, or modules that hold a given number of parameters and compute next to nothing, which
+show what a parameter costs. Layers are nested. They are timed in iterations of their own, with a clock around each, so
+that they add nothing to the times of the whole call; and in another compilation, since the code that Dynamo generates
+has to call a clock. What is called in none of those iterations is not among the layers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import nn
+
+import optimizations
+from models import registry
+from models.instance import instantiate
+from models.registry import Size
+from optimizations import torch_internals
+from suite.errors import WrongUse
+from suite.iteration import callable_for, iteration, set_numerics
+from suite.modes import Mode
+from suite.schema import Environment, Record
+
+PARAMETERS = (0, 100, 1114)
+"""Of the modules that are measured where no workload is named; MobileBERT has 1,114 parameters and buffers."""
+
+SETTLING = 12
+"""Iterations before the first that counts: compilation, warming up, recording, and what is decided after these."""
+
+INPUT_SETS = 4
+SEED = 1337
+
+NONE = "\N{EN DASH}"
+
+CALL, ENTRY, GRAPH = "call", "entry", "graph"
+"""The compiled module; the function that Dynamo's code calls after guards and loading; the function that Inductor made
+of a graph, or what makes and replays CUDA graphs of it."""
+
+TREES = (
+    ("manager run", "CUDAGraphTreeManager", "run"),
+    ("check invariants", "CUDAGraphNode", "check_invariants"),
+    ("node run", "CUDAGraphNode", "run"),
+    ("copy inputs", "CUDAGraphNode", "_copy_inputs_and_remove_from_src"),
+    ("reconstruct outputs", "CUDAGraphNode", "reconstruct_outputs"),
+    ("run graph", "CUDAGraphNode", "run_graph"),
+)
+"""Layers inside of `GRAPH` that stock CUDAGraph Trees have: class and method."""
+
+
+class LayerTime(Record):
+    """Median time of a layer per iteration, what it calls included, and its mean number of calls."""
+
+    layer: str
+    host_us: float
+    calls: float
+
+
+class HostCost(Record):
+    """A program in a mode. Every sample is in microseconds; `floor_us` is empty where nothing was recorded.
+
+    Attributes:
+        lean: whether Encore's option of this name was on; None for modes that are not Encore's.
+        issue_us: until the call returned, nothing waited for.
+        whole_us: until its work was done.
+        without_guards_us: `issue_us` with Dynamo's guards skipped, as far as it skips them.
+        floor_us: the recorded CUDA graphs of an iteration alone, launched and waited for.
+    """
+
+    program: str
+    mode: str
+    lean: bool | None
+    parameters: int
+    buffers: int
+    issue_us: list[float]
+    whole_us: list[float]
+    without_guards_us: list[float]
+    floor_us: list[float]
+    layers: list[LayerTime]
+
+    def layer_us(self, name: str) -> float | None:
+        """Time of a layer per iteration, or None if it was not called."""
+        return next((layer.host_us for layer in self.layers if layer.layer == name), None)
+
+
+class HostRun(Record):
+    """`host.json`."""
+
+    micro_schema_version: int
+    environment: Environment
+    device: str
+    size: str
+    costs: list[HostCost]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured: a program, in a mode, on a device. `lean` None leaves the mode's options as they are."""
+
+    program: str
+    mode: Mode
+    lean: bool | None = None
+    device: str = "cuda"
+    size: Size = "full"
+    calls: int = 200
+
+    def __str__(self) -> str:
+        lean = "" if self.lean is None else f", lean {'on' if self.lean else 'off'}"
+        return f"{self.program} in mode {self.mode.name}{lean}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the mode's backend."""
+        return {**self.mode.options, **({} if self.lean is None else {"lean": self.lean})}
+
+
+def cases(programs: list[str], modes: list[Mode], *, device: str, size: Size, calls: int) -> list[Case]:
+    """Each program in each mode, Encore's with `lean` and without."""
+    made = []
+    for program in programs:
+        for mode in modes:
+            for lean in (True, False) if mode.backend == "encore" else (None,):
+                made.append(Case(program, mode, lean, device, size, calls))
+    return made
+
+
+def synthetic(parameters: int) -> str:
+    """The name of the module with so many parameters."""
+    return f"parameters-{parameters}"
+
+
+def require_program(name: str) -> None:
+    """Check that a program of this name can be measured.
+
+    Raises:
+        WrongUse: it is neither a workload nor a module of so many parameters.
+    """
+    if _parameters_of(name) is None:
+        try:
+            registry.find(name)
+        except registry.UnknownWorkload as error:
+            raise WrongUse(f"{error}; or {synthetic(100)} for a module with 100 parameters") from error
+
+
+def _parameters_of(name: str) -> int | None:
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() and name == synthetic(int(number)) else None
+
+
+@functools.cache
+def _touch() -> Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor]:
+    """An operator that takes any number of tensors and reads one: a graph of many parameters and one small kernel."""
+    library = torch.library.Library("encore_micro", "FRAGMENT")
+    library.define("touch(Tensor x, Tensor[] held) -> Tensor")
+    library.impl("touch", lambda x, held: x + 1, "CompositeExplicitAutograd")
+    library.impl("touch", lambda x, held: torch.empty_like(x), "Meta")
+    touch: Callable[[torch.Tensor, list[torch.Tensor]], torch.Tensor] = torch.ops.encore_micro.touch.default
+    touch.library = library  # type: ignore[attr-defined]  # it lives as long as its operators are wanted
+    return touch
+
+
+class Parameters(nn.Module):
+    """Holds parameters in submodules of two, and passes all of them to one operator."""
+
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        self.pairs = nn.ModuleList(nn.Linear(1, 1) for _ in range(parameters // 2))
+        if parameters % 2:
+            self.last = nn.Parameter(torch.zeros(1))
+        self.touch = _touch()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        held: list[Any] = [tensor for pair in self.pairs for tensor in (pair.weight, pair.bias)]
+        if hasattr(self, "last"):
+            held.append(self.last)
+        return self.touch(x, held)
+
+
+@dataclass(slots=True)
+class _Clocks:
+    """Nanoseconds of each iteration, and calls, by layer, while `on`."""
+
+    on: bool = False
+    iterations: int = 0
+    spent: dict[str, list[int]] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+
+    def begin(self) -> None:
+        self.on = True
+        self.iterations += 1
+
+    def around(self, layer: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def clocked(*arguments: Any, **keywords: Any) -> Any:
+            if not self.on:
+                return function(*arguments, **keywords)
+            start = time.perf_counter_ns()
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                took_ns = time.perf_counter_ns() - start
+                spent = self.spent.setdefault(layer, [])
+                spent.extend([0] * (self.iterations - len(spent)))
+                spent[-1] += took_ns
+                self.calls[layer] += 1
+
+        return clocked
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    module: nn.Module
+    iterate: Callable[[Callable[..., Any]], Callable[[int], Any]]
+    """Makes, of what is called in the module's place, an iteration by its number."""
+    trained: bool
+
+
+def measure(case: Case) -> HostCost:
+    """Measure one case. Everything compiled before in this process is forgotten."""
+    program = _program(case)
+    synchronize = torch.cuda.synchronize if case.device == "cuda" else lambda: None
+    _forget()
+    others = set(map(id, _recorded()))
+    step = program.iterate(callable_for(_with_options(case), program.module))
+    _settle(step, synchronize)
+    issue, whole = _sample(step, case.calls, synchronize)
+    with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
+        without_guards, _ = _sample(step, case.calls // 2, synchronize)
+    floor = [] if program.trained else _floor(others, case.calls, synchronize)
+    del step
+    _forget()
+    layers = _layers(case, program, synchronize)
+    _forget()
+    return HostCost(
+        program=case.program,
+        mode=case.mode.name,
+        lean=case.lean,
+        parameters=sum(1 for _ in program.module.parameters()),
+        buffers=sum(1 for _ in program.module.buffers()),
+        issue_us=issue,
+        whole_us=whole,
+        without_guards_us=without_guards,
+        floor_us=floor,
+        layers=layers,
+    )
+
+
+def _with_options(case: Case) -> Mode:
+    mode = case.mode
+    return Mode(mode.name, mode.summary, mode.baselines, mode.backend, case.options, mode.uses_cuda_graphs)
+
+
+def _program(case: Case) -> _Program:
+    parameters = _parameters_of(case.program)
+    if parameters is not None:
+        module = Parameters(parameters).to(case.device).eval()
+        sets = [torch.ones(8, device=case.device) * index for index in range(INPUT_SETS)]
+
+        def synthetic_iteration(call: Callable[..., Any]) -> Callable[[int], Any]:
+            def step(index: int) -> Any:
+                if case.mode.uses_cuda_graphs:
+                    torch.compiler.cudagraph_mark_step_begin()
+                with torch.no_grad():
+                    return call(sets[index % INPUT_SETS])
+
+            return step
+
+        return _Program(module, synthetic_iteration, trained=False)
+    workload = registry.find(case.program)
+    set_numerics(workload)
+    instance = instantiate(workload, device=case.device, size=case.size, seed=SEED)
+    inputs = [instance.inputs(index) for index in range(INPUT_SETS)]
+
+    def workload_iteration(call: Callable[..., Any]) -> Callable[[int], Any]:
+        run = iteration(instance, call, uses_cuda_graphs=case.mode.uses_cuda_graphs)
+        return lambda index: run(inputs[index % INPUT_SETS])
+
+    return _Program(instance.module, workload_iteration, trained=workload.task == "training")
+
+
+def _settle(step: Callable[[int], Any], synchronize: Callable[[], Any]) -> None:
+    for index in range(SETTLING):
+        step(index)
+        synchronize()
+
+
+def _sample(step: Callable[[int], Any], calls: int, synchronize: Callable[[], Any]) -> tuple[list[float], list[float]]:
+    issue, whole = [], []
+    for index in range(calls):
+        synchronize()
+        start = time.perf_counter_ns()
+        step(index)
+        returned = time.perf_counter_ns()
+        synchronize()
+        whole.append((time.perf_counter_ns() - start) / 1e3)
+        issue.append((returned - start) / 1e3)
+    return issue, whole
+
+
+def _layers(case: Case, program: _Program, synchronize: Callable[[], Any]) -> list[LayerTime]:
+    clocks = _Clocks()
+    with _clocked_graphs(clocks), _clocked_trees(clocks):
+        call: Callable[..., Any] = program.module
+        if case.mode.backend is not None:
+            call = torch.compile(program.module, backend=_clocked_backend(case, clocks))
+        step = program.iterate(clocks.around(CALL, call))
+        _settle(step, synchronize)
+        for index in range(case.calls):
+            synchronize()
+            clocks.begin()
+            step(index)
+            clocks.on = False
+        synchronize()
+    return [
+        LayerTime(
+            layer=layer,
+            host_us=statistics.median([*spent, *[0] * (case.calls - len(spent))]) / 1e3,
+            calls=clocks.calls[layer] / case.calls,
+        )
+        for layer, spent in clocks.spent.items()
+    ]
+
+
+def _clocked_backend(case: Case, clocks: _Clocks) -> Callable[..., Any]:
+    """The mode's backend, with a clock around each function that it gives to Dynamo."""
+
+    def backend(graph_module: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        if case.mode.backend == "encore":
+            from optimizations.backend import encore
+
+            compiled = encore(graph_module, inputs, options=case.options)
+        else:
+            compiled = torch_internals.compile_fx.compile_fx(graph_module, inputs, config_patches=case.options)
+        return clocks.around(ENTRY, compiled)
+
+    return backend
+
+
+@contextlib.contextmanager
+def _clocked_graphs(clocks: _Clocks) -> Iterator[None]:
+    """A clock around the function of each graph that is compiled in the block."""
+    owner, attribute = torch_internals.place("post_compile")
+    stock = getattr(owner, attribute)
+
+    def post_compile(graph: Any, *arguments: Any, **keywords: Any) -> Any:
+        result = stock(graph, *arguments, **keywords)
+        graph.current_callable = clocks.around(GRAPH, graph.current_callable)
+        return result
+
+    with torch_internals.replaced("post_compile", post_compile):
+        yield
+
+
+@contextlib.contextmanager
+def _clocked_trees(clocks: _Clocks) -> Iterator[None]:
+    trees = torch_internals.cudagraph_trees
+    with contextlib.ExitStack() as stack:
+        for layer, kind, method in TREES:
+            owner = getattr(trees, kind)
+            clocked = clocks.around(layer, getattr(owner, method))
+            stack.enter_context(torch_internals.replaced_attribute(owner, method, _method(clocked)))
+        yield
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(this: Any, *arguments: Any, **keywords: Any) -> Any:
+        return function(this, *arguments, **keywords)
+
+    return method
+
+
+def _recorded() -> list[Any]:
+    """All recordings of CUDAGraph Trees, stock's and Encore's."""
+    kind = torch_internals.cudagraph_trees.CUDAGraphNode
+    return [found for found in gc.get_objects() if issubclass(type(found), kind) and found.graph is not None]
+
+
+def _floor(others: set[int], calls: int, synchronize: Callable[[], Any]) -> list[float]:
+    recorded = [node for node in _recorded() if id(node) not in others]
+    floor: list[float] = []
+    for _ in range(calls if recorded else 0):
+        synchronize()
+        start = time.perf_counter_ns()
+        for node in recorded:
+            node.graph.replay()
+        synchronize()
+        floor.append((time.perf_counter_ns() - start) / 1e3)
+    return floor
+
+
+def _forget() -> None:
+    torch_internals.reset_dynamo()
+    optimizations.reset()
+    gc.collect()
+
+
+def table(run: HostRun) -> Table:
+    """Medians for a terminal: whole, issue and floor; before the entry, from there to the graph, and inside it."""
+    shown = Table(
+        "program", "mode", "lean", "tensors", "whole", "issue", "floor", "whole / floor", "before entry", "to graph",
+        "graph", title=f"Host time, \N{MICRO SIGN}s per iteration ({run.device})", title_justify="left",
+    )  # fmt: skip
+    for cost in run.costs:
+        call, entry, graph = (cost.layer_us(name) for name in (CALL, ENTRY, GRAPH))
+        whole, floor = statistics.median(cost.whole_us), _median(cost.floor_us)
+        shown.add_row(
+            cost.program,
+            cost.mode,
+            {None: "", True: "on", False: "off"}[cost.lean],
+            str(cost.parameters + cost.buffers),
+            *map(_shown, (whole, _median(cost.issue_us), floor)),
+            f"{whole / floor:.2f}" if floor else NONE,
+            *map(_shown, (_less(call, entry), _less(entry, graph), graph)),
+        )
+    return shown
+
+
+def _median(samples: list[float]) -> float | None:
+    return statistics.median(samples) if samples else None
+
+
+def _less(outer: float | None, inner: float | None) -> float | None:
+    return None if outer is None or inner is None else outer - inner
+
+
+def _shown(value: float | None) -> str:
+    return NONE if value is None else f"{value:.1f}"

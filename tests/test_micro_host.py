@@ -1,0 +1,123 @@
+"""Host time by layer: what the command measures on a CPU, with Inductor replaced by running the FX graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import optimizations
+from optimizations import torch_internals
+from suite.cli import app, main
+from suite.errors import EXIT_WRONG_USE
+from suite.micro import host
+from suite.micro.host import CALL, ENTRY, GRAPH, Case, HostRun, LayerTime, measure
+from suite.modes import MODES
+
+
+@pytest.fixture(autouse=True)
+def inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    class Running:
+        @staticmethod
+        def compile_fx(
+            graph_module: torch.fx.GraphModule, inputs: Sequence[Any], **settings: Any
+        ) -> Callable[..., Any]:
+            return graph_module.forward
+
+    monkeypatch.setattr(torch_internals, "compile_fx", Running, raising=False)
+    monkeypatch.setattr(host, "SETTLING", 4)
+    yield
+    optimizations.reset()
+    torch_internals.reset_dynamo()
+
+
+def case(parameters: int, lean: bool | None = True) -> Case:
+    return Case(host.synthetic(parameters), MODES["indirection"], lean, device="cpu", calls=40)
+
+
+def test_times_are_nested_and_a_bound_parameter_costs_next_to_nothing() -> None:
+    before = {}
+    for lean in (True, False):
+        cost = measure(case(300, lean))
+        assert (cost.parameters, cost.buffers, cost.lean) == (300, 0, lean)
+        assert len(cost.issue_us) == len(cost.whole_us) == 40
+        assert all(whole >= issue > 0 for issue, whole in zip(cost.issue_us, cost.whole_us, strict=True))
+        assert cost.without_guards_us
+        assert cost.floor_us == []
+        call, entry = cost.layer_us(CALL), cost.layer_us(ENTRY)
+        assert call is not None
+        assert entry is not None
+        assert call > entry > 0
+        assert {layer.layer: layer.calls for layer in cost.layers} == {CALL: 1, ENTRY: 1}
+        before[lean] = call - entry
+    assert before[True] < before[False]
+
+
+def test_every_parameter_is_an_argument_of_the_graph() -> None:
+    torch_internals.reset_dynamo()
+    counts = []
+
+    def backend(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        counts.append(len(inputs))
+        return graph_module.forward
+
+    for parameters in (0, 1, 6):
+        module = host.Parameters(parameters)
+        x = torch.ones(3)
+        assert torch.equal(torch.compile(module, backend=backend)(x), x + 1)
+        assert sum(1 for _ in module.parameters()) == parameters
+    assert counts == [1, 2, 7]
+
+
+def test_layers_that_run_several_times_are_counted_per_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = host._Clocks()
+    twice = clocks.around(GRAPH, lambda: None)
+    for index in range(3):
+        clocks.begin()
+        for _ in range(2 if index else 0):
+            twice()
+        clocks.on = False
+        twice()
+    assert clocks.calls == {GRAPH: 4}
+    assert len(clocks.spent[GRAPH]) == 3
+    assert clocks.spent[GRAPH][0] == 0
+
+
+def test_the_command_records_each_case_and_prints_it(tmp_path: Path) -> None:
+    arguments = ["micro", "host", "parameters-2", "EOS", "--device", "cpu", "--size", "tiny", "--calls", "3"]
+    done = CliRunner().invoke(app, [*arguments, "--modes", "eager,indirection", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    run = HostRun.model_validate_json((tmp_path / "host.json").read_text())
+    assert [(cost.program, cost.mode, cost.lean) for cost in run.costs] == [
+        (program, mode, lean)
+        for program in ("parameters-2", "EOS")
+        for mode, lean in (("eager", None), ("indirection", True), ("indirection", False))
+    ]
+    assert (run.device, run.size) == ("cpu", "tiny")
+    assert "parameters-2" in done.output
+
+
+def test_the_table_shows_what_lies_between_the_layers() -> None:
+    times = ((CALL, 48.0), (ENTRY, 30.0), (GRAPH, 21.5))
+    cost = host.HostCost(
+        program="P", mode="graph", lean=None, parameters=2, buffers=1, issue_us=[50.0], whole_us=[60.0],
+        without_guards_us=[], floor_us=[40.0],
+        layers=[LayerTime(layer=name, host_us=us, calls=1) for name, us in times],
+    )  # fmt: skip
+    run = HostRun.model_construct(device="cuda", size="full", costs=[cost])
+    cells = [str(next(iter(column.cells))) for column in host.table(run).columns]
+    assert cells == ["P", "graph", "", "3", "60.0", "50.0", "40.0", "1.50", "18.0", "8.5", "21.5"]
+
+
+@pytest.mark.parametrize("name", ["parameters-", "parameters-01", "NOPE"])
+def test_an_unknown_program_is_refused_before_anything_is_measured(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["micro", "host", "parameters-2", name, "--device", "cpu"])
+    assert ended.value.code == EXIT_WRONG_USE
+    assert name in capsys.readouterr().err
