@@ -21,6 +21,7 @@ from suite.explain import run
 from suite.explain.run import explain_many
 from suite.explain.targets import Target
 from suite.progress import AnalysisDisplay
+from suite.store import CannotWrite
 
 FAKE = Path(__file__).parent / "fixtures" / "fake_explain.py"
 FAKE_WORKER = Path(__file__).parent / "fixtures" / "fake_explain_worker.py"
@@ -88,6 +89,20 @@ def test_what_takes_too_long_is_named_with_the_line_it_hangs_in() -> None:
     assert error is not None
     assert "took longer than 2 s, the last of it calling hang()" in error
     assert "in hang_in_make" in error
+
+
+@pytest.mark.usefixtures("fake_workers")
+def test_a_full_disk_says_how_to_go_on_and_leaves_no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(path: Path, content: str) -> None:
+        raise CannotWrite("go on with the run") from OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run, "write_atomically", full)
+    monkeypatch.setenv("ENCORE_TEST_PIDS", str(tmp_path / "pids"))
+    with pytest.raises(CannotWrite, match=r"any\.quick\.json: .*No space left on device.*--reuse"):
+        list(explain_many([Target("any:quick", None), Target("any:hang", None)], jobs=2, out=tmp_path / "out"))
+    if (tmp_path / "pids").exists():
+        worker, child, _ = (tmp_path / "pids").read_text().split()
+        assert living([int(worker), int(child)], within_s=10.0) == []
 
 
 @pytest.mark.usefixtures("fake_workers")

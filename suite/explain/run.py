@@ -25,7 +25,7 @@ from suite import guard
 from suite.errors import WrongUse
 from suite.explain.records import Answer, Explanation
 from suite.explain.targets import Target, find_targets, unexplained
-from suite.store import make_folder, write_atomically
+from suite.store import CannotWrite, describe, make_folder, write_atomically
 from suite.supervise import Supervised, await_exit, end
 
 WORKER_COMMAND = script("suite.explain.worker")
@@ -124,7 +124,7 @@ def explain_many(
                         watcher.ended(one.target)
                     path = None if out is None else out / file_name(one.target)
                     if path is not None:
-                        write_atomically(path, explanation.model_dump_json(indent=1) + "\n")
+                        _write(path, explanation)
                     yield Explained(one.target, explanation, path, monotonic() - one.start, done, len(targets))
                 if watcher is not None:
                     watcher.time_passes()
@@ -132,6 +132,16 @@ def explain_many(
             end([one.worker for one in running])
             for one in running:
                 os.close(one.steps_fd)
+
+
+def _write(path: Path, explanation: Explanation) -> None:
+    try:
+        write_atomically(path, explanation.model_dump_json(indent=1) + "\n")
+    except CannotWrite as error:
+        raise CannotWrite(
+            f"cannot write {describe(path)}: {error.__cause__}. What was explained before is intact; make room, then go "
+            "on with the same command and --reuse."
+        ) from error
 
 
 def file_name(target: Target) -> str:

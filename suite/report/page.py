@@ -79,6 +79,11 @@ class Page:
     logs: tuple[Log, ...] = ()
     environments: tuple[Environment, ...] = ()
 
+    @property
+    def is_smoke(self) -> bool:
+        """Whether the numbers say nothing about performance, so that even a tab's title has to say so."""
+        return any(section.provenance.warning for section in self.sections)
+
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
