@@ -139,8 +139,8 @@ def _write(path: Path, explanation: Explanation) -> None:
         write_atomically(path, explanation.model_dump_json(indent=1) + "\n")
     except CannotWrite as error:
         raise CannotWrite(
-            f"cannot write {describe(path)}: {error.__cause__}. What was explained before is intact; make room, then go "
-            "on with the same command and --reuse."
+            f"cannot write {describe(path)}: {error.__cause__}. What was explained before is intact; make room, then "
+            "go on with the same command and --reuse."
         ) from error
 
 
