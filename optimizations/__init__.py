@@ -1,6 +1,7 @@
 """Encore: CUDA graphs that pay off under `torch.compile`, on the stock PyTorch wheel.
 
-`torch.compile(model, backend="encore")` compiles a model; `graph_step` makes one CUDA graph of a whole training step.
+`torch.compile(model, backend="encore")` compiles a model; `graph_step` makes one CUDA graph of a whole training step,
+`graph_callables` one each of modules and functions, in the order of a schedule.
 `Options` documents what `options={...}` takes, `report` tells what was done with each graph, `explain` tells it
 beforehand, `reset` forgets and frees.
 Importing this package imports no torch.
@@ -9,7 +10,7 @@ Importing this package imports no torch.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from optimizations.options import Options, WrongOption
@@ -28,6 +29,7 @@ __all__ = [
     "UnsupportedTorch",
     "WrongOption",
     "explain",
+    "graph_callables",
     "graph_step",
     "report",
     "reset",
@@ -92,6 +94,44 @@ def graph_step(
     )
 
 
+def graph_callables(
+    callables: Any,
+    sample_args: Sequence[Any],
+    *,
+    order: Sequence[int] | None = None,
+    warm_up: int = 3,
+    outputs: Literal["static", "copied"] = "static",
+    after_step: Callable[[], None] | None = None,
+) -> Any:
+    """Modules and functions, each with a forward and a backward CUDA graph for every micro-batch of a schedule.
+
+    Returns a sequence of the callables: modules as they are, which run their graphs from now on wherever they stand in
+    a model, and functions as new ones. They must be called in `order`; a call out of order is an error, because graphs
+    whose micro-batches are never alive together share memory. A call with other shapes, or in another mode, runs as it
+    is, and so do calls without gradients, such as validation. `.restart()` begins the order again after an iteration
+    that was left early, `.report()` lists the graphs, `.close()` frees them.
+
+    Args:
+        callables: a module or function, or a list of them; a list or `ModuleList` within is a chunk of layers.
+        sample_args: a tuple of arguments for each, nests of tensors on the GPU; or one sequence of tensors for all.
+        order: forwards as 1, 2, ..., their backwards as -1, -2, ..., micro-batch after micro-batch, as
+            `[1, 1, 2, -2, -1, 2, -2, -1]`; numbers stand for the entries of `callables`. Default: all forwards, then
+            all backwards in reverse; without the latter under `torch.no_grad()`.
+        warm_up: runs of each before its capture. What they change (buffers, the random state) is put back.
+        outputs: "static" hands out results where the graph writes them, and gives those that are still held memory of
+            their own before the next launch; "copied" copies all of them.
+        after_step: what updates extra state once per step, such as the scales of an FP8 recipe from its amax history;
+            captured, and launched behind the last graph of each step.
+
+    Raises:
+        WrongOrder, ValueError, TypeError: an argument is wrong; the message says what is allowed.
+        StepRefused: a graph could not repeat what a callable does; nothing was recorded.
+    """
+    from optimizations.capture.callables.graph_callables import graph_callables as make
+
+    return make(callables, sample_args, order=order, warm_up=warm_up, outputs=outputs, after_step=after_step)
+
+
 def reset() -> None:
     """Forget all reports, and free Encore's CUDA graphs, their memory pools, its kernels, and what placement keeps on
     the GPU.
@@ -105,6 +145,8 @@ def reset() -> None:
 
     if steps := sys.modules.get("optimizations.capture.step.graphed_step"):
         steps.release_steps()
+    if callables := sys.modules.get("optimizations.capture.callables.graph_callables"):
+        callables.release_callables()
     LEDGER.clear()
     release_bindings()
     release_recordings()

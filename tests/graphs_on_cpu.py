@@ -154,6 +154,7 @@ class CpuDevice:
         self.captures += 1
         mode = _Capture(graph)
         random = torch.random.get_rng_state()
+        states = [(generator, generator.get_state()) for generator in generators]
         try:
             with mode:
                 yield
@@ -168,6 +169,8 @@ class CpuDevice:
             self.broken += mode.broken
             mode.undo()
             torch.random.set_rng_state(random)
+            for generator, state in states:
+                generator.set_state(state)
             self.capture_now = False
 
     def mentions(self, graph: CpuGraph, memory: Sequence[MemoryRange]) -> bool:

@@ -308,6 +308,92 @@ def writes_into_its_batch(device: str) -> Program:
     return Program(step, calls, lambda: [*state_of(model), *(batch["x"] for (batch,) in calls)])
 
 
+class Trainer:
+    """A training loop's own object: what it keeps beside the step may change, what the step uses is watched."""
+
+    def __init__(self, device: str) -> None:
+        self.model = network(device, dropout=0.1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.weight = 1.0
+        self.count = 0
+        self.last: Any = None
+        self.source = iter(range(3))
+        self.noise = torch.Generator(device=device).manual_seed(5)
+
+    @property
+    def scale(self) -> float:
+        return 2 * self.weight
+
+    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.scale * self.loss(batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        noise = torch.randn(batch["x"].shape, generator=self.noise, device=batch["x"].device)
+        return loss_of(self.model, {**batch, "x": batch["x"] + 0.1 * noise})
+
+    def after(self, index: int) -> None:
+        self.count += 1
+        self.last = torch.zeros(3) + index
+        self.history = [self.last]
+        if index == 6:
+            self.weight = 0.5
+
+
+@program
+def method_of_a_trainer(device: str) -> Program:
+    """The weight changes in the seventh call: observed twice again, and recorded."""
+    trainer = Trainer(device)
+    return Program(
+        trainer.step, batches(device, 14), lambda: state_of(trainer.model), trainer.after, replays=14 - 5, recordings=2
+    )
+
+
+@program
+def model_and_optimizer_as_arguments(device: str) -> Program:
+    made = network(device)
+    given = torch.optim.SGD(made.parameters(), lr=0.1)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, *, batch: Any, factor: float) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch) * factor
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    calls = [(made, given, batch, 0.5) for (batch,) in batches(device)]
+    return Program(
+        lambda model, optimizer, batch, factor: step(model, optimizer, batch=batch, factor=factor),
+        calls,
+        lambda: state_of(made),
+    )
+
+
+@program
+def two_networks_in_turn(device: str) -> Program:
+    """As a generative adversarial network trains: each step uses both, and writes one."""
+    first, second = network(device), nn.Linear(4, 8).to(device)
+    one = torch.optim.SGD(first.parameters(), lr=0.1)
+    other = torch.optim.SGD(second.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        one.zero_grad()
+        judged = first(second(first(batch["x"]).detach()).detach()).square().mean()
+        judged.backward()
+        one.step()
+        other.zero_grad()
+        made = second(first(batch["x"]).detach())
+        fooled = first(made).mean()
+        fooled.backward()
+        other.step()
+        return judged, fooled
+
+    return Program(step, batches(device), lambda: [*state_of(first), *state_of(second)])
+
+
 def outcome(made: Program, step: Callable[..., Any]) -> list[torch.Tensor]:
     """Everything a program returned, kept until the end, and its state there."""
     torch.manual_seed(3)

@@ -281,7 +281,7 @@ def curve(graphed: bool, *, steps: int, fp16: bool) -> tuple[list[float], Any]:
     torch.manual_seed(0)
     model = SmallGpt().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True, capturable=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, cycle_momentum=False)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**24 if fp16 else 1.0, growth_interval=50, enabled=fp16)
 
     def step(tokens: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -12,14 +12,15 @@ states of random generators) and the call runs from its beginning.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import time
 import types
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
-from threading import Lock
 from typing import Any, Literal
 
 import torch
@@ -29,17 +30,19 @@ from optimizations.capture.signature import Same, flatten, refused_tensor, signa
 from optimizations.capture.step.call import Call, call_of
 from optimizations.capture.step.gradients import pattern, put
 from optimizations.capture.step.host_random import HostRandom
-from optimizations.capture.step.host_state import reach
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.observing import observe
 from optimizations.capture.step.parallel import DDP_WARM_UP, refused_modules
 from optimizations.capture.step.progress import OBSERVED, Action, Plan, Progress
+from optimizations.capture.step.reach import reach
 from optimizations.capture.step.recording import Recording, capture, why
 from optimizations.report.steps import Refusal, StepReport
 
 DEFAULT_WARM_UP = 3
 DEFAULT_LIMIT = 8
+MOST_DROPPED = 4
+"""Recordings that may become unusable, as a multiple of those that may be alive."""
 
 _steps: weakref.WeakSet[GraphedStep] = weakref.WeakSet()
 
@@ -81,7 +84,7 @@ class GraphedStep:
         }
         self._device = device
         self._given_device = device
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._bound: weakref.WeakKeyDictionary[Any, GraphedStep] = weakref.WeakKeyDictionary()
         self._start()
         _steps.add(self)
@@ -107,8 +110,8 @@ class GraphedStep:
         return self._bound[instance]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not self._lock.acquire(blocking=False):
-            return self._step(*args, **kwargs)  # called by itself, or in another thread at the same time
+        if torch.compiler.is_compiling() or _within() or not self._lock.acquire(blocking=False):
+            return self._step(*args, **kwargs)  # part of another step, or in another thread at the same time
         try:
             return self._call(args, kwargs)
         finally:
@@ -134,6 +137,12 @@ class GraphedStep:
     def _without_recording(self, device: Device, key: Hashable, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         state = reach(self._roots(args, kwargs))
         self._drop_moved()
+        if self._dropped > MOST_DROPPED * self._options["limit"]:
+            self._all = Refusal(
+                "was recorded again and again, because tensors or objects it uses are others each time",
+                "write new values into the same tensors (`copy_`), or pass them as arguments",
+            )
+            return self._refuse_and_run(key, self._all, args, kwargs)
         self._rates.watch(state.optimizers.values())
         if self._options["learning_rate"] == "auto" and self._rates.changed():
             self._drop_all()
@@ -150,13 +159,14 @@ class GraphedStep:
         if action is Action.RECORD:
             return self._record(device, key, call, progress)
         self._eager += 1
-        if action is Action.RUN:
-            with device.warming_up(), self._rates.as_tensors():
-                return self._step(*args, **kwargs)
-        seen = observe(device, self._step, call, self._rates, progress.outside)
+        with _alone():
+            if action is Action.RUN:
+                with device.warming_up(), self._rates.as_tensors():
+                    return self._step(*args, **kwargs)
+            seen = observe(device, self._step, call, self._rates, progress.outside)
         if (refusal := progress.note(seen.operations, seen.structure, seen.findings)) is not None:
             self._refuse(key, refusal)
-        progress.outside = seen.outside
+        progress.outside, progress.generators = seen.outside, seen.generators
         return seen.returned
 
     def _record(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
@@ -175,7 +185,8 @@ class GraphedStep:
         graph = device.new_graph()
         budget = self._options["memory_budget_bytes"]
         try:
-            recording = capture(device, self._step, call, graph, self._pool, self._rates, progress, budget)
+            with _alone():
+                recording = capture(device, self._step, call, graph, self._pool, self._rates, progress, budget)
         except BaseException as error:
             graph.reset()
             torch.clear_autocast_cache()
@@ -314,6 +325,23 @@ def release_steps() -> None:
     """Free the graphs of all steps; they begin from their first calls."""
     for step in list(_steps):
         step.reset()
+
+
+_inside = threading.local()
+
+
+def _within() -> bool:
+    """Whether a step of this thread is being warmed up, observed or captured: what it calls is part of it."""
+    return getattr(_inside, "step", False)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    _inside.step = True
+    try:
+        yield
+    finally:
+        _inside.step = False
 
 
 def _ambient() -> Hashable:

@@ -12,14 +12,14 @@ compiled code.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.capture.step.operations import Operation
-from optimizations.capture.step.source_lines import current_line
+from optimizations.capture.step.source_lines import advice_by_caller, current_line
 from optimizations.report.steps import Refusal
 
 Holds = Callable[[torch.Tensor], bool]
@@ -46,7 +46,9 @@ class Observer(torch_internals.TorchDispatchMode):
         in_backward: whether an operator ran inside of a backward.
     """
 
-    def __init__(self, holds: Holds, batch: dict[int, str], *, forbid: bool) -> None:
+    def __init__(
+        self, holds: Holds, batch: dict[int, str], *, forbid: bool, generators: Sequence[torch.Generator] = ()
+    ) -> None:
         super().__init__()
         self._holds = holds
         self._batch = batch
@@ -56,7 +58,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.refusals: list[Refusal] = []
         self.outside: dict[int, tuple[weakref.ref[torch.Tensor], str | None]] = {}
         self.draws = False
-        self.generators: list[torch.Generator] = []
+        self.generators = list(generators)
         self.in_backward = False
 
     @classmethod
@@ -65,7 +67,7 @@ class Observer(torch_internals.TorchDispatchMode):
 
     def refuse(self, reason: str, advice: str) -> None:
         """Note a finding of the line that runs now; raise it where this is a capture."""
-        refusal = Refusal(reason, advice, current_line())
+        refusal = Refusal(reason, advice_by_caller() or advice, current_line())
         if refusal not in self.refusals:
             self.refusals.append(refusal)
         if self._forbid:
@@ -99,7 +101,9 @@ class Observer(torch_internals.TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in tags:
             generator = kwargs.get("generator")
             self.draws = True
-            if generator is not None and generator not in self.generators:
+            if generator is not None and not any(generator is known for known in self.generators):
+                if self._forbid:
+                    self.refuse("draws from a generator that it did not use before", "use one generator in all calls")
                 self.generators.append(generator)
         if on_gpu and (name in _HOST_READS or torch.Tag.data_dependent_output in tags):
             self.refuse(

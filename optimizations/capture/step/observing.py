@@ -34,6 +34,7 @@ class Observed:
     structure: Hashable
     findings: list[Refusal]
     outside: frozenset[int]
+    generators: list[torch.Generator]
 
 
 def observe(
@@ -54,7 +55,9 @@ def observe(
     findings += _unfinished(returned, observer, call)
     findings += _wandering(observer, call, seen_outside)
     structure = flatten(returned, [])
-    return Observed(returned, observer.operations, structure, findings, frozenset(observer.outside))
+    return Observed(
+        returned, observer.operations, structure, findings, frozenset(observer.outside), observer.generators
+    )
 
 
 def host_change(change: str) -> Refusal:

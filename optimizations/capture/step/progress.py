@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+import torch
+
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.report.steps import Refusal
 
@@ -30,11 +32,12 @@ class Action(Enum):
 @dataclass(slots=True)
 class Progress:
     """What is known of one signature. `trace` is of the last observed call, `agreeing` how many in a row were alike;
-    `outside` where it read tensors that it did not make."""
+    `outside` where it read tensors that it did not make, `generators` those it drew from beside the default one."""
 
     trace: Sequence[Operation] = ()
     returned: object = None
     outside: frozenset[int] = frozenset()
+    generators: Sequence[torch.Generator] = ()
     agreeing: int = 0
     observed: int = 0
     findings: int = 0

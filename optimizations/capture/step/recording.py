@@ -81,7 +81,9 @@ def capture(
     stand_ins = iter(placeholders)
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
     pool_before = device.pool_bytes(pool)
-    observer = Observer(device.holds, by_storage(placeholders, call.labels), forbid=True)
+    observer = Observer(
+        device.holds, by_storage(placeholders, call.labels), forbid=True, generators=progress.generators
+    )
     random = forbidden_calls.RandomState()
     versions = {
         id(tensor): tensor._version
@@ -92,7 +94,7 @@ def capture(
     with rates.as_tensors():
         snapshot = call.state.snapshot()
         with (
-            device.capturing(graph, pool),
+            device.capturing(graph, pool, progress.generators),
             forbidden_calls.watched(observer, random, capturing=True),
             observer,
         ):
@@ -122,7 +124,7 @@ def capture(
         inputs=inputs,
         written=[index for index, tensor in enumerate(placeholders) if _was_written(tensor, versions)],
         gradients=Gradients(call.parameters, call.before, after, indifferent=indifferent),
-        watch=Watch(call.state, rates.stands_for, kept),
+        watch=Watch(call.state, rates.stands_for, _reads(device, graph, observer, call), kept),
         outputs=Outputs(returned, placeholders, _storages(static) - unread),
         mutated=[tensor for tensor in call.state.tensors.values() if _was_written(tensor, versions)],
         kept=kept,
@@ -182,6 +184,13 @@ def _indifferent(
         and not any(old is not None and old is new for old, new in zip(before, after, strict=True))
         and not device.mentions(graph, memory(there))
     )
+
+
+def _reads(device: Device, graph: Any, observer: Observer, call: Call) -> Callable[[torch.Tensor], bool]:
+    """Whether a tensor is read by the step: by an operator, or by a kernel of compiled code."""
+    unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
+    in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen))
+    return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
 
 
 def _storages(tensors: Any) -> set[int]:

@@ -20,6 +20,30 @@ def current_line() -> str | None:
     return None
 
 
+_ADVICE = {
+    "/torch/amp/grad_scaler.py": "make the optimizer with fused=True, which skips steps on the GPU; read the scale "
+    "behind the step",
+    "/torch/optim/swa_utils.py": "call update_parameters behind the step, or write the average in place with "
+    "torch._foreach_lerp_",
+    "/torch/nn/utils/clip_grad.py": "leave error_if_nonfinite off and look at the returned norm behind the step",
+    "/torch/nn/modules/batchnorm.py": "give the batch normalisation a number as momentum",
+    "/torch/optim/lr_scheduler.py": "call the scheduler behind the step",
+    "/torch/optim/": "make the optimizer with capturable=True or fused=True, and its learning rate a number or a "
+    "tensor on the GPU",
+}
+
+
+def advice_by_caller() -> str | None:
+    """What to change, where it is a known part of PyTorch that does what cannot be captured."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        for part, advice in _ADVICE.items():
+            if part in frame.f_code.co_filename:
+                return advice
+        frame = frame.f_back
+    return None
+
+
 def line_of(error: BaseException) -> str | None:
     """The same for where an exception was raised."""
     found = None

@@ -27,10 +27,17 @@ _OBJECTS = (dict, list, torch.nn.Module)
 class Watch:
     """Containers, closure cells and addresses of a step, as they were when this was made.
 
-    `ignore`: entries (container, key) that may change. `extra`: tensors that stand in no container.
+    `ignore`: entries (container, key) that may change. `reads`: whether the graph reads a tensor that belongs to no
+    module or optimizer; where it does not, another may take its place. `extra`: tensors that stand in no container.
     """
 
-    def __init__(self, state: HostState, ignore: Callable[[Any, Any], bool], extra: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        state: HostState,
+        ignore: Callable[[Any, Any], bool],
+        reads: Callable[[torch.Tensor], bool],
+        extra: Sequence[torch.Tensor],
+    ) -> None:
         self._entries: list[tuple[str, Any, Any, Any]] = []
         self._views: list[Iterable[Any]] = []
         self._sized: list[Any] = []
@@ -40,12 +47,18 @@ class Watch:
         self._single: list[Any] = []
         for container in state.containers:
             owner, entries = _entries(container, ignore)
-            watched = [(key, value) for key, value in entries if _is_watched(value)]
+            watched = [
+                (key, value)
+                for key, value in entries
+                if _is_watched(value, container)
+                and (container.always_read or not isinstance(value, torch.Tensor) or reads(value))
+            ]
             self._entries += [(f"{container.path}.{key_name(key)}", owner, key, value) for key, value in watched]
             if numbers := tuple([key for key, value in watched if _is_number(value)]):
                 scalars[numbers].append(owner)
             objects = [(key, value) for key, value in watched if not _is_number(value)]
-            if objects and type(owner) in (dict, list) and len(objects) == len(entries):
+            plain = type(owner) in (dict, list) and container.names is None
+            if objects and plain and len(objects) == len(owner):
                 self._views.append(owner.values() if type(owner) is dict else owner)
                 continue
             for key, value in objects:
@@ -66,7 +79,17 @@ class Watch:
             if isinstance(kept, dict)
             for value in kept.values()
         }
-        reached = [tensor for tensor in state.tensors.values() if id(tensor) not in by_optimizers]
+        held = {
+            id(value)
+            for container in state.containers
+            if container.always_read and isinstance(container.held, dict)
+            for value in container.held.values()
+        }
+        reached = [
+            tensor
+            for tensor in state.tensors.values()
+            if id(tensor) not in by_optimizers and (id(tensor) in held or reads(tensor))
+        ]
         self._tensors = list({id(tensor): tensor for tensor in [*reached, *extra]}.values())
         self._indices = list(range(len(self._tensors)))
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
@@ -134,10 +157,16 @@ def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[
     held = container.held
     if isinstance(held, types.CellType):
         return _Cell(held), [("cell_contents", container.content())]
+    names = container.names
     if isinstance(held, (Scope, Slots)):
-        return _Scoped(held.scope) if isinstance(held, Scope) else held, list(held.content().items())
+        found = [(key, value) for key, value in held.content().items() if names is None or key in names]
+        return _Scoped(held.scope) if isinstance(held, Scope) else held, found
     if isinstance(held, dict):
-        found = [(key, value) for key, value in copy_of(held).items() if not ignore(held, key)]
+        found = [
+            (key, value)
+            for key, value in copy_of(held).items()
+            if (names is None or key in names) and not ignore(held, key)
+        ]
         if container.is_attributes:
             found = [(key, value) for key, value in found if not _is_own(key, value)]
         if any(ignore(held, key) for key in held):
@@ -161,8 +190,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, PLAIN) or (isinstance(value, tuple) and all(map(_is_number, value)))
 
 
-def _is_watched(value: Any) -> bool:
-    return _is_number(value) or isinstance(value, (torch.Tensor, *_OBJECTS))
+def _is_watched(value: Any, container: Container) -> bool:
+    """Whether an entry is looked at: of a library's objects only what they do not exchange for themselves."""
+    if container.is_attributes and container.names is None:
+        return _is_number(value) or isinstance(value, (torch.Tensor, *_OBJECTS))
+    return True
 
 
 def _is_own(key: Any, value: Any) -> bool:

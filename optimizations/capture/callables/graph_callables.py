@@ -1,0 +1,416 @@
+"""`graph_callables`: modules and functions as forward and backward CUDA graphs, in the order of a schedule.
+
+What Transformer Engine's `make_graphed_callables` does for its modules, and `torch.cuda.make_graphed_callables` for one
+micro-batch, for any. Differences that users notice: what the warm-up changed (buffers, the random state) is put back;
+a call that the graphs do not fit runs as it is; a call out of order is an error; gradients may be accumulated over
+micro-batches; functions may use parameters that are not their arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+
+from optimizations.capture.callables.graphed import Graphed, Slot
+from optimizations.capture.callables.memory_plan import pools
+from optimizations.capture.callables.order import Event, Follower, WrongOrder, default_order, events, expanded
+from optimizations.capture.callables.results import HandedOut
+from optimizations.capture.device import CudaDevice, Device
+from optimizations.capture.inputs import CopiedInputs, copy_all
+from optimizations.capture.signature import flatten, refused_tensor, replaced, signature
+from optimizations.capture.step import forbidden_calls
+from optimizations.capture.step.observer import Observer, StepRefused
+from optimizations.capture.step.reach import reach
+from optimizations.report.steps import CallableReport, Refusal
+
+_groups: weakref.WeakSet[GraphedCallables] = weakref.WeakSet()
+
+
+class GraphedCallables(Sequence[Callable[..., Any]]):
+    """What `graph_callables` returns: the graphed callables, in the order they were given."""
+
+    def __init__(
+        self,
+        callables: Sequence[Callable[..., Any]],
+        samples: Sequence[tuple[Any, ...]],
+        order: Sequence[Event],
+        *,
+        warm_up: int,
+        outputs: Literal["static", "copied"],
+        after_step: Callable[[], None] | None,
+        device: Device,
+    ) -> None:
+        self._callables = list(callables)
+        self._device = device
+        self._order = order
+        self._outputs = outputs
+        self._follower = Follower(order)
+        self._training = any(event.direction == "backward" for event in order)
+        self._parameters = [_parameters(function) for function in callables]
+        self._keys = [signature(sample, []) for sample in samples]
+        self._modes = [_modes(function) for function in callables]
+        self._slots: dict[tuple[int, int], Slot] = {}
+        self._update: Any = None
+        self.calls_without_graph = 0
+        self._closed = False
+        self.updates = 0
+        self._as_was = [
+            function.forward if isinstance(function, torch.nn.Module) else function for function in self._callables
+        ]
+        self._check(samples)
+        self._warm_up(samples, after_step, warm_up)
+        try:
+            self._capture(samples, after_step)
+        except BaseException:
+            self.close()
+            raise
+        self._install()
+        _groups.add(self)
+
+    def __len__(self) -> int:
+        return len(self._callables)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._graphed[index]
+
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        return iter(self._graphed)
+
+    def _install(self) -> None:
+        """Modules run their graphs when they are called, wherever they stand; functions are returned as new ones."""
+        self._graphed: list[Callable[..., Any]] = []
+        for number, function in enumerate(self._callables, start=1):
+            graphed = functools.partial(self._call, number)
+            if isinstance(function, torch.nn.Module):
+                function.forward = graphed
+                self._graphed.append(function)
+            else:
+                self._graphed.append(graphed)
+
+    def restart(self) -> None:
+        """Begin the order from its first event, after an iteration that was left early."""
+        self._follower.restart()
+
+    def close(self) -> None:
+        """Free the graphs. Calls run as they are from then on."""
+        self._closed = True
+        self._device.wait()
+        for function in self._callables:
+            if isinstance(function, torch.nn.Module) and isinstance(vars(function).get("forward"), functools.partial):
+                del function.forward
+        for slot in self._slots.values():
+            slot.forward.reset()
+            if slot.backward is not None:
+                slot.backward.reset()
+        if self._update is not None:
+            self._update.reset()
+        self._slots.clear()
+
+    def report(self) -> tuple[CallableReport, ...]:
+        """The graphs, in the order of the schedule."""
+        found = []
+        for event in self._order:
+            if (slot := self._slots.get((event.callable, event.micro_batch))) is not None:
+                forward = event.direction == "forward"
+                tangents = sum(tensor.nbytes for tensor in slot.tangents)
+                found.append(
+                    CallableReport(
+                        callable=event.callable,
+                        micro_batch=event.micro_batch,
+                        direction=event.direction,
+                        pool=slot.pool,
+                        copied_bytes=slot.inputs.copied_bytes if forward else tangents,
+                        replays=slot.forwards if forward else slot.backwards,
+                    )
+                )
+        return tuple(found)
+
+    # Calls.
+
+    def _call(self, number: int, *args: Any, **kwargs: Any) -> Any:
+        function = self._as_was[number - 1]
+        tensors: list[torch.Tensor] = []
+        outside = self._closed or self._device.is_capturing() or torch.is_grad_enabled() != self._training
+        if outside:  # validation between steps is no part of the order
+            return function(*args, **kwargs)
+        key, modes = self._keys[number - 1], self._modes[number - 1]
+        fits = not kwargs and signature(args, tensors) == key and _modes(self._callables[number - 1]) == modes
+        micro_batch = self._follower.forward(number, skip=not fits)
+        if not fits:
+            self.calls_without_graph += 1
+            return function(*args, **kwargs)
+        slot = self._slots[number, micro_batch]
+        results = Graphed.apply(slot, len(tensors), *tensors, *slot.parameters)
+        if self._outputs == "static":
+            slot.results.remember(results)
+        if not self._training:
+            self._end_of_step()
+        return replaced(slot.nest, iter(results))
+
+    def _end_of_step(self) -> None:
+        """Behind the last launch of a step: update what is updated once per step."""
+        if self._update is not None and self._follower.at_start:
+            self._update.replay()
+            self.updates += 1
+
+    # Capture.
+
+    def _check(self, samples: Sequence[tuple[Any, ...]]) -> None:
+        """Refuse what cannot be captured.
+
+        Raises:
+            StepRefused: a module has hooks, or an argument is no tensor on the GPU.
+        """
+        for number, (function, sample) in enumerate(zip(self._callables, samples, strict=True), start=1):
+            if isinstance(function, torch.nn.Module):
+                for name, module in function.named_modules():
+                    if _hooks(module):
+                        raise StepRefused(
+                            Refusal(
+                                f"callable {number} has hooks on {name or 'itself'}",
+                                "a graph runs no Python: register them after graph_callables, on what it returns",
+                            )
+                        )
+            tensors: list[torch.Tensor] = []
+            flatten(sample, tensors)
+            for index, tensor in enumerate(tensors):
+                refusal = refused_tensor(f"tensor {index} of callable {number}", tensor.detach(), self._device.holds)
+                if refusal is not None:
+                    raise StepRefused(refusal)
+
+    def _warm_up(self, samples: Sequence[tuple[Any, ...]], after_step: Callable[[], None] | None, warm_up: int) -> None:
+        """Run everything on the side stream, then put back what that changed."""
+        states = self._device.random_states()
+        state = reach((f"callable {number}", function) for number, function in enumerate(self._callables, start=1))
+        if after_step is not None:
+            state.tensors.update(reach([("after_step", after_step)]).tensors)
+        kept = [(tensor, tensor.detach().clone()) for tensor in state.tensors.values() if not tensor.requires_grad]
+        grads = [(parameter, parameter.grad) for parameter in state.parameters()]
+        try:
+            for _ in range(warm_up):
+                for function, sample, parameters in zip(self._callables, samples, self._parameters, strict=True):
+                    observer = Observer(self._device.holds, {}, forbid=False)
+                    random = forbidden_calls.RandomState()
+                    watched = forbidden_calls.watched(observer, random, capturing=False)
+                    with self._device.warming_up(), watched, observer:
+                        self._run_once(function, sample, parameters)
+                    if observer.refusals:
+                        raise StepRefused(observer.refusals[0])
+            if after_step is not None:
+                with self._device.warming_up():
+                    after_step()
+        finally:
+            with torch.no_grad():
+                copy_all([tensor for tensor, _ in kept], [old for _, old in kept])
+            for parameter, gradient in grads:
+                parameter.grad = gradient
+            self._device.restore_random_states(states)
+
+    def _run_once(self, function: Callable[..., Any], sample: Any, parameters: Sequence[torch.Tensor]) -> None:
+        tensors: list[torch.Tensor] = []
+        with torch.set_grad_enabled(self._training):
+            flatten(function(*sample), tensors)
+            outputs = [tensor for tensor in tensors if tensor.requires_grad]
+            inputs: list[torch.Tensor] = []
+            flatten(sample, inputs)
+            wanted = [tensor for tensor in [*inputs, *parameters] if tensor.requires_grad]
+            if outputs and wanted:
+                tangents = [torch.zeros_like(output) for output in outputs]
+                torch.autograd.grad(outputs, wanted, tangents, allow_unused=True)
+
+    def _capture(self, samples: Sequence[tuple[Any, ...]], after_step: Callable[[], None] | None) -> None:
+        plan = pools(self._order)
+        handles = {pool: self._device.new_pool() for pool in sorted(set(plan.values()))}
+        states = self._device.random_states()
+        open_outputs: dict[tuple[int, int], list[torch.Tensor]] = {}
+        shared: dict[int, list[torch.Tensor | None]] = {}
+        for event in self._order:
+            key = event.callable, event.micro_batch
+            number = plan[key]
+            if event.direction == "forward":
+                slot, outputs = self._capture_forward(event, samples[event.callable - 1], number, handles[number])
+                self._slots[key] = slot
+                open_outputs[key] = outputs
+            else:
+                self._capture_backward(self._slots[key], open_outputs.pop(key), handles[number], shared)
+        if after_step is not None:
+            self._update = self._device.new_graph()
+            pool = self._device.new_pool()
+            with self._device.capturing(self._update, pool), self._forbidding(), torch.no_grad():
+                after_step()
+        self._device.restore_random_states(states)
+
+    def _forbidding(self) -> Any:
+        return _Forbidding(self._device)
+
+    def _capture_forward(
+        self, event: Event, sample: tuple[Any, ...], pool: int, handle: Any
+    ) -> tuple[Slot, list[torch.Tensor]]:
+        function = self._callables[event.callable - 1]
+        tensors: list[torch.Tensor] = []
+        flatten(sample, tensors)
+        with self._device.here():
+            inputs = CopiedInputs([tensor.detach() for tensor in tensors])
+        for tensor, placeholder in zip(tensors, inputs.recording_inputs, strict=True):
+            placeholder.requires_grad_(tensor.requires_grad)
+        graph = self._device.new_graph()
+        torch.clear_autocast_cache()
+        with (
+            torch.set_grad_enabled(self._training),
+            self._device.capturing(graph, handle),
+            self._forbidding(),
+        ):
+            nest = function(*replaced(sample, iter(inputs.recording_inputs)))
+        torch.clear_autocast_cache()
+        outputs: list[torch.Tensor] = []
+        flatten(nest, outputs)
+        static = [output.detach() for output in outputs]
+        slot = Slot(
+            number=event.callable,
+            micro_batch=event.micro_batch,
+            pool=pool,
+            forward=graph,
+            inputs=inputs,
+            parameters=self._parameters[event.callable - 1],
+            nest=replaced(nest, iter(static)),
+            results=HandedOut(static),
+            differentiable=[output.requires_grad for output in outputs],
+            begins=self._follower.backward,
+            ended=self._end_of_step,
+            copied=self._outputs == "copied",
+        )
+        return slot, outputs
+
+    def _capture_backward(
+        self, slot: Slot, outputs: list[torch.Tensor], handle: Any, shared: dict[int, list[torch.Tensor | None]]
+    ) -> None:
+        given = [output for output in outputs if output.requires_grad]
+        slot.tangents = [torch.zeros_like(output) for output in given]
+        surface = [*slot.inputs.recording_inputs, *slot.parameters]
+        wanted = [tensor for tensor in surface if tensor.requires_grad]
+        slot.backward = self._device.new_graph()
+        count = len(slot.inputs.recording_inputs)
+        with self._device.capturing(slot.backward, handle), self._forbidding():
+            found: Sequence[torch.Tensor | None] = ()
+            if given and wanted:
+                found = torch.autograd.grad(given, wanted, slot.tangents, allow_unused=True)
+            by_id = dict(zip(map(id, wanted), found, strict=True)) if found else {}
+            gradients = [by_id.get(id(tensor)) for tensor in surface]
+            # All micro-batches of a callable write the gradients of its parameters to the memory of the first.
+            own = shared.setdefault(slot.number, gradients[count:])
+            pairs = [
+                (there, here)
+                for there, here in zip(own, gradients[count:], strict=True)
+                if there is not None and here is not None and there is not here
+            ]
+            copy_all([there for there, _ in pairs], [here for _, here in pairs])
+        slot.gradients = [*gradients[:count], *own]
+
+
+class _Forbidding:
+    """What a capture cannot hold raises before it runs. See `step.observer`."""
+
+    def __init__(self, device: Device) -> None:
+        self._observer = Observer(device.holds, {}, forbid=True)
+        self._watched = forbidden_calls.watched(self._observer, forbidden_calls.RandomState(), capturing=True)
+
+    def __enter__(self) -> None:
+        self._watched.__enter__()
+        self._observer.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._observer.__exit__(*error)
+        self._watched.__exit__(*error)
+
+
+def graph_callables(
+    callables: Any,
+    sample_args: Sequence[Any],
+    *,
+    order: Sequence[int] | None = None,
+    warm_up: int = 3,
+    outputs: Literal["static", "copied"] = "static",
+    after_step: Callable[[], None] | None = None,
+    device: Device | None = None,
+) -> GraphedCallables:
+    """`optimizations.graph_callables`, where it is documented."""
+    given = list(callables) if isinstance(callables, (list, tuple, torch.nn.ModuleList)) else [callables]
+    if not given:
+        raise ValueError("graph_callables needs at least one module or function")
+    if outputs not in ("static", "copied"):
+        raise ValueError(f"outputs={outputs!r} is unknown; allowed are 'static', 'copied'")
+    if warm_up < 1:
+        raise ValueError(f"warm_up={warm_up}: libraries must run once before a capture")
+    sizes = [len(member) if isinstance(member, (list, torch.nn.ModuleList)) else 1 for member in given]
+    flat: list[Callable[..., Any]] = []
+    for member in given:
+        flat += list(member) if isinstance(member, (list, torch.nn.ModuleList)) else [member]
+    for member in flat:
+        if not callable(member):
+            raise TypeError(f"graph_callables needs modules and functions, not {type(member).__name__}")
+    samples = _samples(sample_args, len(flat))
+    entries = default_order(len(given), training=torch.is_grad_enabled()) if order is None else list(order)
+    planned = events(expanded(entries, sizes), len(flat))
+    return GraphedCallables(
+        flat,
+        samples,
+        planned,
+        warm_up=warm_up,
+        outputs=outputs,
+        after_step=after_step,
+        device=device or _device(samples),
+    )
+
+
+def _samples(sample_args: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
+    """The arguments of each callable; one tuple of tensors stands for all."""
+    if sample_args and not any(isinstance(member, tuple) for member in sample_args):
+        return [tuple(sample_args)] * count
+    if len(sample_args) != count or not all(isinstance(member, tuple) for member in sample_args):
+        raise ValueError(
+            f"sample_args has {len(sample_args)} entries for {count} callables: give a tuple of arguments for each, or "
+            "one tuple of tensors for all"
+        )
+    return list(sample_args)
+
+
+def _device(samples: Sequence[Any]) -> Device:
+    tensors: list[torch.Tensor] = []
+    flatten(list(samples), tensors)
+    found = sorted({tensor.device.index for tensor in tensors if tensor.device.type == "cuda"})
+    if len(found) != 1:
+        raise ValueError(f"the sample arguments are on {len(found)} GPUs; put them, and the modules, on one")
+    return CudaDevice(found[0])
+
+
+def _parameters(function: Callable[..., Any]) -> list[torch.Tensor]:
+    """Leaves that a callable uses and that collect gradients: of a module, or reached by a function."""
+    if isinstance(function, torch.nn.Module):
+        return [parameter for parameter in function.parameters() if parameter.requires_grad]
+    return reach([(getattr(function, "__qualname__", "callable"), function)]).parameters()
+
+
+def _modes(function: Callable[..., Any]) -> tuple[bool, ...]:
+    """Training or evaluation, of every module in a callable; autocast belongs to it."""
+    modules = function.modules() if isinstance(function, torch.nn.Module) else ()
+    return (torch.is_autocast_enabled("cuda"), *[module.training for module in modules])
+
+
+def _hooks(module: torch.nn.Module) -> bool:
+    held = vars(module)
+    return any(
+        held.get(name) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    )
+
+
+def release_callables() -> None:
+    """Free the graphs of all graphed callables."""
+    for group in list(_groups):
+        group.close()
+
+
+__all__ = ["GraphedCallables", "WrongOrder", "graph_callables"]

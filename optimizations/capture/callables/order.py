@@ -1,0 +1,162 @@
+"""The order in which callables run forward and backward, micro-batch by micro-batch. Pure.
+
+`[1, 1, 2, 2, -2, -2, -1, -1]`: two forwards of callable 1, two of callable 2, then their backwards. The n-th -c is the
+backward of the n-th c, as in the schedules of Megatron and Transformer Engine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Direction = Literal["forward", "backward"]
+
+
+class WrongOrder(ValueError):
+    """An order that no training loop can follow, or a call that does not follow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A forward or backward of a callable (numbered from 1) for one of its micro-batches (from 0)."""
+
+    callable: int
+    micro_batch: int
+    direction: Direction
+
+    def __str__(self) -> str:
+        return f"{self.direction} of callable {self.callable}, micro-batch {self.micro_batch}"
+
+
+def events(order: Iterable[int], callables: int) -> tuple[Event, ...]:
+    """An order as events. Either every forward has its backward or none has.
+
+    Raises:
+        WrongOrder: it names a callable there is not, lacks one, or has a backward before its forward; the message says
+            which entry.
+    """
+    found: list[Event] = []
+    forwards: Counter[int] = Counter()
+    backwards: Counter[int] = Counter()
+    for place, entry in enumerate(order):
+        number = abs(entry)
+        if not 1 <= number <= callables:
+            raise WrongOrder(f"order[{place}] is {entry}, but callables go from 1 to {callables}")
+        if entry > 0:
+            found.append(Event(number, forwards[number], "forward"))
+            forwards[number] += 1
+        else:
+            if backwards[number] >= forwards[number]:
+                raise WrongOrder(f"order[{place}] is {entry}, but no forward of callable {number} is without backward")
+            found.append(Event(number, backwards[number], "backward"))
+            backwards[number] += 1
+    if missing := [number for number in range(1, callables + 1) if not forwards[number]]:
+        raise WrongOrder(f"the order does not run callable {missing[0]}")
+    if backwards and (unequal := [number for number in forwards if forwards[number] != backwards[number]]):
+        raise WrongOrder(
+            f"callable {unequal[0]} has {forwards[unequal[0]]} forwards and {backwards[unequal[0]]} backwards; "
+            "each forward needs one, or none of any callable"
+        )
+    return tuple(found)
+
+
+def default_order(callables: int, *, training: bool = True) -> list[int]:
+    """All forwards, then all backwards in reverse, for one micro-batch."""
+    forward = list(range(1, callables + 1))
+    return forward + [-number for number in reversed(forward)] if training else forward
+
+
+def expanded(order: Iterable[int], sizes: Sequence[int]) -> list[int]:
+    """An order of chunks as an order of their layers: `sizes[c - 1]` layers stand for chunk c.
+
+    Raises:
+        WrongOrder: it names a chunk there is not.
+    """
+    first = [1]
+    for size in sizes:
+        first.append(first[-1] + size)
+    found: list[int] = []
+    for place, entry in enumerate(order):
+        if not 1 <= abs(entry) <= len(sizes):
+            raise WrongOrder(f"order[{place}] is {entry}, but chunks go from 1 to {len(sizes)}")
+        layers = range(first[abs(entry) - 1], first[abs(entry)])
+        found += layers if entry > 0 else [-layer for layer in reversed(layers)]
+    return found
+
+
+def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[int]:
+    """The 1F1B order of one stage of a pipeline (0 is the first), for its one callable.
+
+    Forwards until the last stage could have begun its first backward, then one backward after each forward, then the
+    backwards that are left (PipeDream-Flush; Narayanan et al. 2021).
+
+    Raises:
+        WrongOrder: there is no such stage, or no micro-batch.
+    """
+    if not 0 <= stage < stages or micro_batches < 1:
+        raise WrongOrder(f"stage {stage} of {stages} with {micro_batches} micro-batches: there is no such order")
+    ahead = min(stages - stage - 1, micro_batches)
+    return [1] * ahead + [1, -1] * (micro_batches - ahead) + [-1] * ahead
+
+
+class Follower:
+    """Where the program stands in the order, so that no graph runs when its memory belongs to another."""
+
+    def __init__(self, order: Sequence[Event]) -> None:
+        self._order = tuple(order)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin at the first event."""
+        self._place = 0
+        self._skipped: set[tuple[int, int]] = set()
+
+    @property
+    def at_start(self) -> bool:
+        return self._place == 0
+
+    def forward(self, number: int, *, skip: bool = False) -> int:
+        """The micro-batch of a forward that comes now. `skip`: it runs without a graph, and so does its backward.
+
+        Raises:
+            WrongOrder: another event comes now.
+        """
+        event = self._expected()
+        if event.direction != "forward" or event.callable != number:
+            raise WrongOrder(self._message(f"a forward of callable {number}", event))
+        if skip:
+            self._skipped.add((number, event.micro_batch))
+        self._advance()
+        return event.micro_batch
+
+    def backward(self, number: int, micro_batch: int) -> None:
+        """A backward comes now.
+
+        Raises:
+            WrongOrder: another event comes now.
+        """
+        event = self._expected()
+        if event != Event(number, micro_batch, "backward"):
+            raise WrongOrder(self._message(str(Event(number, micro_batch, "backward")), event))
+        self._advance()
+
+    def _expected(self) -> Event:
+        return self._order[self._place]
+
+    def _advance(self) -> None:
+        """To the next event that a graph runs for. Behind the last it is the first again."""
+        self._place += 1
+        while self._place < len(self._order):
+            event = self._order[self._place]
+            if event.direction == "forward" or (event.callable, event.micro_batch) not in self._skipped:
+                return
+            self._place += 1
+        self.restart()
+
+    def _message(self, got: str, expected: Event) -> str:
+        return (
+            f"{got} was called, but the order has the {expected} here; graphs share memory by their order, so give "
+            "graph_callables the order the program runs in, or call restart() after an iteration that was left early"
+        )

@@ -1,0 +1,67 @@
+"""Results of a graph that are handed out where they lie, and what becomes of those that are kept.
+
+The next launch of the graph writes its results to the same memory. A tensor that somebody still holds then gets memory
+of its own before that, with its values. Views of it, and an autograd graph whose backward did not run, cannot be given
+memory of their own; that is an error, raised before anything is overwritten.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from optimizations import torch_internals
+
+
+class StillInUse(RuntimeError):
+    """Memory of a result is about to be written while something other than the result itself refers to it."""
+
+
+class HandedOut:
+    """The results of one graph, `static`, and the tensors over them that the caller got."""
+
+    def __init__(self, static: Sequence[torch.Tensor]) -> None:
+        self._static = list(static)
+        self._handed: list[weakref.ref[torch.Tensor]] = []
+        self._idle: list[int] = []
+        self.rescued = 0
+
+    def hand_out(self) -> tuple[torch.Tensor, ...]:
+        """Tensors over the graph's results."""
+        return tuple(tensor.detach() for tensor in self._static)
+
+    def remember(self, handed: Sequence[torch.Tensor]) -> None:
+        """These are what the caller got in the end."""
+        self._handed = [weakref.ref(tensor) for tensor in handed]
+
+    def rescue(self) -> None:
+        """Before a launch: what is still held gets memory of its own.
+
+        Raises:
+            StillInUse: a view of a result is held, or its backward did not run.
+        """
+        if not self._idle:  # before the first launch nobody but this holds them
+            self._idle = [_uses(tensor) for tensor in self._static]
+        alive = [tensor for reference in self._handed if (tensor := reference()) is not None]
+        places = Counter(tensor.untyped_storage().data_ptr() for tensor in alive)
+        for tensor, idle in zip(self._static, self._idle, strict=True):
+            if _uses(tensor) > idle + places[tensor.untyped_storage().data_ptr()]:
+                raise StillInUse(
+                    "a result of the call before is still in use through a view, or because its backward did not run; "
+                    "clone what you keep, or pass outputs='copied' to graph_callables"
+                )
+        addresses = {tensor.untyped_storage().data_ptr() for tensor in self._static}
+        for tensor in alive:
+            if tensor.untyped_storage().data_ptr() in addresses:
+                tensor.data = tensor.detach().clone()
+                self.rescued += 1
+        self._handed = []
+
+
+def _uses(tensor: torch.Tensor) -> int:
+    storage = tensor.untyped_storage()
+    count: int = torch_internals.storage_use_count(storage._cdata)
+    return count

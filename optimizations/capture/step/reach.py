@@ -1,0 +1,247 @@
+"""Finds what a step can reach in Python: see `host_state`.
+
+Note [How far it looks]. Variables of the step and of the functions it calls (closures, defaults, globals they name),
+what containers hold, modules, optimizers, schedulers and scalers, and attributes of the program's own objects by names
+that occur in this code. What a training loop keeps beside the step in the same object (a counter, a data loader) has
+another name, and may change. What a C extension keeps, or a class, is not seen, nor are the insides of libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from optimizations.capture.signature import PLAIN
+from optimizations.capture.step.host_state import Container, HostState, Scope, Slots, cell_content
+
+MOST_OBJECTS = 200_000
+_LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+_STATEFUL = ("torch.amp.grad_scaler", "torch.optim", "torch.cuda.amp")
+"""Modules of PyTorch whose objects hold state of a training loop in Python."""
+_PLAIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace)
+_KEEPS_BOOKS = ("torch.nn.parallel",)
+"""Modules of PyTorch whose modules note something for themselves in every call, which no graph needs."""
+_KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
+
+
+def reach(roots: Iterable[tuple[str, Any]]) -> HostState:
+    """Everything reachable from `roots`, (path, object) pairs. Note [How far it looks]."""
+    return _Walk().run(roots)
+
+
+class _Walk:
+    """`names` are all that occur in code of the step; objects are looked at again when there are more."""
+
+    def __init__(self) -> None:
+        self.state = HostState()
+        self.names: set[str] = set()
+        self._objects: list[tuple[Container, Any]] = []
+        self._waiting: collections.deque[tuple[str, Any]] = collections.deque()
+        self._seen: dict[int, Any] = {}
+
+    def run(self, roots: Iterable[tuple[str, Any]]) -> HostState:
+        self._waiting.extend(roots)
+        while self._waiting:
+            path, value = self._waiting.popleft()
+            if not isinstance(value, PLAIN) and id(value) not in self._seen:
+                if len(self._seen) >= MOST_OBJECTS:
+                    self.state.complete = False
+                    break
+                self._seen[id(value)] = value
+                self._waiting.extend(self._members(path, value))
+            if not self._waiting:
+                self._look_again()
+        return self.state
+
+    def _look_again(self) -> None:
+        """Attributes, methods and properties of the program's objects whose names have occurred since."""
+        for container, owner in self._objects:
+            assert container.names is not None
+            content = container.content()
+            for name in self.names - container.names:
+                if name in content:
+                    container.names.add(name)
+                    self._waiting.append((f"{container.path}.{name}", content[name]))
+            self._waiting.extend(
+                (f"{container.path}.{name}", code)
+                for name, code in _methods(type(owner))
+                if name in self.names and id(code) not in self._seen
+            )
+
+    def _members(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """Notes `value` in the state and gives what it leads to."""
+        state = self.state
+        if isinstance(value, torch.Tensor):
+            state.tensors[path] = value
+        elif isinstance(value, torch.nn.Module):
+            yield from self._of_module(path, value)
+        elif isinstance(value, (dict, list, set, collections.deque)):
+            state.containers.append(Container(value, path))
+            yield from _of_container(path, value)
+        elif isinstance(value, (tuple, frozenset)):
+            yield from _of_container(path, value)
+        elif isinstance(value, types.CellType):
+            state.containers.append(Container(value, path))
+            if (content := cell_content(value)) is not value:
+                yield path, content
+        elif isinstance(value, types.FunctionType):
+            yield from self._of_function(path, value)
+        elif isinstance(value, types.MethodType):
+            yield _owner_name(path, value), value.__self__
+            yield path, value.__func__
+        elif isinstance(value, functools.partial):
+            yield f"{path}.func", value.func
+            yield f"{path}.args", value.args
+            yield f"{path}.keywords", value.keywords
+        elif isinstance(value, Iterator):
+            state.iterators.append(path)
+        elif isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
+            return
+        elif isinstance(value, torch.optim.Optimizer):
+            state.optimizers[path] = value
+            yield from self._of_library(path, value)
+        elif type(value).__module__.startswith(_STATEFUL):
+            yield from self._of_library(path, value)
+        elif _is_users(type(value).__module__) or isinstance(value, _PLAIN_OBJECTS):
+            self._of_object(path, value)
+            if call := dict(_methods(type(value))).get("__call__"):
+                yield f"{path}.__call__", call
+
+    def _of_object(self, path: str, value: Any) -> None:
+        if slots := _slots(type(value)):
+            self._note(Container(Slots(value, slots), path, is_attributes=True, names=set()), value)
+        if hasattr(value, "__dict__"):
+            self._note(Container(vars(value), path, is_attributes=True, names=set()), value)
+
+    def _note(self, container: Container, owner: Any) -> None:
+        self.state.containers.append(container)
+        self._objects.append((container, owner))
+
+    def _of_library(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        self.state.containers.append(Container(vars(value), path, is_attributes=True, always_read=True))
+        for name, member in list(vars(value).items()):
+            yield f"{path}.{name}", member
+        if isinstance(value, torch.optim.Optimizer):
+            for kept in value.state.values():
+                if isinstance(kept, dict):
+                    self._seen[id(kept)] = kept
+                    self.state.containers.append(Container(kept, f"{path}.state[...]", always_read=True))
+                    yield from ((f"{path}.state[...].{id(kept)}.{name}", member) for name, member in kept.items())
+
+    def _of_module(self, path: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+        self.state.modules[path] = module
+        attributes = vars(module)
+        users = _is_users(type(module).__module__)
+        if users:
+            # Its `training` is used, and the numbers of its own code.
+            self._note(Container(attributes, path, is_attributes=True, names={"training"}), module)
+        elif not type(module).__module__.startswith(_KEEPS_BOOKS):
+            self.state.containers.append(Container(attributes, path, is_attributes=True))
+            for name, member in list(attributes.items()):
+                if not name.startswith("_"):
+                    yield f"{path}.{name}", member
+        if "_orig_mod" in attributes.get("_modules", {}) or attributes.get("_compiled_call_impl") is not None:
+            self.state.compiled = True
+        for kind in _KEPT_BY_MODULES:
+            held = attributes.get(kind, {})
+            self._seen[id(held)] = held
+            self.state.containers.append(Container(held, path, is_attributes=True, always_read=True))
+            for name, member in list(held.items()):
+                yield f"{path}.{name}", member
+        if users:
+            yield f"{path}.forward", type(module).forward
+
+    def _of_function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+        original = getattr(function, "_torchdynamo_orig_callable", None)
+        if original is not None:
+            self.state.compiled = True
+            yield path, original
+            return
+        if not _is_users_file(function.__code__.co_filename):
+            if (wrapped := getattr(function, "__wrapped__", None)) is not None:
+                yield path, wrapped
+            return
+        named = set(_names(function.__code__))
+        self.names |= named
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+            yield name, cell
+        for name, default in (function.__kwdefaults__ or {}).items():
+            yield name, default
+        yield f"{path}.defaults", function.__defaults__ or ()
+        scope = function.__globals__
+        used = {name for name in named if name in scope}
+        self.state.containers.append(Container(Scope(scope, used), ""))
+        for name in sorted(used):
+            value = scope[name]
+            if isinstance(value, types.ModuleType) and _is_users(value.__name__):
+                members = {member for member in named if member in vars(value)}
+                self.state.containers.append(Container(Scope(vars(value), members), name, is_attributes=True))
+                yield from ((f"{name}.{member}", vars(value)[member]) for member in members)
+            else:
+                yield name, value
+
+
+def _of_container(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, member in list(value.items()):
+            name = f"[{key!r}]" if isinstance(key, PLAIN) else "[...]"
+            yield f"{path}{name}", member
+            if isinstance(key, torch.Tensor):
+                yield f"{path}.keys.{id(key)}", key
+    else:
+        for index, member in enumerate(list(value)):
+            yield f"{path}[{index}]", member
+
+
+def _methods(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """Functions of the program's own classes among the bases of `kind`, those of properties too."""
+    for base in reversed(kind.__mro__):
+        if _is_users(base.__module__):
+            for name, value in vars(base).items():
+                code = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+                if isinstance(code, types.FunctionType):
+                    yield name, code
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    found = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    flat = [name for names in found for name in ((names,) if isinstance(names, str) else names)]
+    return tuple(name for name in flat if not name.startswith("__"))
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names that code uses: of globals and attributes, and strings that may be such (`getattr`)."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, str) and constant.isidentifier():
+            yield constant
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _owner_name(path: str, method: types.MethodType) -> str:
+    return path.rsplit(".", 1)[0] if "." in path else type(method.__self__).__name__
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users(module: str) -> bool:
+    """Whether a module is part of the user's program, and not of Python or an installed library."""
+    root = module.split(".")[0]
+    if root in sys.stdlib_module_names and root != "__main__":
+        return False
+    if root in ("torch", "optimizations", "numpy"):
+        return False
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return path is None or _is_users_file(path)
+
+
+def _is_users_file(path: str) -> bool:
+    return not path.startswith(_LIBRARIES) and "site-packages" not in path and not path.startswith("<frozen")

@@ -1,0 +1,157 @@
+"""Graphed callables on a GPU, against eager and against `torch.cuda.make_graphed_callables` on the same modules."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from test_callables import ORDERS, Stage, follow
+from torch import nn
+
+import optimizations
+from optimizations.capture.callables.order import one_forward_one_backward
+from optimizations.capture.step.observer import StepRefused
+
+pytestmark = pytest.mark.gpu
+
+WIDTH = 6
+
+
+def stages() -> list[Stage]:
+    return [Stage(1).cuda(), Stage(2).cuda()]
+
+
+def samples() -> list[tuple[torch.Tensor]]:
+    return [(torch.randn(5, WIDTH, device="cuda"),), (torch.randn(5, WIDTH, device="cuda", requires_grad=True),)]
+
+
+def train(call: Any, modules: list[Stage], order: list[int], after: Any) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    optimizer = torch.optim.SGD([p for module in modules for p in module.parameters()], lr=0.05)
+    torch.manual_seed(9)
+    found = []
+    for _ in range(4):
+        found += follow(call, order, [torch.randn(5, WIDTH, generator=generator).cuda() for _ in range(order.count(1))])
+        optimizer.step()
+        optimizer.zero_grad()
+        if after is not None:
+            after()
+    return [*found, *(t.detach().clone() for module in modules for t in [*module.parameters(), *module.buffers()])]
+
+
+@pytest.mark.parametrize("outputs", ["static", "copied"])
+@pytest.mark.parametrize("name", sorted(ORDERS))
+def test_a_pipeline_in_its_order_gives_the_results_of_eager(name: str, outputs: Any) -> None:
+    eager = stages()
+
+    def update_eager() -> None:
+        for module in eager:
+            module.update()
+
+    expected = train(eager, eager, ORDERS[name], update_eager)
+    modules = stages()
+
+    def update() -> None:
+        for module in modules:
+            module.update()
+
+    call = optimizations.graph_callables(modules, samples(), order=ORDERS[name], outputs=outputs, after_step=update)
+    found = train(call, modules, ORDERS[name], None)
+    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(mine, theirs), index
+    assert [one.replays for one in call.report()] == [4] * len(ORDERS[name])
+    call.close()
+
+
+def layers(count: int = 3) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU()) for _ in range(count)]).cuda()
+
+
+def test_the_results_are_those_of_make_graphed_callables() -> None:
+    stock = layers()
+    mine, eager = copy.deepcopy(stock), copy.deepcopy(stock)
+    sample = torch.randn(16, 64, device="cuda", requires_grad=True)
+    graphed = torch.cuda.make_graphed_callables(
+        tuple(stock), tuple((sample.clone().detach().requires_grad_(),) for _ in stock)
+    )
+    optimizations.graph_callables(nn.ModuleList(mine), [sample])
+    assert len(graphed) == len(mine)
+    for _ in range(3):
+        x = torch.randn(16, 64, device="cuda")
+        results = []
+        for model in (eager, stock, mine):
+            given = x.clone().requires_grad_()
+            model.zero_grad()
+            out = model(given)
+            out.square().sum().backward()
+            results.append([out.detach().clone(), given.grad.clone(), *(p.grad.clone() for p in model.parameters())])
+        for one, two, three in zip(*results, strict=True):
+            assert torch.equal(one, three)
+            assert torch.equal(two, three)
+
+
+def test_gradients_are_accumulated_over_micro_batches() -> None:
+    """With the stock function the second micro-batch overwrites what the first left in `.grad`."""
+    reference = nn.Linear(32, 32).cuda()
+    module = copy.deepcopy(reference)
+    call = optimizations.graph_callables(module, [torch.randn(8, 32, device="cuda")], order=[1, 1, 1, -1, -1, -1])
+    batches = [torch.randn(8, 32, device="cuda") for _ in range(3)]
+    for each in (call[0], reference):
+        for result in [each(batch).square().sum() for batch in batches]:
+            result.backward()
+    assert module.weight.grad is not None and reference.weight.grad is not None
+    assert torch.equal(module.weight.grad, reference.weight.grad)
+
+
+@pytest.mark.alone
+def test_micro_batches_that_are_never_alive_together_share_memory() -> None:
+    def reserved(order: list[int]) -> int:
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        module = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(8)]).cuda()
+        call = optimizations.graph_callables(module, [torch.randn(8192, 512, device="cuda")], order=order)
+        held = torch.cuda.memory_reserved() - before
+        call.close()
+        return held
+
+    one, apart, together = (reserved(order) for order in ([1, -1], [1, -1] * 4, [1] * 4 + [-1] * 4))
+    print(f"reserved for 1, 4 in turn, 4 at once: {one / 2**20:.0f}, {apart / 2**20:.0f}, {together / 2**20:.0f} MiB")
+    assert apart < 0.6 * together
+    assert apart < 2 * one
+
+
+def test_autocast_and_one_forward_one_backward() -> None:
+    reference = layers()
+    model = copy.deepcopy(reference)
+    order = one_forward_one_backward(0, 3, 4)
+    results = []
+    for module in (reference, model):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            call: Any = module
+            if module is model:
+                call = optimizations.graph_callables(module, [torch.randn(16, 64, device="cuda")], order=order)[0]
+        torch.manual_seed(1)
+        batches = iter([torch.randn(16, 64, device="cuda") for _ in range(4)])
+        waiting = []
+        for entry in order:
+            if entry > 0:
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    waiting.append(call(next(batches)).float().square().sum())
+            else:
+                waiting.pop(0).backward()
+        results.append([parameter.grad for parameter in module.parameters()])
+    for mine, theirs in zip(*results, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_what_cannot_be_captured_is_refused() -> None:
+    class Reads(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * x.sum().item()
+
+    with pytest.raises(StepRefused, match="reads a value of the GPU on the host"):
+        optimizations.graph_callables(Reads(), [torch.randn(3, device="cuda")])
+    assert torch.nn.functional.dropout(torch.ones(8, device="cuda")).shape == (8,)  # random numbers still work

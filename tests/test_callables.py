@@ -1,0 +1,281 @@
+"""Graphed callables do what the callables do, in any order of micro-batches; what cannot be is an error."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from torch import nn
+
+from optimizations.capture.callables.graph_callables import GraphedCallables, WrongOrder, graph_callables
+from optimizations.capture.callables.order import one_forward_one_backward
+from optimizations.capture.callables.results import StillInUse
+from optimizations.capture.step.observer import StepRefused
+
+
+class Stage(nn.Module):
+    """A layer with dropout and running statistics, and an amax-like buffer that its forward writes."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linear, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.register_buffer("amax", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.amax.copy_(torch.maximum(self.amax, x.detach().abs().amax()))
+        return nn.functional.dropout(self.norm(self.linear(x * self.scale)).relu(), 0.1, self.training)
+
+    def update(self) -> None:
+        """What an FP8 recipe does once per step."""
+        with torch.no_grad():
+            self.scale.copy_(1 + self.amax / 10)
+            self.amax.zero_()
+
+
+ORDERS: dict[str, list[int]] = {
+    "one micro-batch": [1, 2, -2, -1],
+    "all forwards first": [1, 1, 1, 2, 2, 2, -2, -2, -2, -1, -1, -1],
+    "1F1B": [1, 1, 2, -2, -1, 1, 2, -2, -1, 2, -2, -1],
+}
+
+
+def make(updates: bool) -> tuple[list[Stage], Callable[[], None] | None]:
+    stages = [Stage(1), Stage(2)]
+
+    def update() -> None:
+        for stage in stages:
+            stage.update()
+
+    return stages, update if updates else None
+
+
+def follow(call: Sequence[Callable[..., Any]], order: Sequence[int], batches: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Losses of one step in which two stages run in this order, as a pipeline's loop does."""
+    waiting: dict[int, list[Any]] = {1: [], 2: []}
+    between: list[torch.Tensor] = []
+    slopes: list[torch.Tensor] = []
+    losses = []
+    feed = iter(batches)
+    for entry in order:
+        if entry == 1:
+            out = call[0](next(feed))
+            waiting[1].append(out)
+            between.append(out.detach().requires_grad_())
+        elif entry == 2:
+            given = between.pop(0)
+            loss = call[1](given).square().mean()
+            waiting[2].append((given, loss))
+            losses.append(loss.detach())
+        elif entry == -2:
+            given, loss = waiting[2].pop(0)
+            loss.backward()
+            slopes.append(given.grad)
+        else:
+            waiting[1].pop(0).backward(slopes.pop(0))
+    return losses
+
+
+def steps(
+    call: Sequence[Any], stages: list[Stage], order: list[int], after: Callable[[], None] | None
+) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    optimizer = torch.optim.SGD([p for stage in stages for p in stage.parameters()], lr=0.05)
+    torch.manual_seed(9)
+    found = []
+    for _ in range(3):
+        batches = [torch.randn(5, 6, generator=generator) for _ in range(order.count(1))]
+        found += follow(call, order, batches)
+        optimizer.step()
+        optimizer.zero_grad()
+        if after is not None:
+            after()
+    return [*found, *(t.detach().clone() for stage in stages for t in [*stage.parameters(), *stage.buffers()])]
+
+
+def graphed(stages: list[Stage], order: list[int] | None = None, **options: Any) -> GraphedCallables:
+    sample = torch.randn(5, 6)
+    between = torch.randn(5, 6, requires_grad=True)
+    options.setdefault("device", CpuDevice())
+    return graph_callables(stages, [(sample,), (between,)], order=order, **options)
+
+
+@pytest.mark.parametrize("outputs", ["static", "copied"])
+@pytest.mark.parametrize("name", sorted(ORDERS))
+def test_a_pipeline_in_its_order_gives_the_results_of_eager(name: str, outputs: Any) -> None:
+    order = ORDERS[name]
+    stages, update = make(updates=True)
+    expected = steps(stages, stages, order, update)
+    stages, update = make(updates=True)
+    torch.manual_seed(100)
+    before = [tensor.clone() for stage in stages for tensor in stage.buffers()]
+    call = graphed(stages, order, outputs=outputs, after_step=update)
+    after = [tensor for stage in stages for tensor in stage.buffers()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))  # warm-up left no trace
+    found = steps(call, stages, order, None)
+    assert len(found) == len(expected)
+    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(mine, theirs), index
+    assert call.calls_without_graph == 0
+    assert call.updates == 3
+    assert [one.replays for one in call.report()] == [3] * len(order)
+
+
+def test_without_the_update_the_results_would_differ() -> None:
+    stages, update = make(updates=True)
+    expected = steps(stages, stages, ORDERS["1F1B"], update)
+    stages, _ = make(updates=False)
+    found = steps(graphed(stages, ORDERS["1F1B"]), stages, ORDERS["1F1B"], None)
+    assert not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_gradients_are_accumulated_over_micro_batches_and_survive_the_next_launch() -> None:
+    """The gradients of the first micro-batch become `.grad`; the second must not overwrite them first."""
+    reference = nn.Linear(4, 4)
+    module = copy.deepcopy(reference)
+    call = graph_callables(module, [(torch.randn(2, 4),)], order=[1, -1, 1, -1], device=CpuDevice())
+    batches = [torch.randn(2, 4), torch.randn(2, 4)]
+    for batch in batches:
+        call[0](batch).sum().backward()
+        reference(batch).sum().backward()
+    assert module.weight.grad is not None and reference.weight.grad is not None
+    assert torch.equal(module.weight.grad, reference.weight.grad)
+    kept = module.weight.grad
+    module.weight.grad = None
+    value = kept.clone()
+    call[0](batches[0]).sum().backward()
+    assert torch.equal(kept, value)
+
+
+def test_a_result_that_is_kept_stays_valid() -> None:
+    module = nn.Linear(4, 4)
+    call = graph_callables([module], [(torch.randn(2, 4),)], device=CpuDevice())
+    first, second = torch.randn(2, 4), torch.randn(2, 4)
+    kept = call[0](first)
+    kept.sum().backward()
+    value = kept.detach().clone()
+    call[0](second).sum().backward()
+    assert torch.equal(kept, value)
+
+
+def test_a_view_of_a_result_is_an_error_before_it_is_overwritten_unless_results_are_copied() -> None:
+    module = nn.Linear(4, 4)
+    for outputs in ("static", "copied"):
+        call = graph_callables([module], [(torch.randn(2, 4),)], device=CpuDevice(), outputs=outputs)  # type: ignore[arg-type]
+        out = call[0](torch.randn(2, 4))
+        view = out.detach()[0]
+        value = view.clone()
+        out.sum().backward()
+        del out
+        if outputs == "static":
+            with pytest.raises(StillInUse, match="outputs='copied'"):
+                call[0](torch.randn(2, 4))
+        else:
+            call[0](torch.randn(2, 4))
+        assert torch.equal(view, value)
+        call.close()
+
+
+def test_a_function_gets_the_gradients_of_what_it_closes_over() -> None:
+    weight = torch.randn(4, requires_grad=True)
+    device = CpuDevice()
+
+    def scaled(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": x * weight, "size": x.detach().sum()}
+
+    (call,) = graph_callables(scaled, [torch.randn(3, 4)], device=device)
+    x = torch.randn(3, 4)
+    found = call(x)
+    assert torch.equal(found["y"], x * weight)
+    assert not found["size"].requires_grad
+    found["y"].sum().backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, x.sum(0))
+    assert sum(graph.replays for graph in device.graphs) == 2
+
+
+def test_calls_that_the_graphs_do_not_fit_run_as_they_are_and_keep_the_order() -> None:
+    stages, _ = make(updates=False)
+    call = graphed(stages, ORDERS["one micro-batch"])
+    small = call[0](torch.randn(3, 6))  # another size: no graph
+    loss = call[1](small.detach().requires_grad_()).sum()
+    loss.backward()
+    small.sum().backward()
+    assert call.calls_without_graph == 2
+    out = call[0](torch.randn(5, 6))
+    call[1](out.detach().requires_grad_()).sum().backward()
+    out.sum().backward()
+    assert [one.replays for one in call.report()] == [1, 1, 1, 1]
+    with torch.no_grad():  # validation is no part of the order
+        call[1](torch.randn(5, 6))
+    stages[0].eval()
+    call[0](torch.randn(5, 6))
+    assert call.calls_without_graph == 3
+
+
+def test_a_call_out_of_order_is_an_error_and_the_order_can_begin_again() -> None:
+    stages, _ = make(updates=False)
+    call = graphed(stages, ORDERS["one micro-batch"])
+    call[0](torch.randn(5, 6))
+    with pytest.raises(WrongOrder, match="the order has the forward of callable 2"):
+        call[0](torch.randn(5, 6))
+    call.restart()
+    call[0](torch.randn(5, 6))
+
+
+def test_the_layers_of_a_list_run_their_graphs_inside_of_the_model() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Linear(6, 6))
+    reference = copy.deepcopy(model)
+    device = CpuDevice()
+    call = graph_callables(nn.ModuleList(model), [torch.randn(5, 6, requires_grad=True)], device=device)
+    for _ in range(2):
+        x = torch.randn(5, 6, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        model(x).square().sum().backward()
+        reference(y).square().sum().backward()
+        assert x.grad is not None and y.grad is not None
+        assert torch.equal(x.grad, y.grad)
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        assert torch.equal(mine.grad, theirs.grad)
+    assert [one.replays for one in call.report()] == [2] * 6
+    call.close()
+    assert "forward" not in vars(model[0])
+    assert model(torch.randn(2, 6)).shape == (2, 6)
+    assert all(graph.freed for graph in device.graphs)
+
+
+def test_micro_batches_that_overlap_have_pools_of_their_own() -> None:
+    module = nn.Linear(6, 6)
+    order = one_forward_one_backward(0, 2, 4)
+    call = graph_callables(module, [torch.randn(5, 6)], order=order, device=CpuDevice())
+    assert [one.pool for one in call.report() if one.direction == "forward"] == [0, 1, 0, 1]
+
+
+class Reads(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x.sum().item()
+
+
+def test_what_cannot_be_captured_is_refused_before_anything_is_recorded() -> None:
+    device = CpuDevice()
+    with pytest.raises(StepRefused, match="reads a value of the GPU on the host"):
+        graph_callables(Reads(), [torch.randn(3)], device=device)
+    hooked = nn.Linear(3, 3)
+    hooked.register_forward_hook(lambda module, args, out: out)
+    with pytest.raises(StepRefused, match="callable 1 has hooks on itself"):
+        graph_callables(hooked, [torch.randn(3)], device=device)
+    assert device.captures == 0
+    with pytest.raises(ValueError, match="outputs='kept' is unknown; allowed are 'static', 'copied'"):
+        graph_callables(nn.Linear(3, 3), [torch.randn(3)], outputs="kept", device=device)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="sample_args has 1 entries for 2 callables"):
+        graph_callables([nn.Linear(3, 3)] * 2, [(torch.randn(3),)], device=device)
+    with pytest.raises(TypeError, match="not int"):
+        graph_callables([3], [(torch.randn(3),)], device=device)
