@@ -16,19 +16,22 @@ import pytest
 from suite.store import REPOSITORY
 
 DOCUMENT = (REPOSITORY / "docs" / "extending.md").read_text(encoding="utf-8")
-PLACED = re.compile(r"<!-- (?P<how>file|append|insert): (?P<rest>[^>]+) -->\n```python\n(?P<code>.*?)```", re.DOTALL)
+PLACED = re.compile(
+    r"<!-- (?P<how>file|append|insert): (?P<rest>[^>]+) -->\n```(?:python|text)\n(?P<code>.*?)```", re.DOTALL
+)
 PACKAGES = ("encore", "suite", "models", "optimizations", "host_tuning")
 
 
 def apply(text: str, where: str, code: str) -> str:
     """The text of a file with the code inserted where the document says."""
-    fields = dict(part.split(": ", 1) for part in where.split(" | "))
-    if "line" in fields:
-        (line,) = (line for line in text.splitlines(keepends=True) if line.strip().startswith(fields["line"]))
-        return text.replace(line, line + code)
-    start = text.index(fields["after"])
-    end = text.index(fields["before"], start)
-    return text[:start] + text[start:end].rstrip() + "\n" + code + "\n\n" + text[end:]
+    how, _, anchor = where.partition(": ")
+    if how == "above":
+        (line,) = (line for line in text.splitlines(keepends=True) if line.strip().startswith(anchor))
+        return text.replace(line, code + line)
+    assert how == "end of"
+    start = text.index(f"\n{anchor}(")
+    end = text.find("\n\n\n", start)
+    return f"{text[:end]}\n{code.rstrip()}{text[end:]}"
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +63,15 @@ def encore(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(root), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
     )
 
 
 def test_every_piece_of_the_document_is_placed() -> None:
-    assert len(PLACED.findall(DOCUMENT)) == DOCUMENT.count("```python") == 9
+    assert len(PLACED.findall(DOCUMENT)) == DOCUMENT.count("```python") + DOCUMENT.count("```text") == 9
 
 
+@pytest.mark.timeout(900)
 def test_the_command_of_the_document_measures_what_it_added(extended: Path) -> None:
     (command,) = re.findall(r"^encore (run DEMO .*)$", DOCUMENT, re.MULTILINE)
     done = encore(extended, *command.split(), "--blocks", "5", "--out", str(extended / "run"), "--json")
