@@ -17,6 +17,7 @@ import numpy
 import torch
 
 from models.instance import Instance
+from models.parts import CompiledInParts
 from models.registry import Inputs, Workload
 from suite.modes import Mode
 from suite.settings import MATMUL_PRECISION
@@ -34,9 +35,14 @@ Iterate = Callable[[Inputs], Outcome]
 
 
 def callable_for(mode: Mode, module: torch.nn.Module) -> Callable[..., Any]:
-    """The module as this mode calls it: compiled with the mode's backend and options, or as it is."""
+    """The module as this mode calls it: compiled with the mode's backend and options, or as it is.
+
+    A program that is compiled in parts says itself what these are.
+    """
     if mode.backend is None:
         return module
+    if isinstance(module, CompiledInParts):
+        return module.compiled_with(backend=mode.backend, options=dict(mode.options))
     compiled: Callable[..., Any] = torch.compile(module, backend=mode.backend, options=dict(mode.options))
     return compiled
 

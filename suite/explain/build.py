@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from models.instance import instantiate, tensors_of
+from models.parts import CompiledInParts
 from models.registry import Size, Workload
 from optimizations import torch_internals
 from suite.explain.known_values import KnownValuesMode
@@ -38,7 +39,7 @@ class Program:
 
 
 def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Program:
-    """The workload's first input set, and its module.
+    """The workload's first input set, and its module; of one that is compiled in parts, a call of that part.
 
     Raises:
         ValueError: the workload has no such variant.
@@ -51,9 +52,11 @@ def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Pr
         instance = instantiate(workload, variant=variant, size=size, device="cuda", seed=SEED)
     with mode, mode.random_values():
         inputs = instance.inputs(0)
-    return Program(
-        mode, instance.module, inputs.args, inputs.kwargs, workload.task == "training", surroundings=instance.autocast
-    )
+    module, args, kwargs = instance.module, inputs.args, inputs.kwargs
+    if isinstance(module, CompiledInParts):
+        with mode:
+            module, args, kwargs = module.compiled_part(inputs)
+    return Program(mode, module, args, kwargs, workload.task == "training", surroundings=instance.autocast)
 
 
 def build_program(make: Callable[[], tuple[nn.Module, tuple[Any, ...], Mapping[str, Any]]]) -> Program:

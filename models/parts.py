@@ -1,0 +1,23 @@
+"""Programs that are not compiled as a whole: their users compile a part, which the program then calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from models.registry import Inputs
+
+
+@runtime_checkable
+class CompiledInParts(Protocol):
+    """A module that says itself what of it is compiled."""
+
+    def compiled_with(self, **keywords: Any) -> Callable[..., Any]:
+        """The program as its users call it, its part compiled with these keywords of `torch.compile`."""
+        ...
+
+    def compiled_part(self, inputs: Inputs) -> tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]:
+        """One call of that part as the program makes it with these inputs: module, arguments, keyword arguments."""
+        ...
