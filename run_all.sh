@@ -6,15 +6,20 @@ root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
 usage() {
     cat <<'TEXT'
-Usage: ./run_all.sh [--quick] [options of `encore run`]
+Usage: ./run_all.sh [--with-torchbench PATH] [--quick] [options of `encore run`]
 
 With an NVIDIA GPU: measures all workloads in all modes, then renders the report. Started again, it goes on with the
 newest run that fits, or says that it is complete. --quick is a smoke run of a few minutes.
 Without one: `encore explain --all`, and the report of the recorded runs. Options are of no use then.
 
+--with-torchbench PATH, before all others: a checkout of https://github.com/pytorch/benchmark, whose models are measured
+afterwards in a run of their own, with the same options. What they need must be installed in .venv; a model that cannot
+run is recorded with its reason. If the options begin with workloads, only these are measured, torchbench:NAME among them.
+
 Examples: ./run_all.sh --quick
           ./run_all.sh XLNET-I EOS --modes compile,graph
           ./run_all.sh --budget 9m
+          ./run_all.sh --with-torchbench ~/benchmark --modes compile,graph,indirection
 TEXT
 }
 
@@ -23,6 +28,18 @@ case "${1:-}" in -h | --help)
     exit 0
     ;;
 esac
+
+torchbench=
+if [ "${1:-}" = --with-torchbench ]; then
+    torchbench="${2:-}"
+    if [ ! -f "$torchbench/torchbenchmark/__init__.py" ]; then
+        echo "--with-torchbench '$torchbench': no checkout of https://github.com/pytorch/benchmark is there" >&2
+        exit 2
+    fi
+    shift 2
+    torchbench="$(realpath -- "$torchbench")"
+    export PYTHONPATH="$torchbench${PYTHONPATH:+:$PYTHONPATH}"
+fi
 
 # shellcheck source=suite/set_up.sh
 source "$root/suite/set_up.sh"
@@ -34,7 +51,14 @@ case $status in
 0)
     echo "measuring on $gpu" >&2
     # --resume newest comes first, so that a --resume given here replaces it.
-    encore run --resume newest --report "$@"
+    encore run --resume newest --report "$@" || status=$?
+    if [ -n "$torchbench" ] && [ "$status" -le 1 ] && [[ "${1:--}" = -* ]]; then
+        second=0
+        encore run --set torchbench --resume newest "$@" || second=$?
+        [ "$status" -ne 0 ] || status=$second
+        [ "$second" -le 1 ] || status=$second
+    fi
+    exit "$status"
     ;;
 2)
     echo "${gpu%%. Without*}: analysing the workloads without one${1:+ (options have no effect: $*)}" >&2

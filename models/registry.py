@@ -6,6 +6,7 @@ module and its inputs. Nothing is built, and nothing heavy imported, until `mode
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import pkgutil
@@ -101,6 +102,9 @@ _REGISTRY: dict[str, Workload] = {}
 _SOURCES = {"torchbench": "models.torchbench"}
 """Where names with a prefix are looked up: `prefix:name` by the function `workload(name)` of this module."""
 
+_LISTS = {"torchbench": "models.torchbench_models"}
+"""Where a source outside lists all it has, in a set of its own name: by the function `listed()` of this module."""
+
 
 def register(*, inputs: InputMaker, **fields: Any) -> Callable[[Builder], Builder]:
     """Decorator that registers a builder as a workload; the keywords are the other fields of `Workload`.
@@ -134,15 +138,38 @@ def sets() -> dict[str, list[Workload]]:
 
 
 def find_set(name: str) -> list[Workload]:
-    """The workloads of this set (any case).
+    """The workloads of this set (any case). That of a source outside the suite holds what is installed there.
 
     Raises:
-        UnknownWorkload: there is no such set; the message names those there are.
+        UnknownWorkload: there is no such set, or nothing installed; the message names what there is, or what to do.
     """
+    if name.lower() in _LISTS:
+        return _listed(name.lower())
     known = sets()
     if name.lower() not in known:
-        raise UnknownWorkload(f"unknown set {name!r}; known: {', '.join(known)}")
+        raise UnknownWorkload(f"unknown set {name!r}; known: {', '.join([*known, *_LISTS])}")
     return known[name.lower()]
+
+
+def _listed(source: str) -> list[Workload]:
+    found: list[Workload] = importlib.import_module(_LISTS[source]).listed()
+    return found
+
+
+def planned(acronym: str) -> Workload:
+    """The workload of an acronym that a run is to hold. One of a source outside is not imported, if it is listed there:
+    whether it can be built is for its own cells to tell.
+
+    Raises:
+        UnknownWorkload: as `find` does.
+    """
+    source = acronym.partition(":")[0].lower()
+    if is_sourced(acronym) and source in _LISTS:
+        with contextlib.suppress(UnknownWorkload):  # `find` says it better
+            for workload in _listed(source):
+                if workload.acronym == acronym:
+                    return workload
+    return find(acronym)
 
 
 def is_sourced(name: str) -> bool:

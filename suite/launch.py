@@ -100,7 +100,7 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
             record_host_check(run.writer.path, console)
         jobs = plan_jobs(
             # A plan without a workload is not one of all workloads.
-            select_workloads(run.plan.workloads, run.plan.variant) if run.plan.workloads else (),
+            select_workloads(run.plan.workloads, run.plan.variant, planned=True) if run.plan.workloads else (),
             select_modes(run.plan.modes),
             run.plan.size,
             run.done,
@@ -221,7 +221,9 @@ def _resumed_plan(request: Request, recorded: RecordedRun) -> RunPlan:
             f"compare: {_listed(found)}. Leave these options out or restore that environment, or start a new run."
         )
     names = request.workloads or (() if request.workload_set else plan.workloads)
-    chosen = select_workloads(names, plan.variant, request.workload_set) if names or request.workload_set else ()
+    wanted = bool(names or request.workload_set)
+    kept = names is plan.workloads
+    chosen = select_workloads(names, plan.variant, request.workload_set, planned=kept) if wanted else ()
     workloads = [workload.acronym for workload, _ in chosen]
     modes = [mode.name for mode in select_modes_for(plan.device, request.modes or plan.modes)]
     return plan.model_copy(update={"workloads": workloads, "modes": modes})

@@ -11,11 +11,13 @@ from suite.modes import MODES, Mode, select_modes
 
 
 def select_workloads(
-    names: Sequence[str], variant: str | None, workload_set: str | None = None
+    names: Sequence[str], variant: str | None, workload_set: str | None = None, *, planned: bool = False
 ) -> list[tuple[Workload, str]]:
     """Workloads of these names, or of a set, with the variant each is built as; neither: all that are registered.
 
-    With a `variant`, workloads that do not have it are left out where all are meant, and an error where named.
+    `planned` names are those that a run is to hold already: what cannot be imported any more, or never could, is for
+    its cells to tell. With a `variant`, workloads that do not have it are left out where all are meant, and an error
+    where named.
 
     Raises:
         WrongUse: a name, a set or a variant is unknown, and the message names the nearest ones; or names and a set
@@ -24,7 +26,8 @@ def select_workloads(
     if names and workload_set is not None:
         raise WrongUse(f"--set {workload_set} chooses the workloads itself; leave it or {', '.join(names)} out")
     try:
-        wanted = [registry.find(name) for name in names] or registry.find_set(workload_set or registry.ALL)
+        find = registry.planned if planned else registry.find
+        wanted = [find(name) for name in names] or registry.find_set(workload_set or registry.ALL)
     except UnknownWorkload as error:
         raise WrongUse(f"{error} (`encore list` shows all)") from error
     unique = {workload.acronym: workload for workload in wanted}

@@ -21,12 +21,14 @@ case "$*" in
 "-m venv --clear "*) mkdir -p "${4}/bin"; cp "$0" "${4}/bin/python" ;;
 esac
 { printf '<%s>' "$@"; echo; } >>"$STUB_LOG"
+echo "${PYTHONPATH:-}" >>"$STUB_LOG.paths"
 case "$*" in
 "-m pip install"*) exit ${STUB_PIP:-0} ;;
 *"suite env --require-gpu")
     [ -n "${STUB_GPU:-}" ] && echo "$STUB_GPU" && exit
     echo "encore: no NVIDIA GPU: no driver. Without one: do something else." >&2
     exit ${STUB_ENV:-2} ;;
+*"suite run --set torchbench"*) exit ${STUB_TORCHBENCH:-0} ;;
 *"suite run"*) echo "rows are written" >&2; exit ${STUB_RUN:-0} ;;
 *"suite explain"*) exit ${STUB_EXPLAIN:-0} ;;
 "-m ruff check"*) echo "a line too long"; exit ${STUB_RUFF:-0} ;;
@@ -143,6 +145,51 @@ def test_with_a_gpu_it_runs_everything_resumably_and_reports(checkout: Checkout)
 def test_arguments_pass_through_unchanged(checkout: Checkout) -> None:
     checkout.run("run_all.sh", "--quick", "EOS", "--out", "a folder", STUB_GPU="NVIDIA H200")
     assert checkout.calls()[-1].endswith("<--report><--quick><EOS><--out><a folder>")
+
+
+def torchbench_checkout(checkout: Checkout) -> Path:
+    folder = checkout.folder / "torch bench"
+    (folder / "torchbenchmark").mkdir(parents=True)
+    (folder / "torchbenchmark" / "__init__.py").write_text("")
+    return folder
+
+
+def test_a_torchbench_checkout_is_on_the_path_and_measured_in_a_run_of_its_own(checkout: Checkout) -> None:
+    folder = torchbench_checkout(checkout)
+    done = checkout.run("run_all.sh", "--with-torchbench", str(folder), "--budget", "9m", STUB_GPU="NVIDIA H200")
+    assert done.returncode == 0, done.stderr
+    own, torchbench = checkout.calls()[-2:]
+    assert own.endswith("<suite><run><--resume><newest><--report><--budget><9m>")
+    assert torchbench.endswith("<suite><run><--set><torchbench><--resume><newest><--budget><9m>")
+    paths = (checkout.folder / "calls.paths").read_text().splitlines()
+    assert set(paths[-2:]) == {str(folder)}
+
+
+def test_named_workloads_alone_are_measured_with_a_torchbench_checkout_too(checkout: Checkout) -> None:
+    folder = torchbench_checkout(checkout)
+    arguments = ("--with-torchbench", str(folder), "torchbench:alexnet", "--quick")
+    assert checkout.run("run_all.sh", *arguments, STUB_GPU="NVIDIA H200").returncode == 0
+    assert checkout.calls()[-1].endswith("<--report><torchbench:alexnet><--quick>")
+    assert not any("<--set>" in call for call in checkout.calls())
+
+
+@pytest.mark.parametrize(("first", "second", "whole"), [("0", "1", 1), ("1", "0", 1), ("1", "130", 130), ("2", "0", 2)])
+def test_two_runs_have_one_exit_code(checkout: Checkout, first: str, second: str, whole: int) -> None:
+    folder = torchbench_checkout(checkout)
+    codes = {"STUB_RUN": first, "STUB_TORCHBENCH": second}
+    done = checkout.run("run_all.sh", "--with-torchbench", str(folder), STUB_GPU="NVIDIA H200", **codes)
+    assert done.returncode == whole
+    assert any("<--set>" in call for call in checkout.calls()) == (first in "01")
+
+
+@pytest.mark.parametrize("arguments", [["--with-torchbench"], ["--with-torchbench", "nowhere"]])
+def test_a_folder_without_torchbench_is_told_before_anything_is_set_up(
+    checkout: Checkout, arguments: list[str]
+) -> None:
+    done = checkout.run("run_all.sh", *arguments, STUB_GPU="NVIDIA H200")
+    assert done.returncode == 2
+    assert "no checkout of https://github.com/pytorch/benchmark" in done.stderr
+    assert not checkout.calls()
 
 
 @pytest.mark.parametrize("status", ["1", "2", "130"])

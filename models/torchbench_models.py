@@ -1,0 +1,121 @@
+"""What an installed TorchBench holds, read from its folders without importing it: for `--set torchbench`.
+
+Importing a hundred models takes minutes, and many cannot be imported. A model that cannot be imported, or built,
+becomes a failed cell with its reason when its turn comes.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models import torchbench
+from models.registry import Inputs, Size, Workload
+from models.torchbench import PREFIX, TRAINING_SUFFIX, TorchBenchUnavailable
+
+if TYPE_CHECKING:
+    import torch
+
+TESTS = ("eval", "train")
+INTERNAL = "fb"
+"""A folder of models that is not public."""
+
+
+def listed() -> list[Workload]:
+    """A workload for each test of each model, in alphabetical order.
+
+    A model's tests are those it gives a batch for; both, if it gives none. What is not in the class itself (a batch
+    that a base class gives, a test that is refused) shows when the model is built.
+
+    Raises:
+        TorchBenchUnavailable: there is no TorchBench, or it holds no models.
+    """
+    folder = _folder()
+    found = [
+        _workload(source.parent.name, test, batches)
+        for source in sorted(folder.glob("*/__init__.py"), key=lambda path: path.parent.name.lower())
+        if source.parent.name != INTERNAL
+        for test, batches in ((test, _batches(source)) for test in TESTS)
+        if test in batches or not batches
+    ]
+    if not found:
+        raise TorchBenchUnavailable(f"the set {PREFIX} is empty: TorchBench's folder {folder.name} holds no models")
+    return found
+
+
+def _folder() -> Path:
+    try:
+        spec = importlib.util.find_spec("torchbenchmark")
+    except (ImportError, ValueError):
+        spec = None
+    for place in (spec.submodule_search_locations if spec else None) or ():
+        if (Path(place) / "models").is_dir():
+            return Path(place) / "models"
+    raise TorchBenchUnavailable(
+        f"the set {PREFIX} needs TorchBench, which is not installed; get it by "
+        "`git clone https://github.com/pytorch/benchmark`, and name the checkout: "
+        "`./run_all.sh --with-torchbench PATH`, or PYTHONPATH=PATH before `encore run`"
+    )
+
+
+@functools.cache
+def _batches(source: Path) -> Mapping[str, int]:
+    """Batch by test, of the tests for which the model's class gives a number; none where the file cannot be read."""
+    try:
+        tree = ast.parse(source.read_text())
+    except (OSError, ValueError, SyntaxError):
+        return {}
+    batches = {}
+    for model in tree.body:
+        if not (isinstance(model, ast.ClassDef) and model.name == "Model"):
+            continue
+        for statement in model.body:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+            value = getattr(statement, "value", None)
+            for test in TESTS:
+                name = f"DEFAULT_{test.upper()}_BSIZE"
+                named = any(isinstance(target, ast.Name) and target.id == name for target in targets)
+                if named and isinstance(value, ast.Constant) and type(value.value) is int:
+                    batches[test] = value.value
+    return batches
+
+
+def _workload(name: str, test: str, batches: Mapping[str, int]) -> Workload:
+    training = test == "train"
+    suffix = TRAINING_SUFFIX if training else ""
+    model = _Later(name + suffix)
+    return Workload(
+        acronym=f"{PREFIX}:{name}{suffix}",
+        name=name,
+        suite=PREFIX,
+        task="training" if training else "inference",
+        batch=batches.get(test, 1),
+        dtype_policy="amp" if training else torchbench.INFERENCE_DTYPE_EXCEPTIONS.get(name, "bf16"),
+        build=model.build,
+        inputs=model.inputs,
+        stochastic=training,
+        optimizer="adam" if training else None,
+        builds_on_device=True,
+        sets=(PREFIX,),
+    )
+
+
+class _Later:
+    """Builder and input maker of a model that is imported when one of them is called."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @functools.cached_property
+    def _workload(self) -> Workload:
+        return torchbench.workload(self._name)
+
+    def build(self, variant: str, size: Size, device: torch.device) -> torch.nn.Module:
+        return self._workload.build(variant, size, device)
+
+    def inputs(self, variant: str, size: Size, generator: torch.Generator) -> Inputs:
+        return self._workload.inputs(variant, size, generator)

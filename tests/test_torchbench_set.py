@@ -1,0 +1,126 @@
+"""The set `torchbench`: every model of an installed TorchBench, found without importing it; one that cannot be imported
+is a row with its reason, not an error of the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fixtures.fake_torchbench import install
+
+from models import registry, torchbench_models
+from models.instance import instantiate
+from suite import store
+from suite.errors import WrongUse
+from suite.matrix import select_workloads
+
+POISON = 'raise SystemExit("listing imports nothing")\n'
+
+CLASSES = {
+    "Both": "class Model:\n    DEFAULT_EVAL_BSIZE = 3\n    DEFAULT_TRAIN_BSIZE: int = 5\n",
+    "eval_only": "class Other:\n    DEFAULT_TRAIN_BSIZE = 9\nclass Model:\n    DEFAULT_EVAL_BSIZE = 2\n",
+    "train_only": "class Model:\n    DEFAULT_TRAIN_BSIZE = 4\n    DEFAULT_EVAL_BSIZE = None\n",
+    "of_a_base": "class Model(Base):\n    def __init__(self):\n        self.DEFAULT_EVAL_BSIZE = 7\n",
+    "cut_off": "class Model(\n",
+    "fb": "class Model:\n    DEFAULT_EVAL_BSIZE = 1\n",
+}
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A TorchBench that ends whoever imports it, or one of its models."""
+    models = tmp_path / "torchbenchmark" / "models"
+    for name, source in CLASSES.items():
+        (models / name).mkdir(parents=True)
+        (models / name / "__init__.py").write_text(POISON + source)
+    (models / "no_package").mkdir()
+    for package in (models, models.parent):
+        (package / "__init__.py").write_text(POISON)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return models
+
+
+def test_models_are_listed_with_their_tests_and_batches_and_nothing_is_imported(poisoned: Path):
+    found = {row.acronym: (row.task, row.batch, row.dtype_policy) for row in registry.find_set("TorchBench")}
+    assert found == {
+        "torchbench:Both": ("inference", 3, "bf16"),
+        "torchbench:Both-train": ("training", 5, "amp"),
+        "torchbench:cut_off": ("inference", 1, "bf16"),
+        "torchbench:cut_off-train": ("training", 1, "amp"),
+        "torchbench:eval_only": ("inference", 2, "bf16"),
+        "torchbench:of_a_base": ("inference", 1, "bf16"),
+        "torchbench:of_a_base-train": ("training", 1, "amp"),
+        "torchbench:train_only-train": ("training", 4, "amp"),
+    }
+
+
+def test_what_a_run_is_to_hold_is_not_imported_again(poisoned: Path):
+    chosen = select_workloads(["torchbench:Both-train", "EOS"], None, planned=True)
+    assert [(row.acronym, variant) for row, variant in chosen] == [
+        ("torchbench:Both-train", "published"),
+        ("EOS", "published"),
+    ]
+    with pytest.raises(SystemExit):
+        select_workloads(["torchbench:Both-train"], None)
+
+
+def test_without_torchbench_the_set_says_how_to_get_it():
+    with pytest.raises(WrongUse, match=r"not installed; get it by `git clone .*--with-torchbench PATH"):
+        select_workloads([], None, "torchbench")
+    with pytest.raises(WrongUse, match="needs TorchBench"):
+        select_workloads(["torchbench:alexnet"], None, planned=True)
+
+
+def test_an_unknown_set_names_this_one_too():
+    with pytest.raises(registry.UnknownWorkload, match="torchbench"):
+        registry.find_set("torchbenchh")
+
+
+def test_a_listed_model_is_built_as_the_named_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        (row,) = [row for row in torchbench_models.listed() if row.acronym == "torchbench:ranking_net"]
+        named = registry.find("torchbench:ranking_net")
+        same = ("acronym", "name", "suite", "task", "batch", "dtype_policy", "optimizer", "stochastic", "variants")
+        assert [getattr(row, field) for field in same] == [getattr(named, field) for field in same]
+        assert row.builds_on_device and named.builds_on_device
+        instance = instantiate(row, size="tiny", device="cpu", seed=0)
+        assert instance.inputs(0).args[0].shape == (1, 5)
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchbenchmark"]:
+            del sys.modules[name]
+
+
+def test_a_run_records_what_cannot_run_with_its_reason_and_measures_the_rest(tmp_path: Path):
+    install(tmp_path)
+    models = tmp_path / "torchbenchmark" / "models"
+    for folder in models.iterdir():
+        if folder.is_dir() and folder.name != "ranking_net":
+            for file in sorted(folder.rglob("*"), reverse=True):
+                file.unlink() if file.is_file() else file.rmdir()
+            folder.rmdir()
+    (models / "needs_more").mkdir()
+    source = "import package_that_nobody_has\nclass Model:\n    DEFAULT_EVAL_BSIZE = 1\n"
+    (models / "needs_more" / "__init__.py").write_text(source)
+    out = tmp_path / "run"
+    command = [sys.executable, "-P", "-m", "suite", "run", "--set", "torchbench", "--modes", "eager", "--out", str(out)]
+    options = ["--device", "cpu", "--size", "tiny", "--samples", "5", "--warm-up", "1"]
+    root = str(store.REPOSITORY)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), root])}
+    done = subprocess.run([*command, *options], capture_output=True, text=True, env=environment, timeout=280)
+    assert done.returncode == 1, done.stderr
+    cells = {cell.workload: cell for cell in store.read_run(out).cells}
+    failed = cells.pop("torchbench:needs_more")
+    assert failed.status == "model_fail_to_load"
+    assert "package_that_nobody_has" in (failed.error or "")
+    assert {name: cell.status for name, cell in cells.items()} == {
+        "torchbench:ranking_net": "pass",
+        "torchbench:ranking_net-train": "pass",
+    }
+    again = [sys.executable, "-P", "-m", "suite", "run", "--resume", str(out)]
+    done = subprocess.run(again, capture_output=True, text=True, env=environment, timeout=120)
+    assert "nothing to run" in done.stderr, done.stderr
