@@ -13,7 +13,7 @@ from suite.store import InvalidResults, describe
 
 DECODE = "decode.jsonl"
 """In a run's folder: a `DecodeRow` a line."""
-EAGER = "eager"
+EAGER, REPLAY = "eager", "replay"
 _SWEEP_PROMPT = 8
 _DIFFERS = (
     "The article measures a character model on a laptop's GPU; its graphs are captured by hand. Speed-ups are over "
@@ -49,7 +49,7 @@ def make_steps(exhibit: Exhibit, results: Results) -> Made:
     for case, paper in results.published.nanogpt_per_step_ms.items():
         measured = {row.path: row for row in results.decode if row.case == case}
         eager = measured.get(EAGER)
-        marks = {EAGER: paper["eager"], "graph": paper["graph"]}
+        marks = {EAGER: paper["eager"], REPLAY: paper["graph"]}
         row: dict[str, object] = {
             "case": case.replace("_", " "),
             "prompt": int(paper["prompt"]),
@@ -119,7 +119,7 @@ def make_sweep(exhibit: Exhibit, results: Results) -> Made:
 def _paths(results: Results) -> tuple[str, ...]:
     """The paths that were measured, eager first; the article's two where none was."""
     found = dict.fromkeys(row.path for row in results.decode)
-    return tuple(sorted(found, key=lambda path: path != EAGER)) or (EAGER, "graph")
+    return tuple(sorted(found, key=lambda path: path != EAGER)) or (EAGER, REPLAY)
 
 
 EXHIBITS = (
