@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +76,33 @@ def test_eager_compiles_nothing_and_the_other_modes_do(monkeypatch: pytest.Monke
     for mode in ("eager", "stock", "encore"):
         PROGRAMS["models_in_turns"].build(setting(mode))
     assert asked == 3 * [{"mode": "reduce-overhead"}] + 3 * [{"backend": "encore"}]
+
+
+def test_encores_own_counts_are_told_by_versions_that_have_them(monkeypatch: pytest.MonkeyPatch):
+    from real_programs import worker
+
+    import optimizations
+
+    reported: list[Any] = []
+    monkeypatch.setattr(optimizations, "report", lambda: reported)
+    monkeypatch.setitem(sys.modules, "optimizations.backend", optimizations)
+    old = SimpleNamespace(indirection_s=0.5, copied_bytes=8)
+    reported.append(SimpleNamespace(recordings=[old, old]))
+    assert worker._encore() == {"recordings": 2, "indirection_s": 1.0, "copied_bytes": 16}
+    new = SimpleNamespace(stage="waiting", waiting="more calls", recording_s=0.1, replays=3)
+    reported[:] = [
+        SimpleNamespace(
+            recordings=[new],
+            kept=[SimpleNamespace(outputs=(0, 2), copied_bytes=64)],
+            uncaptured=[SimpleNamespace(reason="kept", calls=2), SimpleNamespace(reason="kept", calls=1)],
+        )
+    ]
+    told = worker._encore()
+    assert told is not None
+    assert (told["kept_results"], told["kept_copied_bytes"], told["uncaptured"]) == (2, 64, {"kept": 3})
+    assert (told["stages"], told["waiting"], told["replays"]) == ({"waiting": 1}, {"more calls": 1}, 3)
+    monkeypatch.delitem(sys.modules, "optimizations.backend")
+    assert worker._encore() is None
 
 
 # --- comparing

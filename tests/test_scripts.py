@@ -297,6 +297,18 @@ def test_an_interrupt_ends_both_parts(checkout: Checkout) -> None:
     assert not any(ALONE in call for call in checkout.calls())
 
 
+def test_a_stay_may_bring_home_programs_and_nanogpt(checkout: Checkout) -> None:
+    done = stay(checkout, "--stages", "programs,nanogpt", "--minutes", "8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    programs = next(call for call in checkout.calls() if "programs.py" in call)
+    budget = int(programs.split("<--budget><")[1].split(">")[0])
+    assert budget == pytest.approx(480 - 50, abs=10)
+    assert "<--out><" in programs and "programs.jsonl>" in programs
+    assert any(call.startswith("<-P><-m><suite><run><nanogpt><--out>") for call in checkout.calls())
+    assert not any("<pytest>" in call or "<micro>" in call for call in checkout.calls())
+    assert "programs: exit code 0" in done.stdout and "nanogpt: exit code 0" in done.stdout
+
+
 def stay(checkout: Checkout, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """tests/gpu/run.sh with a GPU and a `timeout` that writes down its limit."""
     tools = checkout.folder / "tools"

@@ -72,7 +72,7 @@ def _run(given: argparse.Namespace, chosen: list[Program], modes: tuple[str, ...
         alive=given.alive,
         timeout_s=given.timeout,
         budget_s=given.budget,
-        turn_s=0.05 if given.tiny else 0.3,
+        turn_s=0.05 if given.tiny else 0.2,
     )
     rows: list[dict[str, Any]] = []
     with given.out.open("a", encoding="utf-8") if given.out else _Nowhere() as out:
@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=_seconds, default=360.0, metavar="SECONDS", help="time for all (360)")
     parser.add_argument("--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="for one answer (120)")
     parser.add_argument("--jobs", type=_count, metavar="N", help="processes at a time; default: cores less two")
-    parser.add_argument("--alive", type=_count, default=10, metavar="N", help="programs that are timed together (10)")
+    parser.add_argument("--alive", type=_count, default=14, metavar="N", help="programs that are timed together (14)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the rows to this file")
     parser.add_argument("--list", action="store_true", help="name the programs and end")
     parser.add_argument("--table", type=Path, metavar="FILE", help="draw the table of these rows and end")

@@ -15,9 +15,11 @@ folder OUT, at most eight files:
   tests.log, tests.tar.gz (results as XML, and real captures to test with elsewhere)
   micro.log, micro.tar.gz
   run.log, run.tar.gz (the run and its report)
+  programs.log (a table), programs.jsonl     only if --stages names programs
+  nanogpt.log (tables), nanogpt.tar.gz       only if --stages names nanogpt
 
   --minutes N     time for all of it (9)
-  --stages LIST   only these (tests,micro,suite)
+  --stages LIST   only these (tests,micro,suite); programs: tests/gpu/programs.py; nanogpt: encore run nanogpt
   --run ARCHIVE   a run.tar.gz from an earlier stay, to go on with
 
 PYTHON names the interpreter (.venv/bin/python, else python3). The exit code is 0 if every stage's was.
@@ -92,6 +94,15 @@ fi
 if [[ ",$stages," == *,micro,* ]]; then
     stage micro $(($(left) * 10 / 100)) "$python" -P -m suite micro --all --out "$work/micro"
     [ ! -d "$work/micro" ] || tar -C "$work" -czf "$out/micro.tar.gz" micro
+fi
+if [[ ",$stages," == *,programs,* ]]; then
+    # The last processes are timed after the budget has ended, and their rows written.
+    limit=$(($(left) - 20))
+    stage programs "$limit" "$python" "$root/tests/gpu/programs.py" --budget $((limit - 30)) --out "$out/programs.jsonl"
+fi
+if [[ ",$stages," == *,nanogpt,* ]]; then
+    stage nanogpt "$(left)" "$python" -P -m suite run nanogpt --out "$work/nanogpt"
+    [ ! -d "$work/nanogpt" ] || tar -C "$work" -czf "$out/nanogpt.tar.gz" nanogpt
 fi
 if [[ ",$stages," == *,suite,* ]]; then
     run="$work/run"

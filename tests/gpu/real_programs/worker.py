@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from real_programs.record import Body, Program, Setting, Skipped, programs
 COMPARED_ROUNDS = 6
 """Rounds before anything is timed; the results of the first and of the last one are compared. The same number in every
 mode, for a program that trains is elsewhere after each call."""
-SETTLING_ROUNDS = 30
-SETTLING_S = 10.0
-"""What more is waited, in rounds and in time, until Encore has nothing pending."""
+SETTLING_ROUNDS = 20
+SETTLING_S = 4.0
+"""What more is waited, in rounds and in time, until Encore has nothing pending. A graph that is not called any more
+never gets there."""
 
 
 def main(arguments: list[str]) -> int:
@@ -191,22 +193,31 @@ def _settled() -> bool | None:
 
 
 def _encore() -> dict[str, Any] | None:
-    """Counts from Encore's own report, None where it is not in use."""
+    """Counts from Encore's own report, None where it is not in use. What a version does not count is left out."""
     if "optimizations.backend" not in sys.modules:
         return None
     import optimizations
 
-    told = getattr(optimizations, "recordings", None)
-    if told is None:
-        recordings = [recording for graph in optimizations.report() for recording in graph.recordings]
-    else:
-        recordings = list(told())
-    # Records of versions that do not count a thing have no such field.
-    counts = {
-        name: [getattr(recording, name) for recording in recordings if hasattr(recording, name)]
-        for name in ("kept_results", "copied_bytes")
-    }
-    return {"recordings": len(recordings), **{name: sum(values) for name, values in counts.items() if values}}
+    graphs = optimizations.report()
+    recordings = [recording for graph in graphs for recording in graph.recordings]
+    told: dict[str, Any] = {"recordings": len(recordings)}
+    for name in ("recording_s", "indirection_s", "replays", "moves", "copied_bytes", "total_copied_bytes"):
+        if all(hasattr(recording, name) for recording in recordings):
+            told[name] = sum(getattr(recording, name) for recording in recordings)
+    if all(hasattr(recording, "stage") for recording in recordings):
+        told["stages"] = dict(Counter(recording.stage for recording in recordings))
+        told["waiting"] = dict(Counter(recording.waiting for recording in recordings if recording.waiting))
+    if all(hasattr(graph, "kept") for graph in graphs):
+        kept = [one for graph in graphs for one in graph.kept]
+        told["kept_results"] = sum(len(one.outputs) for one in kept)
+        told["kept_copied_bytes"] = sum(one.copied_bytes for one in kept)
+    if all(hasattr(graph, "uncaptured") for graph in graphs):
+        calls: Counter[str] = Counter()
+        for graph in graphs:
+            for one in graph.uncaptured:
+                calls[one.reason] += one.calls
+        told["uncaptured"] = dict(calls)
+    return told
 
 
 def _read(nest: Any) -> list[Any]:
