@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The main job: sets up .venv, measures every registered workload in every mode, renders tables, figures and report.html.
+# The main job: sets up .venv, measures the workloads of the set grace in every mode, renders tables, figures and report.html.
 # Without an NVIDIA GPU it analyses the workloads instead, and renders the recorded runs.
 set -euo pipefail
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
@@ -8,9 +8,9 @@ usage() {
     cat <<'TEXT'
 Usage: ./run_all.sh [--with-torchbench PATH] [--quick] [options of `encore run`]
 
-With an NVIDIA GPU: measures all workloads in all modes, then renders the report. Started again, it goes on with the
-newest run that fits, or says that it is complete. --quick is a smoke run of a few minutes.
-Without one: `encore explain --all`, and the report of the recorded runs. Options are of no use then.
+With an NVIDIA GPU: measures the workloads of the set grace (--set all: every one there is) in all modes, then renders
+the report. Started again, it goes on with the newest run that fits, or says that it is complete. --quick is a smoke run of a few minutes.
+Without one: `encore explain --set grace`, and the report of the recorded runs. Options are of no use then.
 
 --with-torchbench PATH, before all others: a checkout of https://github.com/pytorch/benchmark, whose models are measured
 afterwards in a run of their own, with the same options. What they need must be installed in .venv; a model that cannot
@@ -63,7 +63,7 @@ case $status in
 2)
     echo "${gpu%%. Without*}: analysing the workloads without one${1:+ (options have no effect: $*)}" >&2
     status=0
-    encore explain --all --reuse --out "$root/results/explained" || status=$?
+    encore explain --set grace --reuse --out "$root/results/explained" || status=$?
     [ "$status" -le 1 ] || exit "$status"
     encore report --recorded --explanations "$root/results/explained" --out "$root/results/report"
     exit "$status"

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import copy
+
 import numpy
 import pytest
 import torch
 from torch import Tensor
 
+from models.networks.bert import Bert, BertConfig
 from models.networks.dcgan import Discriminator
 from models.networks.deep_recommender import RatingAutoencoder
+from models.networks.dlrm import Dlrm, DlrmConfig
+from models.networks.painter import Painter
 from models.networks.speech_transformer import BatchedLengths, PerUtteranceLengths, SpeechConfig, SpeechTransformer
 from models.networks.teos10 import enthalpy_slope, volume_coefficients
 
@@ -55,6 +60,45 @@ def test_the_discriminator_reduces_an_image_to_a_probability() -> None:
     probability = Discriminator(width=4)(torch.randn(2, 3, 64, 64))
     assert probability.shape == (2, 1, 1, 1)
     assert ((probability > 0) & (probability < 1)).all()
+
+
+def test_berts_mask_hides_padding_stays_on_the_helper_and_is_not_copied() -> None:
+    model = Bert(BertConfig(vocabulary=11, width=8, layers=1, heads=2, feedforward=16)).eval()
+    tokens, segments = torch.tensor([[3, 7, 2, 0, 0]]), torch.tensor([[1, 1, 1, 0, 0]])
+    longer = torch.tensor([[3, 7, 2, 0, 0, 0]]), torch.tensor([[1, 1, 1, 0, 0, 0]])
+    with torch.no_grad():
+        follows, words = model(tokens, segments)
+        assert torch.equal(model.blocks[0].masked_attention.hidden, (tokens == 0)[:, None, None, :].expand(1, 1, 5, 5))
+        assert copy.deepcopy(model).blocks[0].masked_attention.hidden is None
+        follows_longer, words_longer = model(*longer)
+    assert words.shape == (1, 5, 11)
+    torch.testing.assert_close(follows, follows_longer)
+    torch.testing.assert_close(words[:, :3], words_longer[:, :3])
+    torch.testing.assert_close(words.exp().sum(dim=-1), torch.ones(1, 5))
+
+
+def test_dlrm_multiplies_every_pair_of_vectors_once() -> None:
+    model = Dlrm(DlrmConfig(tables=2, rows=5, width=4, bottom=(3, 4), top=(1,)))
+    seen: list[Tensor] = []
+    model.top.register_forward_pre_hook(lambda part, args: seen.append(args[0]))
+    dense, indices = torch.rand(2, 3), [torch.tensor([0, 1, 4]), torch.tensor([2, 3, 3])]
+    offsets = torch.tensor([[0, 2], [0, 1]])
+    with torch.no_grad():
+        rate = model(dense, offsets, indices)
+        bottom = model.bottom(dense)
+        first, second = (table.weight for table in model.tables)
+    looked_up = [torch.stack([first[0] + first[1], first[4]]), torch.stack([second[2], second[3] * 2])]
+    a, b, c = bottom, *looked_up
+    products = torch.stack([(b * a).sum(1), (c * a).sum(1), (c * b).sum(1)], dim=1)
+    torch.testing.assert_close(seen[0], torch.cat([bottom, products], dim=1))
+    assert rate.shape == (2, 1)
+    assert (rate >= 0).all()
+
+
+def test_the_painter_halves_the_image_five_times_and_answers_in_0_to_1() -> None:
+    strokes = Painter(width=4)(torch.rand(2, 9, 128, 128))
+    assert strokes.shape == (2, 65)
+    assert ((strokes > 0) & (strokes < 1)).all()
 
 
 def test_the_autoencoder_drops_most_of_its_code_in_training_only() -> None:

@@ -205,7 +205,7 @@ def test_without_a_gpu_it_explains_and_reports_what_is_recorded(checkout: Checko
         "encore: no NVIDIA GPU: no driver: analysing the workloads without one (options have no effect: --quick)"
     ]
     explained = f"{checkout.root}/results/explained"
-    assert checkout.called("<explain>").endswith(f"<suite><explain><--all><--reuse><--out><{explained}>")
+    assert checkout.called("<explain>").endswith(f"<suite><explain><--set><grace><--reuse><--out><{explained}>")
     report = f"<suite><report><--recorded><--explanations><{explained}><--out><{checkout.root}/results/report>"
     assert checkout.calls()[-1].endswith(report), "no figure goes to the repository's own folder"
     assert not any("<run>" in call for call in checkout.calls())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,10 @@ class MaskedAttention(nn.Module):
         super().__init__()
         self.attention = Attention(config)
         self.hidden = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy takes along: not the last call's mask, whose memory a CUDA graph may use again."""
+        return {**self.__dict__, "hidden": None}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attention(x, self.hidden)
