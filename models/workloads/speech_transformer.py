@@ -65,9 +65,9 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     variants=("published", "current"),
     parameters=44_823_040,
     notes="published: numpy scalars in attention, lengths read by the host, texts cut out by masks, which breaks the "
-    "graph eight times: on an H200 kernels take 1.2 of the 3.1 ms that an iteration takes with CUDA graphs, the rest is "
-    "the host's, in Python between six graphs (run 20261120-140122-h200); current: one graph, with Python floats and "
-    "masks made on the device",
+    "graph eight times: on an H200 kernels take 1.2 of the 3.1 ms that an iteration takes with CUDA graphs, the rest "
+    "is the host's, in Python between six graphs (run 20261120-140122-h200); current: one graph, with Python floats "
+    "and masks made on the device",
 )
 def build(variant: str, size: Size) -> torch.nn.Module:
     from models.networks.speech_transformer import SpeechTransformer
