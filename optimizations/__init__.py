@@ -99,6 +99,7 @@ def graph_callables(
     sample_args: Sequence[Any],
     *,
     order: Sequence[int] | None = None,
+    sample_kwargs: Sequence[Mapping[str, Any]] | None = None,
     warm_up: int = 3,
     outputs: Literal["static", "copied"] = "static",
     after_step: Callable[[], None] | None = None,
@@ -117,6 +118,7 @@ def graph_callables(
         order: forwards as 1, 2, ..., their backwards as -1, -2, ..., micro-batch after micro-batch, as
             `[1, 1, 2, -2, -1, 2, -2, -1]`; numbers stand for the entries of `callables`. Default: all forwards, then
             all backwards in reverse; without the latter under `torch.no_grad()`.
+        sample_kwargs: keyword arguments of each, where it is called with such.
         warm_up: runs of each before its capture. What they change (buffers, the random state) is put back.
         outputs: "static" hands out results where the graph writes them, and gives those that are still held memory of
             their own before the next launch; "copied" copies all of them.
@@ -129,7 +131,15 @@ def graph_callables(
     """
     from optimizations.capture.callables.graph_callables import graph_callables as make
 
-    return make(callables, sample_args, order=order, warm_up=warm_up, outputs=outputs, after_step=after_step)
+    return make(
+        callables,
+        sample_args,
+        order=order,
+        sample_kwargs=sample_kwargs,
+        warm_up=warm_up,
+        outputs=outputs,
+        after_step=after_step,
+    )
 
 
 def reset() -> None:

@@ -259,6 +259,32 @@ def test_micro_batches_that_overlap_have_pools_of_their_own() -> None:
     assert [one.pool for one in call.report() if one.direction == "forward"] == [0, 1, 0, 1]
 
 
+def test_keyword_arguments_are_inputs_too() -> None:
+    def mixed(x: torch.Tensor, *, scale: torch.Tensor, power: int) -> torch.Tensor:
+        return (x * scale) ** power
+
+    device = CpuDevice()
+    sample = torch.randn(3, requires_grad=True)
+    call = graph_callables([mixed], [(sample,)], sample_kwargs=[{"scale": torch.randn(3), "power": 2}], device=device)
+    x, scale = torch.randn(3, requires_grad=True), torch.randn(3)
+    found = call[0](x, scale=scale, power=2)
+    assert torch.equal(found, (x * scale) ** 2)
+    found.sum().backward()
+    assert torch.equal(call[0](x, scale=scale, power=3), (x * scale) ** 3)  # another number: no graph
+    assert call.calls_without_graph == 1
+    assert [one.replays for one in call.report()] == [1, 1]
+
+
+class Holds:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def test_an_object_that_may_hold_tensors_is_no_result_of_a_graph() -> None:
+    with pytest.raises(StepRefused, match="callable 1 returns a Holds"):
+        graph_callables(lambda x: Holds(x * 2), [torch.randn(3)], device=CpuDevice())
+
+
 class Reads(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * x.sum().item()

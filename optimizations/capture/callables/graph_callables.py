@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -21,11 +21,14 @@ from optimizations.capture.callables.order import Event, Follower, WrongOrder, d
 from optimizations.capture.callables.results import HandedOut
 from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.inputs import CopiedInputs, copy_all
-from optimizations.capture.signature import flatten, refused_tensor, replaced, signature
+from optimizations.capture.signature import Same, flatten, refused_tensor, replaced, signature
 from optimizations.capture.step import forbidden_calls
 from optimizations.capture.step.observer import Observer, StepRefused
 from optimizations.capture.step.reach import reach
 from optimizations.report.steps import CallableReport, Refusal
+
+Sample = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments."""
 
 _groups: weakref.WeakSet[GraphedCallables] = weakref.WeakSet()
 
@@ -36,7 +39,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     def __init__(
         self,
         callables: Sequence[Callable[..., Any]],
-        samples: Sequence[tuple[Any, ...]],
+        samples: Sequence[Sample],
         order: Sequence[Event],
         *,
         warm_up: int,
@@ -138,7 +141,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if outside:  # validation between steps is no part of the order
             return function(*args, **kwargs)
         key, modes = self._keys[number - 1], self._modes[number - 1]
-        fits = not kwargs and signature(args, tensors) == key and _modes(self._callables[number - 1]) == modes
+        fits = signature((args, kwargs), tensors) == key and _modes(self._callables[number - 1]) == modes
         micro_batch = self._follower.forward(number, skip=not fits)
         if not fits:
             self.calls_without_graph += 1
@@ -159,7 +162,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     # Capture.
 
-    def _check(self, samples: Sequence[tuple[Any, ...]]) -> None:
+    def _check(self, samples: Sequence[Sample]) -> None:
         """Refuse what cannot be captured.
 
         Raises:
@@ -182,7 +185,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 if refusal is not None:
                     raise StepRefused(refusal)
 
-    def _warm_up(self, samples: Sequence[tuple[Any, ...]], after_step: Callable[[], None] | None, warm_up: int) -> None:
+    def _warm_up(self, samples: Sequence[Sample], after_step: Callable[[], None] | None, warm_up: int) -> None:
         """Run everything on the side stream, then put back what that changed."""
         states = self._device.random_states()
         state = reach((f"callable {number}", function) for number, function in enumerate(self._callables, start=1))
@@ -210,10 +213,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 parameter.grad = gradient
             self._device.restore_random_states(states)
 
-    def _run_once(self, function: Callable[..., Any], sample: Any, parameters: Sequence[torch.Tensor]) -> None:
+    def _run_once(self, function: Callable[..., Any], sample: Sample, parameters: Sequence[torch.Tensor]) -> None:
         tensors: list[torch.Tensor] = []
         with torch.set_grad_enabled(self._training):
-            flatten(function(*sample), tensors)
+            flatten(_called(function, sample), tensors)
             outputs = [tensor for tensor in tensors if tensor.requires_grad]
             inputs: list[torch.Tensor] = []
             flatten(sample, inputs)
@@ -222,7 +225,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 tangents = [torch.zeros_like(output) for output in outputs]
                 torch.autograd.grad(outputs, wanted, tangents, allow_unused=True)
 
-    def _capture(self, samples: Sequence[tuple[Any, ...]], after_step: Callable[[], None] | None) -> None:
+    def _capture(self, samples: Sequence[Sample], after_step: Callable[[], None] | None) -> None:
         plan = pools(self._order)
         handles = {pool: self._device.new_pool() for pool in sorted(set(plan.values()))}
         states = self._device.random_states()
@@ -247,9 +250,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     def _forbidding(self) -> Any:
         return _Forbidding(self._device)
 
-    def _capture_forward(
-        self, event: Event, sample: tuple[Any, ...], pool: int, handle: Any
-    ) -> tuple[Slot, list[torch.Tensor]]:
+    def _capture_forward(self, event: Event, sample: Sample, pool: int, handle: Any) -> tuple[Slot, list[torch.Tensor]]:
         function = self._callables[event.callable - 1]
         tensors: list[torch.Tensor] = []
         flatten(sample, tensors)
@@ -264,10 +265,16 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             self._device.capturing(graph, handle),
             self._forbidding(),
         ):
-            nest = function(*replaced(sample, iter(inputs.recording_inputs)))
+            nest = _called(function, replaced(sample, iter(inputs.recording_inputs)))
         torch.clear_autocast_cache()
         outputs: list[torch.Tensor] = []
-        flatten(nest, outputs)
+        if (strange := _unknown(flatten(nest, outputs))) is not None:
+            raise StepRefused(
+                Refusal(
+                    f"callable {event.callable} returns a {type(strange).__qualname__}",
+                    "return tensors, numbers, and containers of such: what an object holds would be overwritten",
+                )
+            )
         static = [output.detach() for output in outputs]
         slot = Slot(
             number=event.callable,
@@ -333,6 +340,7 @@ def graph_callables(
     *,
     order: Sequence[int] | None = None,
     warm_up: int = 3,
+    sample_kwargs: Sequence[Mapping[str, Any]] | None = None,
     outputs: Literal["static", "copied"] = "static",
     after_step: Callable[[], None] | None = None,
     device: Device | None = None,
@@ -352,7 +360,10 @@ def graph_callables(
     for member in flat:
         if not callable(member):
             raise TypeError(f"graph_callables needs modules and functions, not {type(member).__name__}")
-    samples = _samples(sample_args, len(flat))
+    keywords = [{} for _ in flat] if sample_kwargs is None else [dict(one) for one in sample_kwargs]
+    if len(keywords) != len(flat):
+        raise ValueError(f"sample_kwargs has {len(keywords)} entries for {len(flat)} callables: give a dict for each")
+    samples = list(zip(_samples(sample_args, len(flat)), keywords, strict=True))
     entries = default_order(len(given), training=torch.is_grad_enabled()) if order is None else list(order)
     planned = events(expanded(entries, sizes), len(flat))
     return GraphedCallables(
@@ -376,6 +387,20 @@ def _samples(sample_args: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
             "one tuple of tensors for all"
         )
     return list(sample_args)
+
+
+def _called(function: Callable[..., Any], sample: Sample) -> Any:
+    args, kwargs = sample
+    return function(*args, **kwargs)
+
+
+def _unknown(structure: Any) -> Any:
+    """An object in a structure that is neither a number nor a container, or None."""
+    if isinstance(structure, Same):
+        return structure.value
+    if isinstance(structure, tuple):
+        return next((found for member in structure if (found := _unknown(member)) is not None), None)
+    return None
 
 
 def _device(samples: Sequence[Any]) -> Device:

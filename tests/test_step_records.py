@@ -1,0 +1,186 @@
+"""Signatures, differences between runs, and what is done with a call: on plain records."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from transformers import BatchEncoding
+
+from optimizations.capture.device import any_word_in
+from optimizations.capture.inputs import CopiedInputs
+from optimizations.capture.signature import names, refused_tensor, replaced, signature
+from optimizations.capture.step.operations import Operation, first_difference
+from optimizations.capture.step.progress import MOST_SIGNATURES, PATIENCE, Action, Plan, Progress
+from optimizations.captured.graph import CapturedGraph, KernelNode, MemoryRange, Parameter
+from optimizations.report.steps import Refusal
+
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    scale: float
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+NESTS: dict[str, Any] = {
+    "dict": {"x": torch.ones(2), "n": 3},
+    "list in tuple": ([torch.ones(2), torch.ones(3)], "name"),
+    "dataclass": Batch(torch.ones(2), 0.5),
+    "named tuple": Pair(torch.ones(2), None),
+    "ordered": collections.OrderedDict(a=torch.ones(1), b=torch.ones(2)),
+    "tokenizer's": BatchEncoding({"input_ids": torch.ones(2, dtype=torch.int64)}),
+}
+
+
+@pytest.mark.parametrize("name", sorted(NESTS))
+def test_a_nest_is_taken_apart_and_put_together(name: str) -> None:
+    nest = NESTS[name]
+    tensors: list[torch.Tensor] = []
+    key = signature(nest, tensors)
+    assert tensors and hash(key) == hash(signature(nest, []))
+    doubled = replaced(nest, iter([tensor * 2 for tensor in tensors]))
+    assert type(doubled) is type(nest)
+    found: list[torch.Tensor] = []
+    assert signature(doubled, found) == key
+    assert all(torch.equal(new, old * 2) for new, old in zip(found, tensors, strict=True))
+    again: list[torch.Tensor] = []
+    signature(nest, again)
+    assert all(a is b for a, b in zip(again, tensors, strict=True))  # the original is as it was
+    assert len(list(names(nest, "batch"))) == len(tensors)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"x": torch.ones(2)}, {"x": torch.ones(3)}),
+        ({"x": torch.ones(2)}, {"y": torch.ones(2)}),
+        ({"x": torch.ones(2)}, {"x": torch.ones(2, dtype=torch.float64)}),
+        (torch.ones(2, 3), torch.ones(3, 2).T),
+        ((torch.ones(2), 1), (torch.ones(2), 2)),
+        ((torch.ones(2), 1), (torch.ones(2), True)),
+        (torch.ones(2), torch.ones(2, requires_grad=True)),
+        ([torch.ones(2)], (torch.ones(2),)),
+        ([torch.ones(2)] * 2, [torch.ones(2), torch.ones(2)]),
+    ],
+)
+def test_what_needs_another_graph_has_another_signature(one: Any, other: Any) -> None:
+    assert signature(one, []) != signature(other, [])
+
+
+def test_arguments_that_no_graph_takes_are_refused_by_name() -> None:
+    def refusal(tensor: torch.Tensor, holds: bool = True) -> str:
+        return str(refused_tensor("batch['x']", tensor, lambda _: holds))
+
+    assert "batch['x'] is on cpu" in refusal(torch.ones(2), holds=False)
+    assert "requires a gradient" in refusal(torch.ones(2, requires_grad=True))
+    assert "not a dense tensor" in refusal(torch.ones(2, 2).to_sparse())
+    assert "lazy conjugate" in refusal(torch.ones(2, dtype=torch.complex64).conj())
+    assert refused_tensor("x", torch.ones(2), lambda _: True) is None
+
+
+def test_one_fused_copy_brings_inputs_of_any_layout_to_their_placeholders() -> None:
+    def inputs(seed: int) -> list[torch.Tensor]:
+        torch.manual_seed(seed)
+        base = torch.randn(4, 6)
+        return [base, base.T, torch.randn(3, 1).expand(3, 5), torch.randn(0, 3), base, torch.arange(5)]
+
+    passing = CopiedInputs(inputs(0))
+    given = inputs(1)
+    passing.bind(given)
+    for placeholder, tensor in zip(passing.recording_inputs, given, strict=True):
+        assert torch.equal(placeholder, tensor)
+        assert placeholder.stride() == tensor.stride()
+    assert passing.recording_inputs[0] is passing.recording_inputs[4]
+    assert passing.copied_bytes == 4 * (24 + 24 + 3) + 40
+
+
+def operation(name: str, *arguments: Any, line: str | None = "loop.py:3 in step") -> Operation:
+    return Operation(name, arguments, line)
+
+
+def test_the_first_difference_between_two_runs_is_named_with_its_line() -> None:
+    run = [operation("aten.mul.Tensor", 1), operation("aten.add_.Tensor", 0.5)]
+    assert first_difference(run, list(run)) is None
+    other = first_difference(run, [run[0], operation("aten.add_.Tensor", 0.25)])
+    assert other is not None and "gave add_ 0.25 where the call before gave 0.5" in other.reason
+    assert other.source_line == "loop.py:3 in step"
+    shorter = first_difference(run, run[:1])
+    assert shorter is not None and "did not run add_" in shorter.reason
+    exchanged = first_difference(run, run[::-1])
+    assert exchanged is not None and "ran add_ where the call before ran mul" in exchanged.reason
+
+
+def test_a_call_is_run_then_observed_until_two_are_alike_and_then_recorded() -> None:
+    plan = Plan(warm_up=4)
+    trace = [operation("aten.mul.Tensor")]
+    actions = []
+    for _ in range(6):
+        action, progress = plan.next("key")
+        actions.append(action)
+        if action is Action.OBSERVE:
+            assert progress.note(trace, None, []) is None
+    assert actions == [Action.RUN] * 2 + [Action.OBSERVE] * 2 + [Action.RECORD] * 2
+    assert plan.next("other")[0] is Action.OBSERVE  # each signature on its own
+
+
+def test_calls_that_never_agree_are_refused_in_the_end_and_a_late_agreement_counts() -> None:
+    progress = Progress()
+    refusal: Refusal | None = None
+    for number in range(PATIENCE):
+        assert refusal is None
+        refusal = progress.note([operation("aten.mul.Tensor", number)], None, [])
+    assert refusal is not None
+    late = Progress()
+    for number in (1, 2, 2):
+        assert late.note([operation("aten.mul.Tensor", number)], None, []) is None
+    assert late.agreeing == 2
+
+
+def test_a_finding_is_final_when_it_is_seen_twice() -> None:
+    progress, finding = Progress(), Refusal("reads", "do not")
+    assert progress.note([], None, [finding]) is None
+    assert progress.note([], None, [finding]) is finding
+    once = Progress()
+    assert once.note([], None, [finding]) is None
+    assert once.note([], None, []) is None
+    assert once.note([], None, []) is None
+    assert once.agreeing == 2
+
+
+def test_too_many_signatures_are_a_reason() -> None:
+    plan = Plan(warm_up=3)
+    for number in range(MOST_SIGNATURES):
+        plan.next(number)
+    assert plan.exhausted() is None
+    plan.next("one more")
+    assert plan.exhausted() is not None
+
+
+def test_an_address_in_a_graph_is_found_in_any_word_and_nowhere_else() -> None:
+    address = 0x7F0012345000
+
+    def graph(data: bytes) -> CapturedGraph:
+        node = KernelNode(
+            name="kernel",
+            function=1,
+            by_library=False,
+            grid=(1, 1, 1),
+            block=(1, 1, 1),
+            shared_bytes=0,
+            cluster=None,
+            attributes=(),
+            parameters=(Parameter(offset=0, size=len(data), data=data),),
+        )
+        return CapturedGraph(nodes=(node,), edges=())
+
+    memory = [MemoryRange(address=address, size_bytes=64)]
+    for shift in (0, 4, 8):
+        inside = bytes(shift) + (address + 16).to_bytes(8, "little") + bytes(4)
+        assert any_word_in(graph(inside), memory)
+    assert not any_word_in(graph((address + 64).to_bytes(8, "little")), memory)
+    assert not any_word_in(graph((address - 1).to_bytes(8, "little")), memory)
