@@ -222,9 +222,56 @@ def measure_host(
     print(describe(path))
 
 
+@app.command(epilog="Example: encore micro step DGPT2 DCGAN")
+def step(
+    workloads: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WORKLOAD]...", help="Training workloads; default: all of them.", show_default=False),
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Iterations that are timed, of each kind.", min=1)] = 60,
+    size: Annotated[Size, typer.Option(help="Published size of workloads, or one small enough for tests.")] = Size.full,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to write; default: a new folder in results/runs.")
+    ] = None,
+) -> None:
+    """Training iterations with graphs of the compiled module, of the module as a callable, and of the whole step,
+    beside a whole step captured by hand; each with the optimizer and without. Needs a GPU."""
+    measure_step(workloads=workloads, samples=samples, size=size.value, out=out)
+
+
+def measure_step(
+    *, workloads: list[str] | None = None, samples: int = 60, size: str = "full", out: Path | None = None
+) -> None:
+    """Measure, print and write `step.json`, which is renewed after each way."""
+    from datetime import UTC, datetime
+
+    from suite import environment
+    from suite.gpu import require_gpu
+    from suite.micro.records import MICRO_SCHEMA_VERSION
+    from suite.micro.step import StepRun, measure, table, training_workloads
+    from suite.store import RUNS, describe, write_atomically
+
+    named = training_workloads(workloads)
+    require_gpu()
+    name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-micro-step"
+    here = environment.collect(name, ("encore", *sys.argv[1:]), {"workloads": named, "samples": samples, "size": size})
+    run = StepRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, size=size, costs=[])
+    path = (out or RUNS / name) / "step.json"
+    for workload in named:
+        for with_optimizer in (False, True):
+            chosen = "tiny" if size == "tiny" else "full"
+            for cost in measure(workload, with_optimizer=with_optimizer, size=chosen, samples=samples):
+                run = run.model_copy(update={"costs": [*run.costs, cost]})
+                write_atomically(path, run.model_dump_json(indent=1) + "\n")
+                print(f"{workload}, {cost.way}: {cost.refused or cost.median_us}", file=sys.stderr, flush=True)
+    console().print(table(run))
+    print(describe(path))
+
+
 EVERYTHING: Mapping[str, Callable[..., None]] = {
     "feeds": measure_feeds,
     "host": measure_host,
     "indirection": measure_indirection,
+    "step": measure_step,
 }
 """What `--all` runs, by the name of its command: functions that take `out`, the folder to write to."""

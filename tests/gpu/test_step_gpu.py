@@ -388,3 +388,13 @@ def test_memory_stays_near_that_of_eager() -> None:
     eager, graphed = peak(False), peak(True)
     print(f"reserved: eager {eager / 2**20:.0f} MiB, one graph {graphed / 2**20:.0f} MiB")
     assert graphed <= 1.25 * eager
+
+
+def test_the_microbenchmark_puts_every_way_beside_the_capture_by_hand() -> None:
+    from suite.micro.step import BY_HAND, STEP, WAYS, measure
+
+    costs = {cost.way: cost for cost in measure("DCGAN", with_optimizer=True, size="tiny", samples=5)}
+    assert tuple(costs) == WAYS
+    assert {way: cost.refused for way, cost in costs.items() if cost.refused} == {}
+    assert all(len(cost.whole_us) == 5 and cost.reserved_bytes for cost in costs.values())
+    assert costs[STEP].graphs == costs[BY_HAND].graphs == 1

@@ -1,0 +1,261 @@
+"""A training iteration as few or many CUDA graphs, side by side: what `torch.compile` captures, the module as one
+callable, the whole step by `optimizations.graph_step`, and the whole step captured by hand in the same process.
+
+The capture by hand is the reference: the same compiled iteration, warmed up on a side stream, recorded with
+`torch.cuda.graph`, launched bare and with one copy for each input. Nothing general can be faster with these kernels.
+Time is the host's from the call until the GPU is done, each iteration waited for.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.table import Table
+
+import optimizations
+from models import registry
+from models.instance import Instance, instantiate
+from models.nests import tensors_of
+from models.registry import Inputs, Size
+from optimizations import torch_internals
+from suite.errors import WrongUse
+from suite.iteration import callable_for, iteration, set_numerics
+from suite.modes import select_modes
+from suite.schema import Environment, Record
+
+COMPILED = ("compile", "graph", "indirection")
+"""Modes whose graphs end where the module ends."""
+CALLABLES, STEP, BY_HAND, BARE = "callables", "step", "by hand", "by hand, bare"
+WAYS = (*COMPILED, CALLABLES, STEP, BY_HAND, BARE)
+
+WARM_UP = 8
+INPUT_SETS = 3
+SEED = 1337
+NONE = "\N{EN DASH}"
+
+
+class StepCost(Record):
+    """One way of running a workload's iteration.
+
+    Attributes:
+        with_optimizer: whether the iteration ends with the optimizer's step.
+        whole_us: each sample; empty where the way is refused.
+        reserved_bytes: most memory that PyTorch reserved while the iteration was warmed up and timed.
+        graphs: CUDA graphs launched in an iteration, None where this is not counted.
+        refused: why there is no time.
+    """
+
+    workload: str
+    with_optimizer: bool
+    way: str
+    whole_us: list[float]
+    reserved_bytes: int | None
+    graphs: int | None
+    refused: str | None
+
+    @property
+    def median_us(self) -> float | None:
+        return statistics.median(self.whole_us) if self.whole_us else None
+
+
+class StepRun(Record):
+    """`step.json`."""
+
+    micro_schema_version: int
+    environment: Environment
+    size: str
+    costs: list[StepCost]
+
+
+@dataclass(slots=True)
+class Made:
+    """An iteration that is ready to be timed: `call(index)`; `free` gives its graphs back."""
+
+    call: Callable[[int], Any]
+    graphs: int | None = None
+    refused: str | None = None
+    free: Callable[[], None] = lambda: None
+
+
+def training_workloads(names: list[str] | None) -> list[str]:
+    """These workloads, or all that train.
+
+    Raises:
+        WrongUse: one is unknown, or is for inference.
+    """
+    if not names:
+        return [workload.acronym for workload in registry.workloads().values() if workload.task == "training"]
+    for name in names:
+        try:
+            workload = registry.find(name)
+        except registry.UnknownWorkload as error:
+            raise WrongUse(str(error)) from error
+        if workload.task != "training":
+            raise WrongUse(f"{name} is a workload for inference; `encore list` shows which ones train")
+    return names
+
+
+def measure(name: str, *, with_optimizer: bool, size: Size, samples: int) -> Iterator[StepCost]:
+    """A cost for each of `WAYS`. Ways that captured the whole step come last and one after the other."""
+    for way in WAYS:
+        _forget()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            made = _make(name, way, with_optimizer, size)
+            whole = _timed(made.call, samples) if made.refused is None else []
+            peak: int | None = torch.cuda.max_memory_reserved()
+            refused = made.refused
+            graphs = made.graphs
+            made.free()
+        except torch.OutOfMemoryError as error:
+            whole, peak, graphs, refused = [], None, None, f"out of memory: {str(error).splitlines()[0]}"
+        yield StepCost(
+            workload=name,
+            with_optimizer=with_optimizer,
+            way=way,
+            whole_us=whole,
+            reserved_bytes=peak,
+            graphs=graphs,
+            refused=refused,
+        )
+
+
+def _make(name: str, way: str, with_optimizer: bool, size: Size) -> Made:
+    workload = registry.find(name)
+    set_numerics(workload)
+    instance = instantiate(workload, size=size, device="cuda", seed=SEED)
+    sets = [instance.inputs(index) for index in range(INPUT_SETS)]
+    optimizer = instance.optimizer() if with_optimizer else None
+    (mode,) = select_modes([way if way in COMPILED else "compile"])
+    compiled = callable_for(mode, instance.module)
+    if way == CALLABLES:
+        return _callables(instance, compiled, sets, optimizer)
+    iterate = iteration(instance, compiled, uses_cuda_graphs=mode.uses_cuda_graphs, optimizer=optimizer)
+    if way == STEP:
+        return _step(iterate, sets)
+    if way in (BY_HAND, BARE):
+        return _by_hand(instance, iterate, sets, copies=way == BY_HAND)
+    for index in range(WARM_UP):
+        iterate(sets[index % INPUT_SETS])
+    return Made(lambda index: iterate(sets[index % INPUT_SETS]))
+
+
+def _step(iterate: Callable[[Inputs], Any], sets: list[Inputs]) -> Made:
+    def step(inputs: Inputs) -> torch.Tensor:
+        loss: torch.Tensor = iterate(inputs).loss
+        return loss
+
+    graphed = optimizations.graph_step(step)
+    for index in range(WARM_UP):
+        graphed(sets[index % INPUT_SETS])
+    report = graphed.report()
+    if not report.replays:
+        return Made(step, refused="; ".join(map(str, report.refusals)) or "nothing was recorded", free=graphed.close)
+    return Made(lambda index: graphed(sets[index % INPUT_SETS]), graphs=1, free=graphed.close)
+
+
+def _callables(
+    instance: Instance, compiled: Callable[..., Any], sets: list[Inputs], optimizer: torch.optim.Optimizer | None
+) -> Made:
+    """The module as one callable, forward and loss; backward through autograd; the optimizer as it is."""
+
+    def forward(inputs: Inputs) -> torch.Tensor:
+        with instance.autocast():
+            return instance.loss(compiled(*inputs.args, **inputs.kwargs))
+
+    try:
+        call = optimizations.graph_callables(forward, [(sets[0],)])
+    except RuntimeError as error:
+        return Made(lambda index: None, refused=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+    parameters = list(instance.module.parameters())
+
+    def iterate(index: int) -> None:
+        for parameter in parameters:
+            parameter.grad = None
+        call[0](sets[index % INPUT_SETS]).backward()
+        if optimizer is not None:
+            optimizer.step()
+
+    for index in range(WARM_UP):
+        iterate(index)
+    return Made(iterate, graphs=2, free=call.close)
+
+
+def _by_hand(instance: Instance, iterate: Callable[[Inputs], Any], sets: list[Inputs], *, copies: bool) -> Made:
+    """As PyTorch's notes on CUDA graphs tell users to."""
+    static = instance.inputs(0)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            iterate(static)
+    torch.cuda.synchronize()
+    for parameter in instance.module.parameters():
+        parameter.grad = None
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        outcome = iterate(static)
+    targets = list(tensors_of((static.args, static.kwargs)))
+    sources = [list(tensors_of((inputs.args, inputs.kwargs))) for inputs in sets]
+
+    def launch(index: int) -> Any:
+        if copies:
+            for target, source in zip(targets, sources[index % INPUT_SETS], strict=True):
+                target.copy_(source, non_blocking=True)
+        graph.replay()
+        return outcome
+
+    return Made(launch, graphs=1, free=graph.reset)
+
+
+def _timed(call: Callable[[int], Any], samples: int) -> list[float]:
+    """Microseconds from each call until the GPU is done."""
+    found = []
+    for index in range(samples):
+        torch.cuda.synchronize()
+        began = time.perf_counter_ns()
+        call(index)
+        torch.cuda.synchronize()
+        found.append((time.perf_counter_ns() - began) / 1e3)
+    return found
+
+
+def _forget() -> None:
+    optimizations.reset()
+    torch_internals.reset_dynamo()
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def table(run: StepRun) -> Table:
+    """Side by side, as Megatron's documentation does for its three implementations: time, memory, graphs."""
+    shown = Table(
+        "workload",
+        "way",
+        "µs per iteration",
+        "times the one by hand",
+        "GiB reserved",
+        "graphs",
+        "refused",
+        title=f"CUDA graphs of a training iteration, {run.environment.gpu.name if run.environment.gpu else 'no GPU'}",
+        title_justify="left",
+    )
+    by_hand = {(cost.workload, cost.with_optimizer): cost.median_us for cost in run.costs if cost.way == BY_HAND}
+    for cost in run.costs:
+        floor, median = by_hand.get((cost.workload, cost.with_optimizer)), cost.median_us
+        shown.add_row(
+            cost.workload + (" with optimizer" if cost.with_optimizer else ""),
+            cost.way,
+            NONE if median is None else f"{median:,.0f}",
+            NONE if median is None or not floor else f"{median / floor:.2f}",
+            NONE if cost.reserved_bytes is None else f"{cost.reserved_bytes / 2**30:.2f}",
+            NONE if cost.graphs is None else str(cost.graphs),
+            cost.refused or "",
+        )
+    return shown

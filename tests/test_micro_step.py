@@ -1,0 +1,63 @@
+"""`encore micro step`: which workloads it takes, and its table."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from fixtures.synthetic_results import environment
+from rich.console import Console
+
+from models import registry
+from suite.cli import main
+from suite.errors import EXIT_WRONG_USE, WrongUse
+from suite.micro.step import BARE, BY_HAND, NONE, STEP, StepCost, StepRun, table, training_workloads
+
+
+def test_all_training_workloads_are_the_default_and_inference_is_wrong_use() -> None:
+    assert "DCGAN" in training_workloads(None)
+    assert all(registry.find(name).task == "training" for name in training_workloads(None))
+    with pytest.raises(WrongUse, match="EOS is a workload for inference"):
+        training_workloads(["EOS"])
+
+
+def test_wrong_use_has_its_exit_code_and_names_the_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["micro", "step", "NOPE"])
+    assert ended.value.code == EXIT_WRONG_USE
+    assert "unknown workload 'NOPE'" in capsys.readouterr().err
+
+
+def cost(way: str, whole_us: list[float], refused: str | None = None, *, with_optimizer: bool = False) -> StepCost:
+    return StepCost(
+        workload="DCGAN",
+        with_optimizer=with_optimizer,
+        way=way,
+        whole_us=whole_us,
+        reserved_bytes=2**31 if whole_us else None,
+        graphs=1 if whole_us else None,
+        refused=refused,
+    )
+
+
+def test_the_table_puts_each_way_beside_the_one_by_hand() -> None:
+    costs = [
+        cost("compile", [2000.0, 1000.0, 3000.0]),
+        cost(STEP, [600.0]),
+        cost(BY_HAND, [500.0]),
+        cost(BARE, [], "out of memory"),
+        cost(STEP, [700.0], with_optimizer=True),
+    ]
+    run = StepRun(micro_schema_version=1, environment=environment(), size="full", costs=costs)
+    assert StepRun.model_validate_json(run.model_dump_json()) == run
+    text = io.StringIO()
+    Console(file=text, width=200).print(table(run))
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in text.getvalue().splitlines() if "DCGAN" in line
+    ]
+    assert rows[0][:6] == ["DCGAN", "compile", "2,000", "4.00", "2.00", "1"]
+    assert rows[1][2:4] == ["600", "1.20"]
+    assert rows[3][1:4] == [BARE, NONE, NONE]
+    assert rows[3][6] == "out of memory"
+    assert rows[4][0] == "DCGAN with optimizer"
+    assert rows[4][3] == NONE  # the one by hand without the optimizer is no measure for it
