@@ -254,13 +254,15 @@ def measure_step(
     named = training_workloads(workloads)
     require_gpu()
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-micro-step"
-    here = environment.collect(name, ("encore", *sys.argv[1:]), {"workloads": named, "samples": samples, "size": size})
+    settings: dict[str, Any] = {"workloads": named, "samples": samples, "size": size}
+    here = environment.collect(name, ("encore", *sys.argv[1:]), settings)
     run = StepRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, size=size, costs=[])
     path = (out or RUNS / name) / "step.json"
     for workload in named:
         for with_optimizer in (False, True):
-            chosen = "tiny" if size == "tiny" else "full"
-            for cost in measure(workload, with_optimizer=with_optimizer, size=chosen, samples=samples):
+            for cost in measure(
+                workload, with_optimizer=with_optimizer, size="tiny" if size == "tiny" else "full", samples=samples
+            ):
                 run = run.model_copy(update={"costs": [*run.costs, cost]})
                 write_atomically(path, run.model_dump_json(indent=1) + "\n")
                 print(f"{workload}, {cost.way}: {cost.refused or cost.median_us}", file=sys.stderr, flush=True)

@@ -156,7 +156,11 @@ def _step(iterate: Callable[[Inputs], Any], sets: list[Inputs]) -> Made:
         graphed(sets[index % INPUT_SETS])
     report = graphed.report()
     if not report.replays:
-        return Made(step, refused="; ".join(map(str, report.refusals)) or "nothing was recorded", free=graphed.close)
+        return Made(
+            lambda index: None,
+            refused="; ".join(map(str, report.refusals)) or "nothing was recorded",
+            free=graphed.close,
+        )
     return Made(lambda index: graphed(sets[index % INPUT_SETS]), graphs=1, free=graphed.close)
 
 
