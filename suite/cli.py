@@ -244,6 +244,9 @@ def report(
     micro: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What `encore micro indirection` wrote; --recorded has its own.")
     ] = None,
+    nanogpt: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What `encore run nanogpt` wrote; --recorded has its own.")
+    ] = None,
     only: Annotated[
         str | None,
         typer.Option(metavar="NAMES", help="Only these figures and tables of the papers, as fig10,pygraph-table2."),
@@ -262,11 +265,12 @@ def report(
     else:
         newest = store.newest_run(store.RUNS, store.RECORDED)
         found = [newest] if newest else []
-    micro = micro or (cli_report.recorded_micro() if recorded else None)
+    micro = micro or (cli_report.recorded_file("indirection.json") if recorded else None)
+    nanogpt = nanogpt or (cli_report.recorded_file("nanogpt.json") if recorded else None)
     if only is not None:
-        cli_report.report_only(only, found, micro, out, figures, as_json=as_json)
+        cli_report.report_only(only, found, micro, nanogpt, out, figures, as_json=as_json)
         return
-    made = _build_report(found, explanations, out, figures, readme, micro)
+    made = _build_report(found, explanations, out, figures, readme, micro, nanogpt)
     if as_json:
         _print_json(made.model_dump(mode="json"))
     else:
@@ -364,6 +368,7 @@ def _build_report(
     figures: Path | None,
     readme: Path | None = None,
     micro: Path | None = None,
+    nanogpt: Path | None = None,
 ) -> Report:
     from suite import store
     from suite.report.build import build_report
@@ -375,6 +380,7 @@ def _build_report(
         figures,
         readme,
         micro,
+        nanogpt,
     )
     if made.warning:
         _say(f"encore: {made.warning}")

@@ -47,8 +47,7 @@ def run(parameters: Mapping[str, Any], given: Callable[[str], bool]) -> int:
     from suite.nanogpt.paths import select_paths
     from suite.nanogpt.records import NanoGptRun
     from suite.nanogpt.run import run_paths
-    from suite.nanogpt.tables import decode_rows, grids
-    from suite.report.paper.nanogpt import DECODE
+    from suite.nanogpt.tables import grids
     from suite.report.published import load_published
     from suite.settings import parse_duration
     from suite.store import RUNS, describe, make_folder, write_atomically
@@ -72,8 +71,6 @@ def run(parameters: Mapping[str, Any], given: Callable[[str], bool]) -> int:
     def save(made: NanoGptRun) -> None:
         write_atomically(folder / RESULTS, made.model_dump_json(indent=1) + "\n")
         write_atomically(folder / TABLES, "\n".join(grid.markdown() for grid in grids(made, published)))
-        if rows := decode_rows(made):
-            write_atomically(folder / DECODE, "".join(row.model_dump_json() + "\n" for row in rows))
 
     finished = run_paths(
         paths,

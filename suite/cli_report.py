@@ -6,16 +6,22 @@ import json
 from pathlib import Path
 
 
-def recorded_micro() -> Path | None:
-    """The recorded run of the indirection microbenchmark, if there is one."""
+def recorded_file(name: str) -> Path | None:
+    """The recorded file of this name, of several the one in the last folder by name; None where there is none."""
     from suite.store import RECORDED
 
-    path = RECORDED / "micro-indirection" / "indirection.json"
-    return path if path.is_file() else None
+    return max(RECORDED.glob(f"*/{name}"), default=None)
 
 
 def report_only(
-    names: str, runs: list[Path], micro: Path | None, out: Path | None, figures: Path | None, *, as_json: bool
+    names: str,
+    runs: list[Path],
+    micro: Path | None,
+    nanogpt: Path | None,
+    out: Path | None,
+    figures: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Writes the figures and tables of these names, separated by commas, and prints the tables as Markdown.
 
@@ -33,7 +39,7 @@ def report_only(
     if not wanted:
         raise WrongUse(f"--only names nothing; known: {', '.join(EXHIBITS)}")
     folder = out or (runs[0] if len(runs) == 1 else store.REPOSITORY / "results") / "report"
-    files = build_exhibits(wanted, runs, micro, folder, figures)
+    files = build_exhibits(wanted, runs, folder, figures, micro, nanogpt)
     if as_json:
         print(json.dumps({"files": [str(path) for path in files]}, indent=2))
         return

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from fixtures.synthetic_results import cell, environment, write_run
 
-from suite.micro.records import read_micro_run
+from suite.cli_report import recorded_file
 from suite.report import build
-from suite.report.build import build_report
+from suite.report.build import build_report, paper_results
 from suite.report.load import Run, load_runs
 from suite.report.paper import EXHIBITS, Results
 from suite.report.published import load_published
@@ -27,8 +27,8 @@ RENEW = "renew it: encore report --recorded --readme docs/results.md"
 
 @pytest.fixture(scope="module")
 def recorded() -> Results:
-    micro = read_micro_run(RECORDED / "micro-indirection" / "indirection.json")
-    return Results(PUBLISHED, load_runs(list_runs(RECORDED)), micro)
+    micro, nanogpt = recorded_file("indirection.json"), recorded_file("nanogpt.json")
+    return paper_results(load_runs(list_runs(RECORDED)), micro, nanogpt, PUBLISHED)
 
 
 def test_every_figure_and_table_is_on_the_page_with_how_to_read_it() -> None:

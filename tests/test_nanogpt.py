@@ -17,13 +17,15 @@ from models.nanogpt.configurations import NAMED, SIZES, SWEEP, Configuration
 from models.nanogpt.decoding import CompiledDecoder, EagerDecoder, generate
 from models.nanogpt.network import CachedAttention, NanoGPT
 from suite import environment
+from suite.cli_nanogpt import RESULTS
 from suite.errors import WrongUse
 from suite.modes import MODES
 from suite.nanogpt.paths import PATHS, select_paths
 from suite.nanogpt.records import NanoGptRun
 from suite.nanogpt.run import run_paths
-from suite.nanogpt.tables import NONE, decode_rows, grids
-from suite.report.paper.nanogpt import DECODE, read_decode
+from suite.nanogpt.tables import NONE, grids
+from suite.report.paper import EXHIBITS, Results
+from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.published import load_published
 
 
@@ -245,15 +247,14 @@ def test_tables_have_measured_and_published_values_side_by_side(scripted: dict[s
     assert named.markdown().count("\n| ") == 2 + len(named.rows)
 
 
-def test_the_report_reads_the_rows_of_a_run_and_none_of_a_smoke_run(scripted: dict[str, Any], tmp_path: Path):
-    rows = decode_rows(scripted["run"])
-    (tmp_path / DECODE).write_text("".join(row.model_dump_json() + "\n" for row in rows))
-    assert list(read_decode(tmp_path)) == rows
-    found = {(row.case, row.path): row for row in rows}
-    replay = found["medium_generation", "replay"]
-    assert (replay.prompt, replay.generated, replay.step_ms, replay.total_s) == (8, 32, 0.1, 0.1)
-    assert ("medium_generation", "compile") not in found
-    assert decode_rows(scripted["run"].model_copy(update={"size": "tiny"})) == []
+def test_the_report_reads_what_a_run_wrote(scripted: dict[str, Any], tmp_path: Path):
+    (tmp_path / RESULTS).write_text(scripted["run"].model_dump_json())
+    assert read_nanogpt(tmp_path) == scripted["run"]
+    exhibit = EXHIBITS["nanogpt-table1"]
+    rows = exhibit.make(exhibit, Results(load_published(), nanogpt=scripted["run"])).table.frame.to_dict("records")
+    (medium,) = (row for row in rows if row["case"] == "medium generation")
+    assert medium["replay_ms"] == 0.1 and medium["replay_published_ms"] == 0.902
+    assert "compile" in medium["missing"]
 
 
 def test_a_smoke_run_has_no_published_values(scripted: dict[str, Any]):

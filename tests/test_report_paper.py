@@ -14,18 +14,19 @@ from models import registry
 from suite.cli import main
 from suite.errors import WrongUse
 from suite.micro.records import read_micro_run
+from suite.nanogpt.records import Generation, MeasuredConfiguration, NanoGptRun, PathRecord
 from suite.report.build import build_exhibits
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.draw import draw
 from suite.report.line_chart import Line, LineChart, draw_any, draw_lines
 from suite.report.load import Run, load_runs
 from suite.report.paper import EXHIBITS, Results, find_exhibits
-from suite.report.paper.exhibit import NOT_MEASURED, DecodeRow, Made
-from suite.report.paper.nanogpt import read_decode
+from suite.report.paper.exhibit import NOT_MEASURED, Made
+from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
 from suite.schema import Cell, Status
-from suite.store import RECORDED, InvalidResults, list_runs
+from suite.store import RECORDED, list_runs
 
 PUBLISHED = load_published()
 EXPECTED = [
@@ -218,24 +219,62 @@ def test_the_copies_share_is_what_indirection_takes_away() -> None:
     assert slower.chart is not None and slower.chart.bars["ST", slower.chart.series[0]].label == "-25.0"  # type: ignore[union-attr]
 
 
-def test_decode_rows_make_the_two_tables_of_the_article(tmp_path: Path) -> None:
-    rows = [
-        DecodeRow(case="smoke_test", prompt=8, generated=8, path="eager", step_ms=2.0, total_s=1.0),
-        DecodeRow(case="smoke_test", prompt=8, generated=8, path="graph", step_ms=1.0, total_s=0.8),
-    ]
-    run = write_run(tmp_path / "run", [cell()])
-    (run / "decode.jsonl").write_text("".join(each.model_dump_json() + "\n" for each in rows))
-    given = Results(PUBLISHED, load_runs([run]), decode=read_decode(run))
+def generation(step_us: float, total_s: float) -> Generation:
+    return Generation(
+        tokens=[1], total_s=[total_s] * 2, prompt_us=[9.0], step_us=[[step_us]], call_us=[[step_us, step_us]]
+    )
+
+
+def nanogpt_run(size: str = "full") -> NanoGptRun:
+    paths = {"eager": generation(2000, 1.0), "replay": generation(1000, 0.8)}
+    return NanoGptRun(
+        nanogpt_schema_version=1,
+        environment=environment(),
+        size=size,
+        rounds=2,
+        paths=[
+            PathRecord(name="eager", summary="as it is"),
+            PathRecord(name="replay", summary="captured"),
+            PathRecord(name="encore", summary="compiled", failed="crash"),
+        ],
+        configurations=[
+            MeasuredConfiguration(name="smoke_test", prompt=4, new_tokens=8, paths=paths),
+            MeasuredConfiguration(name="sweep_8", prompt=8, new_tokens=8, paths=paths),
+        ],
+    )
+
+
+def test_a_nanogpt_run_makes_the_two_tables_of_the_article(tmp_path: Path) -> None:
+    (tmp_path / "nanogpt.json").write_text(nanogpt_run().model_dump_json())
+    given = Results(PUBLISHED, nanogpt=read_nanogpt(tmp_path))
     steps, sweep = made("nanogpt-table1", given), made("nanogpt-table2", given)
     found = row(steps, "smoke test", "case")
-    assert (found["eager_ms"], found["graph_ms"], found["graph_published_ms"]) == (2.0, 1.0, 0.903)
-    assert found["graph_end_to_end_speedup"] == 1.25 and steps.chart is not None
+    assert (found["eager_ms"], found["replay_ms"], found["replay_published_ms"]) == (2.0, 1.0, 0.903)
+    assert found["replay_end_to_end_speedup"] == 1.25 and found["end_to_end_published_speedup"] == 1.43
+    assert found["missing"] == "encore: failed"
+    assert isinstance(steps.chart, Chart) and steps.chart.bars["smoke test", "replay"].published == 0.903
     assert row(steps, "heavy prompt", "case")["missing"] == NOT_MEASURED
     (eight,) = (each for each in sweep.table.frame.to_dict("records") if each["generated"] == 8)
-    assert (eight["graph_step_speedup"], eight["step_published_speedup"]) == (2.0, 1.29)
-    (run / "decode.jsonl").write_text('{"case": "x"}\n')
-    with pytest.raises(InvalidResults, match=r"decode.jsonl line 1: prompt"):
-        read_decode(run)
+    assert (eight["replay_step_speedup"], eight["step_published_speedup"]) == (2.0, 1.29)
+    assert steps.provenance.device == "SYNTHETIC GPU" and steps.provenance.warning is None
+
+
+def test_a_smoke_run_of_nanogpt_has_no_published_value_beside_it_and_says_so() -> None:
+    steps = made("nanogpt-table1", Results(PUBLISHED, nanogpt=nanogpt_run("tiny")))
+    assert "SMOKE RUN in tiny size" in str(steps.provenance.warning)
+    assert isinstance(steps.chart, Chart) and {bar.published for bar in steps.chart.bars.values()} == {None}
+
+
+def test_a_file_that_is_no_nanogpt_run_is_wrong_use(tmp_path: Path) -> None:
+    path = tmp_path / "nanogpt.json"
+    with pytest.raises(WrongUse, match="cannot read"):
+        read_nanogpt(path)
+    path.write_text("{}")
+    with pytest.raises(WrongUse, match="holds no results of `encore run nanogpt`: nanogpt_schema_version"):
+        read_nanogpt(path)
+    path.write_text(nanogpt_run().model_copy(update={"nanogpt_schema_version": 9}).model_dump_json())
+    with pytest.raises(WrongUse, match="schema version 9, this is 1"):
+        read_nanogpt(path)
 
 
 def test_workloads_are_those_of_the_papers_and_what_the_suite_lacks_is_said() -> None:
@@ -253,7 +292,7 @@ def test_workloads_are_those_of_the_papers_and_what_the_suite_lacks_is_said() ->
 
 def test_only_some_are_written_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph", 50)])
-    files = build_exhibits(["table2", "fig10"], [run], None, tmp_path / "out")
+    files = build_exhibits(["table2", "fig10"], [run], tmp_path / "out")
     names = {path.relative_to(tmp_path / "out").as_posix() for path in files}
     # table2 has no figure, as none of its workloads was measured
     assert names == {

@@ -11,7 +11,6 @@ from rich.table import Table
 from models.nanogpt.configurations import NAMED, SWEEP
 from suite.nanogpt.paths import EAGER, REPLAY
 from suite.nanogpt.records import Generation, MeasuredConfiguration, NanoGptRun
-from suite.report.paper.exhibit import DecodeRow
 from suite.report.published import Published
 
 NONE = "\u2013"
@@ -72,23 +71,6 @@ def grids(run: NanoGptRun, published: Published) -> list[Grid]:
         found.append(Grid(f"NanoGPT, {title} ({where})", HEADINGS, tuple(rows), note))
     found.append(_paths(run, where))
     return found
-
-
-def decode_rows(run: NanoGptRun) -> list[DecodeRow]:
-    """What the report's tables of the article are made of. A smoke run has nothing to say there."""
-    return [
-        DecodeRow(
-            case=configuration.name,
-            prompt=configuration.prompt,
-            generated=configuration.new_tokens,
-            path=name,
-            step_ms=step_ms,
-            total_s=statistics.median(generation.total_s),
-        )
-        for configuration in run.configurations
-        for name, generation in configuration.paths.items()
-        if run.size == "full" and (step_ms := _median_ms(generation.call_us)) is not None
-    ]
 
 
 def _rows(configuration: MeasuredConfiguration, size: str, published: Published) -> Iterator[tuple[str, ...]]:

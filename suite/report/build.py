@@ -29,7 +29,7 @@ from suite.report.draw import to_pdf, to_png, to_svg
 from suite.report.line_chart import LineChart, draw_any
 from suite.report.load import Run, cell_label, load_explanations, load_runs
 from suite.report.page import Log, Page, PageFigure, Section, render
-from suite.report.paper.nanogpt import read_decode
+from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
 from suite.report.published import Published, load_published
 from suite.report.readme import check_readme, generated_names, update_readme
@@ -92,6 +92,7 @@ def build_report(
     figures_dir: Path | None = None,
     readme: Path | None = None,
     micro: Path | None = None,
+    nanogpt: Path | None = None,
 ) -> Report:
     """Write one report of runs, of explanations, or of both, into the folder `out`.
 
@@ -102,7 +103,7 @@ def build_report(
             does not have is removed, other files stay.
         figures_dir: gets the figures; by default `out/figures`, which also takes what is not to go to `FIGURES`.
             Figures of the same name are replaced, nothing is removed.
-        micro: `indirection.json` of `encore micro indirection`, for the papers' figure of it.
+        micro, nanogpt: what `encore micro indirection` and `encore run nanogpt` wrote, for the papers' exhibits.
         readme: a Markdown file whose generated parts ("recorded" and "explained") get the overview tables; of one with
             parts named like the papers' figures and tables ("fig10"), those are renewed.
 
@@ -125,7 +126,7 @@ def build_report(
     parts = [
         *(_run_parts(recorded, comparisons, means, published) if recorded else ()),
         *(_explain_parts(explained, published) if explained else ()),
-        *(_all_paper_parts(paper_results(runs, recorded, micro, published)) if recorded else ()),
+        *(_all_paper_parts(paper_results(recorded, micro, nanogpt, published)) if recorded else ()),
     ]
     concluded = conclusion.of_run(recorded, comparisons, means) if recorded else conclusion.of_explanations(explained)
     warnings = tuple(dict.fromkeys(part.provenance.warning for part in parts if part.provenance.warning))
@@ -220,26 +221,34 @@ def _all_paper_parts(results: paper.Results) -> list[_Part]:
 
 
 def paper_results(
-    runs: Sequence[Path], recorded: Run | None, micro: Path | None, published: Published
+    recorded: Run | None, micro: Path | None, nanogpt: Path | None, published: Published
 ) -> paper.Results:
     """What the papers' figures and tables are made of.
 
     Raises:
-        InvalidResults: a file of a run has wrong fields.
-        WrongUse: `micro` holds no results of the microbenchmark.
+        WrongUse: a file cannot be read, or is none of its kind.
     """
-    decode = tuple(row for run in runs for row in read_decode(run))
-    return paper.Results(published, recorded, None if micro is None else read_micro_run(micro), decode)
+    return paper.Results(
+        published,
+        recorded,
+        None if micro is None else read_micro_run(micro),
+        None if nanogpt is None else read_nanogpt(nanogpt),
+    )
 
 
 def build_exhibits(
-    names: Sequence[str], runs: Sequence[Path], micro: Path | None, out: Path, figures_dir: Path | None = None
+    names: Sequence[str],
+    runs: Sequence[Path],
+    out: Path,
+    figures_dir: Path | None = None,
+    micro: Path | None = None,
+    nanogpt: Path | None = None,
 ) -> list[Path]:
     """Writes some of the papers' figures and tables, and nothing else; returns the files, tables first.
 
     Args:
         names: of `paper.EXHIBITS`.
-        runs, micro: see `build_report`; what they do not hold is marked as missing.
+        runs, micro, nanogpt: see `build_report`; what they do not hold is marked as missing.
         out: gets `tables/`, and `figures/` unless `figures_dir` is given.
 
     Raises:
@@ -248,7 +257,7 @@ def build_exhibits(
         CannotWrite: the disk is full.
     """
     exhibits = paper.find_exhibits(names)
-    results = paper_results(runs, load_runs(runs) if runs else None, micro, load_published())
+    results = paper_results(load_runs(runs) if runs else None, micro, nanogpt, load_published())
     parts = _paper_parts(results, exhibits)
     if figures_dir is None or (figures_dir.resolve() == FIGURES and any(part.provenance.warning for part in parts)):
         figures_dir = out / "figures"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pandas as pd
 
 from suite.report.paper import Made
+from suite.report.paper.exhibit import NOTHING
 from suite.report.table import Table, to_markdown
 from suite.report.units import is_missing
 
@@ -31,7 +32,7 @@ def exhibit_part(made: Made) -> str:
     if not any(_holds(frame[column]) for column in measured):
         shown = replace(shown, note=f"Nothing of it is measured yet. {shown.note}")
     _, _, text = to_markdown(shown, replace(made.provenance, runs=())).partition("\n\n")
-    return text
+    return text if made.provenance is not NOTHING else text.partition("\n\n")[2]
 
 
 def _holds(column: pd.Series) -> bool:

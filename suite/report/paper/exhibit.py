@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from suite import stats
 from suite.micro.records import MicroRun
 from suite.modes import INDIRECTION_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
+from suite.nanogpt.records import NanoGptRun
 from suite.report import compare, provenance
 from suite.report.chart import Bar, Chart
 from suite.report.compare import Comparison, Kernels, Metric
@@ -17,27 +18,15 @@ from suite.report.load import Run
 from suite.report.provenance import Provenance
 from suite.report.published import Published
 from suite.report.table import Table
-from suite.schema import Cell, Record, Status
+from suite.schema import Cell, Environment, Status
 from suite.stats import Verdict
 
 NOT_MEASURED = "not measured"
 VOID = "other kernels"
+NOTHING = Provenance("no run was given", "nothing measured", None, "none", None)
+"""Of what rests on no result at all."""
 WHOLE_MODE = "encore"
 """The mode that stands for the papers' systems as a whole; until a run has it, `indirection` does."""
-
-
-class DecodeRow(Record):
-    """A line of `decode.jsonl` in a run's folder: one path of a decode program on one configuration.
-
-    `step_ms` is the median time of a decode step, `total_s` the time of the whole generation, prefill included.
-    """
-
-    case: str
-    prompt: int
-    generated: int
-    path: str
-    step_ms: float
-    total_s: float
 
 
 @dataclass(frozen=True)
@@ -47,7 +36,7 @@ class Results:
     published: Published
     run: Run | None = None
     micro: MicroRun | None = None
-    decode: tuple[DecodeRow, ...] = ()
+    nanogpt: NanoGptRun | None = None
     _known: dict[tuple[str, str, str], Comparison | None] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -113,7 +102,7 @@ class Results:
     def provenance(self) -> Provenance:
         """Of what rests on the run."""
         if self.run is None:
-            return Provenance("no run was given", "nothing measured", None, "none", None)
+            return NOTHING
         return provenance.of_run(self.run)
 
 
@@ -160,6 +149,14 @@ class Exhibit:
         here = results.provenance()
         measured = f"Measured: {here.device}, PyTorch {here.torch}. " if results.run is not None else ""
         return f"{measured}Published: {paper}. {self.differs}"
+
+
+def of_environment(environment: Environment, smoke: str | None = None) -> Provenance:
+    """Provenance of results that are no run of the suite; `smoke` says why they say nothing about performance."""
+    device = environment.gpu.name if environment.gpu else f"CPU {environment.cpu.model}"
+    commit = (environment.git_commit or "unknown")[:10] + (" + changes" if environment.git_dirty else "")
+    warning = f"SMOKE RUN {smoke}: these numbers say nothing about performance" if smoke else None
+    return Provenance(f"run {environment.run_id}", device, commit, environment.torch, warning, environment.driver)
 
 
 def labels_of(results: Results, source: str) -> tuple[str, ...]:

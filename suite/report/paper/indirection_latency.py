@@ -6,7 +6,7 @@ from suite.micro.figure import lines as micro_lines
 from suite.micro.records import MicroRun
 from suite.micro.sweeps import VARIANTS, Sweep
 from suite.report.line_chart import Line, LineChart
-from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Results
+from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Results, of_environment
 from suite.report.provenance import Provenance
 from suite.report.table import make_table
 
@@ -61,11 +61,7 @@ def _lines(micro: MicroRun | None) -> dict[tuple[str, bool], list[tuple[int, flo
 
 
 def _origin(micro: MicroRun) -> Provenance:
-    environment = micro.environment
-    device = environment.gpu.name if environment.gpu else f"CPU {environment.cpu.model}"
-    commit = (environment.git_commit or "unknown")[:10]
-    warning = None if environment.gpu else "SMOKE RUN on the CPU: these numbers say nothing about performance"
-    return Provenance(f"run {environment.run_id}", device, commit, environment.torch, warning, environment.driver)
+    return of_environment(micro.environment, None if micro.environment.gpu else "on the CPU")
 
 
 EXHIBITS = (Exhibit("fig9", "grace", "Fig. 9", "latency of the ways to indirection", _DIFFERS, make),)

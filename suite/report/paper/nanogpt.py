@@ -2,124 +2,181 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from models.nanogpt.configurations import NAMED, SWEEP
+from suite.errors import WrongUse
+from suite.nanogpt.paths import EAGER, PATHS, REPLAY
+from suite.nanogpt.records import NANOGPT_SCHEMA_VERSION, Generation, NanoGptRun
 from suite.report.chart import Bar, Chart, Scale
-from suite.report.paper.exhibit import NOT_MEASURED, DecodeRow, Exhibit, Made, Results, chart_or_none
+from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Made, Results, chart_or_none, of_environment
+from suite.report.provenance import Provenance
 from suite.report.table import make_table
-from suite.store import InvalidResults, describe
+from suite.store import describe
 
-DECODE = "decode.jsonl"
-"""In a run's folder: a `DecodeRow` a line."""
-EAGER, REPLAY = "eager", "replay"
-_SWEEP_PROMPT = 8
 _DIFFERS = (
-    "The article measures a character model on a laptop's GPU; its graphs are captured by hand. Speed-ups are over "
-    "the eager path with a cache. Its own two tables do not agree everywhere (end-to-end 0.99 and 1.21 for one length)."
+    f"The article's graph is the path {REPLAY}; the others are compiled. A step is the time between two CUDA events "
+    "around it (median over all steps and rounds), end to end the whole generation with its prompt, over the eager "
+    "path with a cache. The article's own two tables do not agree everywhere: 0.99 and 1.21 end to end for one length."
 )
 
 
-def read_decode(run: Path) -> tuple[DecodeRow, ...]:
-    """Rows of a run's decode programs; none where it has no such file.
+def read_nanogpt(path: Path) -> NanoGptRun:
+    """What `encore run nanogpt` wrote: the file, or the folder it is in.
 
     Raises:
-        InvalidResults: a line has wrong fields.
+        WrongUse: it cannot be read, or is no such file of this version.
     """
-    path = run / DECODE
-    if not path.is_file():
-        return ()
-    rows = []
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        try:
-            rows.append(DecodeRow.model_validate_json(line))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the line"
-            raise InvalidResults(f"{describe(path)} line {number}: {where}: {first['msg']}") from error
-    return tuple(rows)
+    path = path / "nanogpt.json" if path.is_dir() else path
+    try:
+        run = NanoGptRun.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise WrongUse(f"cannot read {describe(path)}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise WrongUse(f"{describe(path)} holds no results of `encore run nanogpt`: {where}: {first['msg']}") from error
+    if run.nanogpt_schema_version != NANOGPT_SCHEMA_VERSION:
+        raise WrongUse(
+            f"{describe(path)} has schema version {run.nanogpt_schema_version}, this is {NANOGPT_SCHEMA_VERSION}; "
+            "measure it again"
+        )
+    return run
 
 
 def make_steps(exhibit: Exhibit, results: Results) -> Made:
-    """Named configurations: time of a step on each path, beside the article's."""
+    """The named configurations: time of a step on each path, and whole generations over eager."""
     paths = _paths(results)
     bars: dict[tuple[str, str], Bar] = {}
     rows = []
-    for case, paper in results.published.nanogpt_per_step_ms.items():
-        measured = {row.path: row for row in results.decode if row.case == case}
-        eager = measured.get(EAGER)
-        marks = {EAGER: paper["eager"], REPLAY: paper["graph"]}
+    for configuration in NAMED:
+        paper = results.published.nanogpt_per_step_ms[configuration.name]
+        full = results.nanogpt is None or results.nanogpt.size == "full"
+        marks = {EAGER: paper["eager"], REPLAY: paper["graph"]} if full else {}
+        label = configuration.name.replace("_", " ")
+        measured = _measured(results, configuration.name)
         row: dict[str, object] = {
-            "case": case.replace("_", " "),
-            "prompt": int(paper["prompt"]),
-            "generated": int(paper["gen"]),
+            "case": label,
+            "prompt": configuration.prompt,
+            "generated": configuration.new_tokens,
             "eager_published_ms": paper["eager"],
-            "graph_published_ms": paper["graph"],
-            "end_to_end_published_speedup": results.published.nanogpt_end_to_end_speedup.get(case),
-            "missing": None if measured else NOT_MEASURED,
+            "replay_published_ms": paper["graph"],
+            "end_to_end_published_speedup": results.published.nanogpt_end_to_end_speedup.get(configuration.name),
+            "missing": _missing(results, measured, paths),
         }
         for path in paths:
-            found = measured.get(path)
-            bars[str(row["case"]), path] = Bar(failure=NOT_MEASURED, published=marks.get(path))
-            if found is not None:
-                row[f"{path}_ms"] = found.step_ms
-                bars[str(row["case"]), path] = Bar(
-                    found.step_ms, published=marks.get(path), label=f"{found.step_ms:.3g}"
-                )
-            if found is not None and eager is not None and path != EAGER:
-                row[f"{path}_end_to_end_speedup"] = eager.total_s / found.total_s
+            step = _step_ms(measured.get(path))
+            row[f"{path}_ms"] = step
+            whole = _whole_ratio(measured, path)
+            if path != EAGER:
+                row[f"{path}_end_to_end_speedup"] = whole
+            bars[label, path] = (
+                Bar(failure=_why(results, path), published=marks.get(path))
+                if step is None
+                else Bar(step, published=marks.get(path), label=f"{step:.3f}")
+            )
         rows.append(row)
-    columns = ["case", "prompt", "generated", *(f"{path}_ms" for path in paths), "eager_published_ms"]
-    columns += ["graph_published_ms", *(f"{path}_end_to_end_speedup" for path in paths if path != EAGER)]
+    others = [path for path in paths if path != EAGER]
+    columns = ["case", "prompt", "generated", "eager_ms", "eager_published_ms"]
+    for path in others:
+        columns += [f"{path}_ms"] + (["replay_published_ms"] if path == REPLAY else [])
+    columns += [f"{path}_end_to_end_speedup" for path in others]
     columns += ["end_to_end_published_speedup", "missing"]
-    title = exhibit.title(results.published)
+    title, origin = exhibit.title(results.published), _origin(results)
     chart = Chart(
         exhibit.stem,
         title,
         "ms per decode step (median)",
         Scale.LINEAR,
-        tuple(dict.fromkeys(group for group, _ in bars)),
+        tuple(configuration.name.replace("_", " ") for configuration in NAMED),
         paths,
         bars,
         published=results.published.sources[exhibit.source].setting,
     )
-    table = make_table(exhibit.stem, title, exhibit.note(results), columns, rows)
-    return Made(table, chart_or_none(chart), results.provenance())
+    table = make_table(exhibit.stem, title, _note(exhibit, results, origin), columns, rows)
+    return Made(table, chart_or_none(chart), origin)
 
 
 def make_sweep(exhibit: Exhibit, results: Results) -> Made:
-    """Speed-ups by the number of generated tokens, prompt 8."""
+    """Speed-ups over eager by the number of generated tokens."""
     paths = [path for path in _paths(results) if path != EAGER]
     columns = ["generated"]
     for path in paths:
-        columns += [f"{path}_end_to_end_speedup", f"{path}_step_speedup"]
-    columns += ["end_to_end_published_speedup", "step_published_speedup", "missing"]
+        columns += [f"{path}_step_speedup", f"{path}_end_to_end_speedup"]
+    columns += ["step_published_speedup", "end_to_end_published_speedup", "missing"]
     rows = []
-    for generated, paper in results.published.nanogpt_sweep_prompt8.items():
-        measured = {
-            row.path: row for row in results.decode if row.prompt == _SWEEP_PROMPT and row.generated == int(generated)
-        }
-        eager = measured.get(EAGER)
+    for configuration in SWEEP:
+        paper = results.published.nanogpt_sweep_prompt8[str(configuration.new_tokens)]
+        measured = _measured(results, configuration.name)
         row: dict[str, object] = {
-            "generated": int(generated),
-            "end_to_end_published_speedup": paper["e2e"],
+            "generated": configuration.new_tokens,
             "step_published_speedup": paper["step"],
-            "missing": None if eager and len(measured) > 1 else NOT_MEASURED,
+            "end_to_end_published_speedup": paper["e2e"],
+            "missing": _missing(results, measured, paths),
         }
+        eager = _step_ms(measured.get(EAGER))
         for path in paths:
-            if eager is not None and (found := measured.get(path)) is not None:
-                row[f"{path}_end_to_end_speedup"] = eager.total_s / found.total_s
-                row[f"{path}_step_speedup"] = eager.step_ms / found.step_ms
+            step = _step_ms(measured.get(path))
+            row[f"{path}_step_speedup"] = eager / step if eager and step else None
+            row[f"{path}_end_to_end_speedup"] = _whole_ratio(measured, path)
         rows.append(row)
-    title = exhibit.title(results.published)
-    return Made(make_table(exhibit.stem, title, exhibit.note(results), columns, rows), None, results.provenance())
+    title, origin = exhibit.title(results.published), _origin(results)
+    table = make_table(exhibit.stem, title, _note(exhibit, results, origin), columns, rows)
+    return Made(table, None, origin)
 
 
 def _paths(results: Results) -> tuple[str, ...]:
-    """The paths that were measured, eager first; the article's two where none was."""
-    found = dict.fromkeys(row.path for row in results.decode)
-    return tuple(sorted(found, key=lambda path: path != EAGER)) or (EAGER, REPLAY)
+    """The paths of the run; the article's two where there is none."""
+    if results.nanogpt is None:
+        return (EAGER, REPLAY)
+    return tuple(name for name in PATHS if any(path.name == name for path in results.nanogpt.paths))
+
+
+def _measured(results: Results, name: str) -> Mapping[str, Generation]:
+    configurations = results.nanogpt.configurations if results.nanogpt is not None else []
+    return next((each.paths for each in configurations if each.name == name), {})
+
+
+def _why(results: Results, path: str) -> str:
+    records = results.nanogpt.paths if results.nanogpt is not None else []
+    return "failed" if any(record.name == path and record.failed for record in records) else NOT_MEASURED
+
+
+def _missing(results: Results, measured: Mapping[str, Generation], paths: tuple[str, ...] | list[str]) -> str | None:
+    if not measured:
+        return NOT_MEASURED
+    return "; ".join(f"{path}: {_why(results, path)}" for path in paths if path not in measured) or None
+
+
+def _step_ms(generation: Generation | None) -> float | None:
+    steps = [step for steps in generation.call_us for step in steps] if generation is not None else []
+    return statistics.median(steps) / 1e3 if steps else None
+
+
+def _whole_ratio(measured: Mapping[str, Generation], path: str) -> float | None:
+    """How many times faster than eager a generation is: the median over the rounds, in which the paths took turns."""
+    base, own = measured.get(EAGER), measured.get(path)
+    if base is None or own is None or path == EAGER:
+        return None
+    pairs = list(zip(base.total_s, own.total_s, strict=False))
+    return statistics.median(there / here for there, here in pairs) if pairs else None
+
+
+def _origin(results: Results) -> Provenance:
+    if results.nanogpt is None:
+        return NOTHING
+    environment = results.nanogpt.environment
+    smoke = "in tiny size" if results.nanogpt.size != "full" else None if environment.gpu else "on the CPU"
+    return of_environment(environment, smoke)
+
+
+def _note(exhibit: Exhibit, results: Results, origin: Provenance) -> str:
+    measured = f"Measured: {origin.device}, PyTorch {origin.torch}. " if results.nanogpt is not None else ""
+    return f"{measured}Published: {results.published.sources[exhibit.source].setting}. {exhibit.differs}"
 
 
 EXHIBITS = (
