@@ -17,6 +17,7 @@ from fixtures.synthetic_results import (
     lowering,
     metrics,
 )
+from matplotlib.colors import to_hex
 
 from suite.report import compare, conclusion, explain_charts, provenance, run_charts
 from suite.report.build import FIGURE_NAMES
@@ -173,6 +174,20 @@ def test_kernels_in_graphs_are_shares_with_the_papers_coverage():
     assert chart.series == ("graph", "graph-unpartitioned")
     assert chart.bars["ST", "graph"] == Bar(90.0, total=100.0, published=5.14)
     assert chart.bars["ST", "graph-unpartitioned"] == Bar(60.0, total=100.0, published=5.14)
+
+
+def test_a_failed_cell_has_a_colour_of_its_own_and_never_that_of_its_mode():
+    def box_of(failure):
+        (axis,) = draw(chart_of({("a", "placement"): Bar(failure=failure), ("a", "graph"): Bar(1.0)}), ORIGIN).axes
+        (text,) = [text for text in axis.texts if failure in text.get_text()]
+        return text.get_text(), to_hex(text.get_bbox_patch().get_facecolor())
+
+    mode = colour(chart_of({("a", "placement"): Bar(1.0)}), "placement").lower()
+    told, red = box_of("fail_accuracy")
+    without, grey = box_of("compile: not run")
+    assert told == "\N{BALLOT X} fail_accuracy" and without == "compile: not run"
+    assert len({mode, red, grey}) == 3
+    assert box_of("compile: oom")[1] == red, "the baseline failed"
 
 
 def test_models_with_all_kernels_inside_in_each_setting_are_named_and_not_drawn():
