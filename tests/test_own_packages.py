@@ -132,3 +132,17 @@ def test_only_names_that_the_user_has_give_way(project: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_backend_needs_none_of_the_names_that_a_user_may_have(project: Path) -> None:
+    (project / "optimizations.py").unlink()
+    for name in ("models", "suite"):
+        (project / name / "__init__.py").write_text("raise SystemExit('the package of the user was imported')")
+    done = subprocess.run(
+        [sys.executable, "-c", "import optimizations.backend; optimizations.report(); optimizations.reset()"],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(project), str(REPOSITORY)))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
