@@ -47,13 +47,13 @@ def gone(path: Path, within_s: float = 10.0) -> bool:
 
 def test_a_killed_program_leaves_no_worker_no_stray_and_no_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "log")]
-    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert program.stdout is not None
     folder, worker, temporary, stray = program.stdout.readline().split()
     pids = [int(worker), int(stray)]
     assert Path(folder, "kernel.so").exists() and Path(temporary).is_dir()
     assert living(pids, within_s=0.0) == pids
-    program.kill()
+    os.killpg(program.pid, signal.SIGKILL)  # with all that is in its group, as a terminal's `kill -9 -PGID` does
     program.wait()
     program.stdout.close()
     assert gone(Path(folder)) and gone(Path(temporary).parent)

@@ -16,6 +16,8 @@ from models.registry import UnknownWorkload, find
 from models.torchbench import TorchBenchRefuses, TorchBenchUnavailable
 from suite.errors import WrongUse
 from suite.explain.build import build_workload
+from suite.explain.known_values import KnownValuesMode
+from suite.explain.pretended_gpu import named_gpu
 from suite.explain.targets import Target, find_targets
 
 
@@ -182,6 +184,12 @@ def test_a_folder_without_a_model_is_unknown() -> None:
 def test_explain_takes_a_model_of_torchbench_for_a_workload() -> None:
     assert find_targets(["torchbench:language_net"]) == [Target("torchbench:Language_Net", "published")]
     assert not find_targets(["torchbench:language_net"])[0].is_program
+
+
+def test_the_device_is_told_in_torchbenchs_word_whatever_its_index() -> None:
+    with KnownValuesMode() as mode, named_gpu(), mode.random_values():
+        module = find("torchbench:ranking_net").build("published", "full", torch.device("cuda", 0))
+    assert module.linear.weight.device.type == "cuda"
 
 
 @pytest.mark.parametrize("name", ["ranking_net", "ranking_net-train"])
