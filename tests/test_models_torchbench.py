@@ -15,7 +15,7 @@ from models.instance import instantiate
 from models.registry import UnknownWorkload, find
 from models.torchbench import TorchBenchRefuses, TorchBenchUnavailable
 from suite.errors import WrongUse
-from suite.explain.build import build_workload
+from suite.explain.build import build_workload, replaced_on_move
 from suite.explain.known_values import KnownValuesMode
 from suite.explain.pretended_gpu import named_gpu
 from suite.explain.targets import Target, find_targets
@@ -187,7 +187,7 @@ def test_explain_takes_a_model_of_torchbench_for_a_workload() -> None:
 
 
 def test_the_device_is_told_in_torchbenchs_word_whatever_its_index() -> None:
-    with KnownValuesMode() as mode, named_gpu(), mode.random_values():
+    with KnownValuesMode() as mode, replaced_on_move(), named_gpu(), mode.random_values():
         module = find("torchbench:ranking_net").build("published", "full", torch.device("cuda", 0))
     assert module.linear.weight.device.type == "cuda"
 
