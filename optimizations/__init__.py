@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from optimizations.options import Options, WrongOption
-from optimizations.report import GraphReport, report
+from optimizations.report import GraphReport, recordings, report
 from optimizations.report.steps import Refusal, StepReport
 from optimizations.torch_internals import UnsupportedTorch
 
@@ -31,8 +31,10 @@ __all__ = [
     "explain",
     "graph_callables",
     "graph_step",
+    "recordings",
     "report",
     "reset",
+    "settled",
 ]
 
 
@@ -140,6 +142,17 @@ def graph_callables(
         outputs=outputs,
         after_step=after_step,
     )
+
+
+def settled() -> bool:
+    """Whether every recorded graph is as it will stay: nothing waits for more calls of the program.
+
+    A graph that is not called any more never settles.
+    """
+    import sys
+
+    containers = sys.modules.get("optimizations.capture.trees.containers")  # not imported where nothing was compiled
+    return containers is None or bool(containers.settled())
 
 
 def reset() -> None:

@@ -22,19 +22,33 @@ from simulated_work import aligned
 
 from optimizations import torch_internals
 from optimizations.capture.trees import containers, manager
-from optimizations.captured.placeholders import size_bytes
-from optimizations.recording import attempt
+from optimizations.capture.trees import function as function_module
+from optimizations.capture.trees import node as node_module
+from optimizations.captured.displaced import size_bytes
+from optimizations.recording import budget, description, session
+from optimizations.recording.generated import GeneratedCode
 
 QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagraph_asserts": False}
 
 
 class FakeStream:
+    cuda_stream = 7
+
     def wait_stream(self, other: Any) -> None:
         pass
 
 
+class FakeMemPool:
+    """`torch.cuda.MemPool`."""
+
+    cuda: CudaOnCpu
+
+    def __init__(self) -> None:
+        self.id = self.cuda.new_pool()
+
+
 class FakeDeviceTools(SimulatedTools):
-    """`tools.DeviceTools` over the simulated driver."""
+    """`device.DeviceTools` over the simulated driver."""
 
     def rewritten(self, kernel: Any, node: Any, shared_bytes: int) -> Any:
         raise AssertionError("no PTX is at hand here")
@@ -45,6 +59,9 @@ class CudaOnCpu:
 
     def __init__(self) -> None:
         self.driver = SimulatedDriver()
+        self.driver.begin_capture = self.begin_capture
+        self.driver.end_capture = self.end_capture
+        self.allocating_to: Any = None
         self.tools = FakeDeviceTools(self.driver)
         self.memory: dict[Any, list[torch.Tensor]] = defaultdict(list)
         self.capturing: FakeGraph | None = None
@@ -52,6 +69,8 @@ class CudaOnCpu:
         self.replays = 0
         self.pools = itertools.count(1)
         self.generators: list[Any] = []
+        self.stream = 1
+        self.waits: list[int] = []
 
     def new_pool(self) -> tuple[int, int]:
         return (0, next(self.pools))
@@ -78,8 +97,28 @@ class CudaOnCpu:
             }
         )
 
+    def is_placeholder(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies in memory that `static_input` gave."""
+        return any(block.data_ptr() == tensor.data_ptr() for block in self.memory["placeholders"])
+
     def segments(self, pool: Any) -> list[dict[str, int]]:
         return [{"address": block.data_ptr(), "total_size": block.numel() * 4} for block in self.memory[tuple(pool)]]
+
+    def begin_allocating(self, device: int, pool: Any) -> None:
+        self.allocating_to = pool
+
+    def begin_capture(self) -> None:
+        """By the driver, without PyTorch's knowledge."""
+        assert self.capturing is None, "one capture at a time"
+        graph = type("BoundGraph", (FakeGraph,), {"cuda": self})(keep_graph=True)
+        graph.begin(self.allocating_to)
+        self.capturing = graph
+        self.captures += 1
+
+    def end_capture(self) -> int:
+        graph, self.capturing = self.capturing, None
+        assert graph is not None
+        return graph.graph
 
     @contextlib.contextmanager
     def capture(
@@ -147,9 +186,14 @@ def at_address(address: int, size: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def tensor_at(metadata: dict[str, Any]) -> torch.Tensor:
-    """What `CUDAGraphNode._reconstruct_from_tensor_metadata` makes."""
-    flat = at_address(metadata["data_ptr"], metadata["nbytes"], metadata["dtype"])
-    return flat.as_strided(metadata["size"], metadata["stride"], metadata["storage_offset"])
+    """A tensor that does not own its memory."""
+    return tensor_over(metadata, at_address(metadata["data_ptr"], metadata["nbytes"], torch.uint8).untyped_storage())
+
+
+def tensor_over(metadata: dict[str, Any], storage: Any) -> torch.Tensor:
+    """`torch._C._construct_CUDA_Tensor_From_Storage_And_Metadata`."""
+    empty = torch.empty(0, dtype=metadata["dtype"])
+    return empty.set_(storage, metadata["storage_offset"], metadata["size"], metadata["stride"])
 
 
 @pytest.fixture
@@ -157,6 +201,7 @@ def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
     """See the module."""
     cuda = CudaOnCpu()
     graph_class = type("BoundGraph", (FakeGraph,), {"cuda": cuda})
+    pool_class = type("BoundPool", (FakeMemPool,), {"cuda": cuda})
     trees = torch_internals.cudagraph_trees
 
     def nothing(*args: Any, **kwargs: Any) -> Any:
@@ -168,6 +213,11 @@ def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (torch.cuda, "Stream", FakeStream),
         (torch.cuda, "device", nothing),
         (torch.cuda, "CUDAGraph", graph_class),
+        (torch.cuda, "MemPool", pool_class),
+        (torch.cuda, "stream", nothing),
+        (torch_internals, "begin_allocating", cuda.begin_allocating),
+        (torch_internals, "end_allocating", lambda *_: None),
+        (torch_internals, "release_pool", lambda *_: None),
         (torch.cuda, "graph", cuda.capture),
         (torch.cuda, "graph_pool_handle", cuda.new_pool),
         (torch, "_check", lambda *_: None),
@@ -177,20 +227,21 @@ def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (trees, "get_history_recording", nothing),
         (trees, "get_cudagraph_segments", cuda.segments),
         (trees, "static_input", cuda.static_input),
-        (trees.CUDAGraphNode, "create_storage", lambda self, metadata: None),
-        (
-            trees.CUDAGraphNode,
-            "_reconstruct_from_tensor_metadata",
-            lambda self, metadata, storage=None: tensor_at(metadata),
-        ),
-        (attempt, "device_tools", lambda index: cuda.tools),
-        (attempt, "triton_kernels", lambda model, device: {}),
-        (attempt, "ineligible_reason", ineligible),
-        (manager, "ineligible_reason", ineligible),
+        (torch._C, "_construct_CUDA_Tensor_From_Storage_And_Metadata", tensor_over),
+        (node_module, "device_tools", lambda index: cuda.tools),
+        (node_module, "triton_kernels", lambda model, device: {}),
+        (session, "ineligible_reason", ineligible),
+        (description, "ineligible_reason", ineligible),
+        (function_module, "read_generated", lambda model: getattr(model, "code", GeneratedCode(None))),
+        (budget, "SHARE", 1e9),
+        (budget, "FEWEST_REPLAYS", 1),
+        (manager, "make_context_current", lambda device: None),
+        (manager, "wait_for_stream", lambda stream, device: cuda.waits.append(stream)),
+        (torch_internals, "current_raw_stream", lambda device: cuda.stream),
     ):
         monkeypatch.setattr(owner, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_getCheckpointState", lambda *_: object())
     for name in (
-        "_cuda_getCheckpointState",
         "_cuda_setCheckpointPoolState",
         "_cuda_cudaCachingAllocator_raw_delete",
         "_free_And_Remove_DeleterFn",
@@ -201,5 +252,7 @@ def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
     containers.shut_down()
 
 
-def ineligible(value: torch.Tensor, device: int) -> str | None:
+def ineligible(value: Any) -> str | None:
+    if not isinstance(value, torch.Tensor):
+        return "it is not a tensor"
     return None if size_bytes(value) else "it holds no bytes"

@@ -79,7 +79,10 @@ class Executable:
     parameters: dict[int, list[bytes]]
     copies: dict[int, dict[str, int]]
     fills: dict[int, dict[str, int]]
+    nodes: tuple[int, ...] = ()
+    edges: tuple[tuple[int, int], ...] = ()
     uploaded: bool = False
+    updatable: set[int] = field(default_factory=set)
     disabled: set[int] = field(default_factory=set)
     order: list[int] = field(default_factory=list)
 
@@ -104,6 +107,9 @@ class SimulatedDriver:
     CUgraphExec = real.CUgraphExec
     CUkernel = real.CUkernel
     CUstream = real.CUstream
+    CUstreamCaptureMode = real.CUstreamCaptureMode
+    begin_capture: Callable[[], None]
+    end_capture: Callable[[], int]
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -216,6 +222,13 @@ class SimulatedDriver:
     def cuCtxGetCurrent(self) -> tuple[Any, ...]:
         return OK, real.CUcontext(1)
 
+    def cuStreamBeginCapture(self, stream: Any, mode: Any) -> tuple[Any, ...]:
+        self.begin_capture()
+        return (OK,)
+
+    def cuStreamEndCapture(self, stream: Any) -> tuple[Any, ...]:
+        return OK, real.CUgraph(self.end_capture())
+
     def cuDriverGetVersion(self) -> tuple[Any, ...]:
         return OK, 13000
 
@@ -271,15 +284,19 @@ class SimulatedDriver:
 
     def cuGraphInstantiate(self, graph: Any, flags: int) -> tuple[Any, ...]:
         of = self.graphs[int(graph)]
-        if of.executables and any(self.nodes[node].updatable for node in of.nodes):
+        updatable = {node for node in of.nodes if self.nodes[node].updatable}
+        if of.executables and updatable:
             raise RuleBroken("a graph with device-updatable nodes was instantiated twice")
-        of.executables += 1
+        of.executables += bool(updatable)
         handle = self.handle()
         self.executables[handle] = Executable(
             of,
             {node: list(self.nodes[node].parameters) for node in of.nodes},
             {node: dict(self.nodes[node].copy) for node in of.nodes},
             {node: dict(self.nodes[node].fill) for node in of.nodes},
+            nodes=tuple(of.nodes),
+            edges=tuple(of.edges),
+            updatable=updatable,
         )
         return OK, real.CUgraphExec(handle)
 
@@ -333,10 +350,10 @@ class SimulatedDriver:
     def launch(self, executable: int) -> None:
         """Run a graph now, its nodes in an order that its edges allow."""
         run = self.executables[executable]
-        nodes = run.graph.nodes
-        if any(self.nodes[node].updatable for node in nodes) and not run.uploaded:
+        nodes = run.nodes
+        if run.updatable and not run.uploaded:
             raise RuleBroken("a graph with device-updatable nodes was launched without an upload")
-        waiting = {node: sum(target == node for _, target in run.graph.edges) for node in nodes}
+        waiting = {node: sum(target == node for _, target in run.edges) for node in nodes}
         ready = [node for node in nodes if not waiting[node]]
         self._running = run, {node: node for node in nodes}
         run.order = []
@@ -345,7 +362,7 @@ class SimulatedDriver:
             run.order.append(node)
             if node not in run.disabled:
                 self._run_node(run, node)
-            for source, target in run.graph.edges:
+            for source, target in run.edges:
                 if source == node:
                     waiting[target] -= 1
                     if not waiting[target]:
@@ -431,6 +448,9 @@ class SimulatedTools:
 
     def synchronize(self) -> None:
         pass
+
+    def free_bytes(self) -> int:
+        return 2**40
 
     def table_function(self, capacity: int) -> Any:
         return real.CUfunction(self.driver.table_functions[capacity])

@@ -20,8 +20,8 @@ import torch
 from cuda.bindings import driver as real
 from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, floats, word
 
+from optimizations.captured.displaced import size_bytes
 from optimizations.captured.graph import MemoryRange
-from optimizations.captured.placeholders import size_bytes
 from optimizations.captured.read import read_graph
 from optimizations.captured.recapture import Recaptured
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from optimizations.report import LEDGER, CompiledGraph, Copy, Entry, Left, PlacementReport
-from optimizations.report.recordings import RecordingReport, ReplayedInput
+from optimizations.report.recordings import KeptResults, RecordingReport, ReplayedInput, UncapturedCalls
 from suite.measure.encore_report import encore_report
 from suite.schema import Metrics
 
@@ -64,24 +65,29 @@ def test_what_others_say_holds_no_path_of_this_machine_either() -> None:
 def test_recordings_stand_in_the_row_and_are_read_back() -> None:
     entry = Entry(PlacementReport("cuda:0", None, 4))
     LEDGER.add(entry)
-    entry.recordings.append(
-        RecordingReport(
-            direction="backward",
-            nodes=7,
-            kernels=6,
-            inputs=(ReplayedInput(0, "tangents_1", 4096, True, False, 2, 3, ("host",), ()),),
-            copied_bytes=0,
-            pointer_bytes=24,
-            fallbacks=(),
-            off=None,
-            proof_runs=8,
-            indirection_s=1.5,
-        )
+    recording = RecordingReport(
+        direction="backward",
+        nodes=7,
+        kernels=6,
+        inputs=(ReplayedInput(0, "tangents_1", 4096, True, False, 2, 3, ("host",), ()),),
+        copied_bytes=0,
+        pointer_bytes=24,
+        fallbacks=(),
+        off=None,
+        proof_runs=8,
+        indirection_s=1.5,
+    )
+    kept = KeptResults("backward", (0,), copies=3, copied_bytes=96)
+    calls = UncapturedCalls("backward", "its forward ran without a graph", 2)
+    entry.functions.append(
+        SimpleNamespace(recordings=lambda: [recording], kept=lambda: kept, uncaptured=lambda: [calls])
     )
     found = encore_report()
     metrics = Metrics(coverage=None, graphs=None, copies=None, memory=None, kernel_time_us=None, encore_report=found)
     again = Metrics.model_validate_json(metrics.model_dump_json()).encore_report
     assert again == found
+    assert found[0]["kept"][0]["copies"] == 3  # type: ignore[index, call-overload]
+    assert found[0]["uncaptured"][0]["calls"] == 2  # type: ignore[index, call-overload]
     (recording,) = found[0]["recordings"]  # type: ignore[index, call-overload]
     assert recording["inputs"][0]["appliers"] == ["host"]
     assert recording["pointer_bytes"] == 24

@@ -19,15 +19,31 @@ from optimizations.report.recordings import RecordingReport
 __all__ = ["cuda_in_disguise"]
 
 
+class FakeFunction:
+    """`report.ReportedFunction` with one recording."""
+
+    def __init__(self, recording: RecordingReport) -> None:
+        self._recording = recording
+
+    def recordings(self) -> list[RecordingReport]:
+        return [self._recording]
+
+    def kept(self) -> None:
+        return None
+
+    def uncaptured(self) -> list[Any]:
+        return []
+
+
 class FakeEncore(FakeMaker):
     """In the place of `EncoreMaker`: notes its arguments, and reports one recording."""
 
     made_with: ClassVar[list[Any]] = []
 
-    def __init__(self, choice: Choice, report: Callable[[RecordingReport], None]) -> None:
+    def __init__(self, choice: Choice, report: Callable[[Any], None]) -> None:
         super().__init__()
         self.made_with.append(choice)
-        report(RecordingReport("inference", 3, 2, (), 0, 16, (), None, 6, 0.5))
+        report(FakeFunction(RecordingReport("inference", 3, 2, (), 0, 16, (), None, 6, 0.5)))
 
 
 @pytest.fixture

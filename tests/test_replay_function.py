@@ -14,7 +14,7 @@ from simulated_work import aligned
 from optimizations import torch_internals
 from optimizations.capture.trees import function as module
 from optimizations.capture.trees import maker as maker_module
-from optimizations.capture.trees.function import Capturable, CapturedFunction, forget_recordings
+from optimizations.capture.trees.function import GraphedFunction, RecordableFunction, forget_recordings
 from optimizations.capture.trees.maker import EncoreMaker
 from optimizations.indirection.plan import Choice
 
@@ -26,7 +26,7 @@ class FakeRecord:
         self.made: list[dict[str, Any]] = []
         self.replays: list[list[Any]] = []
 
-    def __call__(self, model: Capturable, inputs: list[Any], static: Any, **keywords: Any) -> Any:
+    def __call__(self, model: RecordableFunction, inputs: list[Any], static: Any, **keywords: Any) -> Any:
         self.made.append({"model": model, "static": static, **keywords})
         outputs = model(inputs)
 
@@ -43,12 +43,12 @@ def total(inputs: list[Any]) -> list[Any]:
     return [sum(tensors)]
 
 
-def function_of(record: FakeRecord, model: Callable[..., Any] = total, **keywords: Any) -> CapturedFunction:
-    def capturable(aligned: Callable[..., Any]) -> Capturable:
-        return Capturable(aligned, model, Choice.AUTO, "inference", lambda report: None)
+def function_of(record: FakeRecord, model: Callable[..., Any] = total, **keywords: Any) -> GraphedFunction:
+    def recordable(aligned: Callable[..., Any]) -> RecordableFunction:
+        return RecordableFunction(aligned, model, Choice.AUTO, "inference")
 
     settings = {"static_input_idxs": (), "mutated_input_idxs": (), **keywords}
-    return CapturedFunction(model, capturable, record, **settings)
+    return GraphedFunction(model, recordable, record, **settings)
 
 
 def test_the_first_call_records_and_later_ones_replay() -> None:

@@ -5,6 +5,7 @@ Everything is called as Inductor calls it: a function from `EncoreMaker.cudagrap
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 import weakref
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from cuda_on_cpu import CudaOnCpu, at_address, cuda_on_cpu
 from simulated_cuda import Function, Node, floats, word
 from simulated_work import aligned
 
@@ -24,6 +25,8 @@ from optimizations.capture.trees.function import forget_recordings
 from optimizations.capture.trees.maker import EncoreMaker
 from optimizations.capture.trees.node import EncoreNode
 from optimizations.indirection.plan import Choice
+from optimizations.recording import fixed_inputs, session
+from optimizations.recording.generated import GeneratedCode
 from optimizations.report.recordings import RecordingReport
 from suite.measure import copies
 
@@ -37,22 +40,45 @@ def values(start: float, offset: int = 0) -> torch.Tensor:
 
 
 class Model:
-    """out = 2 * x + y * w, `w` at a fixed address; then, as told, x += 1, or x is returned as well."""
+    """out = 2 * x + y * w, `w` at a fixed address; then, as told, x += 1, or x is returned as well, or w += 1.
 
-    def __init__(self, cuda: CudaOnCpu, *, writes_x: bool = False, returns_x: bool = False) -> None:
+    `code` is what is known of it as a generated function: by default nothing but that it has no hidden state.
+    `hides_y`: the kernel finds y's address in memory of its own. `reuses_x`: the output takes the memory of x's
+    placeholder, as the allocator has it when x is dead.
+    """
+
+    def __init__(
+        self,
+        cuda: CudaOnCpu,
+        *,
+        writes_x: bool = False,
+        returns_x: bool = False,
+        writes_w: bool = False,
+        hides_y: bool = False,
+        reuses_x: bool = False,
+        code: GeneratedCode | None = None,
+    ) -> None:
         self.cuda = cuda
         self.writes_x = writes_x
         self.returns_x = returns_x
+        self.writes_w = writes_w
+        self.hides_y = hides_y
+        self.reuses_x = reuses_x
+        self.code = code or GeneratedCode(None)
         self.runs: list[str] = []
         self.body = Function("body", (8, 8, 8, 8), self._body)
         cuda.driver.add_function(self.body)
 
     def _body(self, x: bytes, y: bytes, w: bytes, out: bytes) -> None:
+        if self.hides_y:
+            y = bytes((ctypes.c_uint8 * 8).from_address(int.from_bytes(y, "little")))
         at = [floats(int.from_bytes(pointer, "little"), COUNT) for pointer in (x, y, w, out)]
         one, other, weight = (list(memory) for memory in at[:3])
         at[3][:] = [2 * a + b * c for a, b, c in zip(one, other, weight, strict=True)]
         if self.writes_x:
             at[0][:] = [value + 1 for value in one]
+        if self.writes_w:
+            at[2][:] = [value + 1 for value in weight]
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         x, y, w = inputs
@@ -62,10 +88,19 @@ class Model:
             out = 2 * x + y * w
             if self.writes_x:
                 x += 1
+            if self.writes_w:
+                w += 1
         else:
             self.runs.append("captured")
             out = self.cuda.allocate(COUNT)
-            pointers = [word(tensor.data_ptr()) for tensor in (x, y, w, out)]
+            if self.reuses_x and self.cuda.is_placeholder(x):
+                out = at_address(x.data_ptr(), COUNT * 4, torch.float32)
+            second = y.data_ptr()
+            if self.hides_y:
+                table = self.cuda.allocate(COUNT).view(torch.int64)
+                table[0] = second
+                second = table.data_ptr()
+            pointers = [word(address) for address in (x.data_ptr(), second, w.data_ptr(), out.data_ptr())]
             self.cuda.driver.add_node(self.cuda.capturing.graph, Node("KERNEL", self.body, pointers))
         return [out, x] if self.returns_x else [out]
 
@@ -74,14 +109,23 @@ class Compiled:
     """A function as Inductor would hold it, and the reports of its recordings."""
 
     def __init__(
-        self, model: Callable[..., Any], choice: Choice = Choice.HOST, outputs: int = 1, **keywords: Any
+        self,
+        model: Callable[..., Any],
+        choice: Choice = Choice.HOST,
+        outputs: int = 1,
+        static_inputs: tuple[int, ...] = (2,),
+        **keywords: Any,
     ) -> None:
-        self.reports: list[RecordingReport] = []
+        self.functions: list[Any] = []
         placeholders = [torch_internals.cudagraph_utils.PlaceholderInfo(name, None, [], None) for name in "xyw"]
         settings = {"is_backward": False, "is_inference": True, "stack_traces": [None] * outputs, **keywords}
-        self.function = EncoreMaker(choice, self.reports.append).cudagraphify(
-            model, (2,), device_index=0, placeholders=placeholders, constants=(), **settings
+        self.function = EncoreMaker(choice, self.functions.append).cudagraphify(
+            model, static_inputs, device_index=0, placeholders=placeholders, constants=(), **settings
         )
+
+    @property
+    def reports(self) -> list[RecordingReport]:
+        return [report for function in self.functions for report in function.recordings()]
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """A call of a new iteration: results are copied, as a caller that keeps them would."""
@@ -108,11 +152,11 @@ def test_warm_up_recording_and_replays_compute_the_same(cuda_on_cpu: CudaOnCpu, 
     model, w = Model(cuda_on_cpu), values(7)
     compiled = Compiled(model, choice)
     check(compiled, w)
-    assert model.runs == ["plain", "captured", "captured"], "warm-up, scout, recording"
+    assert model.runs == ["plain", "captured", "captured"], "warm-up, recording, one more capture to compare with"
     assert cuda_on_cpu.replays == 7, "one at the recording, one in each later call"
     (node,) = nodes()
-    assert node.follower is not None
-    assert node.follower.indices == [0, 1]
+    assert node.tracker is not None
+    assert node.tracker.indices == [0, 1]
     assert node.non_static_input_idx == [], "nothing is copied"
     assert node.static_input_idxs == [2]
     (report,) = compiled.reports
@@ -137,47 +181,17 @@ def test_the_suite_counts_pointers_instead_of_data(cuda_on_cpu: CudaOnCpu) -> No
     assert (count.copied_bytes, count.pointer_bytes) == (COUNT * 4, 8)
 
 
-def test_moved_inputs_do_not_record_anew_and_moved_parameters_do(cuda_on_cpu: CudaOnCpu) -> None:
-    model, w = Model(cuda_on_cpu), values(7)
-    compiled = Compiled(model)
-    check(compiled, w)
-    assert len(compiled.reports) == 1
-    other = values(11)
-    check(compiled, other)
-    assert len(compiled.reports) == 2
-    check(compiled, w)
-    assert len(compiled.reports) == 2, "both recordings are kept"
-
-
 def test_unmoved_inputs_set_nothing(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    check(compiled, w)
     x, y = values(1), values(2)
-    for _ in range(3):
+    for _ in range(2):
         compiled(x, y, w)
     cuda_on_cpu.driver.calls.clear()
     x.fill_(4.0)
     (result,) = compiled(x, y, w)
     assert torch.equal(result, 2 * x + y * w)
     assert cuda_on_cpu.driver.calls == []
-
-
-def test_placeholders_of_inputs_read_in_place_are_freed(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from optimizations.recording import session as recording
-
-    buffers: list[Any] = []
-    make = recording.outside_placeholders
-
-    def watched(inputs: Any) -> Any:
-        made = make(inputs)
-        buffers.extend(weakref.ref(one.buffer) for one in made.values())
-        return made
-
-    monkeypatch.setattr(recording, "outside_placeholders", watched)
-    check(Compiled(Model(cuda_on_cpu)), values(7))
-    assert len(buffers) == 2
-    assert [buffer() for buffer in buffers] == [None, None]
 
 
 def test_the_callers_tensors_are_not_kept(cuda_on_cpu: CudaOnCpu) -> None:
@@ -190,84 +204,287 @@ def test_the_callers_tensors_are_not_kept(cuda_on_cpu: CudaOnCpu) -> None:
         assert alive() is None, start
 
 
-def test_an_input_that_is_returned_is_copied(cuda_on_cpu: CudaOnCpu) -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_an_input_that_is_returned_is_copied(cuda_on_cpu: CudaOnCpu, several: bool) -> None:
     model, w = Model(cuda_on_cpu, returns_x=True), values(7)
     compiled = Compiled(model, outputs=2)
     kept = []
-    for step in range(6):
+    for step in range(10):
         x, y = values(step), values(2 * step)
         kept.append((x, y))
-        out, same = compiled(x, y, w)
+        torch.compiler.cudagraph_mark_step_begin()
+        out, same = compiled.function([x, y, w])
         assert torch.equal(out, 2 * x + y * w)
         assert torch.equal(same, x)
+        for function in compiled.functions:
+            function.is_one_of_several = several
+        if several and step > 0:
+            assert same is x, "the caller's own tensor, which a later part of the program may write"
+        del out, same
     (node,) = nodes()
     assert node.non_static_input_idx == [0]
-    assert node.follower is not None
-    assert node.follower.indices == [1]
+    assert node.tracker is not None
+    assert node.tracker.indices == [1]
     assert "an output shares its memory" in compiled.reports[0].inputs[0].reasons[0]
 
 
-@pytest.mark.parametrize("offset", [0, 1])
-def test_a_mutated_input_is_captured_and_the_caller_sees_it(cuda_on_cpu: CudaOnCpu, offset: int) -> None:
-    """Also where the caller's tensor is misaligned, so that the graph writes a copy of it."""
-    model, w = Model(cuda_on_cpu, writes_x=True), values(7)
-    compiled = Compiled(model, mutated_input_idxs=(0,))
+def test_an_output_in_the_memory_of_a_dead_input_is_not_taken_for_the_input(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu, reuses_x=True)), values(7)
     kept = []
-    for step in range(6):
-        x, y = values(step, offset), values(2 * step)
+    for step in range(10):
+        x, y = values(step), values(3 * step)
         kept.append((x, y))
-        before = x.clone()
         (out,) = compiled(x, y, w)
-        assert torch.equal(out, 2 * before + y * w), step
-        assert torch.equal(x, before + 1), step
-    assert model.runs == ["plain", "captured", "captured"]
-    assert compiled.reports[0].inputs[0].mutated
+        assert torch.equal(out, 2 * x + y * w), step
 
 
-def test_a_mutated_input_that_cannot_be_read_in_place_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None:
-    """Recorded once, right in that call too, and then run without a graph, as stock does from the start."""
-    model, w = Model(cuda_on_cpu, writes_x=True, returns_x=True), values(7)
-    compiled = Compiled(model, outputs=2, mutated_input_idxs=(0,))
-    kept = []
-    for step in range(5):
-        x, y = values(step), values(2 * step)
-        kept.append((x, y))
-        before = x.clone()
-        out, same = compiled(x, y, w)
-        assert torch.equal(out, 2 * before + y * w), step
-        assert torch.equal(x, before + 1), step
-        assert torch.equal(same, before + 1), step
-    assert model.runs == ["plain", "captured", "captured", "plain", "plain", "plain"]
-    assert len(compiled.reports) == 1
+def test_an_address_that_the_kernel_finds_elsewhere_is_found_out_and_the_input_copied(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu, hides_y=True)), values(7)
+    check(compiled, w, calls=20)
+    (node,) = nodes()
+    assert node.tracker is None or 1 not in node.tracker.indices
+    assert 1 in node.non_static_input_idx
+    assert not compiled.reports[0].inputs[1].indirect
 
 
-def test_a_mutated_input_in_the_pool_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None:
+def test_without_a_difference_between_calls_nothing_is_proven(cuda_on_cpu: CudaOnCpu) -> None:
+    """The same data in each call: a pointer that was missed would not show."""
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    for _ in range(40):
+        compiled(values(1), values(2), w)
+    (report,) = compiled.reports
+    assert report.copied_bytes == 2 * COUNT * 4
+    assert "held the same data" in report.inputs[0].reasons[0]
+
+
+def test_what_the_generated_code_names_needs_no_proof(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_is_as_named", lambda verdict, named, triton: named == len(verdict.uses))
+    model, w = Model(cuda_on_cpu, code=GeneratedCode(None, triton_uses={0: 1, 1: 1, 2: 1})), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=4)
+    (report,) = compiled.reports
+    assert (report.proof_runs, report.copied_bytes) == (0, 0)
+
+
+def test_a_function_with_unknown_calls_is_never_captured_again(cuda_on_cpu: CudaOnCpu) -> None:
+    model, w = Model(cuda_on_cpu, code=GeneratedCode("it calls a custom operator, mine::op")), values(7)
+    compiled = Compiled(model)
+    check(compiled, w)
+    assert model.runs == ["plain", "captured"]
+    assert "mine::op" in str(compiled.reports[0].off)
+    assert compiled.reports[0].copied_bytes == 2 * COUNT * 4
+
+
+def test_a_mutated_input_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None:
+    """Stock runs such a function without a graph, and so its results may be kept."""
     model, w = Model(cuda_on_cpu, writes_x=True), values(7)
     compiled = Compiled(model, mutated_input_idxs=(0,))
-    for step in range(3):
-        compiled(values(step), values(step), w)
-    (pool,) = {tuple(one.cuda_graphs_thread_pool) for one in managers()}
-    own, y = cuda_on_cpu.memory[pool][0], values(5)
-    own.copy_(values(50))
-    before = own.clone()
-    (out,) = compiled(own, y, w)
-    assert torch.equal(out, 2 * before + y * w)
-    assert torch.equal(own, before + 1)
-    assert model.runs[-1] == "plain"
+    kept: list[Any] = []
+    for step in range(6):
+        x, y = values(step), values(2 * step)
+        expected = 2 * x + y * w
+        kept.append((compiled.function([x, y, w])[0], expected))
+        assert torch.equal(x, values(step) + 1)
+    assert all(torch.equal(out, expected) for out, expected in kept)
+    assert set(model.runs) == {"plain"}
+
+
+def test_results_that_are_kept_stay_valid_and_are_copied_from_then_on(cuda_on_cpu: CudaOnCpu) -> None:
+    model, w = Model(cuda_on_cpu), values(7)
+    compiled = Compiled(model)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for step in range(30):
+        x, y = values(step), values(2 * step)
+        torch.compiler.cudagraph_mark_step_begin()
+        (out,) = compiled.function([x, y, w])
+        kept.append((out, 2 * x + y * w))
+    assert all(torch.equal(out, expected) for out, expected in kept)
+    (function,) = compiled.functions
+    report = function.kept()
+    assert report.outputs == (0,)
+    assert 20 < report.copies < 30
+    assert sum(calls.calls for calls in function.uncaptured()) <= manager.PATIENCE
+    assert model.runs.count("plain") <= 1 + manager.PATIENCE
+
+
+def test_a_result_held_from_a_replay_moves_everything_to_a_new_pool(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    check(compiled, w)
+    x, y = values(1), values(2)
+    torch.compiler.cudagraph_mark_step_begin()
+    held = compiled.function([x, y, w])[0]
+    expected = held.clone()
+    pools = {tuple(one.cuda_graphs_thread_pool) for one in managers()}
+    check(compiled, w, calls=10)
+    assert torch.equal(held, expected)
+    assert {tuple(one.cuda_graphs_thread_pool) for one in managers()} != pools
+    assert len(compiled.reports) == 2, "the recording that is gone is still reported"
+
+
+def test_a_program_that_keeps_nothing_copies_nothing(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    for step in range(10):
+        torch.compiler.cudagraph_mark_step_begin()
+        compiled.function([values(step), values(step), w])
+    (function,) = compiled.functions
+    assert function.kept() is None
+    assert list(function.uncaptured()) == []
+
+
+def test_a_recording_that_fails_costs_the_graph_and_nothing_else(cuda_on_cpu: CudaOnCpu) -> None:
+    model, w = Model(cuda_on_cpu, writes_w=True), values(7)
+
+    def fails(inputs: list[Any]) -> list[Any]:
+        if cuda_on_cpu.capturing is not None:
+            inputs.clear()
+            raise RuntimeError("These storage data ptrs are not allocated in pool")
+        return model(inputs)
+
+    compiled = Compiled(fails)
+    for step in range(5):
+        x, y, before = values(step), values(2 * step), w.clone()
+        (out,) = compiled(x, y, w)
+        assert torch.equal(out, 2 * x + y * before), step
+        assert torch.equal(w, before + 1), "once a call"
+    (calls,) = compiled.functions[0].uncaptured()
+    assert calls.calls == 4
+    assert "not allocated in pool" in calls.reason
+
+
+def test_parameters_that_move_are_recorded_twice_and_then_patched(cuda_on_cpu: CudaOnCpu) -> None:
+    model = Model(cuda_on_cpu)
+    compiled = Compiled(model)
+    weights = [values(7 + swap) for swap in range(12)]
+    for _ in range(3):
+        for w in weights:
+            check(compiled, w, calls=2)
+    assert len(compiled.reports) == 2
+    assert compiled.reports[0].fixed_inputs_followed == 1
+    assert compiled.reports[0].fixed_inputs_refused is None
+    recorded = model.runs.count("captured")
+    for w in weights:
+        check(compiled, w, calls=2)
+    assert model.runs.count("captured") == recorded, "100 swaps: no recording"
+    old = weakref.ref(weights[0])
+    del weights, w
+    assert old() is None, "old weights are not kept"
+
+
+def test_parameters_that_the_function_writes_are_written_where_they_are(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu, writes_w=True), mutated_input_idxs=(2,))
+    weights = [values(7 + swap) for swap in range(4)]
+    for step in range(40):
+        w = weights[step % 4]
+        x, y, before = values(step), values(2 * step), w.clone()
+        (out,) = compiled(x, y, w)
+        assert torch.equal(out, 2 * x + y * before), step
+        assert torch.equal(w, before + 1), step
+    assert compiled.reports[0].fixed_inputs_followed == 1
+
+
+def test_parameters_whose_address_hides_are_recorded_as_stock_does(cuda_on_cpu: CudaOnCpu) -> None:
+    """`y` stands for a parameter here: its address is found in memory, so that a patched graph reads the old one."""
+    compiled = Compiled(Model(cuda_on_cpu, hides_y=True), static_inputs=(1, 2))
+    parameters = [values(3 * swap) for swap in range(6)]
+    w = values(7)
+    kept = []
+    for step in range(40):
+        x, y = values(step), parameters[step % 6]
+        kept.append(x)
+        (out,) = compiled(x, y, w)
+        assert torch.equal(out, 2 * x + y * w), step
+    assert all(report.fixed_inputs_followed == 0 for report in compiled.reports)
+
+
+def test_a_defect_after_the_capture_costs_indirection_and_not_the_call(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for owner, name in (
+        (session, "find_pointer_uses"),
+        (session, "make_plan"),
+        (session, "displace"),
+        (session, "read_graph"),
+        (session, "AppliedPlan"),
+        (session, "Candidate"),
+        (session, "TrialCall"),
+    ):
+        with monkeypatch.context() as patch:
+
+            def broken(*arguments: Any, **keywords: Any) -> Any:
+                raise ZeroDivisionError("a defect of Encore's")
+
+            patch.setattr(owner, name, broken)
+            compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+            check(compiled, w)
+            assert "ZeroDivisionError" in str(compiled.reports[0].off), name
+            assert compiled.reports[0].copied_bytes == 2 * COUNT * 4, name
+
+
+@pytest.mark.parametrize("name", ["Pending", "differs"])
+def test_a_defect_while_parameters_are_tried_out_means_stocks_way(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def broken(*arguments: Any, **keywords: Any) -> Any:
+        raise ZeroDivisionError("a defect of Encore's")
+
+    monkeypatch.setattr(fixed_inputs, name, broken)
+    compiled = Compiled(Model(cuda_on_cpu, writes_w=True), mutated_input_idxs=(2,))
+    weights = [values(7 + swap) for swap in range(4)]
+    for step in range(20):
+        w = weights[step % 4]
+        x, y, before = values(step), values(2 * step), w.clone()
+        (out,) = compiled(x, y, w)
+        assert torch.equal(out, 2 * x + y * before), step
+        assert torch.equal(w, before + 1), step
+    assert "ZeroDivisionError" in str(compiled.reports[0].fixed_inputs_refused)
+    assert len(compiled.reports) == 4
+
+
+def test_another_stream_waits_for_the_last_one(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    check(compiled, w, calls=3)
+    assert cuda_on_cpu.waits == []
+    cuda_on_cpu.stream = 2
+    check(compiled, w, calls=3)
+    assert cuda_on_cpu.waits == [1]
+
+
+def test_threads_share_a_model_and_get_their_own_results(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    check(compiled, w)
+    wrong: list[Any] = []
+
+    def serve(start: int) -> None:
+        try:
+            for step in range(50):
+                x, y = values(start + step), values(start - step)
+                torch.compiler.cudagraph_mark_step_begin()
+                (out,) = compiled.function([x, y, w])
+                if not torch.equal(out, 2 * x + y * w):
+                    wrong.append((start, step))
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=serve, args=(100 * number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 def test_without_memory_for_a_second_capture_everything_is_copied(cuda_on_cpu: CudaOnCpu) -> None:
     model, w = Model(cuda_on_cpu), values(7)
 
     def short_of_memory(inputs: list[Any]) -> list[Any]:
-        if cuda_on_cpu.capturing is not None and cuda_on_cpu.captures == 2:
+        if cuda_on_cpu.capturing is not None and cuda_on_cpu.captures == 3:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return model(inputs)
 
     compiled = Compiled(short_of_memory)
     check(compiled, w)
     (node,) = nodes()
-    assert node.follower is None
+    assert node.tracker is None
     assert node.non_static_input_idx == [0, 1]
     assert "out of memory" in str(compiled.reports[0].off)
 
@@ -354,7 +571,7 @@ def test_after_a_shutdown_nothing_is_left_and_functions_record_again(cuda_on_cpu
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)
     (node,) = nodes()
-    held = [weakref.ref(thing) for thing in (node, node.graph, node.follower)]
+    held = [weakref.ref(thing) for thing in (node, node.graph, node.tracker)]
     gc.collect()
     gc.disable()
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -121,6 +121,10 @@ class DeviceTools:
         """Wait for the device."""
         torch.cuda.synchronize(self.device)
 
+    def free_bytes(self) -> int:
+        """Device memory that nobody has taken."""
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
     def unload(self) -> None:
         """Unload all kernels. No graph may use them any more."""
         self._modules.unload()
@@ -139,6 +143,7 @@ class RecordingTools:
         self.on_device = tools.on_device
         self.stream = tools.stream
         self.synchronize = tools.synchronize
+        self.free_bytes = tools.free_bytes
         self._tools = tools
         self._kernels = kernels
 
@@ -146,7 +151,9 @@ class RecordingTools:
         """What can be used on the nodes of `graph`."""
         named = {path: node.name for path, node in graph.walk() if isinstance(node, KernelNode) and node.name}
         at_hand = {path: self._kernels[name] for path, name in named.items() if name in self._kernels}
-        return Available(self._tools.off, {path: found.kernel.refusals for path, found in at_hand.items()})
+        return Available(
+            _Lazily(lambda: self._tools.off), {path: found.kernel.refusals for path, found in at_hand.items()}
+        )
 
     def rewritten_function(self, node: PtxNode, record: KernelNode) -> Any:
         """See `apply.ApplierTools`."""
@@ -161,6 +168,29 @@ class RecordingTools:
         except (PtxError, PtxasFailed, PtxasMissing, CudaCallFailed) as error:
             return str(error)
         return None
+
+
+class _Lazily(Mapping[Applier, str]):
+    """A mapping that is made when it is first looked at: finding out what is off compiles Encore's own kernels."""
+
+    def __init__(self, make: Callable[[], Mapping[Applier, str]]) -> None:
+        self._make = make
+
+    @functools.cached_property
+    def _made(self) -> Mapping[Applier, str]:
+        return self._make()
+
+    def __contains__(self, applier: object) -> bool:
+        return applier is not Applier.HOST and applier in self._made  # the host needs nothing of Encore's own
+
+    def __getitem__(self, applier: Applier) -> str:
+        return self._made[applier]
+
+    def __iter__(self) -> Iterator[Applier]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 _DEVICES: dict[int, DeviceTools] = {}

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.placeholders import data_of, size_bytes
+from optimizations.captured.displaced import data_of, size_bytes
 
 
 class InputPassing(Protocol):

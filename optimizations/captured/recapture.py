@@ -1,15 +1,16 @@
-"""Captures a function once more, beside its recording, to compare the two graphs.
+"""Captures a function once more, next to its recording, to compare the two graphs.
 
 Nothing of such a capture is ever run. It has a memory pool of its own, which goes when the capture has been read, so
 its intermediates lie at other addresses than the recording's; which memory each graph owns is part of the record.
 
 Note [What a second capture may touch]. The function is run once more by the host, as in its warm-up. Its inputs must
-not own memory of the recording's pool: the function drops its inputs one after another, and memory freed here would be
-free in the recording too. The random state is put back; the kernels' random numbers come from where the generator's
-captured state lies, which all graphs of one generator share.
+not own memory: the function drops its inputs one after another. The random state is put back; the kernels' random
+numbers come from where the generator's captured state lies, which all graphs of one generator share. A capture that
+draws random numbers keeps PyTorch's generator from everybody else meanwhile, so that one is made only where no other
+thread runs; any other capture the generator hears nothing of.
 
 Note [No collection while capturing]. A graph that is collected as garbage frees memory by calls that end the capture of
-whoever is capturing. So garbage is collected before, and not during.
+whoever is capturing. So nothing is collected during one.
 """
 
 from __future__ import annotations
@@ -23,48 +24,90 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.captured.driver import check
 from optimizations.captured.graph import CapturedGraph, MemoryRange
 from optimizations.captured.read import read_graph
 
 
 @dataclass(frozen=True, slots=True)
 class Recaptured:
-    """A capture's graph, the memory of its own pool, and where the storages of its outputs began."""
+    """A capture's graph, and the memory of its own pool."""
 
     graph: CapturedGraph
     owned: tuple[MemoryRange, ...]
-    output_storages: frozenset[int]
 
 
 def recapture(
-    model: Callable[[list[Any]], Any], inputs: Iterable[Any], *, device: int, stream: torch.cuda.Stream, driver: Any
+    model: Callable[[list[Any]], Any],
+    inputs: Iterable[Any],
+    *,
+    random: bool,
+    device: int,
+    stream: torch.cuda.Stream,
+    driver: Any,
 ) -> Recaptured:
     """Capture `model(inputs)` on `stream` and read it. Notes [What a second capture may touch], [No collection ...].
+
+    `random`: the function draws random numbers.
 
     Raises:
         torch.OutOfMemoryError: there is no memory for a second set of intermediates.
         CudaCallFailed: the graph cannot be read.
     """
-    trees = torch_internals.cudagraph_trees
     arguments = list(inputs)
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    register_generators(graph, arguments, device)
+    memory = torch.cuda.MemPool()  # gives its memory back to the device when it goes
+    pool: Any = memory.id
     with (
         uncollected(),
-        torch_internals.dynamo_utils.preserve_rng_state(),
         torch.cuda.device(device),
-        trees.clear_cublas_manager(),
-        torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+        torch_internals.cudagraph_trees.clear_cublas_manager(),
+        torch.cuda.stream(stream),
     ):
-        outputs = model(arguments)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        if random:
+            return _captured_by_torch(model, arguments, pool, device, driver)
+        return _captured_by_driver(model, arguments, pool, device, stream, driver)
+
+
+def _captured_by_driver(
+    model: Callable[[list[Any]], Any], arguments: list[Any], pool: Any, device: int, stream: Any, driver: Any
+) -> Recaptured:
+    """A capture that PyTorch's generator, which other threads may be using, hears nothing of."""
+    raw = driver.CUstream(stream.cuda_stream)
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    torch_internals.begin_allocating(device, pool)
     try:
-        return Recaptured(
-            read_graph(driver, driver.CUgraph(graph.raw_cuda_graph())),
-            pool_memory(graph.pool()),
-            storages(outputs),
-        )
+        check(driver.cuStreamBeginCapture, raw, mode)
+        try:
+            outputs = model(arguments)
+            del outputs
+        finally:
+            graph = check(driver.cuStreamEndCapture, raw)
+        try:
+            return Recaptured(read_graph(driver, graph), pool_memory(pool))
+        finally:
+            check(driver.cuGraphDestroy, graph)
     finally:
-        del outputs
+        torch_internals.end_allocating(device, pool)
+        torch_internals.release_pool(device, pool)
+
+
+def _captured_by_torch(
+    model: Callable[[list[Any]], Any], arguments: list[Any], pool: Any, device: int, driver: Any
+) -> Recaptured:
+    """A capture that may draw random numbers. Nobody else may draw any meanwhile."""
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    register_generators(graph, arguments, device)
+    try:
+        with torch_internals.dynamo_utils.preserve_rng_state():
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                outputs = model(arguments)
+                del outputs
+            finally:
+                graph.capture_end()
+        return Recaptured(read_graph(driver, driver.CUgraph(graph.raw_cuda_graph())), pool_memory(pool))
+    finally:
         graph.reset()
 
 
@@ -74,13 +117,6 @@ def register_generators(graph: torch.cuda.CUDAGraph, inputs: Iterable[Any], devi
         for generator in inputs:
             if isinstance(generator, torch.Generator):
                 graph.register_generator_state(generator)
-
-
-def storages(outputs: Any) -> frozenset[int]:
-    """Addresses of the storages of the tensors among what a function returned, empty ones left out."""
-    values = outputs if isinstance(outputs, (list, tuple)) else (outputs,)
-    tensors = (value for value in values if isinstance(value, torch.Tensor))
-    return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors) - {0}
 
 
 def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
@@ -102,8 +138,7 @@ def joined(segments: Iterable[tuple[int, int]]) -> tuple[MemoryRange, ...]:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Collect garbage now, and not inside the block. Note [No collection while capturing]."""
-    gc.collect()
+    """Collect no garbage inside the block. Note [No collection while capturing]."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -244,10 +244,16 @@ def _orders(
         Choice.OFF: (),
     }[choice]
     if choice is Choice.AUTO:
-        without_ptx = [node for node, found in uses.items() if any(_refusals(Applier.PTX, found, available))]
         if len(uses) <= AUTO_HOST_NODES:
             order = (Applier.HOST, Applier.PTX, Applier.PRELUDE)
-        elif len(without_ptx) <= AUTO_HOST_NODES and len(uses) - len(without_ptx) <= AUTO_PTX_NODES:
+            without_ptx = []
+        else:
+            without_ptx = [node for node, found in uses.items() if any(_refusals(Applier.PTX, found, available))]
+        if (
+            len(uses) > AUTO_HOST_NODES
+            and len(without_ptx) <= AUTO_HOST_NODES
+            and len(uses) - len(without_ptx) <= AUTO_PTX_NODES
+        ):
             order = (Applier.PTX, Applier.HOST, Applier.PRELUDE)
     for node, found in uses.items():
         yield node, found, order

@@ -1,75 +1,157 @@
-"""Turns the outcome of a recording into its report."""
+"""Turns the state of a recording into its report."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from optimizations.captured.difference import format_path
+from optimizations.captured.displaced import size_bytes
 from optimizations.captured.graph import WORD_BYTES, KernelNode, NodePath
 from optimizations.indirection.plan import Applier, Plan
-from optimizations.indirection.pointers import Analysis, PointerUse, UseKind
+from optimizations.indirection.pointers import PointerUse, UseKind
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
-from optimizations.recording.session import Outcome
+from optimizations.recording.fixed_inputs import FixedInputs
+from optimizations.recording.session import Findings, Session, ineligible_reason
+from optimizations.replay.addresses import AddressTracker
 from optimizations.report.recordings import Direction, RecordingReport, ReplayedInput
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedOrNot:
-    """An input a recording has to provide for. `ineligible`: why it was never a candidate for indirection."""
+class Counted:
+    """What a recording's node counted.
 
-    index: int
-    name: str
-    data_bytes: int
-    mutated: bool
-    ineligible: str | None
+    `copied_bytes` are those of all replays, `copied_per_replay` those of the next.
+    """
+
+    replays: int
+    copied_bytes: int
+    copied_per_replay: int
 
 
-def describe(outcome: Outcome, inputs: Sequence[CopiedOrNot], direction: Direction) -> RecordingReport:
-    """The report of a recording with these inputs."""
-    against, uses = _findings(outcome.analysis)
-    appliers = _appliers(outcome.plan)
-    in_place = outcome.follower.indices if outcome.follower is not None else ()
-    if outcome.plan is not None:
-        against |= {one.input: tuple(reason.message for reason in one.reasons) for one in outcome.plan.inputs}
+def describe(
+    session: Session,
+    fixed: FixedInputs | None,
+    tracker: AddressTracker | None,
+    names: Sequence[str],
+    mutated: frozenset[int],
+    direction: Direction,
+    counted: Counted,
+) -> RecordingReport:
+    """The report of a recording; `names` are those of its inputs."""
+    recorded, findings = session.recorded, session.findings
+    against, uses = _findings(findings)
+    plan = findings.plan if findings is not None else None
+    appliers = _appliers(plan)
+    in_place = set(tracker.indices) if tracker is not None else set()
     replayed = tuple(
-        ReplayedInput(
-            index=one.index,
-            name=one.name,
-            data_bytes=one.data_bytes,
-            indirect=one.index in in_place,
-            mutated=one.mutated,
-            nodes=len({use.node for use in uses[one.index]}),
-            pointers=len(uses[one.index]),
-            appliers=_names(appliers, uses[one.index]) if one.index in in_place else (),
-            reasons=() if one.index in in_place else _reasons(one, against.get(one.index, ()), outcome.off),
-        )
-        for one in inputs
+        _input(index, recorded.inputs[index], names, mutated, uses[index], appliers, in_place, against, session)
+        for index in recorded.copied
     )
-    nodes = list(outcome.graph.walk()) if outcome.graph is not None else None
+    nodes = list(findings.captured.walk()) if findings is not None else None
     pointers = [use for one in replayed if one.indirect for use in uses[one.index]]
     return RecordingReport(
         direction=direction,
         nodes=None if nodes is None else len(nodes),
         kernels=None if nodes is None else sum(isinstance(node, KernelNode) for _, node in nodes),
         inputs=replayed,
-        copied_bytes=sum(one.data_bytes for one in replayed if not one.indirect),
-        pointer_bytes=_pointer_bytes(outcome.plan, appliers, pointers),
-        fallbacks=_fallbacks(outcome.plan),
-        off=outcome.off,
-        proof_runs=outcome.proof_runs,
-        indirection_s=outcome.seconds,
+        copied_bytes=counted.copied_per_replay,
+        pointer_bytes=_pointer_bytes(plan, appliers, pointers) if in_place else 0,
+        fallbacks=_fallbacks(plan),
+        off=session.off,
+        proof_runs=session.trial_calls,
+        indirection_s=session.use.spent_s,
+        stage=session.stage.value,
+        waiting=session.waiting,
+        recording_s=recorded.seconds,
+        replays=counted.replays,
+        moves=tracker.moves if tracker is not None else 0,
+        total_copied_bytes=counted.copied_bytes + (tracker.placeholder_bytes if tracker is not None else 0),
+        total_pointer_bytes=tracker.pointer_bytes if tracker is not None else 0,
+        fixed_inputs_followed=len(fixed.following) if fixed is not None else 0,
+        fixed_inputs_refused=fixed.refused if fixed is not None else None,
     )
 
 
+def describe_copying(
+    inputs: Mapping[int, torch.Tensor],
+    names: Sequence[str],
+    mutated: frozenset[int],
+    direction: Direction,
+    seconds: float,
+    counted: Counted,
+) -> RecordingReport:
+    """The report of a recording that stays as stock made it, because indirection is off."""
+    reason = ("indirection is switched off",)
+    replayed = tuple(
+        ReplayedInput(index, names[index], size_bytes(value), False, index in mutated, 0, 0, (), reason)
+        for index, value in inputs.items()
+    )
+    return RecordingReport(
+        direction=direction,
+        nodes=None,
+        kernels=None,
+        inputs=replayed,
+        copied_bytes=counted.copied_per_replay,
+        pointer_bytes=0,
+        fallbacks=(),
+        off=None,
+        proof_runs=0,
+        indirection_s=0.0,
+        recording_s=seconds,
+        replays=counted.replays,
+        total_copied_bytes=counted.copied_bytes,
+    )
+
+
+def _input(
+    index: int,
+    value: Any,
+    names: Sequence[str],
+    mutated: frozenset[int],
+    uses: Sequence[PointerUse],
+    appliers: Mapping[NodePath, Applier],
+    in_place: set[int],
+    against: Mapping[int, tuple[str, ...]],
+    session: Session,
+) -> ReplayedInput:
+    indirect = index in in_place
+    return ReplayedInput(
+        index=index,
+        name=names[index] if index < len(names) else f"input {index}",
+        data_bytes=size_bytes(value),
+        indirect=indirect,
+        mutated=index in mutated,
+        nodes=len({use.node for use in uses}),
+        pointers=len(uses),
+        appliers=tuple(sorted({appliers[use.node].value for use in uses if use.node in appliers})) if indirect else (),
+        reasons=() if indirect else _reasons(value, against.get(index, ()), session),
+    )
+
+
+def _reasons(value: Any, against: Sequence[str], session: Session) -> tuple[str, ...]:
+    ineligible = ineligible_reason(value)
+    if ineligible is not None:
+        return (ineligible,)
+    found = tuple(dict.fromkeys(against))
+    if not found and session.waiting is not None:
+        found = (f"waiting for {session.waiting}",)
+    return found or ((session.off,) if session.off is not None else ())
+
+
 def _findings(
-    analysis: Analysis | None,
+    findings: Findings | None,
 ) -> tuple[dict[int, tuple[str, ...]], Mapping[int, Sequence[PointerUse]]]:
     """By input: the reasons against it, and where its address was found."""
-    verdicts = analysis.verdicts if analysis is not None else ()
-    against = {verdict.input: tuple(reason.message for reason in verdict.reasons) for verdict in verdicts}
-    return against, defaultdict(tuple, {verdict.input: verdict.uses for verdict in verdicts})
+    if findings is None:
+        return {}, defaultdict(tuple)
+    uses = {verdict.input: verdict.uses for verdict in findings.analysis.verdicts}
+    against = {one.input: tuple(reason.message for reason in one.reasons) for one in findings.plan.inputs}
+    return against, defaultdict(tuple, uses)
 
 
 def _appliers(plan: Plan | None) -> dict[NodePath, Applier]:
@@ -82,22 +164,12 @@ def _appliers(plan: Plan | None) -> dict[NodePath, Applier]:
     )
 
 
-def _names(appliers: Mapping[NodePath, Applier], uses: Sequence[PointerUse]) -> tuple[str, ...]:
-    return tuple(sorted({appliers[use.node].value for use in uses}))
-
-
-def _reasons(one: CopiedOrNot, against: Sequence[str], off: str | None) -> tuple[str, ...]:
-    if one.ineligible is not None:
-        return (one.ineligible,)
-    return tuple(dict.fromkeys(against)) or ((off,) if off is not None else ())
-
-
 def _pointer_bytes(plan: Plan | None, appliers: Mapping[NodePath, Applier], uses: Sequence[PointerUse]) -> int:
     """Bytes written when everything moved: the pointer table, and each place set from the host."""
     from_host = (
         TENSOR_MAP_BYTES if use.kind is UseKind.TENSOR_MAP else WORD_BYTES
         for use in uses
-        if appliers[use.node] is Applier.HOST
+        if appliers.get(use.node) is Applier.HOST
     )
     return sum(from_host) + (plan.table_bytes if plan is not None else 0)
 

@@ -1,121 +1,131 @@
-"""Proof by outcome: an indirected graph is used only if it computes what the copying one computes.
+"""Proof by outcome: what has to be seen before a graph that reads inputs in place may stand in for the copying one.
 
-The comparison is made on `Trial.data_sets` sets of input data. For each, the graph as captured runs twice on filled
-placeholders; then the indirected one runs with inputs at new addresses and their placeholders poisoned. A pointer that
-was missed, hidden in device memory or in a descriptor nobody knows, reads poison there and shows in the outcome: in the
-outputs, or in what the function writes into its inputs.
+Both graphs run on calls of the program, on the inputs of that call: the copying graph gives the result that the program
+gets, the candidate runs next to it, while the placeholders of unproven inputs hold the data of an earlier call. A
+pointer that was missed reads that, and shows in the outcome if the two calls differ: in the outputs, or in what the
+function writes into inputs at fixed addresses.
 
-Where two runs of the captured graph agree bit for bit, so must the indirected one. Where they do not (atomics, say), it
-must stay within `SPREAD_MARGIN` times the distance between them, tensor by tensor.
+Where two runs of the copying graph agree bit for bit, so must the candidate. Where they do not (atomic additions, say),
+it must stay within `SPREAD_MARGIN` times the largest distance seen between two of them, tensor by tensor. Two runs may
+be close by chance, so it takes `OBJECTIONS` calls to refuse; a wrong pointer shows in each.
 
-Only the decision is here; `Trial` does the work, on a GPU or in a test.
+Only the decision is here. `trial` does the work.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 SPREAD_MARGIN = 4.0
 """Two runs understate how far runs can lie apart; a wrong pointer is off by far more than this."""
 
-RUNS_PER_COMPARISON = 4
-"""Three of the graph as captured, one of the indirected one."""
+EQUAL_CALLS = 2
+"""Calls with equal outcomes that a proof takes. In each of them at least one unproven input differed, and over all of
+them every unproven input did."""
 
+PATIENT_CALLS = 6
+"""After so many calls with equal outcomes, inputs that held the same data in all of them are left to be copied."""
 
-class Trial(Protocol):
-    """A captured graph, an indirected one, and data to run both on.
+OBJECTIONS = 6
+"""Calls in which the outcome is too far off, before the candidate is refused."""
 
-    A deviation is the largest absolute difference in a tensor: 0.0 exactly where it is the same bit for bit, infinity
-    where a number became none or none became a number. Deviations come one per tensor of the outcome, in a fixed order.
-    """
-
-    data_sets: int
-
-    def reference(self, data: int) -> None:
-        """Run the graph as captured and keep the outcome."""
-
-    def repeat(self, data: int) -> Sequence[float]:
-        """Run it once more: deviations from the outcome kept."""
-
-    def indirect(self, data: int, moved: Collection[int]) -> Sequence[float]:
-        """Run the graph as captured on other data, so that nothing is left of the outcome; then the indirected graph
-        with these inputs moved: deviations from the outcome kept."""
-
-    def failure(self) -> str | None:
-        """What went wrong on the device outside of any outcome; None where nothing did."""
+MOST_CALLS = 24
+"""After so many trial calls without a decision the inputs are copied, and tried again much later."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What was proven of one plan: the inputs that may be indirected, together, and why each of the rest may not.
+class Observed:
+    """One trial call.
 
-    `runs` counts the runs of either graph that it took.
+    Attributes:
+        differed: unproven inputs whose data was not that of the earlier call.
+        deviations: of the candidate's outcome from the copying graph's, tensor by tensor: 0.0 exactly where it is the
+            same bit for bit, infinity where a number became none or none became a number.
+        spread: the same of a second run of the copying graph; None where there was none.
     """
 
-    proven: tuple[int, ...]
-    refused: Mapping[int, str]
-    runs: int
+    differed: frozenset[int]
+    deviations: tuple[float, ...]
+    spread: tuple[float, ...] | None = None
 
 
-def prove(inputs: Collection[int], trial: Trial) -> Verdict:
-    """Try all inputs together; only if that fails each by itself, and then those that passed together again.
+class Verdict(StrEnum):
+    UNDECIDED = "undecided"
+    PROVEN = "proven"
+    PARTLY = "proven for the inputs that differed"
+    REFUSED = "refused"
+    GIVEN_UP = "given up"
 
-    An empty `proven` says that the variant cannot be used at all.
+
+@dataclass(slots=True)
+class Proof:
+    """Collects trial calls until they decide.
+
+    Attributes:
+        unproven: inputs whose uses are not known by construction.
+        needs_spread: whether the next trial call has to run the copying graph twice.
+        objection: why the candidate was refused or given up.
     """
-    counted = _Counted(trial)
-    together = counted.objection(inputs)
-    if together is None:
-        return Verdict(tuple(sorted(inputs)), {}, counted.runs)
-    unmoved = counted.objection(())
-    if unmoved is not None:
-        reason = f"with all inputs in their placeholders {unmoved}"
-        return Verdict((), dict.fromkeys(inputs, reason), counted.runs)
-    objections = {index: counted.objection((index,)) for index in sorted(inputs)}
-    refused = {index: reason for index, reason in objections.items() if reason is not None}
-    passed = [index for index in objections if index not in refused]
-    rest = counted.objection(passed) if len(passed) > 1 else None
-    if rest is not None:
-        reason = f"alone it passed, but with inputs {', '.join(map(str, passed))} moved together {rest}"
-        return Verdict((), refused | dict.fromkeys(passed, reason), counted.runs)
-    return Verdict(tuple(passed), refused, counted.runs)
+
+    unproven: frozenset[int]
+    needs_spread: bool = False
+    calls: int = 0
+    objection: str | None = None
+    _equal: int = 0
+    _objections: int = 0
+    _seen: set[int] = field(default_factory=set)
+    _spread: tuple[float, ...] = ()
+
+    def add(self, observed: Observed) -> Verdict:
+        """Takes one call into account."""
+        self.calls += 1
+        if any(observed.deviations) and observed.spread is None:
+            # The function may not repeat itself. Only a second run of the copying graph can tell.
+            self.needs_spread = True
+            return self._undecided()
+        none = (0.0,) * len(observed.deviations)
+        self._spread = tuple(map(max, self._spread or none, observed.spread or none))
+        found = objection(self._spread, observed.deviations)
+        if found is not None:
+            self.objection = found
+            self._objections += 1
+            return Verdict.REFUSED if self._objections >= OBJECTIONS else self._undecided()
+        if observed.differed or not self.unproven:
+            self._equal += 1
+            self._seen |= observed.differed
+        if self._equal >= EQUAL_CALLS and self._seen >= self.unproven:
+            return Verdict.PROVEN
+        if self._equal >= PATIENT_CALLS and self._seen:
+            return Verdict.PARTLY
+        return self._undecided()
+
+    @property
+    def always_the_same(self) -> frozenset[int]:
+        """Unproven inputs that held the same data in every call so far."""
+        return self.unproven - self._seen
+
+    def _undecided(self) -> Verdict:
+        if self.calls < MOST_CALLS:
+            return Verdict.UNDECIDED
+        same = sorted(self.always_the_same)
+        what = f"input {same[0]} held the same data in each" if same else "their outcomes did not decide"
+        self.objection = f"undecided after {self.calls} trial calls: {what}"
+        return Verdict.GIVEN_UP
 
 
-def objection(repeated: Sequence[float], indirect: Sequence[float]) -> str | None:
-    """Why the outcome of an indirected run is not that of the captured graph; None where it is."""
-    if len(repeated) != len(indirect):
-        raise ValueError(f"{len(indirect)} deviations of the indirected run for {len(repeated)} of the captured one")
-    for place, (spread, deviation) in enumerate(zip(repeated, indirect, strict=True)):
+def objection(repeated: Sequence[float], candidate: Collection[float]) -> str | None:
+    """Why the outcome of the candidate is not that of the copying graph; None where it is."""
+    if len(repeated) != len(candidate):
+        raise ValueError(f"{len(candidate)} deviations of the candidate for {len(repeated)} of the copying graph")
+    for place, (spread, deviation) in enumerate(zip(repeated, candidate, strict=True)):
         if spread == 0.0:
             if deviation != 0.0:
                 return f"tensor {place} of the outcome differs by up to {deviation:g}, two copying runs by nothing"
         elif not math.isfinite(spread):
-            return f"tensor {place} of the outcome is a number in one run of the captured graph and none in another"
+            return f"tensor {place} of the outcome is a number in one run of the copying graph and none in another"
         elif not deviation <= SPREAD_MARGIN * spread:
             return f"tensor {place} of the outcome differs by up to {deviation:g}, two copying runs by {spread:g}"
     return None
-
-
-class _Counted:
-    """Runs a trial and counts."""
-
-    def __init__(self, trial: Trial) -> None:
-        self._trial = trial
-        self.runs = 0
-
-    def objection(self, moved: Collection[int]) -> str | None:
-        """The first objection over all sets of data."""
-        for data in range(self._trial.data_sets):
-            self._trial.reference(data)
-            repeated = self._trial.repeat(data)
-            indirect = self._trial.indirect(data, moved)
-            self.runs += RUNS_PER_COMPARISON
-            failed = self._trial.failure()
-            if failed is not None:
-                return f"on data set {data} {failed}"
-            found = objection(repeated, indirect)
-            if found is not None:
-                return f"on data set {data} {found}"
-        return None

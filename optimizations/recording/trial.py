@@ -1,25 +1,19 @@
-"""The trial of a plan on the device: what `proof.prove` decides on.
+"""One trial call on the device: the copying graph, then the candidate, on the inputs of a call of the program.
 
-Both graphs are clones of the captured one, launched by the driver, so that nothing of the recording is changed before
-its outcome is known, and so that the generator is not advanced: two runs see the same captured random state and draw
-the same numbers.
+Note [What the program sees]. The copying graph's results, and nothing else. What either graph changes is put back or
+put in place: results of earlier graphs that a run destroys, inputs at fixed addresses that the function writes, and
+the outputs. The generator is advanced once, by the copying graph's replay; the candidate is launched by the driver and
+draws from the state which that replay set. Nothing waits for the device: outcomes are compared there, and the answer
+is fetched by a later call.
 
-Note [What a run destroys]. A graph may reuse the memory of an input that is dead: of a result of an earlier graph, or
-of a placeholder in the pool. It also writes what the function mutates. All of that is put back before each run, and
-once more at the end.
-
-Note [What an earlier run left]. Both graphs write the same memory, so a node of the indirected one that did nothing
-would leave the right result of the run before it. So the captured graph runs on other data in between.
-
-Note [The second set of data]. Values must be ones the program could pass: an index out of range stops the process. The
-first set is the caller's data, the second the same with floating-point values halved and shifted by a quarter, which
-leaves indices that are stored as floats in range, and what is no number as it is.
+Note [What the placeholders hold]. While the candidate runs, the placeholders of unproven inputs hold the data of an
+earlier call: values that the program really passed. All others hold this call's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,222 +22,244 @@ import torch
 from optimizations.appliers.applied import AppliedPlan, ApplierTools
 from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph
-from optimizations.captured.placeholders import OutsidePlaceholder, data_of, poison
 from optimizations.indirection.plan import Plan
+from optimizations.recording.proof import Observed
 
-DATA_SETS = 2
-
-SAMPLE_BYTES = 1 << 16
+SPREAD_BYTES = 32
+"""Bytes for each number of a tensor while the distance of two runs is computed."""
 
 ARITHMETIC_BYTES = 2
 """Floating-point types narrower than this have no arithmetic in PyTorch."""
 
 
 class TrialTools(ApplierTools, Protocol):
-    """What a trial needs of a device beside what the appliers do."""
+    """What a trial needs of a device in addition to what the appliers do."""
 
     driver: Any
 
     def stream(self) -> Any:
         """The current stream (`CUstream`)."""
 
-    def synchronize(self) -> None:
-        """Wait for the device."""
+
+class Candidate:
+    """A copy of a captured graph, changed as planned and instantiated. To be closed.
+
+    Raises:
+        CudaCallFailed, AddressRefused, TableUnavailable: the plan cannot be carried out.
+    """
+
+    def __init__(self, graph: EditableGraph, plan: Plan, tools: TrialTools) -> None:
+        self._tools = tools
+        self._clone: EditableGraph | None = graph.clone()
+        self._executable: Any = None
+        self.inputs = tuple(one.input for one in plan.inputs if one.indirect)
+        try:
+            self._applied = AppliedPlan(self._clone, plan, tools)
+            self._executable = check(tools.driver.cuGraphInstantiate, self._clone.graph, 0)
+            self._applied.instantiated(self._executable, tools.stream())
+        except BaseException:
+            self.close()
+            raise
+
+    def launch(self, addresses: Mapping[int, int]) -> None:
+        """Run it on the current stream, with its inputs (by index) at these addresses."""
+        self._applied.point({index: addresses[index] for index in self.inputs})
+        check(self._tools.driver.cuGraphLaunch, self._executable, self._tools.stream())
+
+    def failure(self) -> str | None:
+        """What went wrong on the device in an earlier launch. Waits for the device."""
+        return self._applied.failure()
+
+    def close(self) -> None:
+        """Free both. A launch that is under way ends as it would have."""
+        executable, self._executable = self._executable, None
+        clone, self._clone = self._clone, None
+        if executable is not None:
+            check(self._tools.driver.cuGraphExecDestroy, executable)
+        if clone is not None:
+            check(self._tools.driver.cuGraphDestroy, clone.graph)
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedState:
-    """Memory that a run may change, and what of it counts as outcome.
+class Effects:
+    """Memory that a run of the recorded graph changes and somebody else reads. None of these tensors owns it.
 
     Attributes:
-        destroyed: uint8 tensors over all memory that a run may change and the next one reads.
-        written: inputs at fixed addresses that the function mutates.
-        outputs: what the function returned.
+        destroyed: whole storages (uint8) of results of earlier graphs that are inputs.
+        written: inputs at fixed addresses that the function writes.
+        outputs: whole storages (uint8) of what the function returns.
+        values: the outputs as the program sees them.
     """
 
     destroyed: Sequence[torch.Tensor]
     written: Sequence[torch.Tensor]
     outputs: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]
+
+    def copied_bytes(self, *, spread: bool) -> int:
+        """What a trial call takes for a while. Distances between two runs are computed in 64 bits."""
+        copies = sum(one.nbytes for one in (*self.destroyed, *self.written, *self.written, *self.outputs))
+        values = (one.numel() * SPREAD_BYTES for one in (*self.values, *self.written))
+        return copies + (max(values, default=0) if spread else max((one.nbytes for one in self.outputs), default=0))
 
 
-class DeviceTrial:
-    """See `proof.Trial`. To be closed; a context manager.
+class Pending:
+    """Numbers on their way from the device. `take` gives them, once they are there."""
+
+    def __init__(self, numbers: Sequence[torch.Tensor], device: torch.device) -> None:
+        self._event: Any = None
+        if not numbers:
+            self._host = torch.empty(0, dtype=torch.float64)
+            return
+        together = torch.stack([number.to(torch.float64) for number in numbers])
+        if device.type == "cuda":
+            self._host = torch.empty(together.shape, dtype=torch.float64, pin_memory=True)
+            self._host.copy_(together, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+        else:
+            self._host = together
+
+    def take(self) -> list[float] | None:
+        """The numbers; None while they are under way. Does not wait."""
+        if self._event is not None and not self._event.query():
+            return None
+        return [float(number) for number in self._host.tolist()]
+
+
+class TrialCall:
+    """One call on both graphs. Notes [What the program sees], [What the placeholders hold].
+
+    Creating it takes all the memory it needs, and nothing else; then `run`; then, in later calls, `result`.
 
     Args:
-        graph: the graph as captured.
-        plan: what is tried.
-        placeholders: of all inputs that lie outside of the pool, by input.
-        caller: the tensors that the caller passed for these.
-        mutated: which of them the function writes.
-        state: the rest of what a run touches; saved here, restored by `close`.
+        effects: what a run changes.
+        unproven: inputs whose placeholders hold `earlier` data while the candidate runs.
+        fill: copies these values, by input, into the placeholders.
+        again: launches the copying graph once more as it is, without advancing the generator; None unless the spread of
+            two runs is asked for.
 
     Raises:
-        torch.OutOfMemoryError: no memory for copies of inputs, state and outcome.
-        CudaCallFailed: a call of the driver failed.
+        torch.OutOfMemoryError: no memory for copies.
     """
-
-    data_sets = DATA_SETS
 
     def __init__(
         self,
-        graph: EditableGraph,
-        plan: Plan,
-        tools: TrialTools,
-        placeholders: Mapping[int, OutsidePlaceholder],
-        caller: Mapping[int, torch.Tensor],
-        mutated: Collection[int],
-        state: RecordedState,
+        effects: Effects,
+        unproven: Sequence[int],
+        earlier: Mapping[int, torch.Tensor],
+        fill: Callable[[Mapping[int, torch.Tensor]], None],
+        again: Callable[[], None] | None,
+        device: torch.device,
     ) -> None:
-        self._tools = tools
-        self._placeholders = placeholders
-        self._caller = caller
-        self._mutated = sorted(set(mutated) & set(placeholders))
-        self._state = state
-        self._indirect = [one.input for one in plan.inputs if one.indirect]
-        self._saved = [memory.clone() for memory in state.destroyed]
-        self._elsewhere = [
-            {index: torch.empty_like(placeholders[index].data) for index in self._indirect}
-            for _ in range(self.data_sets)
-        ]
-        self._kept: list[torch.Tensor] = []
-        self._graphs: list[Any] = []
-        self._executables: list[Any] = []
+        self._effects = effects
+        self._unproven = unproven
+        self._earlier = earlier
+        self._fill = fill
+        self._again = again
+        self._device = device
+        self._before = [one.clone() for one in (*effects.destroyed, *effects.written)]
+        self._after = [torch.empty_like(one) for one in (*effects.outputs, *effects.written)]
+        self._pending: Pending | None = None
+
+    def run(self, inputs: Mapping[int, torch.Tensor], replay: Callable[[], Any], candidate: Callable[[], None]) -> Any:
+        """The program's call: `replay` is what it would be without a trial, and gives what is returned.
+
+        `inputs` are the call's own, by input; they are kept until the end.
+        """
+        results = replay()
+        outcome = [*self._effects.outputs, *self._effects.written]
+        for kept, now in zip(self._after, outcome, strict=True):
+            kept.copy_(now)
         try:
-            self._reference_run = self._instantiate(self._clone(graph))
-            changed = self._clone(graph)
-            self._applied = AppliedPlan(changed, plan, tools)
-            self._indirect_run = self._instantiate(changed)
-            self._applied.instantiated(self._indirect_run, tools.stream())
-        except BaseException:
-            self.close()
-            raise
+            differed = [differs(inputs[index], self._earlier[index]) for index in self._unproven]
+            spread: list[torch.Tensor] = []
+            if self._again is not None:
+                self._put_back()
+                self._fill(inputs)
+                self._again()
+                spread = self._deviations()
+            self._put_back()
+            self._fill({**inputs, **{index: self._earlier[index] for index in self._unproven}})
+            candidate()
+            self._pending = Pending([*differed, *self._deviations(), *spread], self._device)
+        finally:
+            # Whatever happened, an interrupt too: the program sees what the copying graph did.
+            for kept, now in zip(self._after, outcome, strict=True):
+                now.copy_(kept)
+        return results
 
-    def __enter__(self) -> DeviceTrial:
-        return self
+    def result(self) -> Observed | None:
+        """What was observed; None while the device is at it. Does not wait."""
+        numbers = self._pending.take() if self._pending is not None else None
+        if numbers is None:
+            return None
+        count = len(self._unproven)
+        tensors = len(self._after_values)
+        differed = frozenset(index for index, one in zip(self._unproven, numbers, strict=False) if one)
+        deviations = tuple(numbers[count : count + tensors])
+        spread = tuple(numbers[count + tensors :]) if self._again is not None else None
+        return Observed(differed, deviations, spread)
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    @property
+    def _after_values(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Pairs to compare: what the copying graph left, and what lies there now."""
+        outcome = [*self._effects.outputs, *self._effects.written]
+        return list(zip(self._after, outcome, strict=True))
 
-    def close(self) -> None:
-        """Put the state back and destroy both graphs."""
-        self._tools.synchronize()
-        self._restore()
-        for executable in self._executables:
-            check(self._tools.driver.cuGraphExecDestroy, executable)
-        for graph in self._graphs:
-            check(self._tools.driver.cuGraphDestroy, graph)
-        self._executables, self._graphs = [], []
-        self._tools.synchronize()
+    def _deviations(self) -> list[torch.Tensor]:
+        if self._again is None:
+            return [differs(kept, now) for kept, now in self._after_values]
+        typed = self._typed()
+        return [deviation(kept, now, typed.get(place)) for place, (kept, now) in enumerate(self._after_values)]
 
-    def reference(self, data: int) -> None:
-        """See `proof.Trial`."""
-        self._run_captured(data, values_of)
-        self._kept = [tensor.clone() for tensor in self._outcome(self._in_placeholders())]
+    def _typed(self) -> dict[int, torch.Tensor]:
+        """By place among the storages: an output that says of which numbers its storage consists."""
+        by_storage = {one.data_ptr(): place for place, one in enumerate(self._effects.outputs)}
+        found: dict[int, torch.Tensor] = {}
+        for value in self._effects.values:
+            place = by_storage.get(value.untyped_storage().data_ptr())
+            if place is not None:
+                found.setdefault(place, value)
+        return found
 
-    def repeat(self, data: int) -> list[float]:
-        """See `proof.Trial`."""
-        self._run_captured(data, values_of)
-        return self._deviations(self._in_placeholders())
-
-    def indirect(self, data: int, moved: Collection[int]) -> list[float]:
-        """See `proof.Trial`."""
-        self._run_captured(data, other_values_of)  # Note [What an earlier run left]
-        self._restore()
-        where = self._in_placeholders()
-        for index, placeholder in self._placeholders.items():
-            values = values_of(self._caller[index], data)
-            if index in moved:
-                where[index] = self._elsewhere[data][index]
-                placeholder.data.copy_(poison(values, self._caller[index].dtype))
-            where[index].copy_(values)
-        self._applied.point({index: where[index].data_ptr() for index in self._indirect})
-        self._launch(self._indirect_run)
-        return self._deviations(where)
-
-    def failure(self) -> str | None:
-        """See `proof.Trial`."""
-        return self._applied.failure()
-
-    def _clone(self, graph: EditableGraph) -> EditableGraph:
-        copy = graph.clone()
-        self._graphs.append(copy.graph)
-        return copy
-
-    def _instantiate(self, graph: EditableGraph) -> Any:
-        executable = check(self._tools.driver.cuGraphInstantiate, graph.graph, 0)
-        self._executables.append(executable)
-        return executable
-
-    def _run_captured(self, data: int, values: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
-        self._restore()
-        for index, placeholder in self._placeholders.items():
-            placeholder.data.copy_(values(self._caller[index], data))
-        self._launch(self._reference_run)
-
-    def _launch(self, executable: Any) -> None:
-        check(self._tools.driver.cuGraphLaunch, executable, self._tools.stream())
-        self._tools.synchronize()
-
-    def _restore(self) -> None:
-        for memory, saved in zip(self._state.destroyed, self._saved, strict=True):
-            memory.copy_(saved)
-
-    def _in_placeholders(self) -> dict[int, torch.Tensor]:
-        return {index: placeholder.data for index, placeholder in self._placeholders.items()}
-
-    def _outcome(self, where: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
-        """Everything that must come out the same; `where` the data of each input lay."""
-        mutated = [where[index].view(self._caller[index].dtype) for index in self._mutated]
-        return [*self._state.outputs, *self._state.written, *mutated]
-
-    def _deviations(self, where: Mapping[int, torch.Tensor]) -> list[float]:
-        return [deviation(kept, now) for kept, now in zip(self._kept, self._outcome(where), strict=True)]
+    def _put_back(self) -> None:
+        for before, now in zip(self._before, (*self._effects.destroyed, *self._effects.written), strict=True):
+            now.copy_(before)
 
 
-def values_of(tensor: torch.Tensor, data: int) -> torch.Tensor:
-    """The bytes of an input in a set of data. Note [The second set of data]."""
-    values, dtype = data_of(tensor), tensor.dtype
-    if data and dtype.is_floating_point and dtype.itemsize >= ARITHMETIC_BYTES:
-        return (values.view(dtype) * 0.5 + 0.25).view(torch.uint8)
-    return values
+def differs(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Whether two tensors of one shape, strides and dtype differ in a bit, as a number on their device."""
+    return (_bits(first) != _bits(second)).any()
 
 
-def other_values_of(tensor: torch.Tensor, data: int) -> torch.Tensor:
-    """Bytes of other values than in a set of data, as far as there are any that are safe: see `placeholders.poison`."""
-    if tensor.dtype.is_floating_point:
-        return values_of(tensor, (data + 1) % DATA_SETS)
-    if tensor.dtype is torch.bool or tensor.dtype.is_complex:
-        return data_of(tensor)
-    return torch.zeros_like(data_of(tensor))
+def deviation(first: torch.Tensor, second: torch.Tensor, typed: torch.Tensor | None = None) -> torch.Tensor:
+    """The largest absolute difference of two tensors of one shape, on their device. See `proof.Observed`.
 
-
-def blind_reason(tensor: torch.Tensor) -> str | None:
-    """Why a read of this input's poisoned placeholder could go unnoticed in a trial; None where it could not."""
-    for data in range(DATA_SETS):
-        values = values_of(tensor, data)
-        for part in (values[:SAMPLE_BYTES], values):  # the beginning will do for almost every input
-            if deviation(part.view(tensor.dtype), poison(part, tensor.dtype).view(tensor.dtype)) > math.ulp(0.0):
-                return None
-    return "its values are those that poison has as well, so a use that was missed would not show"
-
-
-def deviation(first: torch.Tensor, second: torch.Tensor) -> float:
-    """The largest absolute difference of two tensors of one dtype and shape, as `proof.Trial` defines it."""
-    if torch.equal(_bits(first), _bits(second)):
-        return 0.0
-    one, other = (torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in (first, second))
+    `typed` says what numbers the bytes are where the tensors are whole storages.
+    """
+    equal = ~(_bits(first) != _bits(second)).any()
+    dtype = typed.dtype if typed is not None else first.dtype
+    one, other = first.detach(), second.detach()
+    if one.dtype != dtype:
+        whole = one.nbytes // dtype.itemsize * dtype.itemsize
+        one, other = one.view(-1)[:whole].view(dtype), other.view(-1)[:whole].view(dtype)
+    if one.dtype is torch.bool:
+        one, other = one.view(torch.uint8), other.view(torch.uint8)
+    if one.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
     if one.dtype.is_floating_point and one.dtype.itemsize < ARITHMETIC_BYTES:
         one, other = one.float(), other.float()
     same = (one == other) | ((one != one) & (other != other))
     distance = (one.double() - other.double()).abs().masked_fill(same, 0.0)
-    largest = float(torch.nan_to_num(distance, nan=math.inf, posinf=math.inf).max())
-    return largest if largest > 0.0 else math.ulp(0.0)
+    largest = torch.nan_to_num(distance, nan=math.inf, posinf=math.inf).amax() if distance.numel() else distance.sum()
+    return torch.where(equal, 0.0, torch.clamp(largest, min=math.ulp(0.0)))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of a tensor, in words as wide as they can be: comparing them takes a byte of memory for each."""
-    dense = tensor.detach().contiguous().reshape(-1)
+    """The bytes of a tensor, in words as wide as they can be: comparing them takes a byte of memory for each."""
+    dense = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     for word in (torch.int64, torch.int32, torch.int16):
-        if (dense.numel() * dense.element_size()) % word.itemsize == dense.data_ptr() % word.itemsize == 0:
-            return dense.view(torch.uint8).view(word)
-    return dense.view(torch.uint8)
+        if dense.numel() % word.itemsize == dense.data_ptr() % word.itemsize == 0:
+            return dense.view(word)
+    return dense

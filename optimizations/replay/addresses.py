@@ -1,13 +1,14 @@
 """Replay's side of indirection: notices inputs that moved and has the graph read them where they are now.
 
-Note [When an input is copied after all]. An input that moved is copied into memory of its own for this call, and the
-graph reads that, when
+Note [When an input is copied after all]. An input that moved is copied into its placeholder for this call, as stock
+does, and the graph reads that, when
 
 * its address is not aligned as the kernels may rely on, or
 * it lies in the memory the graph itself writes (a result of an earlier replay that is passed back in). Stock copies an
   input before the graph runs; a graph that reads it in place may have overwritten it by then.
 
-If the function writes the input, the copy is written back after the launch.
+An input at a fixed address (a parameter) has no placeholder. Where such an input cannot be followed the recording does
+not fit the call (`refuses`), and stock records again.
 
 Note [What keeps an input alive]. The graph reads the caller's memory, so the caller's tensors must stay until the
 launch is enqueued: they are left in the list of inputs, which is cleared after it. From then on the allocator's stream
@@ -25,7 +26,7 @@ and values between partitions are made by generated code.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,15 +37,15 @@ from optimizations.captured.graph import MemoryRange
 
 
 @dataclass(frozen=True, slots=True)
-class FollowedInput:
+class TrackedInput:
     """An input that the graph reads in place, at multiples of `alignment_bytes` (a power of two).
 
-    `mutated`: the function writes it.
+    `placeholder`: the address it is copied to where it cannot be read in place; None for an input at a fixed address.
     """
 
     index: int
     alignment_bytes: int
-    mutated: bool = False
+    placeholder: int | None
 
 
 class Pointers(Protocol):
@@ -77,61 +78,84 @@ class OwnedMemory:
         return bool(bisect_right(self.borders, address) & 1)
 
 
-class Follower:
+class AddressTracker:
     """Keeps the addresses in one executable graph in step with the inputs of each call.
+
+    Args:
+        inputs: what is read in place.
+        recorded: by input, the address that the graph holds now; None for an input that is not read in place.
+        pointers: changes the addresses.
+        owned: memory the graph writes.
+        fill: copies an input, by its index, into its placeholder.
 
     Attributes:
         indices: the inputs that are read in place, ascending.
-        addresses: by input, the address the graph reads it at; 0 before the first call, None for other inputs.
+        addresses: by input, the address the graph reads it at; None for other inputs.
         moves: calls in which an input had moved.
         pointer_bytes: bytes written for that so far.
-        stand_in_bytes: bytes copied so far because an input could not be read in place.
+        placeholder_bytes: bytes copied so far because an input could not be read in place.
     """
 
     def __init__(
-        self, inputs: Sequence[FollowedInput], input_count: int, pointers: Pointers, owned: OwnedMemory
+        self,
+        inputs: Sequence[TrackedInput],
+        recorded: Sequence[int | None],
+        pointers: Pointers,
+        owned: OwnedMemory,
+        fill: Callable[[int, torch.Tensor], None],
     ) -> None:
         inputs = sorted(inputs, key=lambda one: one.index)
-        self._checks = [(one.index, one.alignment_bytes - 1, one) for one in inputs]
+        self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder) for one in inputs]
+        self._fixed = [(one.index, one.alignment_bytes - 1) for one in inputs if one.placeholder is None]
+        self._fixed_indices = [index for index, _ in self._fixed]
         self._pointers = pointers
         self._owned = owned
+        self._fill = fill
         # Note [What a launch has done]: written for the next launch; or written by one, so that they need not be again.
         self._pending = False
         self._written = False
         self.indices = [one.index for one in inputs]
-        self.addresses: list[int | None] = [None] * input_count
-        for index in self.indices:
-            self.addresses[index] = 0
-        self.mutated = tuple(one.index for one in inputs if one.mutated)
-        self._write_back: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.addresses: list[int | None] = list(recorded)
         self.moves = 0
         self.pointer_bytes = 0
-        self.stand_in_bytes = 0
+        self.placeholder_bytes = 0
 
-    def follow(self, inputs: list[Any]) -> None:
-        """Bring the graph to these inputs. One comparison in C++ where nothing moved.
+    def refuses(self, inputs: Sequence[Any]) -> bool:
+        """Whether an input at a fixed address has moved to where it cannot be read in place."""
+        if not self._fixed or torch_internals.data_ptrs_equal(inputs, self.addresses, self._fixed_indices):
+            return False
+        borders = self._owned.borders
+        return any(
+            (address := inputs[index].data_ptr()) & below_alignment or bisect_right(borders, address) & 1
+            for index, below_alignment in self._fixed
+        )
 
-        An input that cannot be read in place is replaced in `inputs` by its copy.
-        """
-        if self._write_back:
-            self._write_back.clear()  # of a call that never launched
+    def follow(self, inputs: Sequence[Any]) -> None:
+        """Bring the graph to these inputs. One comparison in C++ where nothing moved."""
         if not torch_internals.data_ptrs_equal(inputs, self.addresses, self.indices):
             self._move(inputs)
         elif self._written:
             self._pointers.settle()
             self._written = False
 
-    def _move(self, inputs: list[Any]) -> None:
+    def _move(self, inputs: Sequence[Any]) -> None:
         addresses, borders = self.addresses, self._owned.borders
         self._written = False
         moved: dict[int, int] = {}
-        for index, below_alignment, one in self._checks:
+        for index, below_alignment, placeholder in self._checks:
             address = inputs[index].data_ptr()
             if address == addresses[index]:
                 continue
-            if address & below_alignment or bisect_right(borders, address) & 1:
-                address = self._stand_in(inputs, one)
+            if placeholder is not None and (address & below_alignment or bisect_right(borders, address) & 1):
+                # Note [When an input is copied after all]
+                self._fill(index, inputs[index])
+                self.placeholder_bytes += inputs[index].nbytes
+                address = placeholder
+                if address == addresses[index]:
+                    continue
             moved[index] = address
+        if not moved:
+            return
         try:
             self.pointer_bytes += self._pointers.point(moved)
         except BaseException:
@@ -143,24 +167,7 @@ class Follower:
         for index, address in moved.items():
             addresses[index] = address
 
-    def _stand_in(self, inputs: list[Any], one: FollowedInput) -> int:
-        """Copy the input; Note [When an input is copied after all]."""
-        original = inputs[one.index]
-        copy = inputs[one.index] = torch_internals.clone_preserve_strides(original)
-        self.stand_in_bytes += copy.untyped_storage().nbytes()
-        if one.mutated:
-            self._write_back.append((original, copy))
-        return copy.data_ptr()
-
     def launched(self) -> None:
-        """To be called after each launch: notes that it was made, and writes back what the function put into copies."""
+        """To be called after each launch."""
         if self._pending:
             self._pending, self._written = False, True
-        if self._write_back:
-            for original, copy in self._write_back:
-                original.copy_(copy)
-            self._write_back.clear()
-
-    def writes_owned_memory(self, inputs: Sequence[Any]) -> bool:
-        """Whether an input that the function writes lies in memory of the graph's own, where no write-back may go."""
-        return any(inputs[index].data_ptr() in self._owned for index in self.mutated)

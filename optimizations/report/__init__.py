@@ -6,10 +6,11 @@ string, a number or a tuple of such, so that `dataclasses.asdict` of a record ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
-from optimizations.report.recordings import Direction, RecordingReport
+from optimizations.report.recordings import Direction, KeptResults, RecordingReport, UncapturedCalls
 
 CpuKind = Literal["constant", "attribute", "argument", "computed"]
 Size = int | str
@@ -152,7 +153,8 @@ class CompiledGraph:
 class GraphReport:
     """One FX graph that went through the backend, numbered in the order of compilation since the last `reset`.
 
-    `recordings` holds a record for each CUDA graph that indirection was tried on, in the order they were recorded.
+    `recordings` holds a record for each CUDA graph, in the order they were recorded. `kept` are the results that are
+    copied out of graph memory because the program keeps them, `uncaptured` the calls that ran without a graph.
     """
 
     index: int
@@ -161,6 +163,21 @@ class GraphReport:
     recordings: tuple[RecordingReport, ...] = ()
     binding: BindingReport | None = None
     shortcut: ShortcutReport | None = None
+    kept: tuple[KeptResults, ...] = ()
+    uncaptured: tuple[UncapturedCalls, ...] = ()
+
+
+class ReportedFunction(Protocol):
+    """A function of Inductor's that is made into CUDA graphs, as far as it is reported."""
+
+    def recordings(self) -> Sequence[RecordingReport]:
+        """Its graphs, in the order they were recorded, those that are gone as they last were."""
+
+    def kept(self) -> KeptResults | None:
+        """Its results that the program keeps; None where it keeps none."""
+
+    def uncaptured(self) -> Sequence[UncapturedCalls]:
+        """Calls without a graph, by reason."""
 
 
 @dataclass(slots=True)
@@ -169,16 +186,24 @@ class Entry:
 
     placement: PlacementReport
     compiled: list[CompiledGraph] = field(default_factory=list)
-    recordings: list[RecordingReport] = field(default_factory=list)
     binding: BindingReport | None = None
     shortcut: ShortcutReport | None = None
+    functions: list[ReportedFunction] = field(default_factory=list)
 
     def note_shortcut(self, report: ShortcutReport) -> None:
         self.shortcut = report
 
     def snapshot(self, index: int) -> GraphReport:
-        compiled, recordings = tuple(self.compiled), tuple(self.recordings)
-        return GraphReport(index, self.placement, compiled, recordings, self.binding, self.shortcut)
+        return GraphReport(
+            index,
+            self.placement,
+            tuple(self.compiled),
+            tuple(report for function in self.functions for report in function.recordings()),
+            self.binding,
+            self.shortcut,
+            tuple(kept for function in self.functions if (kept := function.kept()) is not None),
+            tuple(calls for function in self.functions for calls in function.uncaptured()),
+        )
 
 
 class Ledger:
@@ -199,6 +224,11 @@ class Ledger:
 
 
 LEDGER = Ledger()
+
+
+def recordings() -> tuple[RecordingReport, ...]:
+    """Every CUDA graph that was recorded since the start of the process or the last `reset`, with its counters."""
+    return tuple(recording for graph in LEDGER.snapshot() for recording in graph.recordings)
 
 
 def report() -> tuple[GraphReport, ...]:

@@ -16,6 +16,7 @@ class ReplayedInput:
         index: its place among the recording's inputs; `name` is the FX graph's name for it.
         data_bytes: its data, from the first element to the last.
         indirect: whether it is read in place; else its data is copied before each replay, for `reasons`.
+        mutated: whether the function writes it.
         nodes, pointers: graph nodes that hold its address, and places in them.
         appliers: how these nodes get a new address ("host", "prelude", "ptx").
     """
@@ -33,15 +34,24 @@ class ReplayedInput:
 
 @dataclass(frozen=True, slots=True)
 class RecordingReport:
-    """One CUDA graph recorded with indirection.
+    """One CUDA graph, recorded as stock records it, and what was done with it since.
 
     Attributes:
-        nodes, kernels: of the captured graph; None where it could not be read.
+        nodes, kernels: of the captured graph; None where it was not read (yet).
         copied_bytes: data copied into placeholders at each replay.
         pointer_bytes: written instead, in a replay in which every indirect input has moved.
         fallbacks: node by node, why an applier that was tried earlier was not taken.
         off: why nothing was indirected at all, where that is not for reasons of single inputs.
-        proof_runs: runs of the graph that the proof took; `indirection_s` the time for all of it, captures included.
+        proof_runs: trial calls that the proof took.
+        indirection_s: host time spent on all of it, beyond the recording itself.
+        stage: "waiting" (not looked at yet), "proving" (a candidate is tried out in real calls), or "done".
+        waiting: what is being waited for; None where nothing is.
+        recording_s: how long the recording took.
+        replays: calls served by the graph so far.
+        moves: those in which an input that is read in place had moved.
+        total_copied_bytes, total_pointer_bytes: copied, and written, by all replays so far.
+        fixed_inputs_followed: inputs at fixed addresses (parameters) that are patched when they move.
+        fixed_inputs_refused: why they are not; None where nothing was asked or nothing speaks against it.
     """
 
     direction: Direction
@@ -54,3 +64,38 @@ class RecordingReport:
     off: str | None
     proof_runs: int
     indirection_s: float
+    stage: str = "done"
+    waiting: str | None = None
+    recording_s: float = 0.0
+    replays: int = 0
+    moves: int = 0
+    total_copied_bytes: int = 0
+    total_pointer_bytes: int = 0
+    fixed_inputs_followed: int = 0
+    fixed_inputs_refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptResults:
+    """Results that the program was found to hold when the graph would have overwritten them.
+
+    They are copied out of the graph's memory after each launch since then.
+
+    Attributes:
+        outputs: their places among what the function returns.
+        copies: how often one was copied; `copied_bytes` in all.
+    """
+
+    direction: Direction
+    outputs: tuple[int, ...]
+    copies: int
+    copied_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UncapturedCalls:
+    """Calls of a function that ran without a graph although Inductor made it for one, and why."""
+
+    direction: Direction
+    reason: str
+    calls: int

@@ -92,6 +92,11 @@ NAMES: dict[str, Private] = {
     "is_from_nonlocal_source": Private(
         "torch._dynamo.source", "is_from_nonlocal_source", _CHECKED, "tell attributes from arguments"
     ),
+    "begin_allocating": Private(
+        "torch._C", "_cuda_beginAllocateCurrentThreadToPool", _CHECKED, "give a capture a memory pool of its own"
+    ),
+    "end_allocating": Private("torch._C", "_cuda_endAllocateToPool", _CHECKED, "end that"),
+    "release_pool": Private("torch._C", "_cuda_releasePool", _CHECKED, "give the pool back"),
     "set_grad_enabled": Private("torch", "_C._set_grad_enabled", _CHECKED, "see that a graph switches gradients on"),
     "storage_use_count": Private("torch", "_C._storage_Use_Count", _CHECKED, "see that a value is saved for backward"),
     "tensor_use_count": Private("torch", "Tensor._use_count", _CHECKED, "see that a value is saved for backward"),

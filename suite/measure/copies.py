@@ -4,8 +4,8 @@ Stock CUDAGraph Trees copy every input that is neither static nor an output of a
 `CUDAGraphNode._copy_inputs_and_remove_from_src`. For the length of one `counting` block that method is wrapped; timed
 iterations never run wrapped.
 
-Graphs that read inputs in place go through the same method for the inputs they copy, and keep counts of their own:
-bytes of pointers written, and of inputs that had to be copied for one call (`optimizations.replay.addresses`).
+Graphs that read inputs in place go through the same method for the inputs they copy, and count the bytes of pointers
+that they write (`optimizations.replay.addresses`).
 """
 
 from __future__ import annotations
@@ -66,17 +66,15 @@ def counting(node_class: type | None = None) -> Iterator[CopyCount]:
         stock(self, destinations, sources)
 
     target._copy_inputs_and_remove_from_src = counted
-    before = followed_bytes()
+    before = pointer_bytes()
     try:
         yield count
     finally:
         target._copy_inputs_and_remove_from_src = stock
-        pointer_bytes, stand_in_bytes = (now - then for now, then in zip(followed_bytes(), before, strict=True))
-        count.pointer_bytes += pointer_bytes
-        count.copied_bytes += stand_in_bytes
+        count.pointer_bytes += pointer_bytes() - before
 
 
-def followed_bytes() -> tuple[int, int]:
-    """Of all graphs that read inputs in place, so far: bytes of pointers written, and of inputs copied for one call."""
-    followers = [node.follower for manager in managers() for node in manager.nodes() if node.follower is not None]
-    return sum(one.pointer_bytes for one in followers), sum(one.stand_in_bytes for one in followers)
+def pointer_bytes() -> int:
+    """Bytes of pointers written so far, by all graphs that read inputs in place."""
+    trackers = [node.tracker for manager in managers() for node in manager.nodes()]
+    return sum(one.pointer_bytes for one in trackers if one is not None)

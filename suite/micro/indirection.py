@@ -16,13 +16,13 @@ import torch
 from optimizations import torch_internals
 from optimizations.appliers.applied import AppliedPlan
 from optimizations.appliers.device import RecordingTools, device_tools, unload_kernels
+from optimizations.captured.displaced import GRANULE_BYTES, buffer_bytes, displace, memory_of
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import Capture, CapturedGraph, MemoryRange, Placeholder
-from optimizations.captured.placeholders import OutsidePlaceholder, outside_placeholders
 from optimizations.captured.read import read_graph
 from optimizations.indirection.plan import Choice, Plan, make_plan
 from optimizations.indirection.pointers import find_pointer_uses
-from optimizations.replay.addresses import FollowedInput, Follower, OwnedMemory
+from optimizations.replay.addresses import AddressTracker, OwnedMemory, TrackedInput
 from suite.errors import EncoreError
 from suite.measure.gpu_state import gpu_reader
 from suite.micro.kernel import ELEMENTS, compiled, launch
@@ -101,7 +101,7 @@ class Bench:
             for which in (1, 1000)
         ]
         outputs = torch.zeros(point.nodes, ELEMENTS, device=self._device)
-        placeholders = outside_placeholders(dict(enumerate(sets[0])))
+        placeholders = [torch.empty_like(one) for one in sets[0]]
         ready: dict[Variant, Replay] = {}
         unavailable: dict[Variant, str] = {}
         for variant in VARIANTS:
@@ -126,21 +126,22 @@ class Bench:
         ]
 
     def _variant(
-        self, variant: Variant, point: Point, placeholders: dict[int, OutsidePlaceholder], outputs: torch.Tensor
+        self, variant: Variant, point: Point, placeholders: list[torch.Tensor], outputs: torch.Tensor
     ) -> Replay | str:
         """The variant at this point, or why it cannot be had."""
-        tensors = [one.tensor for one in placeholders.values()]
-        graph = self._capture(tensors, outputs)
+        graph = self._capture(placeholders, outputs)
         if variant == "copy":
             graph.instantiate()
-            return Replay(_copying(graph, tensors), copied_bytes=point.inputs * point.input_bytes, pointer_bytes=0)
+            return Replay(_copying(graph, placeholders), copied_bytes=point.inputs * point.input_bytes, pointer_bytes=0)
         driver = self._tools.driver
         raw = driver.CUgraph(graph.raw_cuda_graph())
-        other = self._capture([one.shifted for one in placeholders.values()], outputs)
-        first = _captured(read_graph(driver, raw), {index: one.memory for index, one in placeholders.items()})
+        memory = {index: memory_of(one) for index, one in enumerate(placeholders)}
+        elsewhere = _displaced(placeholders)
+        other = self._capture(elsewhere, outputs)
+        first = _captured(read_graph(driver, raw), memory)
         second = _captured(
             read_graph(driver, driver.CUgraph(other.raw_cuda_graph())),
-            {index: one.shifted_memory for index, one in placeholders.items()},
+            {index: memory_of(one) for index, one in enumerate(elsewhere)},
         )
         analysis = find_pointer_uses(first, second)
         plan = make_plan(first.graph, analysis, Choice(variant), self._tools.available(first.graph))
@@ -150,10 +151,11 @@ class Bench:
         applied = AppliedPlan(EditableGraph.of(driver, raw, first.graph), plan, self._tools)
         graph.instantiate()
         applied.instantiated(driver.CUgraphExec(graph.raw_cuda_graph_exec()), self._tools.stream())
-        followed = [FollowedInput(one.input, one.alignment_bytes) for one in plan.inputs]
-        follower = Follower(followed, point.inputs, applied, OwnedMemory(()))
-        pointers = applied.point({index: one.memory.address for index, one in placeholders.items()})
-        return Replay(_following(graph, follower), copied_bytes=0, pointer_bytes=pointers)
+        addresses = {index: one.address for index, one in memory.items()}
+        pointers = applied.point(addresses)
+        tracked = [TrackedInput(one.input, one.alignment_bytes, addresses[one.input]) for one in plan.inputs]
+        tracker = AddressTracker(tracked, list(addresses.values()), applied, OwnedMemory(()), _never_copied)
+        return Replay(_following(graph, tracker), copied_bytes=0, pointer_bytes=pointers)
 
     def _capture(self, inputs: Sequence[torch.Tensor], outputs: torch.Tensor) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -209,11 +211,27 @@ def _copying(graph: torch.cuda.CUDAGraph, placeholders: list[torch.Tensor]) -> C
     return run
 
 
-def _following(graph: torch.cuda.CUDAGraph, follower: Follower) -> Callable[[list[torch.Tensor]], None]:
+def _displaced(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors like these at other addresses, each by a distance of its own. They may overlap: nothing reads them."""
+    memory = {index: memory_of(one) for index, one in enumerate(inputs)}
+    buffer = torch.empty(buffer_bytes(memory) + GRANULE_BYTES, dtype=torch.uint8, device=inputs[0].device)
+    skip = -buffer.data_ptr() % GRANULE_BYTES
+    places = displace(memory, buffer.data_ptr() + skip)
+    return [
+        buffer[skip + places.offsets[index] :][: one.nbytes].view(one.dtype).view(one.shape)
+        for index, one in enumerate(inputs)
+    ]
+
+
+def _never_copied(index: int, value: torch.Tensor) -> None:
+    raise AssertionError(f"input {index} is aligned and lies outside of the graph's memory")
+
+
+def _following(graph: torch.cuda.CUDAGraph, tracker: AddressTracker) -> Callable[[list[torch.Tensor]], None]:
     def run(inputs: list[torch.Tensor]) -> None:
-        follower.follow(inputs)
+        tracker.follow(inputs)
         graph.replay()
-        follower.launched()
+        tracker.launched()
 
     return run
 

@@ -38,6 +38,15 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 
 @pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work beyond a recording is done in the first calls, not when the graph has been used enough."""
+    from optimizations.recording import budget
+
+    monkeypatch.setattr(budget, "SHARE", 1e9)
+    monkeypatch.setattr(budget, "FEWEST_REPLAYS", 1)
+
+
+@pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
     """Every test begins and ends without a compiled function, a report or a graph."""
     yield

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ from optimizations.indirection.pointers import find_pointer_uses
 from optimizations.indirection.tensor_map import driver_replace_address
 
 pytestmark = pytest.mark.gpu
+
+SAME = "it held the same data in each trial call"
+"""Why a tensor that is always the same is copied: a pointer to it that was missed would not show."""
 
 CHOICES = ("auto", "host", "prelude", "ptx")
 # What kernels there are, and every applier on them.
@@ -98,7 +102,10 @@ PROGRAMS: dict[str, tuple[Function, Callable[[int], Sequence[Any]]]] = {
 def test_every_kind_of_kernel_follows_its_inputs(program: str, choice: str, weights: dict[str, Any]) -> None:
     function, make = PROGRAMS[program]
     assert_like_stock(function, make, choice)
-    assert [(report.off, report.copied_bytes) for report in recordings()] == [(None, 0)], said()
+    (report,) = recordings()
+    assert report.off is None
+    assert all(SAME in one.reasons[0] for one in report.inputs if not one.indirect), said()
+    assert any(one.indirect for one in report.inputs), said()
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -111,9 +118,9 @@ def test_the_applier_asked_for_is_the_one_that_works(choice: str, weights: dict[
     assert_like_stock(function, randn(256, 512), choice)
     (report,) = recordings()
     assert report.off is None
-    assert report.copied_bytes == 0, said()
+    assert [one.indirect for one in report.inputs].count(True) == 1, said()
     expected = {"auto": {"host"}, "host": {"host"}, "prelude": {"prelude"}, "ptx": {"ptx", "prelude"}}[choice]
-    assert set(report.inputs[0].appliers) == expected, report.fallbacks
+    assert {applier for one in report.inputs for applier in one.appliers} <= expected | {"host"}, report.fallbacks
 
 
 @pytest.mark.parametrize(("choice", "expected"), [("auto", "host"), ("prelude", "host"), ("ptx", "host ptx")])
@@ -127,7 +134,6 @@ def test_a_driver_too_old_for_the_prelude_costs_the_prelude_only(
     monkeypatch.setattr(driver, "cuDriverGetVersion", lambda: (driver.CUresult.CUDA_SUCCESS, MINIMUM_DRIVER - 10))
     assert_like_stock(function, randn(256, 512), choice)
     (report,) = recordings()
-    assert report.copied_bytes == 0, said()
     assert {applier for one in report.inputs for applier in one.appliers} == set(expected.split())
     refused = [reason for reason in report.fallbacks if "need a driver for CUDA 12.4 or newer" in reason]
     assert bool(refused) == (choice != "auto"), report.fallbacks
@@ -152,7 +158,7 @@ def test_inputs_that_overlap_stay_correct() -> None:
         assert same(call(function, x, y), [x * 2 + y]), (first, second)
 
 
-def test_a_mutated_input_is_captured_and_the_caller_sees_it() -> None:
+def test_a_mutated_input_is_left_to_stock_and_the_caller_sees_it() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.add_(y)
         return x * 2
@@ -163,8 +169,7 @@ def test_a_mutated_input_is_captured_and_the_caller_sees_it() -> None:
         (result,) = call(compiled, x, y)
         assert torch.equal(x, torch.full_like(x, step + 1.0)), step
         assert torch.equal(result, 2 * x)
-    (report,) = recordings()
-    assert [one.mutated for one in report.inputs if one.indirect].count(True) == 1, said()
+    assert recordings() == []
 
 
 def test_a_dead_input_changes_nothing() -> None:
@@ -183,28 +188,68 @@ def test_an_input_that_is_returned_stays_what_the_caller_passed() -> None:
         assert same(call(function, x), [x.view(32, 32), x + 1]), step
 
 
-def test_results_can_be_passed_back_in() -> None:
-    """Where stock takes them: right after a recording it refuses a result of the step before, and so does Encore."""
+def test_results_can_be_passed_back_in_and_be_kept() -> None:
+    """Stock refuses a result of the step before right after a recording, and overwrites it later."""
 
-    def fed_back(function: Function) -> list[torch.Tensor | None]:
-        value, kept, found = torch.arange(1024.0, device="cuda"), torch.arange(1024.0, device="cuda"), []
-        for _ in range(12):
-            torch.compiler.cudagraph_mark_step_begin()
-            with torch.no_grad():
-                try:
-                    value = function(value)
-                    found.append(value.clone())
-                except RuntimeError as error:
-                    assert "overwritten by a subsequent run" in str(error)
-                    found.append(None)
-                    value = function(kept.clone())
-            kept = value.clone()
-        return found
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.roll(x, 1) * 1.5
 
-    ours, theirs = (fed_back(choice(lambda x: torch.roll(x, 1) * 1.5)) for choice in (encore, stock))
-    assert [one is None for one in ours] == [one is None for one in theirs]
-    assert all(one is None or torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
-    assert all(one is not None for one in ours[-6:]), "from some call on everything is replayed"
+    compiled = encore(program)
+    value = expected = torch.arange(1024.0, device="cuda")
+    kept = []
+    for _ in range(12):
+        with torch.no_grad():
+            value, expected = compiled(value), program(expected)
+        kept.append((value, expected))
+    assert all(torch.equal(one, other) for one, other in kept)
+    (graph,) = optimizations.report()
+    assert graph.kept[0].outputs == (0,)
+    assert sum(one.calls for one in graph.uncaptured) <= 5
+
+
+def test_weights_that_are_swapped_are_recorded_twice(weights: dict[str, Any]) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).cuda()
+    compiled = encore(module)
+    states = [{name: torch.randn_like(value) for name, value in module.state_dict().items()} for _ in range(7)]
+    x = torch.randn(32, 64, device="cuda")
+    for step in range(60):
+        module.load_state_dict(states[step % 7], assign=True)
+        module.requires_grad_(False)
+        (result,) = call(compiled, x)
+        assert (
+            torch.equal(result, call(stock(module), x)[0])
+            if step % 20 == 19
+            else torch.allclose(result, module(x), atol=1e-4)
+        ), step
+    assert len(recordings()) == 2
+    assert recordings()[0].fixed_inputs_followed == 4, recordings()[0].fixed_inputs_refused
+
+
+def test_threads_that_share_a_model_get_their_own_results(weights: dict[str, Any]) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64)).cuda()
+    module.requires_grad_(False)
+    compiled = encore(module)
+    for _ in range(5):
+        call(compiled, torch.randn(8, 64, device="cuda"))
+    wrong: list[Any] = []
+
+    def serve(number: int) -> None:
+        try:
+            generator = torch.Generator("cuda").manual_seed(number)
+            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+                for step in range(1000):
+                    x = torch.randn(8, 64, device="cuda", generator=generator)
+                    if not torch.allclose(compiled(x), module(x), atol=1e-4):
+                        wrong.append((number, step))
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 # Programs of all sorts.
@@ -221,7 +266,7 @@ def test_forward_and_backward_are_those_of_stock(weights: dict[str, Any]) -> Non
         return [output.detach().clone(), *(one.grad.clone() for one in module.parameters() if one.grad is not None)]
 
     reference, indirect = stock(module), encore(module)
-    for step in range(10):
+    for step in range(20):
         x, tangent = torch.randn(32, 64, device="cuda"), torch.randn(32, 8, device="cuda")
         assert same(train(indirect, x, tangent), train(reference, x.clone(), tangent.clone())), f"{step}\n{said()}"
     assert {report.direction for report in recordings()} == {"forward", "backward"}
@@ -310,8 +355,9 @@ def test_functions_of_stock_in_the_same_process_are_stocks() -> None:
 def test_ten_thousand_replays_take_no_memory() -> None:
     function = encore(lambda x: torch.softmax(x, -1) * 2)
     inputs = [torch.randn(256, 256, device="cuda") for _ in range(7)]
-    for x in inputs:
+    for x in inputs * 4:
         call(function, x)
+    assert optimizations.settled()
 
     def used() -> tuple[int, int, int]:
         torch.cuda.synchronize()
@@ -335,14 +381,13 @@ def test_ten_thousand_replays_take_no_memory() -> None:
 
 
 @pytest.mark.alone
-def test_replay_takes_less_memory_than_stock() -> None:
-    """By the placeholders of the inputs, which stock keeps in the graph's pool."""
+@pytest.mark.parametrize("recording", [True, False])
+def test_recording_and_replaying_take_the_memory_of_stock(recording: bool) -> None:
     shape = (64, 2**20)
-    input_bytes = 4 * shape[0] * shape[1]
 
     def peak(compile_it: Callable[[Function], Function]) -> int:
         function = compile_it(lambda x: x.sum(-1))
-        for _ in range(4):
+        for _ in range(1 if recording else 12):
             call(function, torch.ones(shape, device="cuda"))
         gc.collect()
         torch.cuda.empty_cache()
@@ -357,7 +402,7 @@ def test_replay_takes_less_memory_than_stock() -> None:
     # The first of each tunes its kernels, and the memory for that stays in the pool.
     for compile_it in (encore, stock):
         peak(compile_it)
-    assert peak(encore) <= peak(stock) - 0.9 * input_bytes
+    assert peak(encore) <= 1.05 * peak(stock)
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -387,7 +432,7 @@ def test_real_captures_are_worth_keeping(
     """Saved, loaded and analysed again, they give what was found when they were live."""
     function, make = PROGRAMS[program]
     compiled = encore(function)
-    for step in range(3):
+    for step in range(5):
         call(compiled, *make(step))
     path = Path(os.environ.get("ENCORE_CAPTURES") or tmp_path) / f"{program.replace(' ', '_')}.json"
     save_captures(program, searched[-1], path)

@@ -27,11 +27,15 @@ REPLAYS = 50
 SEGMENT_BYTES = 2 * 2**20
 """What PyTorch's allocator takes from the driver for small tensors, such as a pointer table, at a time."""
 
-SAVED_FOR_BACKWARD = ("an output shares its memory",)
-
-ALLOWED_COPIES: dict[str, tuple[str, ...]] = {"DGPT2": SAVED_FOR_BACKWARD, "XLNET-T": SAVED_FOR_BACKWARD}
-"""By workload, patterns of the reasons for which an input may be copied; none for the others. What is copied, and why,
-is kept in the results as the property `copied`."""
+ALLOWED_COPIES = (
+    "an output shares its memory",
+    "it held the same data in each trial call",
+    "undecided after",
+    "kernels of unknown construction read it",
+    "two copying runs by",
+)
+"""Patterns of the reasons for which an input may be copied. What is copied, and why, is kept in the results as the
+property `copied`."""
 
 KEPT_WORKLOADS = ("ALNET", "DCGAN", "EOS")
 KEPT_BYTES = 300_000
@@ -63,8 +67,9 @@ def check_copies(acronym: str, copied_bytes: int) -> str:
     assert all(one.reasons for one in copied), found
     assert recordings(), "nothing was recorded"
     reasons = [reason for one in copied for reason in one.reasons]
-    assert all(any(re.search(allowed, one) for allowed in ALLOWED_COPIES.get(acronym, ())) for one in reasons), found
+    assert all(any(re.search(allowed, one) for allowed in ALLOWED_COPIES) for one in reasons), found
     assert copied or copied_bytes == 0, found
+    assert any(one.indirect for recording in recordings() for one in recording.inputs) or not copied, found
     return found
 
 
@@ -90,18 +95,21 @@ def test_a_workload_replays_bit_for_bit_as_stock_does(
             run_checked(instance, iterate, sets[index % 6], states[index % 6], SEED).digest() for index in range(calls)
         ]
 
-    first = digests(workload_iteration(instance, "graph"), 12)
+    first = digests(workload_iteration(instance, "graph"), REPLAYS)
     indirect = workload_iteration(instance, "indirection")
     found = digests(indirect, REPLAYS)
     keep_workload(acronym, searched)
     with counting() as count:
         digests(indirect, 1)
     record_property("copied", check_copies(acronym, count.copied_bytes))
-    if first[6:9] != first[9:]:
-        pytest.skip("stock's graphs do not repeat themselves here, so there are no bits to compare")
+    # Atomic additions make stock differ from itself; so what counts is the set of its outcomes, over as many calls.
     # The first call of a function warms up, the second records; from the third on everything is replayed.
-    expected = [first[6 + index % 3] for index in range(REPLAYS)]
-    assert found[2:] == expected[2:], said()
+    outcomes = [set(first[2 + (index - 2) % 3 :: 3]) for index in range(3)]
+    odd = [index for index in range(2, REPLAYS) if found[index] not in outcomes[index % 3]]
+    if any(len(one) > 1 for one in outcomes):
+        assert len(odd) <= REPLAYS // 4, f"stock had {[len(one) for one in outcomes]} outcomes\n{said()}"
+    else:
+        assert odd == [], said()
 
 
 @pytest.mark.alone
@@ -115,7 +123,7 @@ def test_replays_of_large_inputs_take_no_more_memory_than_stocks(acronym: str) -
 
     def replay_peak(mode: str) -> Peak:
         iterate = workload_iteration(instance, mode)
-        for index in range(4):
+        for index in range(16):
             iterate(sets[index % 2])
         restart_peak(instance.device)
         for index in range(4):

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from optimizations.capture.inputs import copy_all
+from optimizations.captured.displaced import size_bytes
 from optimizations.captured.graph import MemoryRange
-from optimizations.captured.placeholders import size_bytes
 
 _get: Callable[[torch.Tensor], torch.Tensor | None] = vars(torch.Tensor.__base__)["grad"].__get__
 

@@ -52,6 +52,13 @@ def managers(device_index: int | None = None) -> list[Any]:
     ]
 
 
+def settled() -> bool:
+    """Whether no recording waits for anything that more calls of the program would bring."""
+    return not any(
+        node.session is not None and node.session.pending for manager in managers() for node in manager.nodes()
+    )
+
+
 def others_have_managers() -> bool:
     """Whether a thread whose containers are not this one's has a manager."""
     own = torch_internals.get_obj_in_tls(_TLS_KEY) if torch_internals.is_key_in_tls(_TLS_KEY) else None

@@ -8,49 +8,127 @@ in place itself, and what it copies needs no alignment. A mutated input that was
 
 from __future__ import annotations
 
+import functools
+import threading
+import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from optimizations import torch_internals
 from optimizations.indirection.plan import Choice
-from optimizations.report.recordings import Direction, RecordingReport
+from optimizations.recording.generated import GeneratedCode, read_generated
+from optimizations.report.recordings import Direction, KeptResults, RecordingReport, UncapturedCalls
 
 
-@dataclass(slots=True)
-class Capturable:
+class Described(Protocol):
+    """A recording that can be described for as long as it lives."""
+
+    def describe(self) -> RecordingReport: ...
+
+
+class RecordableFunction:
     """What a manager records: a function of Inductor's, called with the list of its inputs, which it empties.
 
-    Attributes:
+    It also keeps what is reported of the function. `report.ReportedFunction`.
+
+    Args:
         run: the function, its inputs aligned first.
         generated: the function as Inductor generated it.
-        report: takes the report of each recording.
-        mutation_refused: why an input that the function writes cannot be read in place; None while nothing speaks
-            against it. Once it is set, the function runs without a graph wherever stock would run it so.
+        choice: the user's option.
+
+    Attributes:
+        kept_outputs: places of results that the program was found to keep; they are copied out of graph memory.
+        returned_inputs: by place among the results: the input that it is, for inputs that stock copies.
+        callers: the threads that call functions of its manager.
+        without_graph: why the function is never recorded again; None where it is.
     """
 
-    run: Callable[[list[Any]], Any]
-    generated: Callable[[list[Any]], Any]
-    choice: Choice
-    direction: Direction
-    report: Callable[[RecordingReport], None]
-    mutation_refused: str | None = None
+    def __init__(
+        self,
+        run: Callable[[list[Any]], Any],
+        generated: Callable[[list[Any]], Any],
+        choice: Choice,
+        direction: Direction,
+    ) -> None:
+        self.run = run
+        self.generated = generated
+        self.choice = choice
+        self.direction = direction
+        self.kept_outputs: set[int] = set()
+        self.returned_inputs: dict[int, int] = {}
+        self.kept_copies = 0
+        self.kept_bytes = 0
+        self.without_graph: str | None = None
+        self.callers: set[int] = set()
+        self._uncaptured: Counter[str] = Counter()
+        self._recordings: list[tuple[weakref.ref[Described], list[RecordingReport]]] = []
 
     def __call__(self, inputs: list[Any]) -> Any:
         return self.run(inputs)
+
+    @functools.cached_property
+    def is_one_of_several(self) -> bool:
+        """Whether it is a partition of a program that has more of them."""
+        plain = getattr(self.generated, "__func__", self.generated)
+        return "partition_1" in getattr(plain, "__globals__", {})
+
+    @functools.cached_property
+    def _code(self) -> GeneratedCode:
+        return read_generated(self.generated)
+
+    def code(self) -> GeneratedCode:
+        """What is known of the generated function, from its source."""
+        return self._code
+
+    def recorded(self, node: Described) -> None:
+        """To be told of each recording."""
+        self._recordings.append((weakref.ref(node), []))
+
+    def last_seen(self, node: Described) -> None:
+        """To be told before a recording goes: its report stays."""
+        for reference, last in self._recordings:
+            if reference() is node:
+                last[:] = [node.describe()]
+
+    def session_failed(self, reason: str) -> None:
+        """To be told where a recording stays as stock made it because of a defect of Encore's."""
+        warnings.warn(f"Encore leaves a CUDA graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
+
+    def ran_without_graph(self, reason: str) -> None:
+        """To be told of each call without a graph."""
+        self._uncaptured[reason] += 1
+
+    def recordings(self) -> Sequence[RecordingReport]:
+        """See `report.ReportedFunction`."""
+        found: list[RecordingReport] = []
+        for reference, last in self._recordings:
+            node = reference()
+            found += last or ([node.describe()] if node is not None else [])
+        return found
+
+    def kept(self) -> KeptResults | None:
+        """See `report.ReportedFunction`."""
+        if not self.kept_outputs:
+            return None
+        return KeptResults(self.direction, tuple(sorted(self.kept_outputs)), self.kept_copies, self.kept_bytes)
+
+    def uncaptured(self) -> Sequence[UncapturedCalls]:
+        """See `report.ReportedFunction`."""
+        return [UncapturedCalls(self.direction, reason, calls) for reason, calls in self._uncaptured.items()]
 
 
 Record = Callable[..., tuple[Callable[[list[Any]], Any], Any]]
 """`torch._inductor.cudagraph_trees.cudagraphify` with Encore's managers: what to call from now on, and a result."""
 
 
-class CapturedFunction:
+class GraphedFunction:
     """A function that is warmed up, recorded and replayed; called with the list of its inputs, which it empties.
 
     Args:
         model: the function as Inductor generated it.
-        capturable: makes what is recorded of a function whose inputs are aligned.
+        recordable: makes what is recorded of a function whose inputs are aligned.
         record: see `Record`.
         mutated_input_idxs, keywords: as for `torch._inductor.compile_fx.cudagraphify`.
     """
@@ -58,7 +136,7 @@ class CapturedFunction:
     def __init__(
         self,
         model: Callable[[list[Any]], Any],
-        capturable: Callable[[Callable[[list[Any]], Any]], Capturable],
+        recordable: Callable[[Callable[[list[Any]], Any]], RecordableFunction],
         record: Record,
         *,
         static_input_idxs: Sequence[int],
@@ -66,7 +144,7 @@ class CapturedFunction:
         **keywords: Any,
     ) -> None:
         self._model = model
-        self._capturable = capturable
+        self._recordable = recordable
         self._record = record
         self._static_input_idxs = static_input_idxs
         self._mutated_input_idxs = mutated_input_idxs
@@ -75,6 +153,7 @@ class CapturedFunction:
         self._integers: list[int] = []
         self._recorded: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {}
         self._warned = False
+        self._lock = threading.RLock()
         _LIVE.add(self)
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -82,7 +161,8 @@ class CapturedFunction:
         recorded = self._recorded.get(tuple([inputs[index] for index in integers]) if integers else ())
         if recorded is not None:
             return recorded(inputs)
-        return self._first_call(inputs)
+        with self._lock:  # two threads may be the first
+            return self._first_call(inputs)
 
     def forget(self) -> None:
         """Drop everything recorded; the next call records again, with the manager there is then."""
@@ -92,6 +172,8 @@ class CapturedFunction:
         trees = torch_internals.cudagraph_trees
         self._integers = [index for index, value in enumerate(inputs) if isinstance(value, int)]
         key = tuple(inputs[index] for index in self._integers)
+        if key in self._recorded:
+            return self._recorded[key](inputs)
         checked = trees.get_input_idxs_to_check(inputs, self._static_input_idxs)
         mutated = trees.OrderedSet(self._mutated_input_idxs)
         aligned = trees.align_inputs_from_check_idxs(self._model, checked, mutated)
@@ -102,7 +184,7 @@ class CapturedFunction:
             self._warned = trees.maybe_warning_due_to_dynamic_shape(self._recorded, sizes)
         static = trees.remove_unaligned_input_idxs(inputs, self._static_input_idxs)
         self._recorded[key], outputs = self._record(
-            self._capturable(aligned),
+            self._recordable(aligned),
             inputs,
             static,
             mutated_input_idxs=self._mutated_input_idxs,
@@ -112,10 +194,10 @@ class CapturedFunction:
         return outputs
 
 
-_LIVE: weakref.WeakSet[CapturedFunction] = weakref.WeakSet()
+_LIVE: weakref.WeakSet[GraphedFunction] = weakref.WeakSet()
 
 
-def forget_recordings(functions: Iterable[CapturedFunction] | None = None) -> None:
+def forget_recordings(functions: Iterable[GraphedFunction] | None = None) -> None:
     """Let these functions, by default all there are, drop what they recorded."""
     for function in list(_LIVE if functions is None else functions):
         function.forget()

@@ -7,9 +7,10 @@ from typing import Any
 
 from optimizations.appliers.device import unload_kernels
 from optimizations.capture.trees import containers, manager
-from optimizations.capture.trees.function import Capturable, CapturedFunction, forget_recordings
+from optimizations.capture.trees.function import GraphedFunction, RecordableFunction, forget_recordings
 from optimizations.indirection.plan import Choice
-from optimizations.report.recordings import Direction, RecordingReport
+from optimizations.report import ReportedFunction
+from optimizations.report.recordings import Direction
 
 
 class EncoreMaker:
@@ -17,10 +18,10 @@ class EncoreMaker:
 
     Args:
         choice: the user's option; anything but `off`.
-        report: takes the report of each recording, in the order they are made.
+        report: takes every function that is made into CUDA graphs, which is then asked for what is reported of it.
     """
 
-    def __init__(self, choice: Choice, report: Callable[[RecordingReport], None]) -> None:
+    def __init__(self, choice: Choice, report: Callable[[ReportedFunction], None]) -> None:
         self._choice = choice
         self._report = report
         # Made in the thread that compiles, which hands it on to its autograd threads; made there it would not last.
@@ -34,17 +35,19 @@ class EncoreMaker:
         is_backward: bool,
         is_inference: bool,
         **keywords: Any,
-    ) -> CapturedFunction:
+    ) -> GraphedFunction:
         """See `torch._inductor.compile_fx.cudagraphify`."""
         direction: Direction = "backward" if is_backward else "inference" if is_inference else "forward"
 
-        def capturable(aligned: Callable[[list[Any]], Any]) -> Capturable:
-            return Capturable(aligned, model, self._choice, direction, self._report)
+        def recordable(aligned: Callable[[list[Any]], Any]) -> RecordableFunction:
+            function = RecordableFunction(aligned, model, self._choice, direction)
+            self._report(function)
+            return function
 
         keywords.setdefault("mutated_input_idxs", ())
-        return CapturedFunction(
+        return GraphedFunction(
             model,
-            capturable,
+            recordable,
             manager.record,
             static_input_idxs=static_input_idxs,
             is_backward=is_backward,

@@ -1,24 +1,64 @@
-"""Managers of Encore's recordings: CUDAGraph Trees whose nodes read their inputs in place."""
+"""Managers of Encore's recordings: CUDAGraph Trees that overwrite no result somebody holds, and that outlive failures.
+
+`run` is stock's, with a question before and an answer after it.
+
+Note [Kept results]. Results lie in the graphs' memory pool, and the next call of the program would overwrite them.
+Stock does so, held or not, and lets access to them fail. Here a call that begins a new iteration first looks whether
+somebody holds a result of the one before. If so,
+
+* the function runs without a graph, in ordinary memory, and overwrites nothing;
+* that result is marked, by its function and place: from then on it is copied out of the pool right after each launch,
+  so that nobody can hold it in there again;
+* after `PATIENCE` iterations in which something was still held, the pool is left to those who hold it, and everything
+  is recorded again in a new one. Not where several threads call: what one of them holds is soon let go, and a capture
+  would disturb what the others do.
+
+A program that holds nothing pays for the look alone, which is what stock's own bookkeeping already knows.
+
+Note [Uncaptured forwards]. A forward that ran without a graph has its saved tensors in ordinary memory, at new
+addresses each time. A backward takes saved tensors for inputs at fixed addresses, so one that gets none from the pool
+is run without a graph as well.
+
+Note [A recording that fails]. A capture runs nothing on the device, so nothing has been done when it fails, and its
+inputs are still what they were. The function runs on them without a graph, and is never recorded again. Results of
+earlier graphs among the inputs may lie in memory that the failed capture gave back; they are copied out at once.
+
+Note [Threads]. A compiled function may be called from any thread, and its manager belongs to the one that first did.
+So calls take turns. A thread that never used CUDA has no current context, which driver calls need. Work on another
+stream than the last call's waits for what is enqueued there, for both use the same memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import threading
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.capture.trees.containers import thread_containers
-from optimizations.capture.trees.function import Capturable
+from optimizations.capture.trees.function import RecordableFunction
 from optimizations.capture.trees.node import EncoreNode
-from optimizations.captured.recapture import pool_memory
-from optimizations.recording.attempt import ineligible_reason
-from optimizations.replay.addresses import OwnedMemory
+from optimizations.recording.fixed_inputs import Answer
+from optimizations.replay.streams import make_context_current, wait_for_stream
 from optimizations.torch_internals.rebind import with_globals
 
 trees = torch_internals.cudagraph_trees
 CUDAGraphTreeManager: Any = trees.CUDAGraphTreeManager
 TreeManagerContainer: Any = trees.TreeManagerContainer
+
+PATIENCE = 4
+"""Iterations in a row that run without graphs because results are held, before a new pool is begun."""
+
+KEPT = "the program holds a result that the graph would overwrite"
+FORWARD_UNCAPTURED = "its forward ran without a graph"
+
+RECORDINGS_BEFORE_FOLLOWING = 2
+"""As many recordings differ in nothing but fixed addresses before these are patched instead."""
 
 
 def container(device_index: int) -> EncoreContainer:
@@ -32,39 +72,291 @@ def container(device_index: int) -> EncoreContainer:
 
 
 class EncoreManager(CUDAGraphTreeManager):
-    """CUDAGraph Trees whose functions are `Capturable`s and whose nodes are `EncoreNode`s."""
+    """CUDAGraph Trees whose functions are `RecordableFunction`s and whose nodes are `EncoreNode`s."""
+
+    current_node: Any
+    roots: dict[Any, list[EncoreNode]]
 
     add_function = with_globals(CUDAGraphTreeManager.add_function, get_container=container)
     _record_function = with_globals(CUDAGraphTreeManager.record_function, CUDAGraphNode=EncoreNode)
 
-    def record_function(self, new_inputs: list[Any], function_id: Any) -> Any:
-        outputs = self._record_function(new_inputs, function_id)
-        if self._capturable(function_id).mutation_refused is not None:
-            for hints in self.non_cudagraph_managed_mutation_hint.values():
-                hints.pop(function_id, None)
+    def __init__(self, device_index: int) -> None:
+        self._turn = threading.RLock()
+        self._entered = threading.local()
+        self._last_stream: int | None = None
+        self._held_in_generation: int | None = None
+        self._held_iterations = 0
+        self._uncaptured_forwards = 0
+        self._running = False
+        self._checkpoint_due = False
+        self._callers: set[int] = set()
+        self._memory: Any = None
+        super().__init__(device_index)
+
+    # Calls
+
+    def run(self, new_inputs: list[Any], function_id: Any) -> Any:
+        """As stock's. Notes [Kept results], [Uncaptured forwards], [Threads]."""
+        with self._turn:
+            if self._running:  # stock calls itself once more after it ended an iteration
+                return super().run(new_inputs, function_id)
+            self._enter(function_id)
+            function = self._function(function_id)
+            reason = self._against_a_graph(function_id, function, new_inputs)
+            if reason is not None:
+                return self._run_without_graph(new_inputs, function_id, reason)
+            returned = {place: new_inputs[index] for place, index in function.returned_inputs.items()}
+            self._running = True
+            try:
+                outputs = super().run(new_inputs, function_id)
+            finally:
+                self._running = False
+            if returned:
+                outputs = _with_inputs(outputs, returned)
+            return self._kept_copied(function, outputs) if function.kept_outputs else outputs
+
+    def _function(self, function_id: Any) -> RecordableFunction:
+        function: RecordableFunction = self.ids_to_funcs[function_id].model
+        return function
+
+    def _against_a_graph(self, function_id: Any, function: RecordableFunction, inputs: Sequence[Any]) -> str | None:
+        if self.current_node is not None and self._at_boundary():
+            self._look_for_held_results()
+        if function.without_graph is not None:
+            return function.without_graph
+        if self._held_in_generation is not None:
+            return KEPT
+        if self._uncaptured_forwards and self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD:
+            self._uncaptured_forwards -= 1
+            if not self._any_from_the_pool(inputs):
+                return FORWARD_UNCAPTURED
+        return None
+
+    def _run_without_graph(self, inputs: list[Any], function_id: Any, reason: str) -> Any:
+        function = self._function(function_id)
+        function.ran_without_graph(reason)
+        mode = self.mode = self.id_to_mode[function_id]
+        outputs = function(inputs)
+        # As `run` has it: forwards are pending after their call.
+        if mode is trees.CompilationMode.FORWARD:
+            self.running_forwards_with_pending_backwards = True
+            self._uncaptured_forwards += 1
+        elif mode is trees.CompilationMode.BACKWARD:
+            self.running_forwards_with_pending_backwards = False
         return outputs
 
-    def _capturable(self, function_id: Any) -> Capturable:
-        return self.ids_to_funcs[function_id].model
+    def _any_from_the_pool(self, inputs: Sequence[Any]) -> bool:
+        node = self.current_node
+        if node is None:
+            return False
+        held = {reference.data_ptr() for reference in node.path_live_weakrefs()}
+        return any(isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in held for value in inputs)
 
-    def _update_non_cudagraph_managed_mutation(self, function_id: Any, inputs: list[Any]) -> None:
-        """As stock's, but a mutated input that may be read in place does not forbid a graph.
+    # Note [Kept results]
 
-        Inputs in memory of the pool are left to stock: the graph would overwrite what it writes for the caller.
+    def _at_boundary(self) -> bool:
+        """Whether this call begins an iteration that may overwrite the results of the one before."""
+        return bool(super().can_start_new_generation())
+
+    def can_start_new_generation(self) -> bool:
+        """As stock's; not while results of the one before are held."""
+        return self._held_in_generation is None and self._at_boundary()
+
+    def _look_for_held_results(self) -> None:
+        generation = self.get_curr_generation()
+        live = list(self.current_node.path_live_weakrefs())
+        if not live:
+            self._held_in_generation = None
+            self._held_iterations = 0
+            return
+        if self._held_in_generation != generation:
+            self._held_in_generation = generation
+            self._held_iterations += 1
+            self._mark_kept({reference.data_ptr() for reference in live})
+        patience = PATIENCE if any(self.roots.values()) else 0  # what was only warmed up is soon recorded
+        if self._held_iterations > patience and len(self._callers) == 1:
+            self.leave_pool()
+
+    def _mark_kept(self, addresses: set[int]) -> None:
+        for node in self.current_node._path_from_root:
+            function: RecordableFunction = node.wrapped_function.model
+            for place, reference in enumerate(node.outputs_weakrefs):
+                if reference is not None and reference.data_ptr() in addresses and trees.is_live(reference):
+                    function.kept_outputs.add(place)
+
+    def _kept_copied(self, function: RecordableFunction, outputs: Any) -> Any:
+        """The outputs, those that the program keeps copied out of the pool; outputs that share memory share a copy."""
+        if self.current_node is None:
+            return outputs
+        handed = list(outputs)
+        del outputs
+        pool = {
+            reference.data_ptr()
+            for node in self.current_node._path_from_root
+            for reference in node.outputs_weakrefs
+            if reference is not None
+        }
+        copies: dict[int, torch.UntypedStorage] = {}
+        for place in function.kept_outputs:
+            value = handed[place] if place < len(handed) else None
+            if not isinstance(value, torch.Tensor):
+                continue
+            address = value.untyped_storage().data_ptr()
+            if address in pool and address not in copies:
+                copies[address] = value.untyped_storage().clone()
+                function.kept_copies += 1
+                function.kept_bytes += copies[address].nbytes()
+        for place, value in enumerate(handed):
+            if isinstance(value, torch.Tensor) and (address := value.untyped_storage().data_ptr()) in copies:
+                handed[place] = over(copies[address], value, int(value.storage_offset()))
+        return handed
+
+    def _let_held_results_own_their_memory(self) -> None:
+        """Results of a replay lie in the pool without owning their memory, and the pool is about to go."""
+        node = self.current_node
+        replayed = isinstance(node, EncoreNode) and self.path_state is trees.ExecutionState.EXECUTION
+        if replayed and any(True for _ in node.path_live_weakrefs()):
+            super().apply_checkpoint_execution_state_in_allocator()
+
+    def leave_pool(self) -> None:
+        """Leave the memory pool to those who hold results in it, and begin a new one. Everything is recorded again."""
+        self._let_held_results_own_their_memory()
+        for node in list(self.nodes()):
+            node.remove_node_cached_tensors()
+            node.release()
+        self.current_node = None
+        self.roots = defaultdict(list)
+        self.non_cudagraph_managed_mutation_hint.clear()
+        self.num_rerecord.clear()
+        self._held_in_generation = None
+        self._held_iterations = 0
+        self._memory = torch.cuda.MemPool()  # keeps the pool, without a capture
+        self.cuda_graphs_thread_pool = self._memory.id
+
+    # Recording
+
+    def apply_checkpoint_execution_state_in_allocator(self) -> None:
+        """As stock's, but put off until something is really allocated in the pool.
+
+        It makes live results own their memory, which stock expects once on a path: a path that is replayed on after it
+        could never be recorded on.
         """
-        function = self.ids_to_funcs[function_id]
-        if self._capturable(function_id).mutation_refused is None and function.mutated_input_idxs:
-            managed = self._get_cuda_graph_recorded_tensor_checker()
-            owned = OwnedMemory(pool_memory(self.cuda_graphs_thread_pool))
-            if all(
-                index in function.static_input_idxs
-                or managed(inputs[index])
-                or (_is_candidate(inputs[index], self.device_index) and inputs[index].data_ptr() not in owned)
-                for index in function.mutated_input_idxs
-            ):
-                self.non_cudagraph_managed_mutation_hint[self._get_node_id()][function_id] = False
-                return
-        super()._update_non_cudagraph_managed_mutation(function_id, inputs)
+        self._checkpoint_due = True
+
+    def _apply_due_checkpoint(self) -> None:
+        if self._checkpoint_due:
+            self._checkpoint_due = False
+            super().apply_checkpoint_execution_state_in_allocator()
+
+    def run_eager(self, new_inputs: list[Any], function_id: Any) -> Any:
+        """As stock's, which warms up in the pool."""
+        self._apply_due_checkpoint()
+        return super().run_eager(new_inputs, function_id)
+
+    def record_function(self, new_inputs: list[Any], function_id: Any) -> Any:
+        """As stock's. A parameter that moved for the third time is patched instead; see `recording.fixed_inputs`.
+
+        Note [A recording that fails].
+        """
+        followed = self._followed(new_inputs, function_id)
+        if followed is not None:
+            self._checkpoint_due = False
+            return followed[0]
+        replayed = self._checkpoint_due
+        self._apply_due_checkpoint()
+        function = self._function(function_id)
+        function.callers = self._callers
+        inputs = self._kept_for_a_failure(new_inputs)
+        try:
+            outputs = self._record_function(new_inputs, function_id)
+            if function.is_one_of_several:
+                function.returned_inputs = dict(self.current_node.returned_inputs)
+            returned = {place: inputs[index][0] for place, index in function.returned_inputs.items()}
+            return _with_inputs(outputs, returned) if returned else outputs
+        except Exception as error:
+            function.without_graph = f"it could not be recorded: {type(error).__name__}: {error}".splitlines()[0]
+            error.__traceback__ = None  # its frames hold tensors of the failed capture
+        if replayed:
+            self.path_state = trees.ExecutionState.RECORDING  # the allocator knows what is live
+        torch.cuda.synchronize()
+        self._end_capturing()
+        arguments = [torch_internals.clone_preserve_strides(value) if copied else value for value, copied in inputs]
+        inputs.clear()
+        function.ran_without_graph(function.without_graph)
+        if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
+            self._uncaptured_forwards += 1
+        return function(arguments)
+
+    def _end_capturing(self) -> None:
+        """A capture that fails can leave PyTorch's generator in it. An empty one takes it out."""
+        with (
+            contextlib.suppress(RuntimeError),
+            warnings.catch_warnings(record=True),
+            torch.cuda.device(self.device_index),
+            torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self.stream, capture_error_mode="thread_local"),
+        ):
+            pass
+
+    def _kept_for_a_failure(self, inputs: Sequence[Any]) -> list[tuple[Any, bool]]:
+        """Inputs to run on if the recording fails, each with whether it must be copied first.
+
+        Results of earlier graphs are not held: they have to die during the recording, as they will in
+        replays.
+        """
+        node = self.current_node
+        if node is None:
+            return [(value, False) for value in inputs]
+        kept: list[tuple[Any, bool]] = []
+        for value in inputs:
+            if isinstance(value, torch.Tensor) and node._is_cuda_graph_recorded_tensor(value):
+                kept.append((node.borrowed(value), True))
+            else:
+                kept.append((value, False))
+        return kept
+
+    def _followed(self, inputs: list[Any], function_id: Any) -> tuple[Any] | None:
+        """The results of a call that no recording fits because parameters moved; None where it is to be recorded."""
+        siblings = (self.roots if self.current_node is None else self.current_node.children).get(function_id, [])
+        moved = [(node, node.fixed_inputs) for node in siblings if node.moved_fixed_input and node.fixed_inputs]
+        if len(moved) < RECORDINGS_BEFORE_FOLLOWING:
+            return None
+        found = next((one for one in moved if one[1].refused is None), None)
+        if found is None:
+            return None
+        node, fixed_inputs = found
+        function = self._function(function_id)
+
+        def run(arguments: list[Any]) -> Any:
+            function.ran_without_graph("an input at a fixed address moved, and patching it was being tried out")
+            if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
+                self._uncaptured_forwards += 1
+            return function(arguments)
+
+        siblings.remove(node)
+        siblings.insert(0, node)  # the first that the next call is compared with
+        answer, results = fixed_inputs.moved(inputs, run)
+        node.look_at_session()
+        if answer is Answer.SERVED:
+            return (results,)
+        if answer is Answer.REPLAY:
+            statuses = torch_internals.cudagraph_utils.CheckInvariantStatus
+            if node.check_invariants(inputs)[0] is statuses.SUCCESS:
+                return (self.execute_node(node, inputs),)
+        return None
+
+    # Note [Threads]
+
+    def _enter(self, function_id: Any) -> None:
+        if self.id_to_mode[function_id] is not trees.CompilationMode.BACKWARD:  # a backward has a thread of its own
+            self._callers.add(threading.get_ident())
+        if not getattr(self._entered, "yes", False):
+            make_context_current(self.device_index)
+            self._entered.yes = True
+        stream = torch_internals.current_raw_stream(self.device_index)
+        if stream != self._last_stream:
+            if self._last_stream is not None:
+                wait_for_stream(self._last_stream, self.device_index)
+            self._last_stream = stream
 
     def nodes(self) -> Iterator[EncoreNode]:
         """All recordings."""
@@ -76,15 +368,38 @@ class EncoreManager(CUDAGraphTreeManager):
                 nodes.extend(children)
 
     def shutdown(self) -> None:
-        """As stock's; frees what the nodes hold beside their graphs as well. Nothing can be run any more.
+        """As stock's; frees what the nodes hold in addition to their graphs as well. Nothing can be run any more.
 
-        Waits for the device: a replay under way on another stream reads what is freed here.
+        Waits for the device: a replay under way on another stream reads what is freed here. Results that somebody holds
+        stay valid.
         """
-        nodes = list(self.nodes())
-        torch.cuda.synchronize(self.device_index)
-        super().shutdown()
-        for node in nodes:
-            node.release()
+        with self._turn:
+            torch.cuda.synchronize(self.device_index)
+            self._let_held_results_own_their_memory()
+            nodes = list(self.nodes())
+            super().shutdown()
+            for node in nodes:
+                node.release()
+
+
+def over(storage: torch.UntypedStorage, like: torch.Tensor, offset: int) -> torch.Tensor:
+    """A tensor of the shape, strides and dtype of `like` over another storage, `offset` elements from its start."""
+    return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, offset, like.shape, like.stride())
+
+
+def _with_inputs(outputs: Any, returned: Mapping[int, torch.Tensor]) -> list[Any]:
+    """The outputs, with the caller's own tensors where the function returns an input (by place)."""
+    handed = list(outputs)
+    for place, caller in returned.items():
+        output = handed[place]
+        # The placeholder begins where its storage does.
+        geometry = (output.dtype, output.shape, output.stride(), output.storage_offset())
+        if geometry == (caller.dtype, caller.shape, caller.stride(), 0):
+            handed[place] = caller
+        else:
+            start = caller.storage_offset() * caller.element_size() // output.element_size()
+            handed[place] = over(caller.untyped_storage(), output, start + output.storage_offset())
+    return handed
 
 
 class EncoreContainer(TreeManagerContainer):
@@ -97,10 +412,6 @@ class EncoreContainer(TreeManagerContainer):
             if self.tree_manager is None:
                 self.tree_manager = EncoreManager(self.device_index)
             return self.tree_manager
-
-
-def _is_candidate(value: Any, device_index: int) -> bool:
-    return ineligible_reason(value, device_index) is None
 
 
 record = with_globals(trees.cudagraphify, get_container=container)

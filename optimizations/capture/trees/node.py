@@ -1,121 +1,229 @@
-"""One recording with indirection: a node of CUDAGraph Trees whose inputs, where proven, are read in place.
+"""One recording: a node of CUDAGraph Trees that learns to read its inputs in place.
 
-Three methods of the stock node are overridden, each around the stock one: recording inputs, record, copy inputs. Two
-more get a line for functions that write their inputs: the check of invariants, and the launch; and two one for
-Note [A reset of stock's].
-
-Note [Outside of the pool]. Stock counts recording inputs that are not static as memory of the pool, and checks that
-every live block there is accounted for. Inputs that lie outside must look static while the graph is recorded: their
-indices are put into `static_input_idxs` of the node and of its function, and taken out again afterwards, or a moved
-input would be taken for a moved parameter and recorded anew. (`non_managed_static_input_idxs` and
-`static_input_data_ptrs` are computed before, and never have them.) An output that aliases such an input would be handed
-out as a fixed tensor, so inputs that the scout capture returned an alias of are left to stock; see `recording`.
-
-Note [The first replay]. Stock ends a recording by replaying it, and hands out those results. The graph then already
-reads the caller's tensors, which are kept until that replay is enqueued.
-
-Note [Mutated inputs]. Stock skips a graph that writes an input which is neither static nor managed, because it would
-write a placeholder. With the input read in place the caller's tensor is written, as without a graph. If it turns out
-during the recording that the input must be copied, that call is completed by writing the placeholder back, and from
-then on the function runs as stock runs it.
+It is made, and replayed, by stock's code. Only the graph that is captured is kept (`keep_graph`), and what the capture
+saw is noted. What happens to it afterwards is `recording.session`; from then on inputs with a tracker are pointed at
+instead of copied.
 
 Note [A reset of stock's]. Stock tells autograd about tensors that its nodes keep, in a registry of the process that is
 switched off when stock's managers are ended (`torch.compiler.reset`), and whose use is an error from then on. Encore's
 managers may be alive, so they switch it on before they use it.
+
+Note [Inputs that are returned]. A generated function may return an input as it is: a later partition of the same
+program reads it, or writes it. The graph's own output is then the placeholder, which is another tensor than the
+caller's. So where there are several partitions the caller's tensor is handed out instead, as the function does without
+a graph. Where there is one, nobody writes it later, and a backward finds in the pool what was saved for it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import time
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.placeholders import OutsidePlaceholder
-from optimizations.captured.recapture import register_generators, uncollected
-from optimizations.recording.attempt import Attempt
-from optimizations.replay.addresses import Follower
+from optimizations.appliers.device import RecordingTools, device_tools
+from optimizations.appliers.triton_kernels import triton_kernels
+from optimizations.capture.trees.function import RecordableFunction
+from optimizations.captured.recapture import recapture, register_generators, uncollected
+from optimizations.recording.description import Counted, describe
+from optimizations.recording.fixed_inputs import FixedInputs
+from optimizations.recording.session import Recorded, Session
+from optimizations.recording.trial import Effects
+from optimizations.replay.addresses import AddressTracker
+from optimizations.report.recordings import RecordingReport
 
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
 
 
 class EncoreNode(CUDAGraphNode):
-    """A recording of a `Capturable`."""
+    """A recording of a `RecordableFunction`.
+
+    Attributes:
+        replays: how often the graph was replayed for a call.
+        copied_bytes: data copied into placeholders by these replays.
+        copied_per_replay: the same for the next replay, inputs with a tracker left out.
+    """
 
     static_input_idxs: list[int]
     non_static_input_idx: list[int]
+    non_managed_static_input_idxs: list[int]
 
     def __init__(self, wrapped_function: Any, *args: Any, **kwargs: Any) -> None:
-        self._follower: Follower | None = None
-        self._held: Sequence[OutsidePlaceholder] = ()
-        self._attempt: Attempt | None = None
+        self._tracker: AddressTracker | None = None
+        self._session: Session | None = None
+        self._active = False
+        self._seen: list[Any] = []
+        self._returned: dict[int, int] = {}
+        self._fixed: list[int] = []
+        self.fixed_inputs: FixedInputs | None = None
+        self.replays = 0
+        self.copied_bytes = 0
+        self.copied_per_replay = 0
+        self.moved_fixed_input = False
+        started = time.perf_counter()
         super().__init__(wrapped_function, *args, **kwargs)
-        if self._follower is not None:
-            self._follower.launched()
-        if self._attempt is not None:
-            self._attempt.first_replay_enqueued()
-            self._attempt = None
+        # From here on the call has been served: nothing may fail any more, or it would be served twice.
+        try:
+            self._begin_session(time.perf_counter() - started)
+        except Exception as error:
+            self._session = None
+            self.function.session_failed(f"{type(error).__name__}: {error}".splitlines()[0])
+
+    # What others read
 
     @property
-    def follower(self) -> Follower | None:
+    def function(self) -> RecordableFunction:
+        """What is recorded here."""
+        function: RecordableFunction = self.wrapped_function.model
+        return function
+
+    @property
+    def tracker(self) -> AddressTracker | None:
         """What keeps the graph's addresses in step with the inputs; None where all are copied."""
-        return self._follower
+        return self._tracker
 
-    def release(self) -> None:
-        """Give back what the node holds beside the graph. It cannot be run any more."""
-        self._follower = None
-        self._held = ()
+    @property
+    def session(self) -> Session | None:
+        """How far the recording has come; None where indirection is off."""
+        return self._session
 
-    def check_invariants(self, inputs: list[Any]) -> Any:
-        """As stock's. An input that the function writes must not lie in memory that the graph overwrites."""
-        follower = self._follower
-        if follower is not None and follower.mutated and follower.writes_owned_memory(inputs):
-            status = torch_internals.cudagraph_utils.CheckInvariantStatus.CudagraphManagedIdxMismatch
-            return status, lambda: "an input that the function writes lies in the graph's own memory"
-        return super().check_invariants(inputs)
+    @property
+    def returned_inputs(self) -> Mapping[int, int]:
+        """By output: the copied input that it is. Note [Inputs that are returned]."""
+        return self._returned
+
+    def describe(self) -> RecordingReport:
+        """The report of this recording."""
+        if self._session is None:
+            raise ReferenceError("this recording is gone, or was never looked after")
+        return describe(
+            self._session,
+            self.fixed_inputs,
+            self._tracker,
+            [placeholder.name for placeholder in self.wrapped_function.placeholders],
+            frozenset(self.wrapped_function.mutated_input_idxs),
+            self.function.direction,
+            Counted(self.replays, self.copied_bytes, self.copied_per_replay),
+        )
+
+    # Recording
+
+    def _record(self, model: Any, inputs: list[Any]) -> Any:
+        self.graph = torch.cuda.CUDAGraph(keep_graph=True)
+        register_generators(self.graph, inputs, self.device)
+        self._seen = [self.borrowed(value) if isinstance(value, torch.Tensor) else value for value in inputs]
+        # By storage, not by address: memory of an input that is dead may hold an output by the end.
+        placeholders = {
+            index: torch_internals.cudagraph_trees.StorageWeakRef(inputs[index].untyped_storage())
+            for index in self.non_static_input_idx
+            if isinstance(inputs[index], torch.Tensor)
+        }
+        with uncollected():
+            outputs = super()._record(model, inputs)
+        returned = {reference.cdata: index for index, reference in placeholders.items()}
+        for position, output in enumerate(outputs):
+            if isinstance(output, torch.Tensor) and output.untyped_storage().data_ptr():
+                index = returned.get(output.untyped_storage()._cdata)
+                if index is not None:
+                    self._returned[position] = index
+        return outputs
+
+    def _begin_session(self, seconds: float) -> None:
+        function = self.function
+        self._fixed = list(self.non_managed_static_input_idxs)
+        tensors = [index for index in self.non_static_input_idx if isinstance(self._seen[index], torch.Tensor)]
+        self.copied_per_replay = sum(self._seen[index].nbytes for index in tensors)
+        recorded = Recorded(
+            graph=self.graph,
+            inputs=self._seen,
+            copied=tensors,
+            fixed=[index for index in self._fixed if isinstance(self._seen[index], torch.Tensor)],
+            earlier_results=[
+                index for index in self.cudagraph_managed_idxs if isinstance(self._seen[index], torch.Tensor)
+            ],
+            returned=frozenset(self._returned.values()),
+            pool=self.cuda_graphs_pool,
+            seconds=seconds,
+        )
+        # None of these refers to the node: a cycle would keep the graph and its memory.
+        device, stream = self.device, self.stream
+        self._session = Session(
+            recorded,
+            _Host(self),
+            function.choice,
+            function.code,
+            lambda inputs: recapture(
+                function,
+                inputs,
+                random=function.code().random or any(isinstance(value, torch.Generator) for value in inputs),
+                device=device,
+                stream=stream,
+                driver=device_tools(device).driver,
+            ),
+            lambda: RecordingTools(device_tools(device), triton_kernels(function.generated, device)),
+            lambda: len(function.callers) <= 1,
+        )
+        storages = {one.untyped_storage().data_ptr() for one in self.static_output_tensors if one is not None}
+        self.fixed_inputs = FixedInputs(
+            self._session,
+            frozenset(index for index in recorded.fixed if self._seen[index].untyped_storage().data_ptr() in storages),
+        )
+        self._active = self._session.active
+        function.recorded(self)
+
+    # Replay
+
+    def run(self, new_inputs: list[Any]) -> Any:
+        self.replays += 1
+        self.copied_bytes += self.copied_per_replay
+        if not self._active:
+            return super().run(new_inputs)
+        session = self._session
+        assert session is not None
+        try:
+            return session.run(new_inputs, super().run)
+        finally:
+            self._active = session.active
+
+    def look_at_session(self) -> None:
+        """To be called when something else than a call of this node changed the state of its session."""
+        self._active = self._session is not None and self._session.active
 
     def run_graph(self) -> None:
         super().run_graph()
-        if self._follower is not None:
-            self._follower.launched()
+        if self._tracker is not None:
+            self._tracker.launched()
+
+    def check_invariants(self, inputs: list[Any]) -> Any:
+        """As stock's; notes whether it was an input at a fixed address that spoke against this recording."""
+        statuses = torch_internals.cudagraph_utils.CheckInvariantStatus
+        if self._tracker is not None and self._tracker.refuses(inputs):
+            return statuses.StaticInputIdxMismatch, lambda: "an input moved to where it cannot be read in place"
+        status, describe = super().check_invariants(inputs)
+        self.moved_fixed_input = status is statuses.StaticInputIdxMismatch
+        return status, describe
 
     def _copy_inputs_and_remove_from_src(self, dsts: list[Any], srcs: list[Any]) -> None:
-        if self._follower is not None:
-            self._follower.follow(srcs)
+        if self._tracker is not None:
+            self._tracker.follow(srcs)
         super()._copy_inputs_and_remove_from_src(dsts, srcs)
 
-    def _allocate_and_copy_recording_inputs(self, inputs: list[Any]) -> list[Any]:
-        attempt = self._attempt = Attempt(self, inputs)
-        outside = attempt.outside
-        # Note [Outside of the pool]
-        static = [*attempt.function.static_input_idxs, *outside]
-        self.wrapped_function = dataclasses.replace(attempt.function, static_input_idxs=static)
-        self.static_input_idxs = [*self.static_input_idxs, *outside]
-        self.non_static_input_idx = [index for index in self.non_static_input_idx if index not in outside]
-        with_placeholders = [outside.get(index, value) for index, value in enumerate(inputs)]
-        return super()._allocate_and_copy_recording_inputs(with_placeholders)
-
-    def _record(self, model: Any, inputs: list[Any]) -> Any:
-        attempt = self._attempt
-        assert attempt is not None, "recording inputs are allocated before anything is recorded"
-        if attempt.recording is not None:
-            self.graph = torch.cuda.CUDAGraph(keep_graph=True)
-            register_generators(self.graph, inputs, self.device)
-        memory = attempt.note_memory(self, inputs)
-        with uncollected():
-            outputs = super()._record(model, inputs)
-        outside = attempt.outside
-        self.wrapped_function = attempt.function
-        self.static_input_idxs = [index for index in self.static_input_idxs if index not in outside]
-        outcome = attempt.complete(self, memory, outputs)
-        self._follower = outcome.follower
-        self._held = tuple(outcome.held.values())
-        self.non_static_input_idx = sorted([*self.non_static_input_idx, *outcome.held])
-        if self._follower is not None:
-            self._follower.follow(attempt.first_inputs)  # Note [The first replay]
-        return outputs
+    def release(self) -> None:
+        """Give back what the node holds in addition to the graph. It cannot be run any more."""
+        if self._session is None:
+            return
+        self.function.last_seen(self)
+        if self._session is not None:
+            self._session.close()
+        if self.fixed_inputs is not None:
+            self.fixed_inputs.close()
+        self._session = None
+        self.fixed_inputs = None
+        self._tracker = None
+        self._active = False
 
     def _initialize_cached_tensors(self) -> None:
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
@@ -124,6 +232,8 @@ class EncoreNode(CUDAGraphNode):
     def remove_node_cached_tensors(self) -> None:
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
         super().remove_node_cached_tensors()
+
+    # Tensors over memory that they do not own
 
     def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same tensor over the same memory, which it does not own."""
@@ -135,3 +245,96 @@ class EncoreNode(CUDAGraphNode):
         metadata = self._tensor_metadata(tensor)
         whole = {"size": (metadata["nbytes"],), "stride": (1,), "dtype": torch.uint8}
         return self._reconstruct_from_tensor_metadata({**metadata, **whole})
+
+    def borrowed_at(self, index: int, address: int) -> torch.Tensor:
+        """Recording input `index` as if it lay at `address`."""
+        metadata = self._tensor_metadata(self._seen[index])
+        moved = {"data_ptr": address, "storage_offset": 0}
+        return self._reconstruct_from_tensor_metadata({**metadata, **moved})
+
+    def output_tensors(self) -> list[torch.Tensor]:
+        """The tensors among the outputs, as the graph leaves them, by stock's metadata of them."""
+        return [
+            self.static_output_tensors[position]
+            if self.static_output_tensors[position] is not None
+            else self._reconstruct_from_tensor_metadata(metadata)
+            for position, metadata in enumerate(self.outputs_metadata)
+            if isinstance(metadata, dict)
+        ]
+
+    def effects(self, inputs: Sequence[Any]) -> Effects:
+        """See `session.Host`."""
+        static = {one.untyped_storage().data_ptr() for one in self.static_output_tensors if one is not None}
+        values = [one for one in self.output_tensors() if one.untyped_storage().data_ptr() not in static]
+        outputs = {one.untyped_storage().data_ptr(): one for one in values}
+        earlier = {
+            self._seen[index].untyped_storage().data_ptr(): self._seen[index]
+            for index in self.cudagraph_managed_idxs
+            if isinstance(self._seen[index], torch.Tensor)
+        }
+        mutated = set(self.wrapped_function.mutated_input_idxs)
+        written = [
+            inputs[index].detach()
+            for index in self._fixed
+            if index in mutated and isinstance(inputs[index], torch.Tensor)
+        ]
+        return Effects(
+            destroyed=[self.borrowed_storage(one) for address, one in earlier.items() if address],
+            written=written,
+            outputs=[self.borrowed_storage(one) for address, one in outputs.items() if address],
+            values=[one for one in values if one.untyped_storage().data_ptr()],
+        )
+
+    def fill(self, values: Mapping[int, torch.Tensor]) -> None:
+        """See `session.Host`."""
+        sources: list[Any] = [None] * len(self._seen)
+        for index, value in values.items():
+            sources[index] = value
+        non_static = self.non_static_input_idx
+        self.non_static_input_idx = sorted(values)
+        try:
+            CUDAGraphNode._copy_inputs_and_remove_from_src(self, self.reconstructed_inputs, sources)
+        finally:
+            self.non_static_input_idx = non_static
+
+    def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
+        """See `session.Host`."""
+        followed = {*tracker.indices, *unused}
+        copied = [index for index in self.non_static_input_idx if index not in followed]
+        self.copied_per_replay = sum(
+            self._seen[index].nbytes for index in copied if isinstance(self._seen[index], torch.Tensor)
+        )
+        self.non_static_input_idx = copied
+        managed = set(self.cudagraph_managed_idxs)
+        self.static_input_idxs = [one for one in self.static_input_idxs if one not in followed or one in managed]
+        self.non_managed_static_input_idxs = [one for one in self.non_managed_static_input_idxs if one not in followed]
+        self._tracker = tracker
+
+
+class _Host:
+    """`session.Host` by a weak reference, so that the session does not keep its node."""
+
+    def __init__(self, node: EncoreNode) -> None:
+        self._reference = weakref.ref(node)
+
+    @property
+    def _node(self) -> EncoreNode:
+        node = self._reference()
+        if node is None:
+            raise ReferenceError("the recording is gone")
+        return node
+
+    def effects(self, inputs: Sequence[Any]) -> Effects:
+        return self._node.effects(inputs)
+
+    def fill(self, values: Mapping[int, torch.Tensor]) -> None:
+        self._node.fill(values)
+
+    def values(self) -> Sequence[torch.Tensor]:
+        return self._node.output_tensors()
+
+    def at_address(self, index: int, address: int) -> torch.Tensor:
+        return self._node.borrowed_at(index, address)
+
+    def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
+        self._node.use_tracker(tracker, unused)

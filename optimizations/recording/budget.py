@@ -1,0 +1,67 @@
+"""When the work beyond a recording may be done: a recording costs what stock's costs, all else has to be won back.
+
+Pure: what happened goes in as numbers, the answer is what is being waited for, in words, or None for now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHARE = 0.1
+"""The work beyond a recording takes at most this share of the time that the graph has been in use."""
+
+FEWEST_REPLAYS = 8
+"""A graph that is replayed less often is not worth a look."""
+
+LONGEST_GAP_S = 0.1
+"""Of the time between two calls, no more counts as use of the graph: a program may be doing something else."""
+
+FREE_SHARE = 0.5
+"""Of the memory that is free on the device, the work takes at most this much."""
+
+
+@dataclass(slots=True)
+class Use:
+    """How much a graph has been in use, and what was spent on it.
+
+    Attributes:
+        replays: calls so far.
+        in_use_s: time between calls, no gap counted longer than `LONGEST_GAP_S`.
+        spent_s: time taken by the work beyond the recording.
+        due_s: use after which the next piece of work may be done; see `plan`.
+    """
+
+    replays: int = 0
+    in_use_s: float = 0.0
+    spent_s: float = 0.0
+    due_s: float = 0.0
+    _last: float | None = None
+
+    def called(self, now: float) -> None:
+        """To be told of each call; `now` in seconds of a clock that only moves forward."""
+        self.replays += 1
+        if self._last is not None:
+            self.in_use_s += min(now - self._last, LONGEST_GAP_S)
+        self._last = now
+
+    @property
+    def mean_call_s(self) -> float:
+        """Mean time from one call to the next; 0 before there were two."""
+        return self.in_use_s / (self.replays - 1) if self.replays > 1 else 0.0
+
+    def plan(self, cost_s: float) -> str:
+        """Sets when work of this cost may be done; what is waited for until then, in words."""
+        self.due_s = (self.spent_s + cost_s) / SHARE
+        return f"use: {self.spent_s + cost_s:.3f} s of work may be done after {self.due_s:.1f} s of use"
+
+    @property
+    def due(self) -> bool:
+        """Whether the work that was planned last may be done now."""
+        return self.in_use_s >= self.due_s and self.replays >= FEWEST_REPLAYS
+
+
+def waiting_for_memory(needed_bytes: int, free_bytes: int) -> str | None:
+    """What is waited for before work that takes this much device memory for a while; None where it may be done."""
+    if needed_bytes > FREE_SHARE * free_bytes:
+        return f"memory: {needed_bytes} bytes are needed, and half of the {free_bytes} free ones may be taken"
+    return None

@@ -1,0 +1,192 @@
+"""Inputs at fixed addresses that move after all: parameters that are swapped, caches that are allocated again.
+
+Stock records again whenever one has moved. From the third address on the graph is patched instead:
+
+1. the function is captured once more, with these inputs elsewhere too, and the graphs are compared;
+2. one call is served by an uncaptured run of the function, next to which a copy of the graph, patched to this call's
+   addresses, runs on the same inputs. Only if it gives the same bits
+3. the recorded graph is patched from then on (from the host, node by node), like an input that moved.
+
+Until then calls that the recorded graphs do not fit run without a graph. Where anything speaks against it stock's way
+is taken: another recording, with the reason in the report. An input that an output shares memory with is never
+followed, because stock hands out such outputs at a fixed address too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from optimizations.indirection.plan import Choice
+from optimizations.recording.session import Findings, Session, one_line
+from optimizations.recording.trial import Candidate, Pending, differs
+
+
+class Answer(StrEnum):
+    """What is to be done with a call that no recording fits because an input at a fixed address moved."""
+
+    SERVED = "served"
+    REPLAY = "replay"
+    RECORD = "record"
+
+
+class FixedInputs:
+    """The inputs at fixed addresses of one recording, whose other inputs `session` looks after.
+
+    Attributes:
+        refused: why they are not followed; None while nothing speaks against it.
+        following: the inputs that are, ascending; empty before stage 3.
+    """
+
+    def __init__(self, session: Session, returned: frozenset[int]) -> None:
+        self._session = session
+        self._returned = returned
+        self._findings: Findings | None = None
+        self._candidate: Candidate | None = None
+        self._pending: Pending | None = None
+        self.refused: str | None = None
+        self.following: tuple[int, ...] = ()
+
+    def moved(self, inputs: list[Any], run: Callable[[list[Any]], Any]) -> tuple[Answer, Any]:
+        """A call on `inputs`, of which one at a fixed address moved. `run` serves it without a graph.
+
+        Returns:
+            What to do, and the results where it is served.
+        """
+        if self.refused is None and not self.following:
+            try:
+                if self._pending is not None:
+                    self._judge()
+                    if self._pending is not None:
+                        return Answer.SERVED, run(inputs)
+                elif self._findings is None:
+                    self._look()
+            except Exception as error:
+                self._refuse(one_line(error))
+        if self.refused is not None:
+            return Answer.RECORD, None
+        if self.following:
+            # Inputs that are not followed, or that lie where they cannot be read, are still stock's affair.
+            return (Answer.REPLAY if self._fits(inputs) else Answer.RECORD), None
+        if not self._fits(inputs):
+            return Answer.RECORD, None
+        return Answer.SERVED, self._trial(inputs, run)
+
+    def close(self) -> None:
+        """Give back what is held on the device."""
+        candidate, self._candidate = self._candidate, None
+        self._pending = None
+        if candidate is not None:
+            candidate.close()
+
+    def _refuse(self, reason: str) -> None:
+        self.refused = reason
+        self.close()
+
+    def _look(self) -> None:
+        session = self._session
+        if session.findings is not None and session.findings.plan.slots and session.committed:
+            self._refuse("the graph updates its own nodes, which cannot be set from the host as well")
+            return
+        session.prepare()
+        recorded = session.recorded
+        candidates = session.candidates([*recorded.copied, *recorded.fixed])
+        short = session.short_of_memory(candidates)
+        if short is not None:
+            self._refuse(f"not looked at: {short}")
+            return
+        session.stop()
+        findings = session.compare(candidates, Choice.HOST)
+        keep = {*recorded.fixed, *session.in_place} - self._returned
+        findings = session.restricted(findings, keep, Choice.HOST)
+        indirect = {one.input for one in findings.plan.inputs if one.indirect}
+        if indirect.isdisjoint(recorded.fixed):
+            reasons = [
+                reason.message for one in findings.plan.inputs if one.input in recorded.fixed for reason in one.reasons
+            ]
+            self._refuse(reasons[0] if reasons else "no input at a fixed address can be followed")
+            return
+        self._candidate = session.candidate(findings)
+        self._findings = findings
+
+    def _fits(self, inputs: Sequence[Any]) -> bool:
+        """Whether everything at a fixed address that moved can be read where it is now."""
+        findings = self._findings
+        assert findings is not None
+        session = self._session
+        tracked = {one.index: one for one in session.tracked(findings)}
+        owned = session.owned()
+        for index in session.recorded.fixed:
+            value = inputs[index]
+            if not isinstance(value, torch.Tensor) or value.data_ptr() == session.recorded.inputs[index].data_ptr():
+                continue
+            if index in findings.unused:
+                continue
+            one = tracked.get(index)
+            if one is None or value.data_ptr() % one.alignment_bytes or value.data_ptr() in owned:
+                return False
+        return True
+
+    def _trial(self, inputs: list[Any], run: Callable[[list[Any]], Any]) -> Any:
+        """Serve the call without a graph, and run the patched graph next to it. Nobody waits for the device."""
+        session, candidate = self._session, self._candidate
+        assert candidate is not None
+        tensors = {index: value for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+        try:
+            effects = session.host.effects(inputs)
+            changed = [*effects.destroyed, *effects.written]
+            before = [one.clone() for one in changed]
+            after = [torch.empty_like(one) for one in effects.written]
+        except Exception as error:
+            self._refuse(one_line(error))
+            return run(inputs)
+        results = run(list(inputs))
+        inputs.clear()
+        for kept, now in zip(after, effects.written, strict=True):
+            kept.copy_(now)
+        try:
+            for kept, now in zip(before, changed, strict=True):
+                now.copy_(kept)
+            session.host.fill({index: tensors[index] for index in session.recorded.copied if index in tensors})
+            candidate.launch({index: tensors[index].data_ptr() for index in candidate.inputs})
+            expected = [value for value in results if isinstance(value, torch.Tensor)]
+            values = session.host.values()
+            if len(expected) != len(values):
+                raise ValueError(f"{len(values)} outputs in the graph, {len(expected)} without it")
+            pairs = [*zip(expected, values, strict=True), *zip(after, effects.written, strict=True)]
+            self._pending = Pending([differs(one, other) for one, other in pairs], session.device)
+        except Exception as error:
+            self._refuse(one_line(error))
+        finally:
+            destroyed = len(effects.destroyed)
+            for kept, now in zip([*before[:destroyed], *after], changed, strict=True):
+                now.copy_(kept)
+        return results
+
+    def _judge(self) -> None:
+        assert self._pending is not None and self._findings is not None
+        numbers = self._pending.take()
+        if numbers is None:
+            return
+        self._pending = None
+        if any(numbers):
+            place = next(index for index, number in enumerate(numbers) if number)
+            self._refuse(f"patched to other addresses, tensor {place} of its outcome was not that of an uncaptured run")
+            return
+        self.close()
+        self._session.commit(self._findings)
+        fixed = set(self._session.recorded.fixed)
+        self._session.resume_with(
+            one.input for one in self._findings.plan.inputs if one.indirect and one.input in fixed
+        )
+        self.following = tuple(
+            sorted(
+                index
+                for index in fixed
+                if index in self._findings.unused
+                or any(one.indirect and one.input == index for one in self._findings.plan.inputs)
+            )
+        )

@@ -1,0 +1,203 @@
+"""What a function that Inductor generated does with its inputs, read from its source.
+
+Generated code is straight-line: it names its inputs, launches Triton kernels with `kernel.run(...)`, calls libraries
+and operators by name, and returns. From that follows, without running anything,
+
+* whether one more capture can be noticed by the program: it can if the function calls something that is not known to
+  be free of state, such as an operator of the program's own;
+* which inputs are used by Triton kernels only, and how often. A Triton kernel can reach an input through its
+  parameters only. So if a captured graph holds exactly that many pointers to the input, all of them in Triton kernels,
+  no other use can be hidden from it.
+
+Note [Doubt about the source]. Whatever is not understood counts against: an unknown call makes the function opaque, a
+use that is not the plain argument of a Triton kernel makes the input's uses unknown.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from optimizations import torch_internals
+
+PURE_OPERATORS = ("aten", "prims", "inductor", "inductor_prims")
+"""Namespaces of PyTorch whose operators keep no state of their own; random ones keep it in the generator."""
+
+COLLECTIVE_OPERATORS = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem")
+"""Namespaces of PyTorch whose operators involve other processes."""
+
+_PURE_CALLS = frozenset(
+    (
+        "args.clear",
+        "reinterpret_tensor",
+        "alloc_from_pool",
+        "empty_strided_cuda",
+        "empty_strided_cpu",
+        "empty_strided_cpu_pinned",
+        "get_raw_stream",
+        "torch.cuda._DeviceGuard",
+        "torch.cuda.set_device",
+        "assert_size_stride",
+        "assert_alignment",
+        "torch.empty_strided",
+        "device",
+        "torch.device",
+    )
+)
+_RANDOM = re.compile(
+    r"rand|seed|bernoulli|dropout|multinomial|normal|uniform|exponential|geometric|poisson|philox|rng|attention"
+)
+"""In the names of operators that draw random numbers, and of attention, which may."""
+
+_CHECKS = frozenset(("assert_size_stride", "assert_alignment"))
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedCode:
+    """What is known of a generated function.
+
+    Attributes:
+        opaque: what it calls that could notice one more capture; None where nothing does.
+        random: whether it draws random numbers.
+        triton_uses: by position among the inputs, how often Triton kernels are given it, for inputs that nothing else
+            uses. An input that is not here has uses that are unknown.
+        reused: positions of inputs whose memory the function takes for something else once they are dead.
+    """
+
+    opaque: str | None
+    random: bool = False
+    triton_uses: Mapping[int, int] = field(default_factory=dict)
+    reused: frozenset[int] = frozenset()
+
+
+def read_generated(function: Callable[..., Any]) -> GeneratedCode:
+    """What is known of a function that Inductor generated. Note [Doubt about the source]."""
+    plain = getattr(function, "__func__", function)
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
+    except (OSError, TypeError, SyntaxError, ValueError) as error:
+        return GeneratedCode(f"its source cannot be read ({type(error).__name__})")
+    kernels = {
+        name
+        for name, value in getattr(plain, "__globals__", {}).items()
+        if isinstance(value, torch_internals.CachingAutotuner)
+    }
+    definition = tree.body[0] if tree.body else None
+    if not isinstance(definition, ast.FunctionDef):
+        return GeneratedCode("its source is not a function")
+    return read_function(definition, kernels)
+
+
+def read_function(definition: ast.FunctionDef, kernels: set[str]) -> GeneratedCode:
+    """`read_generated` of a function's syntax tree; `kernels` are the names of Triton kernels."""
+    inputs = _input_names(definition)
+    if inputs is None:
+        return GeneratedCode("its source does not begin by naming its inputs")
+    opaque = next(filter(None, (_objection(call, kernels) for call in _calls(definition))), None)
+    uses = _Uses(kernels, inputs)
+    uses.visit(definition)
+    known = {position: uses.launches.get(name, 0) for name, position in inputs.items() if name not in uses.unknown}
+    reused = frozenset(inputs[name] for name in uses.reused if name in inputs)
+    random = any(_RANDOM.search(name) for name in _calls(definition))
+    return GeneratedCode(opaque, random, known, reused)
+
+
+def _input_names(definition: ast.FunctionDef) -> dict[str, int] | None:
+    """`arg0_1, arg1_1 = args`: positions by name; None where there is no such line."""
+    for statement in definition.body:
+        if (
+            isinstance(statement, ast.Assign)
+            and isinstance(statement.value, ast.Name)
+            and statement.value.id == "args"
+            and isinstance(statement.targets[0], (ast.Tuple, ast.List))
+            and all(isinstance(name, ast.Name) for name in statement.targets[0].elts)
+        ):
+            names = [name.id for name in statement.targets[0].elts if isinstance(name, ast.Name)]
+            return {name: position for position, name in enumerate(names)} if len(set(names)) == len(names) else None
+    return None
+
+
+def _calls(definition: ast.FunctionDef) -> Iterator[str]:
+    """Dotted names of everything that is called; "" for what has no such name."""
+    return (dotted(node.func) for node in ast.walk(definition) if isinstance(node, ast.Call))
+
+
+def _objection(name: str, kernels: set[str]) -> str | None:
+    """Why a call of this name makes the function opaque; None where it does not."""
+    if name in _PURE_CALLS or name.startswith("extern_kernels.") or name.startswith("aten."):
+        return None
+    owner, _, member = name.rpartition(".")
+    if member == "run" and owner in kernels:
+        return None
+    if member in ("copy_", "zero_", "fill_") and owner.isidentifier():
+        return None  # of a buffer
+    parts = name.split(".")
+    if parts[:2] == ["torch", "ops"] and len(parts) > 3:
+        if parts[2] in PURE_OPERATORS:
+            return None
+        kind = "takes part in a collective" if parts[2] in COLLECTIVE_OPERATORS else "calls a custom operator"
+        return f"it {kind}, {parts[2]}::{parts[3]}"
+    return f"it calls {name or 'something without a name'}, whose effects are not known"
+
+
+class _Uses(ast.NodeVisitor):
+    """Collects how inputs are used.
+
+    `launches`: arguments of Triton kernels, by name. `unknown`: names with any other use. `reused`: names that another
+    name was given to.
+    """
+
+    def __init__(self, kernels: set[str], inputs: Mapping[str, int]) -> None:
+        self._kernels = kernels
+        self._inputs = inputs
+        self.launches: dict[str, int] = {}
+        self.unknown: set[str] = set()
+        self.reused: set[str] = set()
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = dotted(node.func)
+        owner, _, member = name.rpartition(".")
+        if member == "run" and owner in self._kernels:
+            for argument in node.args:
+                if isinstance(argument, ast.Name):
+                    if argument.id in self._inputs:
+                        self.launches[argument.id] = self.launches.get(argument.id, 0) + 1
+                else:
+                    self.visit(argument)
+            for keyword in node.keywords:
+                self.visit(keyword.value)
+        elif name in _CHECKS:
+            for argument in node.args[1:]:
+                self.visit(argument)
+        else:
+            self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        if isinstance(node.value, ast.Name) and node.value.id in self._inputs:
+            self.reused.add(node.value.id)
+        for target in node.targets:
+            # A second binding of an input's name would make later uses somebody else's.
+            named = [target] if isinstance(target, ast.Name) else getattr(target, "elts", [])
+            defines = isinstance(node.value, ast.Name) and node.value.id == "args"
+            self.unknown.update(one.id for one in named if isinstance(one, ast.Name) and not defines)
+        self.visit(node.value)
+
+    def visit_Delete(self, node: ast.Delete) -> None:
+        pass
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if node.id in self._inputs:
+            self.unknown.add(node.id)
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` as text; "" for other expressions."""
+    if isinstance(node, ast.Attribute):
+        inner = dotted(node.value)
+        return f"{inner}.{node.attr}" if inner else ""
+    return node.id if isinstance(node, ast.Name) else ""

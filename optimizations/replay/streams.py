@@ -1,0 +1,35 @@
+"""Contexts and streams of the threads that replay."""
+
+from __future__ import annotations
+
+import torch
+
+from optimizations.captured.driver import check
+
+
+def make_context_current(device_index: int) -> None:
+    """Give this thread the device's context if it has none: calls of the driver need one, and PyTorch sets it late.
+
+    Raises:
+        CudaCallFailed: the driver refuses.
+    """
+    try:
+        from cuda.bindings import driver
+    except ImportError:  # then there are no driver calls either
+        return
+    if int(check(driver.cuCtxGetCurrent)):
+        return
+    with torch.cuda.device(device_index):
+        device = check(driver.cuDeviceGet, device_index)
+        check(driver.cuCtxSetCurrent, check(driver.cuDevicePrimaryCtxRetain, device))
+
+
+def wait_for_stream(raw_stream: int, device_index: int) -> None:
+    """Let the current stream of the device wait for everything that is enqueued on another, by its handle."""
+    current = torch.cuda.current_stream(device_index)
+    if torch.cuda.is_current_stream_capturing():
+        return
+    if raw_stream:
+        current.wait_stream(torch.cuda.ExternalStream(raw_stream, device=device_index))
+    else:
+        current.wait_stream(torch.cuda.default_stream(device_index))

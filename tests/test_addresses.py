@@ -1,0 +1,158 @@
+"""Moved inputs are noticed and pointed at, unmoved ones cost nothing, and what cannot be read in place is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_work import aligned
+
+from optimizations.captured.graph import MemoryRange
+from optimizations.replay.addresses import AddressTracker, OwnedMemory, TrackedInput
+
+
+class FakePointers:
+    def __init__(self) -> None:
+        self.pointed: list[dict[int, int]] = []
+        self.settled = 0
+        self.fail = False
+
+    def point(self, addresses: Mapping[int, int]) -> int:
+        if self.fail:
+            raise RuntimeError("driver")
+        self.pointed.append(dict(addresses))
+        return 8 * len(addresses)
+
+    def settle(self) -> None:
+        self.settled += 1
+
+
+PLACEHOLDER = 4096
+
+
+def tracker_of(
+    pointers: FakePointers,
+    *inputs: TrackedInput,
+    owned: OwnedMemory | None = None,
+    recorded: Sequence[int | None] = (0, None, 0),
+    filled: list[tuple[int, torch.Tensor]] | None = None,
+) -> AddressTracker:
+    tracked = inputs or (TrackedInput(0, 16, PLACEHOLDER), TrackedInput(2, 16, PLACEHOLDER))
+    fills = filled if filled is not None else []
+    return AddressTracker(
+        tracked, recorded, pointers, owned or OwnedMemory([]), lambda index, value: fills.append((index, value))
+    )
+
+
+def test_only_moved_inputs_are_pointed_at() -> None:
+    pointers = FakePointers()
+    tracker = tracker_of(pointers)
+    a, b, c = aligned(4), aligned(4), aligned(4)
+    tracker.follow([a, 17, b])
+    assert pointers.pointed == [{0: a.data_ptr(), 2: b.data_ptr()}]
+    tracker.follow([a, 18, b])
+    assert len(pointers.pointed) == 1
+    tracker.follow([a, 18, c])
+    assert pointers.pointed[1:] == [{2: c.data_ptr()}]
+    assert (tracker.moves, tracker.pointer_bytes, tracker.placeholder_bytes) == (2, 24, 0)
+
+
+def test_the_first_call_without_moves_is_told_once() -> None:
+    pointers = FakePointers()
+    tracker = tracker_of(pointers)
+    a, b = aligned(4), aligned(4)
+    told = []
+    for first in (a, a, a, b, b, b):
+        tracker.follow([first, None, a])
+        tracker.launched()
+        told.append(pointers.settled)
+    assert told == [0, 1, 1, 1, 2, 2]
+
+
+def test_addresses_of_a_call_that_never_launched_are_not_taken_for_written() -> None:
+    pointers = FakePointers()
+    tracker = tracker_of(pointers)
+    a, b = aligned(4), aligned(4)
+    tracker.follow([a, None, a])
+    tracker.launched()
+    tracker.follow([b, None, a])  # interrupted before its launch
+    tracker.follow([b, None, a])
+    assert pointers.settled == 0, "the launch to come must still write them"
+    tracker.launched()
+    tracker.follow([b, None, a])
+    assert pointers.settled == 1
+
+
+def test_callers_tensors_stay_in_the_list_until_the_launch() -> None:
+    tracker = tracker_of(FakePointers())
+    inputs: list[Any] = [aligned(4), None, aligned(4)]
+    tensors = list(inputs)
+    tracker.follow(inputs)
+    assert all(a is b for a, b in zip(inputs, tensors, strict=True))
+
+
+@given(st.integers(0, 7), st.sampled_from([4, 16, 32, 256]))
+def test_a_misaligned_input_is_copied_into_its_placeholder(offset: int, alignment: int) -> None:
+    pointers, filled = FakePointers(), []
+    tracker = tracker_of(pointers, TrackedInput(0, alignment, PLACEHOLDER), filled=filled)
+    tensor = aligned(8, offset=offset)
+    tracker.follow([tensor, None, None])
+    in_place = offset * 4 % alignment == 0
+    assert pointers.pointed == [{0: tensor.data_ptr() if in_place else PLACEHOLDER}]
+    assert [(index, value is tensor) for index, value in filled] == ([] if in_place else [(0, True)])
+    assert tracker.placeholder_bytes == (0 if in_place else tensor.nbytes)
+
+
+def test_a_misaligned_input_is_copied_in_each_call_and_pointed_at_once() -> None:
+    pointers, filled = FakePointers(), []
+    tracker = tracker_of(pointers, TrackedInput(0, 16, PLACEHOLDER), filled=filled)
+    tensor = aligned(8, offset=1)
+    for _ in range(3):
+        tracker.follow([tensor, None, None])
+        tracker.launched()
+    assert len(filled) == 3
+    assert pointers.pointed == [{0: PLACEHOLDER}]
+
+
+def test_memory_of_the_graph_is_copied_first() -> None:
+    own, filled = aligned(8), []
+    owned = OwnedMemory([MemoryRange(address=own.data_ptr(), size_bytes=32)])
+    tracker = tracker_of(FakePointers(), TrackedInput(2, 16, PLACEHOLDER), filled=filled, owned=owned)
+    tracker.follow([None, None, own])
+    assert [index for index, _ in filled] == [2]
+
+
+def test_an_input_at_a_fixed_address_is_followed_or_refused() -> None:
+    own, pointers = aligned(8), FakePointers()
+    owned = OwnedMemory([MemoryRange(address=own.data_ptr(), size_bytes=32)])
+    a, b, misaligned = aligned(8), aligned(8), aligned(8, offset=1)
+    tracker = tracker_of(pointers, TrackedInput(1, 16, None), owned=owned, recorded=[None, a.data_ptr(), None])
+    assert not tracker.refuses([None, a, None])
+    assert not tracker.refuses([None, b, None])
+    assert tracker.refuses([None, misaligned, None])
+    assert tracker.refuses([None, own, None])
+    tracker.follow([None, b, None])
+    assert pointers.pointed == [{1: b.data_ptr()}]
+
+
+def test_after_a_failed_update_everything_is_pointed_at_again() -> None:
+    pointers = FakePointers()
+    tracker = tracker_of(pointers)
+    a, b, c = aligned(4), aligned(4), aligned(4)
+    tracker.follow([a, None, b])
+    pointers.fail = True
+    with pytest.raises(RuntimeError, match="driver"):
+        tracker.follow([c, None, b])
+    pointers.fail = False
+    tracker.follow([a, None, b])
+    assert pointers.pointed[-1] == {0: a.data_ptr()}, "the failed call may have left c there"
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), max_size=6), st.integers(0, 300))
+def test_owned_memory_is_searched_by_range(blocks: list[tuple[int, int]], address: int) -> None:
+    ranges = [MemoryRange(address=start * 8, size_bytes=size) for start, size in blocks]
+    assert (address in OwnedMemory(ranges)) == any(address in one for one in ranges)

@@ -1,0 +1,52 @@
+"""Places of a second capture's inputs: told apart by their distances, aligned as the first ones, in little memory."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optimizations.captured.displaced import GRANULE_BYTES, buffer_bytes, displace, memory_of, size_bytes
+from optimizations.captured.graph import MemoryRange
+
+ranges = st.dictionaries(
+    st.integers(0, 40),
+    st.builds(
+        lambda address, size: MemoryRange(address=address * 16, size_bytes=size),
+        st.integers(1, 2**30),
+        st.integers(1, 2**20),
+    ),
+    max_size=30,
+)
+
+
+@given(ranges, st.integers(1, 2**20))
+def test_distances_differ_and_no_difference_of_two_is_a_distance(memory: dict[int, MemoryRange], start: int) -> None:
+    start *= GRANULE_BYTES
+    places = displace(memory, start)
+    distances = [start + places.offsets[index] - one.address for index, one in memory.items()]
+    assert len(set(distances)) == len(distances)
+    assert 0 not in distances
+    differences = {one - other for one, other in itertools.permutations(distances, 2)}
+    assert differences.isdisjoint(distances)
+    assert all(
+        (start + places.offsets[index]) % GRANULE_BYTES == one.address % GRANULE_BYTES for index, one in memory.items()
+    )
+    assert all(places.offsets[index] + one.size_bytes <= places.size_bytes for index, one in memory.items())
+    assert places.size_bytes <= buffer_bytes(memory)
+
+
+def test_many_small_inputs_take_little_memory() -> None:
+    """1,500 inputs of 93 KB in all once took 1.1 GB."""
+    memory = {index: MemoryRange(address=2**30 + 512 * index, size_bytes=62) for index in range(1500)}
+    assert buffer_bytes(memory) < 4 * 2**20
+
+
+def test_memory_goes_from_the_first_element_to_the_last() -> None:
+    whole = torch.zeros(10, 10)
+    view = whole[2:5, 1:3]
+    assert memory_of(view) == MemoryRange(address=whole.data_ptr() + 21 * 4, size_bytes=(2 * 10 + 2) * 4)
+    assert size_bytes(torch.zeros(3, 0)) == 0
+    assert size_bytes(torch.zeros(1).expand(7)) == 4

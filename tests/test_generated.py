@@ -1,0 +1,104 @@
+"""What is known of generated functions, from sources in the form Inductor gives them."""
+
+from __future__ import annotations
+
+import ast
+from textwrap import dedent
+
+import pytest
+
+from optimizations.recording.generated import GeneratedCode, read_function, read_generated
+
+KERNELS = {"triton_poi_a_0", "triton_red_b_1"}
+
+
+def read(body: str) -> GeneratedCode:
+    source = "def partition_0(args):\n    arg0_1, arg1_1, arg2_1 = args\n    args.clear()\n" + dedent(body).replace(
+        "\n", "\n    "
+    )
+    (definition,) = ast.parse(source.rstrip() + "\n    return (buf0, )\n").body
+    assert isinstance(definition, ast.FunctionDef)
+    return read_function(definition, KERNELS)
+
+
+def test_arguments_of_triton_kernels_are_counted_and_others_unknown() -> None:
+    code = read(
+        """
+        assert_size_stride(arg0_1, (8, 8), (8, 1))
+        with torch.cuda._DeviceGuard(0):
+            torch.cuda.set_device(0)
+            buf0 = empty_strided_cuda((8, 8), (8, 1), torch.float32)
+            stream0 = get_raw_stream(0)
+            triton_poi_a_0.run(arg0_1, arg0_1, buf0, 64, stream=stream0)
+            triton_red_b_1.run(buf0, arg0_1, 64, stream=stream0)
+            del arg0_1
+            extern_kernels.mm(arg1_1, reinterpret_tensor(buf0, (8, 8), (1, 8), 0), out=buf0)
+            del arg1_1
+        """
+    )
+    assert code.opaque is None
+    assert not code.random
+    assert code.triton_uses == {0: 3, 2: 0}
+    assert code.reused == frozenset()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "buf1 = arg0_1; del arg0_1  # reuse",
+        "buf1 = arg0_1",
+    ],
+)
+def test_an_input_whose_memory_is_taken_over_is_known(use: str) -> None:
+    code = read(f"\n{use}\ntriton_poi_a_0.run(buf1, buf0, 64, stream=stream0)\n")
+    assert code.reused == {0}
+    assert 0 not in code.triton_uses
+
+
+def test_a_view_of_an_input_is_an_unknown_use() -> None:
+    code = read("\ntriton_poi_a_0.run(reinterpret_tensor(arg0_1, (4, ), (1, ), 4), buf0, 64, stream=stream0)\n")
+    assert 0 not in code.triton_uses
+    assert code.triton_uses == {1: 0, 2: 0}
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("torch.ops.mylib.step.default(arg0_1)", "custom operator, mylib::step"),
+        ("torch.ops._c10d_functional.all_reduce_.default(arg0_1, 'sum', '0')", "collective"),
+        ("torch.ops.symm_mem.one_shot_all_reduce.default(arg0_1)", "collective"),
+        ("cpp_fused_add_0(arg0_1)", "cpp_fused_add_0"),
+        ("other_kernel.run(arg0_1)", "other_kernel.run"),
+        ("something[0](arg0_1)", "something without a name"),
+        ("torch.ops.higher_order.cond(arg0_1)", "custom operator, higher_order::cond"),
+    ],
+)
+def test_calls_that_could_notice_a_capture_are_named(call: str, said: str) -> None:
+    assert said in str(read(f"\nbuf0 = {call}\n").opaque)
+
+
+@pytest.mark.parametrize(
+    ("call", "random"),
+    [
+        ("torch.ops.aten.bernoulli.default(arg0_1)", True),
+        ("aten.randint.low_out(0, 9, [1], out=buf1)", True),
+        ("torch.ops.aten._scaled_dot_product_flash_attention.default(arg0_1, arg0_1, arg0_1)", True),
+        ("torch.ops.aten.native_layer_norm.default(arg0_1)", False),
+        ("extern_kernels.addmm(arg0_1, arg1_1, arg2_1, out=buf0)", False),
+    ],
+)
+def test_random_numbers_are_seen(call: str, random: bool) -> None:
+    code = read(f"\nbuf0 = {call}\n")
+    assert code.opaque is None
+    assert code.random is random
+
+
+def test_what_has_no_source_is_opaque() -> None:
+    assert "cannot be read" in str(read_generated(len).opaque)
+    assert read_generated(lambda args: args).opaque is not None
+
+
+def test_a_function_that_does_not_begin_with_its_inputs_is_opaque() -> None:
+    (definition,) = ast.parse("def call(args):\n    return args\n").body
+    assert isinstance(definition, ast.FunctionDef)
+    assert "naming its inputs" in str(read_function(definition, set()).opaque)
