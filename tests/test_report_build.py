@@ -6,11 +6,9 @@ import base64
 import csv
 import hashlib
 import re
-import shutil
-import subprocess
-from html.parser import HTMLParser
 
 import pytest
+from fixtures.report_pages import Outline, few_exhibits, page_of, undrawn  # noqa: F401  # fixtures are used by their names
 from fixtures.synthetic_results import (
     WORKLOADS,
     cell,
@@ -23,48 +21,11 @@ from fixtures.synthetic_results import (
 )
 
 from suite.errors import WrongUse
-from suite.report import build, paper
+from suite.report import build
 from suite.report.build import FIGURE_NAMES, build_report
-from suite.report.paper import EXHIBITS
 from suite.schema import Status
-from suite.store import CannotWrite, InvalidResults
 
 HOSTILE = '<script>alert("x")</script>'
-
-
-class Outline(HTMLParser):
-    """Elements with their attributes, and the text of each table cell, script and heading."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements = []
-        self.texts = {}
-        self._open = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        self._open.append(tag)
-        self.texts.setdefault(tag, []).append("")
-
-    def handle_endtag(self, tag):
-        while self._open and self._open.pop() != tag:
-            pass
-
-    def handle_data(self, data):
-        if self._open:
-            self.texts[self._open[-1]][-1] += data
-
-    def named(self, tag):
-        return [attributes for name, attributes in self.elements if name == tag]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_exhibits():
-    """Three of the papers' twenty: a figure of bars, one of lines, a table. All are tested where they are made."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paper, "EXHIBITS", {name: EXHIBITS[name] for name in ("fig4", "pygraph-fig2", "table1")})
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -80,15 +41,6 @@ def both(tmp_path_factory):
     explanations = write_explanations(folder / "explain", [explanation("EOS"), explanation("ST")])
     report = build_report([run], explanations, folder / "out")
     return report, Outline(report.html.read_text())
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Figures take seconds; where it is about files, a name stands for each."""
-    monkeypatch.setattr(build, "draw_any", lambda chart, origin: chart.name)
-    for form in ("to_png", "to_pdf"):
-        monkeypatch.setattr(build, form, lambda figure: figure.encode())
-    monkeypatch.setattr(build, "to_svg", lambda figure, name: "<svg></svg>")
 
 
 def test_report_names_what_it_wrote(both):
@@ -210,94 +162,6 @@ def test_same_results_give_the_same_bytes_whatever_their_order(tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_report_in_a_folder_of_an_earlier_one_removes_what_that_one_wrote_and_nothing_else(tmp_path):
-    out = tmp_path / "out"
-    run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph")])
-    build_report([run], None, out)
-    assert (out / "figures" / "speedup.png").is_file()
-    assert (out / "tables" / "times.csv").is_file()
-    mine = (out / "README.md", out / "figures" / "explain_drawing.png", out / "tables" / "my.csv")
-    for path in mine:
-        path.write_text("mine")
-    report = build_report([], write_explanations(tmp_path / "explain", [explanation()]), out)
-    left = {path for path in out.rglob("*") if path.is_file()}
-    assert left == {report.html, *report.tables, *report.figures, *mine, out / build.WRITTEN}
-    assert not {path.stem for path in left} & {"speedup", "times"}
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_list_of_written_files_that_names_others_removes_none_of_them(tmp_path):
-    (tmp_path / "out").mkdir()
-    for name in ("beside.txt", "absolute.txt"):
-        (tmp_path / name).write_text("mine")
-    (tmp_path / "out" / build.WRITTEN).write_text(
-        f"../beside.txt\n{tmp_path / 'absolute.txt'}\ntables/../../beside.txt\n"
-    )
-    build_report([write_run(tmp_path / "run", [cell("EOS", "compile")])], None, tmp_path / "out")
-    assert (tmp_path / "beside.txt").is_file() and (tmp_path / "absolute.txt").is_file()
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_folder_of_figures_that_is_named_keeps_its_other_figures(tmp_path):
-    """The repository's own figures are of several reports, and are tracked."""
-    figures = tmp_path / "figures"
-    figures.mkdir()
-    for name in ("explain_kernels.png", "drawing.png"):
-        (figures / name).write_text("mine")
-    run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph")])
-    for out in ("out", "out", "other"):
-        build_report([run], None, tmp_path / out, figures)
-    assert (figures / "explain_kernels.png").read_text() == (figures / "drawing.png").read_text() == "mine"
-    assert (figures / "speedup.png").read_text() == "speedup"
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_without_a_named_folder_figures_stay_in_the_report(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "FIGURES", tmp_path / "figures")
-    report = build_report([write_run(tmp_path / "run", [cell("EOS", "compile")])], None, tmp_path / "out")
-    assert report.figures
-    assert {path.parent for path in report.figures} == {tmp_path / "out" / "figures"}
-
-
-@pytest.mark.parametrize("wrong", ["out", "out/below", "figures", "tables"])
-def test_a_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monkeypatch, wrong):
-    monkeypatch.setattr(build, "draw_any", lambda *_: pytest.fail("drawn before the folders were looked at"))
-    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / ("file" if wrong != "tables" else "tables")).write_text("")
-    places = {
-        "out": (tmp_path / "taken" / "file", None),
-        "out/below": (tmp_path / "taken" / "file" / "below", None),
-        "figures": (tmp_path / "out", tmp_path / "taken" / "file"),
-        "tables": (tmp_path / "taken", None),
-    }
-    with pytest.raises(WrongUse, match="a file is in the way; give a folder"):
-        build_report([run], None, *places[wrong])
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (None, "No such file"),
-        (b"# A page without a generated part", "0 generated parts 'recorded'"),
-        (b"<!-- generated: recorded -->\n<!-- end: recorded -->\n" * 2, "2 generated parts 'recorded'"),
-        (b"\xff\xfe", "no UTF-8 text"),
-    ],
-)
-def test_a_readme_that_cannot_take_the_tables_is_wrong_use_before_anything_is_drawn(
-    tmp_path, monkeypatch, content, words
-):
-    monkeypatch.setattr(build, "draw_any", lambda *_: pytest.fail("drawn before the README was looked at"))
-    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
-    readme = tmp_path / "README.md"
-    if content is not None:
-        readme.write_bytes(content)
-    with pytest.raises(WrongUse, match=words):
-        build_report([run], None, tmp_path / "out", readme=readme)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_failures_that_newer_rows_stand_for_are_listed(tmp_path):
     runs = []
     for day, cells in (
@@ -331,15 +195,6 @@ def test_a_last_line_that_was_cut_short_is_mentioned(tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_smoke_runs_leave_the_repositorys_figures_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "FIGURES", tmp_path / "figures")
-    for size, folder in (("tiny", tmp_path / "out" / "figures"), ("full", tmp_path / "figures")):
-        run = write_run(tmp_path / size, [cell("EOS", "compile", size=size)])
-        report = build_report([run], None, tmp_path / "out", tmp_path / "figures")
-        assert {path.parent for path in report.figures} == {folder}
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_a_run_of_which_everything_failed_is_still_reported(tmp_path):
     cells = [failed_cell("EOS", mode, Status.OOM) for mode in ("compile", "graph")]
     report = build_report([write_run(tmp_path / "run", cells)], None, tmp_path / "out")
@@ -357,24 +212,6 @@ def test_a_run_without_a_cell_is_reported_with_what_is_missing(tmp_path):
 def test_nothing_to_report_is_wrong_use(tmp_path):
     with pytest.raises(WrongUse, match="encore explain --all --out"):
         build_report([], None, tmp_path)
-
-
-def test_wrong_results_leave_nothing_behind(tmp_path):
-    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
-    (run / "cells.jsonl").write_text('{"workload": "EOS"}\n')
-    with pytest.raises(InvalidResults, match="line 1"):
-        build_report([run], None, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_full_disk_is_an_error_that_says_the_results_are_intact(tmp_path, monkeypatch):
-    def full(path, content):
-        raise CannotWrite("go on with the run") from OSError(28, "No space left on device")
-
-    monkeypatch.setattr(build, "write_atomically", full)
-    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
-    with pytest.raises(CannotWrite, match=r"No space left.*intact"):
-        build_report([run], None, tmp_path / "out")
 
 
 @pytest.fixture(scope="module")
@@ -428,11 +265,6 @@ def test_a_geomean_may_go_over_workloads_of_several_runs(several):
     assert all(float(row["speedup"]) == pytest.approx(2.0, rel=0.02) for row in rows if row["metric"] == "latency")
 
 
-def page_of(tmp_path, cells, of=None, explanations=None):
-    runs = [] if cells is None else [write_run(tmp_path / "run", cells, of)]
-    return Outline(build_report(runs, explanations, tmp_path / "out").html.read_text())
-
-
 def test_the_page_begins_with_the_conclusion_its_figure_and_whether_to_trust_it_and_ends_with_where_it_is_from(both):
     report, page = both
     text = report.html.read_text()
@@ -469,79 +301,3 @@ def test_csv_holds_raw_values_where_readers_see_a_sentence(both):
         names = next(csv.reader(path.open()))
         assert len(names) == len(set(names)), path.name
         assert " [" not in path.read_text(), f"{path.name} has an interval as text"
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_encores_own_columns_come_first_and_are_set_off(tmp_path):
-    cells = [cell("EOS", mode) for mode in ("eager", "compile", "graph", "placement", "indirection")]
-    page = page_of(tmp_path, cells)
-    headings = page.texts["button"]
-    start = headings.index("workload")
-    assert headings[start : start + 4] == ["workload", "indirection", "placement", "compile (µs)"]
-    own = [attributes for attributes in page.named("th") if "own" in attributes.get("class", "").split()]
-    assert len(own) >= 4
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_failed_cell_looks_failed_and_no_other_does(tmp_path):
-    cells = [cell("EOS", "compile"), failed_cell("EOS", "graph", Status.FAIL_ACCURACY), cell("EOS", "placement")]
-    page = page_of(tmp_path, cells)
-    rows = [attributes.get("class", "").split() for attributes in page.named("tr")]
-    assert sum("failed" in classes for classes in rows) >= 5, "in each table with a row per cell"
-    failures = [
-        text
-        for (tag, attributes), text in zip(
-            [element for element in page.elements if element[0] == "td"], page.texts["td"], strict=True
-        )
-        if "failure" in attributes.get("class", "").split()
-    ]
-    assert failures and {text.rpartition(": ")[2] for text in failures} == {"fail_accuracy"}
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")
-def test_the_script_shows_rows_that_have_every_word_and_only_failures_if_asked():
-    script = (build.__file__.rpartition("/")[0]) + "/page/report.js"
-    program = """
-    const fs = require("fs"), vm = require("vm");
-    const row = (texts, classes, failure) => ({
-      cells: texts.map(text => ({textContent: text})), hidden: false,
-      classList: {contains: name => classes.includes(name)}, querySelector: () => failure ? {} : null,
-    });
-    const rows = [row(["EOS", "graph", "pass"], []), row(["EOS", "compile", "oom"], ["failed"]),
-                  row(["XLNET-I", "1.2 FAST", "fail_accuracy"], [], true)];
-    const table = {tBodies: [{rows}], classList: {toggle: (name, on) => { table.out = on; }}};
-    const document = {querySelectorAll: of => of === "table" ? [table] : [], getElementById: () => null};
-    const context = {document, Number, Array};
-    vm.runInNewContext(fs.readFileSync(process.argv[1], "utf8") + "; this.show = showMatching;", context);
-    const asked = [["", false], ["eos", false], ["Graph EOS", false], ["", true], ["eos nothing", false]];
-    for (const [words, failures] of asked) {
-      const said = context.show(words, failures);
-      console.log(rows.map(row => row.hidden ? "-" : "x").join(""), table.out, said);
-    }
-    """
-    lines = subprocess.run(["node", "-e", program, script], capture_output=True, text=True, check=True).stdout
-    assert lines.splitlines() == [
-        "xxx false ",
-        "xx- false 2 of 3 rows",
-        "x-- false 1 of 3 rows",
-        "-xx false 2 of 3 rows",
-        "--- true 0 of 3 rows",
-    ]
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node to run the page's script")
-def test_the_script_sorts_numbers_and_keeps_missing_values_last(tmp_path):
-    script = (build.__file__.rpartition("/")[0]) + "/page/report.js"
-    program = """
-    const fs = require("fs"), vm = require("vm");
-    const document = {querySelectorAll: () => [], getElementById: () => null};
-    const context = {document, Number};
-    vm.runInNewContext(fs.readFileSync(process.argv[1], "utf8") + "; this.compare = compareCells;", context);
-    const cell = (text, sort, missing) => ({textContent: text, dataset: {sort, missing}});
-    const cells = [cell("10", "10"), cell("-", undefined, "1"), cell("9", "9"), cell("oom"), cell("1,000", "1000")];
-    for (const sign of [1, -1]) {
-      console.log(cells.slice().sort((a, b) => context.compare(a, b, sign)).map(c => c.textContent).join(" "));
-    }
-    """
-    lines = subprocess.run(["node", "-e", program, script], capture_output=True, text=True, check=True).stdout
-    assert lines.splitlines() == ["9 10 1,000 oom -", "1,000 10 9 oom -"]

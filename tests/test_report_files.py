@@ -1,0 +1,132 @@
+"""Which files a report writes, replaces and removes, and what it looks at before it draws anything."""
+
+from __future__ import annotations
+
+import pytest
+from fixtures.report_pages import few_exhibits, undrawn  # noqa: F401  # fixtures are used by their names
+from fixtures.synthetic_results import (
+    cell,
+    explanation,
+    write_explanations,
+    write_run,
+)
+
+from suite.errors import WrongUse
+from suite.report import build
+from suite.report.build import build_report
+from suite.store import CannotWrite, InvalidResults
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_in_a_folder_of_an_earlier_one_removes_what_that_one_wrote_and_nothing_else(tmp_path):
+    out = tmp_path / "out"
+    run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph")])
+    build_report([run], None, out)
+    assert (out / "figures" / "speedup.png").is_file()
+    assert (out / "tables" / "times.csv").is_file()
+    mine = (out / "README.md", out / "figures" / "explain_drawing.png", out / "tables" / "my.csv")
+    for path in mine:
+        path.write_text("mine")
+    report = build_report([], write_explanations(tmp_path / "explain", [explanation()]), out)
+    left = {path for path in out.rglob("*") if path.is_file()}
+    assert left == {report.html, *report.tables, *report.figures, *mine, out / build.WRITTEN}
+    assert not {path.stem for path in left} & {"speedup", "times"}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_list_of_written_files_that_names_others_removes_none_of_them(tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in ("beside.txt", "absolute.txt"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "out" / build.WRITTEN).write_text(
+        f"../beside.txt\n{tmp_path / 'absolute.txt'}\ntables/../../beside.txt\n"
+    )
+    build_report([write_run(tmp_path / "run", [cell("EOS", "compile")])], None, tmp_path / "out")
+    assert (tmp_path / "beside.txt").is_file() and (tmp_path / "absolute.txt").is_file()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_folder_of_figures_that_is_named_keeps_its_other_figures(tmp_path):
+    """The repository's own figures are of several reports, and are tracked."""
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    for name in ("explain_kernels.png", "drawing.png"):
+        (figures / name).write_text("mine")
+    run = write_run(tmp_path / "run", [cell("EOS", "compile"), cell("EOS", "graph")])
+    for out in ("out", "out", "other"):
+        build_report([run], None, tmp_path / out, figures)
+    assert (figures / "explain_kernels.png").read_text() == (figures / "drawing.png").read_text() == "mine"
+    assert (figures / "speedup.png").read_text() == "speedup"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_without_a_named_folder_figures_stay_in_the_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "FIGURES", tmp_path / "figures")
+    report = build_report([write_run(tmp_path / "run", [cell("EOS", "compile")])], None, tmp_path / "out")
+    assert report.figures
+    assert {path.parent for path in report.figures} == {tmp_path / "out" / "figures"}
+
+
+@pytest.mark.parametrize("wrong", ["out", "out/below", "figures", "tables"])
+def test_a_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monkeypatch, wrong):
+    monkeypatch.setattr(build, "draw_any", lambda *_: pytest.fail("drawn before the folders were looked at"))
+    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / ("file" if wrong != "tables" else "tables")).write_text("")
+    places = {
+        "out": (tmp_path / "taken" / "file", None),
+        "out/below": (tmp_path / "taken" / "file" / "below", None),
+        "figures": (tmp_path / "out", tmp_path / "taken" / "file"),
+        "tables": (tmp_path / "taken", None),
+    }
+    with pytest.raises(WrongUse, match="a file is in the way; give a folder"):
+        build_report([run], None, *places[wrong])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file"),
+        (b"# A page without a generated part", "0 generated parts 'recorded'"),
+        (b"<!-- generated: recorded -->\n<!-- end: recorded -->\n" * 2, "2 generated parts 'recorded'"),
+        (b"\xff\xfe", "no UTF-8 text"),
+    ],
+)
+def test_a_readme_that_cannot_take_the_tables_is_wrong_use_before_anything_is_drawn(
+    tmp_path, monkeypatch, content, words
+):
+    monkeypatch.setattr(build, "draw_any", lambda *_: pytest.fail("drawn before the README was looked at"))
+    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
+    readme = tmp_path / "README.md"
+    if content is not None:
+        readme.write_bytes(content)
+    with pytest.raises(WrongUse, match=words):
+        build_report([run], None, tmp_path / "out", readme=readme)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_smoke_runs_leave_the_repositorys_figures_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "FIGURES", tmp_path / "figures")
+    for size, folder in (("tiny", tmp_path / "out" / "figures"), ("full", tmp_path / "figures")):
+        run = write_run(tmp_path / size, [cell("EOS", "compile", size=size)])
+        report = build_report([run], None, tmp_path / "out", tmp_path / "figures")
+        assert {path.parent for path in report.figures} == {folder}
+
+
+def test_wrong_results_leave_nothing_behind(tmp_path):
+    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
+    (run / "cells.jsonl").write_text('{"workload": "EOS"}\n')
+    with pytest.raises(InvalidResults, match="line 1"):
+        build_report([run], None, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_an_error_that_says_the_results_are_intact(tmp_path, monkeypatch):
+    def full(path, content):
+        raise CannotWrite("go on with the run") from OSError(28, "No space left on device")
+
+    monkeypatch.setattr(build, "write_atomically", full)
+    run = write_run(tmp_path / "run", [cell("EOS", "compile")])
+    with pytest.raises(CannotWrite, match=r"No space left.*intact"):
+        build_report([run], None, tmp_path / "out")
