@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import itertools
 import random
 from collections.abc import Callable, Iterator
@@ -127,6 +128,23 @@ def counter_in_a_slot(device: str) -> Refused:
     return Refused(step, model, "trainer.steps changes from 2 to 3", line=False)
 
 
+class Counts:
+    calls = 0
+
+
+@refused
+def counter_in_a_class(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    Counts.calls = 0
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        Counts.calls += 1
+        return train(batch)
+
+    return Refused(step, model, "Counts.calls changes from 2 to 3", line=False)
+
+
 @refused
 def losses_kept_in_a_list(device: str) -> Refused:
     model = network(device)
@@ -240,13 +258,12 @@ def alternates(device: str) -> Refused:
     model = network(device)
     train = trained(model)
 
-    class Hidden:
-        count = 0
+    hidden = array.array("i", [0])  # a container of C
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        Hidden.count += 1
+        hidden[0] += 1
         loss = train(batch)
-        return loss.sin() if Hidden.count % 2 else loss.cos()
+        return loss.sin() if hidden[0] % 2 else loss.cos()
 
     return Refused(step, model, "two calls with equal shapes differ: one ran")
 

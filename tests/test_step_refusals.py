@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import warnings
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 from graphs_on_cpu import CpuDevice
 from step_programs import batches, loss_of, network
 from step_refusals import REFUSED, Refused, trained
+from torch import nn
 
-from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.graphed_step import GraphedStep, graph_step
 from optimizations.capture.step.observer import StepRefused
 
 
@@ -141,6 +143,83 @@ def test_an_interrupt_in_a_capture_leaves_the_state_from_before() -> None:
     step(*calls[3])  # recorded and launched now
     assert step.report().replays == 1
     assert made.calls == []
+
+
+class Learner:
+    def __init__(self) -> None:
+        self.model = network("cpu")
+        self.train = trained(self.model)
+
+    @graph_step
+    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """What it does."""
+        return self.train(batch)
+
+
+def test_a_decorated_method_is_a_step_of_its_own_for_each_instance() -> None:
+    one, other = Learner(), Learner()
+    assert one.step is one.step
+    assert one.step is not other.step
+    assert one.step.__doc__ == "What it does."
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there is no GPU
+        losses = [one.step(*batch) for batch in batches("cpu")]
+    assert one.step.report().calls == len(losses)
+    assert other.step.report().calls == 0
+    copied = copy.deepcopy(one)
+    assert copied.step is not one.step
+    assert copied.step.report().calls == 0
+
+
+def test_without_a_gpu_a_step_runs_as_it_is_and_says_so() -> None:
+    learner = Learner()
+    with pytest.warns(UserWarning, match="works on no tensor of a GPU"):
+        learner.step(*batches("cpu")[0])
+
+
+def test_a_step_within_a_step_is_part_of_it() -> None:
+    device = CpuDevice()
+    reference, made = Counted(), Counted()
+    inner = GraphedStep(made.step, device=device)
+    outer = GraphedStep(lambda batch: inner(batch) * 2, device=device)
+    for batch in batches("cpu"):
+        assert torch.equal(outer(*batch), reference.step(*batch) * 2)
+    assert outer.report().replays == 6
+    assert inner.report().calls == 0
+
+
+def test_tensors_that_are_replaced_in_each_call_end_in_a_refusal() -> None:
+    made = Counted()
+    step = GraphedStep(made.step, device=CpuDevice(), limit=1)
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        for batch in batches("cpu", 12):
+            step(*batch)
+            made.model[0].weight = nn.Parameter(made.model[0].weight.detach().clone())
+    (refusal,) = step.report().refusals
+    assert "recorded again and again" in refusal.reason
+    assert step.report().dropped_recordings > 4
+
+
+def test_a_loaded_state_is_used_by_the_next_call() -> None:
+    reference, made = Counted(), Counted()
+    step = GraphedStep(made.step, device=CpuDevice())
+    calls = batches("cpu", 14)
+    for index, batch in enumerate(calls):
+        assert torch.equal(step(*batch), reference.step(*batch))
+        if index == 6:
+            for one in (made, reference):
+                torch.manual_seed(8)
+                fresh = {name: torch.randn_like(value) for name, value in one.model.state_dict().items()}
+                one.model.load_state_dict(fresh)
+        if index == 9:
+            for one in (made, reference):
+                (optimizer,) = (
+                    c.cell_contents for c in one.train.__closure__ if hasattr(c.cell_contents, "param_groups")
+                )
+                optimizer.load_state_dict(optimizer.state_dict())
+    assert step.report().refusals == ()
+    assert step.report().replays >= 9
 
 
 def test_wrong_options_say_what_is_allowed() -> None:

@@ -27,12 +27,13 @@ def at_rest() -> Iterator[None]:
     global _resting
     manager: Any = torch_internals.cudagraph_trees.CUDAGraphTreeManager
 
+    # `_run` is looked up in each call. `run` is not to be replaced: functions compiled inside the block keep it.
     def run(self: Any, new_inputs: list[Any], function_id: Any) -> Any:
         return self.ids_to_funcs[function_id].model(new_inputs)
 
     _resting += 1
     try:
-        with replaced_attribute(manager, "run", run), replaced_attribute(manager, "_run", run):
+        with replaced_attribute(manager, "_run", run):
             yield
     finally:
         _resting -= 1

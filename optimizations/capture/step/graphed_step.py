@@ -85,7 +85,7 @@ class GraphedStep:
         self._device = device
         self._given_device = device
         self._lock = threading.Lock()
-        self._bound: weakref.WeakKeyDictionary[Any, GraphedStep] = weakref.WeakKeyDictionary()
+        self._attribute = getattr(step, "__name__", "step")
         self._start()
         _steps.add(self)
 
@@ -100,14 +100,20 @@ class GraphedStep:
         self._freed_replays = 0
         self._all: Refusal | None = None
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A decorated method is a step of its own for each instance."""
+        """A decorated method is a step of its own for each instance, which keeps it."""
         if instance is None:
             return self
-        if instance not in self._bound:
-            bound = types.MethodType(self._step, instance)
-            self._bound[instance] = GraphedStep(bound, device=self._given_device, **self._options)
-        return self._bound[instance]
+        bound = GraphedStep(types.MethodType(self._step, instance), device=self._given_device, **self._options)
+        vars(instance)[self._attribute] = bound
+        return bound
+
+    def __reduce__(self) -> Any:
+        """A copy is the step of the copied objects, and begins from its first call."""
+        return functools.partial(GraphedStep, **self._options), (self._step,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or _within() or not self._lock.acquire(blocking=False):

@@ -61,6 +61,8 @@ class Observer(torch_internals.TorchDispatchMode):
         self.generators = list(generators)
         self.in_backward = False
 
+    supports_higher_order_operators = True
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
@@ -97,7 +99,7 @@ class Observer(torch_internals.TorchDispatchMode):
     def _look(self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
         """Refuse what a graph cannot repeat."""
         on_gpu = [tensor for tensor in inputs if self._holds(tensor)]
-        tags = func.tags
+        tags = getattr(func, "tags", ())
         if torch.Tag.nondeterministic_seeded in tags:
             generator = kwargs.get("generator")
             self.draws = True
@@ -206,7 +208,8 @@ def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any) -> boo
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """Tensors that an operator's schema says it writes."""
-    for index, argument in enumerate(func._schema.arguments):
+    schema = getattr(func, "_schema", None)  # operators that run whole graphs have none
+    for index, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             yield from _tensors((args[index] if index < len(args) else kwargs.get(argument.name),))
 

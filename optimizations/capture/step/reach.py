@@ -3,7 +3,8 @@
 Note [How far it looks]. Variables of the step and of the functions it calls (closures, defaults, globals they name),
 what containers hold, modules, optimizers, schedulers and scalers, and attributes of the program's own objects by names
 that occur in this code. What a training loop keeps beside the step in the same object (a counter, a data loader) has
-another name, and may change. What a C extension keeps, or a class, is not seen, nor are the insides of libraries.
+another name, and may change. Of objects of installed libraries all attributes count, since their code is not read. What
+a C extension keeps is not seen.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _STATEFUL = ("torch.amp.grad_scaler", "torch.optim", "torch.cuda.amp")
 _PLAIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace)
 _KEEPS_BOOKS = ("torch.nn.parallel",)
 """Modules of PyTorch whose modules note something for themselves in every call, which no graph needs."""
+_NOT_LOOKED_INTO = (*sorted(sys.stdlib_module_names - {"__main__"}), "torch", "numpy", "optimizations", "triton")
 _KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
 
 
@@ -103,6 +105,10 @@ class _Walk:
             yield f"{path}.keywords", value.keywords
         elif isinstance(value, Iterator):
             state.iterators.append(path)
+        elif isinstance(value, type) and _is_users(value.__module__):
+            names = tuple(name for name, member in vars(value).items() if _is_data(name, member))
+            state.containers.append(Container(Slots(value, names), path, is_attributes=True))
+            yield from ((f"{path}.{name}", getattr(value, name)) for name in names)
         elif isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
             return
         elif isinstance(value, torch.optim.Optimizer):
@@ -114,6 +120,8 @@ class _Walk:
             self._of_object(path, value)
             if call := dict(_methods(type(value))).get("__call__"):
                 yield f"{path}.__call__", call
+        elif hasattr(value, "__dict__") and not type(value).__module__.startswith(_NOT_LOOKED_INTO):
+            yield from self._of_library(path, value)
 
     def _of_object(self, path: str, value: Any) -> None:
         if slots := _slots(type(value)):
@@ -126,6 +134,7 @@ class _Walk:
         self._objects.append((container, owner))
 
     def _of_library(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        """An object of an installed library: which of its attributes its code uses is not known."""
         self.state.containers.append(Container(vars(value), path, is_attributes=True, always_read=True))
         for name, member in list(vars(value).items()):
             yield f"{path}.{name}", member
@@ -187,6 +196,11 @@ class _Walk:
                 yield from ((f"{name}.{member}", vars(value)[member]) for member in members)
             else:
                 yield name, value
+
+
+def _is_data(name: str, member: Any) -> bool:
+    """Whether a class's attribute holds data that instances share, rather than code."""
+    return not name.startswith("__") and not callable(member) and not hasattr(member, "__get__")
 
 
 def _of_container(path: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -21,6 +21,8 @@ from optimizations import torch_internals
 from optimizations.capture.signature import PLAIN
 from optimizations.capture.step.host_state import Container, HostState, Scope, Slots, copy_of, key_name
 
+LONG = 1000
+"""Lists with more members (data, not settings) are compared by their length."""
 _OBJECTS = (dict, list, torch.nn.Module)
 
 
@@ -172,7 +174,7 @@ def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[
         if any(ignore(held, key) for key in held):
             return _Scoped(held), found
         return held, found
-    return held, list(enumerate(held)) if isinstance(held, list) else []
+    return held, list(enumerate(held)) if isinstance(held, list) and len(held) <= LONG else []
 
 
 class _Scoped:
