@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,6 +221,24 @@ def test_a_loaded_state_is_used_by_the_next_call() -> None:
                 optimizer.load_state_dict(optimizer.state_dict())
     assert step.report().refusals == ()
     assert step.report().replays >= 9
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_a_library_between_the_step_and_pytorch_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages" / "somebodys"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("def read(loss):\n    return loss.item()\n")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    from somebodys import read  # type: ignore[import-not-found]
+
+    made = Counted()
+    step = GraphedStep(lambda batch: read(made.train(batch)), device=CpuDevice())
+    for batch in batches("cpu", 4):
+        step(*batch)
+    (refusal,) = step.report().refusals
+    assert refusal.source_line is not None
+    assert refusal.source_line.endswith(", through somebodys/__init__.py:2 in read")
+    assert "test_step_refusals.py:" in refusal.source_line
 
 
 def test_wrong_options_say_what_is_allowed() -> None:

@@ -11,11 +11,18 @@ _LIBRARIES = ("/torch/", "/site-packages/", "/dist-packages/", "/contextlib.py",
 
 
 def current_line() -> str | None:
-    """ "path:number in function" of the innermost frame that is neither Encore's nor a library's, if there is one."""
+    """ "path:number in function" of the innermost frame that is neither Encore's nor a library's, if there is one.
+
+    Where another library than PyTorch stands between, its innermost frame is named too.
+    """
     frame: types.FrameType | None = sys._getframe(1)
+    through = ""
     while frame is not None:
-        if _is_users(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+        path = frame.f_code.co_filename
+        if _is_users(path):
+            return f"{path}:{frame.f_lineno} in {frame.f_code.co_name}{through}"
+        if not through and "-packages/" in path and "/torch/" not in path and not path.startswith(_ENCORE):
+            through = f", through {path.split('-packages/')[-1]}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return None
 
