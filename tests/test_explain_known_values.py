@@ -72,6 +72,14 @@ def test_random_inputs_are_known_only_where_asked_for(mode: KnownValuesMode) -> 
         unknown[2].item()
 
 
+def test_a_single_number_that_the_host_draws_is_known_to_branch_on(mode: KnownValuesMode) -> None:
+    assert not torch.rand([]) < 0.0
+    assert 0 <= torch.randint(5, ()).item() < 5
+    for unknown in (torch.rand([], device="cuda"), torch.rand(1)[0], nn.Linear(1, 1).weight[0, 0]):
+        with pytest.raises(UnknownValue):
+            unknown.item()
+
+
 def test_a_tensor_written_with_something_unknown_is_unknown_from_then_on(mode: KnownValuesMode) -> None:
     table = torch.zeros(4)
     row = table[1:]

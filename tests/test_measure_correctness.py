@@ -357,6 +357,17 @@ def test_what_a_workload_leaves_out_of_the_comparison_counts_for_bits_alone():
     assert shifted.digest() != eager.digest()
 
 
+def test_mask_rcnn_is_compared_by_how_sure_it_is_of_what_it_finds():
+    instance = instantiate(registry.find("VM"), size="tiny", device="cpu", seed=3)
+    inputs = instance.inputs(0)
+    run = iteration(instance, instance.module, uses_cuda_graphs=False)
+    found = run_checked(instance, run, inputs, State(instance.module, inputs), SEED)
+    (scores,) = found.tensors.values()
+    assert 0 < len(scores) <= 4
+    assert torch.equal(scores, scores.sort().values)
+    assert {name.rpartition("[")[2] for name in found.uncompared} == {"'boxes']", "'labels']", "'scores']", "'masks']"}
+
+
 @pytest.mark.parametrize(
     ("policy", "expected"), [("bf16", torch.float32), ("amp", torch.float32), ("fp32", torch.float64)]
 )

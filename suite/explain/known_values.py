@@ -85,7 +85,7 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
         if not isinstance(func, torch_internals.OpOverload) or func.overloadpacket.__name__ in _UNINITIALISED:
             return None
         random = torch.Tag.nondeterministic_seeded in func.tags
-        if random and not self._random_is_known and not _draws_one_number(func, args, kwargs):
+        if random and not self._random_is_known and not _draws_one_number(args, kwargs):
             return None
         if func.overloadpacket.__name__ in _FILLING and self._is_unknown_whole(args[0]):
             args = (torch.empty(args[0].shape, dtype=args[0].dtype, device="cpu"), *args[1:])
@@ -130,10 +130,10 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
                         self._overwritten[value.untyped_storage().data_ptr()] = value
 
 
-def _draws_one_number(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _draws_one_number(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a random operator makes a CPU tensor of rank 0, such as a program branches on: any value will do."""
-    shape = args[0] if args else None
-    return isinstance(shape, (list, tuple)) and not shape and kwargs.get("device", _CPU) in (None, _CPU)
+    no_dimensions = any(isinstance(argument, (list, tuple)) and not argument for argument in args)
+    return no_dimensions and kwargs.get("device") in (None, _CPU)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
