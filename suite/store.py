@@ -401,6 +401,8 @@ def _append_line(path: Path, line: bytes) -> None:
             os.fsync(descriptor)
         except OSError as error:
             os.ftruncate(descriptor, size)
+            if size == 0:
+                path.unlink(missing_ok=True)
             raise write_error(path, error) from error
     finally:
         os.close(descriptor)

@@ -102,6 +102,18 @@ def test_rows_go_to_another_folder_if_the_whole_disk_is_full(
     assert not (run / store.UNSAVED).exists()
 
 
+def test_where_there_is_no_room_anywhere_nothing_is_left_behind(
+    run: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name for path in run.iterdir()}
+    full_while(monkeypatch, lambda descriptor: True)
+    writer, _ = RunWriter.reopen(run)
+    with writer, pytest.raises(CannotWrite, match="--resume"):
+        writer.append(cell("ST", "compile"))
+    assert {path.name for path in run.iterdir()} == before
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_limit_on_the_size_of_a_file_leaves_the_rows_in_another_one(run: Path) -> None:
     before = (run / store.CELLS).read_bytes()
     code = """if True:
