@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -368,6 +370,18 @@ def test_a_shallow_copy_shares_what_it_shares() -> None:
         assert same(run(X), model(X))
 
 
+ONE = torch.ones(1)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale + self.shift
+
+
 LAYERS = [Layer(5).eval(), Layer(6).eval()]
 
 
@@ -608,6 +622,52 @@ def test_a_module_that_keeps_its_tensors_in_its_own_way_is_read_in_each_call(rea
         assert same(run(X), model(X))
         one_parameter(model)
     assert len(reads) == READS_BEFORE + 4
+
+
+@torch.no_grad()
+def test_a_defect_in_comparing_costs_the_comparison_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defective(*arguments: Any) -> Any:
+        raise TypeError("incompatible function arguments")
+
+    monkeypatch.setattr(bound_module, "same_tensors", defective)
+    model = Model().eval()
+    run = compiled(model)
+    with pytest.warns(UserWarning, match="comparing them in C\\+\\+ failed: TypeError"):
+        settle(lambda: run(X))
+    for _ in range(2):
+        one_parameter(model)
+        assert same(run(X), model(X))
+
+
+@torch.no_grad()
+def test_threads_never_get_a_tensor_that_was_exchanged_before_they_called() -> None:
+    """Two threads call, a third exchanges: a result is that of the weights at its beginning or at its end."""
+    model = Scaled()
+    run = torch.compile(model, backend="encore", fullgraph=True)
+    settle(lambda: run(ONE))
+    wrong: list[tuple[float, float, float]] = []
+    stop = threading.Event()
+
+    def call() -> None:
+        with torch.no_grad():
+            while not stop.is_set():
+                before = model.scale.item()
+                result = run(ONE).item()
+                after = model.scale.item()
+                if not before <= result <= after:
+                    wrong.append((before, result, after))
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for step in range(300):
+        model.scale = nn.Parameter(torch.tensor([float(step)]))
+        model.shift = nn.Parameter(torch.zeros(1))
+        time.sleep(0.0005)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 @torch.no_grad()

@@ -20,7 +20,9 @@ else in a module changed, which C++ answers by looking at everything from then o
 from __future__ import annotations
 
 import sys
+import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Set
 from typing import Any
@@ -48,6 +50,7 @@ State = tuple[Callable[[tuple[Any, ...]], bool], list[Any]]
 """A comparison, and the arguments that a call has if it holds; one object, since threads may share a binding."""
 
 _all: weakref.WeakSet[BoundRoots] = weakref.WeakSet()
+_all_lock = threading.Lock()
 
 
 class BoundRoots:
@@ -71,7 +74,8 @@ class BoundRoots:
         self._lost_ns = 0
         self._fastest_ns = 0
         self._probes = 0
-        _all.add(self)
+        with _all_lock:
+            _all.add(self)
 
     def release(self) -> None:
         """Let go of all tensors, as if the roots had never been seen."""
@@ -97,8 +101,9 @@ class BoundRoots:
         for root, held in zip(roots, binding.roots, strict=True):
             fetch(root, held, arguments)
         self._reading_ns = time.perf_counter_ns() - start
-        if self.state is not None:
-            self._exchanged(self.state[1], arguments)
+        state = self.state
+        if state is not None:
+            self._exchanged(state[1], arguments)
         elif self._reads_left > 0:
             self._reads_left -= 1
         else:
@@ -113,10 +118,11 @@ class BoundRoots:
         """Measure the comparison, and give it up when it has been slow for as long as making it takes."""
         self.calls_to_probe = PROBE_EVERY
         self._probes += 1
-        if self.state is None:
+        state = self.state
+        if state is None:
             return
         start = time.perf_counter_ns()
-        self.state[0](given)
+        state[0](given)
         took_ns = time.perf_counter_ns() - start
         self._fastest_ns = min(self._fastest_ns or took_ns, took_ns)
         if took_ns > SLOW * self._fastest_ns:
@@ -131,7 +137,7 @@ class BoundRoots:
         if self._weight > PATIENCE and not all(isinstance(old, torch.nn.Parameter) for old in exchanged):
             self._reads_left = sys.maxsize
         gone = set(map(id, exchanged))
-        for roots in list(_all):
+        for roots in _living():
             if roots.refers_to(gone):
                 roots.give_up()
 
@@ -149,6 +155,11 @@ class BoundRoots:
         try:
             self.state = same_tensors(list(places), arguments), arguments.copy()
         except NotGuarded:
+            self._reads_left = sys.maxsize
+            return
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}. This is a defect of Encore"
+            warnings.warn(f"parameters are read in each call; comparing them in C++ failed: {said}.", stacklevel=2)
             self._reads_left = sys.maxsize
             return
         self._making_ns = time.perf_counter_ns() - start
@@ -206,5 +217,10 @@ def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
 
 def release_bindings() -> None:
     """Let go of all tensors that are bound in this process. The next calls read them from their modules."""
-    for roots in list(_all):
+    for roots in _living():
         roots.release()
+
+
+def _living() -> list[BoundRoots]:
+    with _all_lock:
+        return list(_all)
