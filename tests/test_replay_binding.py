@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import itertools
 import threading
 import time
 import weakref
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from binding_programs import EXCHANGES, Layer, Model, low_rank_merged, one_parameter, other, state_assigned
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -24,7 +24,6 @@ from optimizations import backend, torch_internals
 from optimizations.replay import bound as bound_module
 from optimizations.replay.bound import READS_BEFORE, release_bindings
 
-SEEDS = itertools.count(77)
 X = torch.arange(8.0).reshape(2, 4) / 7
 
 
@@ -69,32 +68,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return read
 
 
-class Layer(nn.Module):
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.linear = nn.Linear(4, 4)
-        self.norm = nn.BatchNorm1d(4)
-        self.scale = nn.Parameter(torch.ones(4))
-        self.register_buffer("offset", torch.zeros(4))
-        for tensor in (*self.parameters(), self.offset):
-            tensor.data.copy_(torch.rand(tensor.shape, generator=generator))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.linear(x)) * self.scale + self.offset
-
-
-class Model(nn.Module):
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Layer(seed + index) for index in range(3)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x).sin()
-        return x
-
-
 HELD = 3 * 8
 """Parameters and buffers that the model's evaluation reads: two of `linear`, four of `norm`, `scale`, `offset`."""
 
@@ -110,10 +83,6 @@ def same(left: Any, right: Any) -> bool:
 def settle(call: Callable[[], Any]) -> None:
     for _ in range(READS_BEFORE + 1):
         call()
-
-
-def other(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor.detach() * 1.5 + 0.25).clone()
 
 
 # What a call passes
@@ -155,113 +124,6 @@ def _loaded(kind: type[nn.Module]) -> list[str]:
     arguments = set(kind.forward.__code__.co_varnames[: kind.forward.__code__.co_argcount])
     loads = [step for step in dis.get_instructions(entry.code) if step.opname.startswith("LOAD_FAST")]
     return sorted({step.argval for step in loads if step.argval in arguments})
-
-
-# Exchanges of what a module holds: each takes the model, and leaves it with other values
-
-
-def data(model: Model) -> None:
-    for parameter in model.parameters():
-        parameter.data = other(parameter)
-
-
-def data_within(model: Model) -> None:
-    for parameter in model.parameters():
-        parameter.data.copy_(other(parameter))
-
-
-def state_assigned(model: Model) -> None:
-    model.load_state_dict({name: other(value) for name, value in model.state_dict().items()}, assign=True)
-
-
-def state_copied(model: Model) -> None:
-    model.load_state_dict({name: other(value) for name, value in model.state_dict().items()})
-
-
-def one_parameter(model: Model) -> None:
-    model.layers[1].linear.weight = nn.Parameter(other(model.layers[1].linear.weight))
-
-
-def removed_and_set(model: Model) -> None:
-    weight = other(model.layers[2].scale)
-    del model.layers[2].scale
-    model.layers[2].scale = nn.Parameter(weight)
-
-
-def dictionary_entry(model: Model) -> None:
-    held = model.layers[0].linear._parameters
-    held["bias"] = nn.Parameter(other(held["bias"]))
-
-
-def whole_dictionary(model: Model) -> None:
-    linear = model.layers[0].linear
-    linear.__dict__["_parameters"] = {name: nn.Parameter(other(p)) for name, p in linear._parameters.items()}
-
-
-def a_buffer(model: Model) -> None:
-    model.layers[0].offset = other(model.layers[0].offset)
-
-
-def running_mean(model: Model) -> None:
-    model.layers[0].norm.register_buffer("running_mean", other(model.layers[0].norm.running_mean))
-
-
-def a_submodule(model: Model) -> None:
-    model.layers[0].linear = Layer(next(SEEDS)).linear
-
-
-def a_layer_of_a_list(model: Model) -> None:
-    model.layers[1] = Layer(next(SEEDS)).eval()
-
-
-def order_of_layers(model: Model) -> None:
-    modules = model.layers._modules
-    modules["0"], modules["1"] = modules["1"], modules["0"]
-
-
-def two_exchanged(model: Model) -> None:
-    first, second = model.layers[0].linear, model.layers[1].linear
-    first.weight, second.weight = second.weight, first.weight
-
-
-def contents_exchanged(model: Model) -> None:
-    """What `nn.Module.to` does under `torch.__future__.set_swap_module_params_on_conversion`."""
-    torch.utils.swap_tensors(model.layers[0].scale, nn.Parameter(other(model.layers[0].scale)))
-
-
-def tied(model: Model) -> None:
-    model.layers[0].linear.weight = nn.Parameter(other(model.layers[0].linear.weight))
-    model.layers[1].linear.weight = model.layers[0].linear.weight
-
-
-def low_rank_merged(model: Model) -> None:
-    for layer in model.layers:
-        down, up = torch.full((1, 4), 0.5), torch.full((4, 1), 0.25)
-        layer.linear.weight = nn.Parameter(layer.linear.weight.detach() + up @ down)
-
-
-def averaged(model: Model) -> None:
-    """An exponential moving average takes the place of the weights and gives it back, twice."""
-    average = [other(parameter) for parameter in model.parameters()]
-    for _ in range(3):
-        for parameter, mean in zip(model.parameters(), average, strict=True):
-            parameter.data, mean.data = mean.data, parameter.data
-
-
-def overwritten_by_to(model: Model) -> None:
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
-    try:
-        data_within(model)
-        model.to(torch.float64).to(torch.float32)
-    finally:
-        torch.__future__.set_overwrite_module_params_on_conversion(False)
-
-
-EXCHANGES = (
-    data, data_within, state_assigned, state_copied, one_parameter, removed_and_set, dictionary_entry,
-    whole_dictionary, a_buffer, running_mean, a_submodule, a_layer_of_a_list, order_of_layers, two_exchanged,
-    contents_exchanged, tied, low_rank_merged, averaged, overwritten_by_to,
-)  # fmt: skip
 
 
 @torch.no_grad()
