@@ -69,6 +69,20 @@ class Change:
             case Kind.CLOCK:
                 return f"lock the graphics clock of {self.target} at {self.after} MHz"
 
+    def shown_undo(self, machine: Machine) -> str:
+        """One line for a user: what restoring writes, and where."""
+        match self.kind:
+            case Kind.FILE:
+                return f"write {self.before!r} back to {machine.shown(self.target)} (now {machine.read(self.target)!r})"
+            case Kind.CONTROLLER:
+                return f"write '-{self.after}' to {machine.shown(self.target)}"
+            case Kind.CGROUP:
+                return f"move what runs in the cgroup {machine.shown(self.target)} out of it, and remove it"
+            case Kind.PERSISTENCE:
+                return f"set persistence mode of {self.target} back to {self.before}"
+            case Kind.CLOCK:
+                return f"unlock the graphics clock of {self.target}"
+
     def do(self, machine: Machine, gpus: Gpus) -> None:
         """Makes the change.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -113,13 +114,13 @@ def _smt(machine: Machine) -> Finding:
 
 def _load(machine: Machine) -> Finding:
     why = "Every other process that runs may take the core, the caches and the memory bandwidth of the one measured."
-    fields = (machine.read("proc/loadavg") or "").split()
+    shown = re.match(r"(\d+\.\d+) \S+ \S+ (\d+)/\d+ ", machine.read("proc/loadavg") or "")
     cpus = machine.online_cpus
-    if len(fields) < 4 or not cpus or "/" not in fields[3]:
+    if shown is None or not cpus:
         return _unknown("load", "not shown", why)
-    others = max(0, int(fields[3].split("/")[0]) - 1)
-    busy = others / len(cpus) > BUSY_LOAD or float(fields[0]) / len(cpus) > BUSY_LOAD
-    value = f"{fields[0]} over one minute, {others} other processes running, {len(cpus)} CPUs"
+    others = max(0, int(shown[2]) - 1)
+    busy = others / len(cpus) > BUSY_LOAD or float(shown[1]) / len(cpus) > BUSY_LOAD
+    value = f"{shown[1]} over one minute, {others} other processes running, {len(cpus)} CPUs"
     return Finding("load", _verdict(not busy), value, why, "end other work" if busy else None)
 
 

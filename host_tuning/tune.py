@@ -70,7 +70,7 @@ def restore(machine: Machine, gpus: Gpus, state: Path, say: Say = print, *, dry_
     changes = read_state(state, machine)
     if dry_run:
         for change in reversed(changes):
-            say(f"would undo: {change.shown(machine)}")
+            say(f"would {change.shown_undo(machine)}")
         return len(changes)
     _require_rights(machine)
     with locked(state):

@@ -78,6 +78,8 @@ def test_a_busy_host_is_warned_of(tmp_path: Path) -> None:
     assert findings(host)["load"].verdict is Verdict.WARN
     host.put("proc/loadavg", "3.00 0.10 0.10 1/100 4242")
     assert findings(host)["load"].verdict is Verdict.WARN
+    host.put("proc/loadavg", "garbage")
+    assert findings(host)["load"].verdict is Verdict.UNKNOWN
 
 
 def test_a_machine_that_tells_nothing_gives_unknowns_and_no_guess(tmp_path: Path) -> None:

@@ -235,6 +235,9 @@ def test_a_dry_run_tells_each_write_and_makes_none(case: Case) -> None:
     told.clear()
     restore(case.host, case.gpus, case.state, told.append, dry_run=True)
     assert len(told) == len(changes) and case.state.exists()
+    governor = f"{CPU}/cpufreq/policy0/scaling_governor"
+    assert f"would write 'powersave' back to /{governor} (now 'performance')" in told
+    assert told[0] == f"would unlock the graphics clock of {UUID}", "the last change first"
 
 
 def test_only_what_is_asked_for_is_changed(case: Case) -> None:

@@ -21,6 +21,8 @@ from suite.report.provenance import Provenance
 _TICKS = tuple(mantissa * 10.0**power for power in range(-3, 8) for mantissa in (1, 2, 5))
 _BEHIND = {"facecolor": "#808080", "alpha": 0.12, "pad": 0.8, "linewidth": 0}
 """Behind a name that stands on lines: it shows on light and dark pages."""
+_LEAST_ROOM = 0.4
+"""Share of the axis that a name needs left of its line; with less it stands on the right."""
 _LEAST_GAP = 0.055
 """Between the names of two lines, as a share of the axis."""
 
@@ -138,9 +140,12 @@ def _name_steps(axis: Axes, chart: LineChart) -> None:
     for place, line in enumerate(chart.lines):
         height = 35 + 55 * place / max(1, len(chart.lines) - 1)
         x = next((x for x, y in line.points if y >= height), line.points[-1][0])
+        low, high = axis.get_xlim()
+        share = math.log(x / low) / math.log(high / low) if chart.x_log else (x - low) / (high - low)
+        right = share < _LEAST_ROOM
         axis.annotate(
-            line.name, (x, height), xytext=(-4, 0), textcoords="offset points", fontsize=8, va="center", ha="right",
-            color=_colour(line), bbox=_BEHIND, zorder=4,
+            line.name, (x, height), xytext=(4 if right else -4, 0), textcoords="offset points", fontsize=8,
+            va="center", ha="left" if right else "right", color=_colour(line), bbox=_BEHIND, zorder=4,
         )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ _REWRITTEN = "current"
 """The variant whose program keeps nothing on the CPU."""
 _WITHOUT, _WITH = "rewritten, no graphs", "rewritten, whole graphs"
 _DIFFERS = (
-    f"The rewritten program is the variant `{_REWRITTEN}` where a workload has one (measured apart from the other, so "
+    f"The rewritten program is the variant {_REWRITTEN} where a workload has one (measured apart from the other, so "
     f"drift is in the ratio). The third bar is Encore's placement over {UNPARTITIONED_MODE} with the program as it is. "
     "MMC is not in the paper's figure."
 )

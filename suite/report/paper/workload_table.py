@@ -12,7 +12,7 @@ _COLUMNS = (
 )  # fmt: skip
 _DIFFERS = (
     "Models are built with random weights from the libraries of today, or written for the suite; inputs are drawn from "
-    "a seed. Where a library changed a program, the variant `published` keeps the published one."
+    "a seed. Where a library changed a program, the variant published keeps the published one."
 )
 
 
