@@ -148,6 +148,16 @@ def test_a_half_finished_run_is_said_to_be_one(compare: Callable[..., Comparison
     assert pair(made, "compile", "ST").reason == "only in BASE, not run yet in the other"
 
 
+def test_a_line_cut_short_is_said_to_be_one(tmp_path: Path) -> None:
+    base = write_run(tmp_path / "a", cells(), environment(run_id="a"))
+    new = write_run(tmp_path / "b", cells(), environment(run_id="b"))
+    whole = (new / "cells.jsonl").read_bytes()
+    (new / "cells.jsonl").write_bytes(whole[:-40])
+    made = compare_sides(find_side(str(base)), find_side(str(new)))
+    assert any(remark.startswith("NEW: ") and "cut" in remark for remark in made.remarks), made.remarks
+    assert pair(made, "placement").reason == "only in BASE"
+
+
 def test_a_smoke_run_is_said_to_be_one(compare: Callable[..., Comparison]) -> None:
     tiny = [each.model_copy(update={"size": "tiny"}) for each in cells()]
     made = compare(tiny, tiny)

@@ -166,8 +166,9 @@ def _is_same_run(base: Side, new: Side) -> bool:
 
 
 def _about_side(side: str, of: Side) -> list[str]:
-    """That it is a smoke run, and what was not run yet."""
+    """That it is a smoke run, what is wrong with its files, and what was not run yet."""
     remarks = [f"{side} is a {warning}"] if (warning := of_run(of.run).warning) else []
+    remarks += [f"{side}: {remark}" for remark in of.run.remarks]
     missing: dict[str, list[str]] = {}
     for workload, mode in of.missing:
         missing.setdefault(workload, []).append(mode)

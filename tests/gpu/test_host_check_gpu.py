@@ -1,0 +1,39 @@
+"""`host_tuning check` on a machine with a GPU. Reads only: nothing of the machine is changed here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from host_tuning import Verdict, check
+from host_tuning.gpu import Nvml
+from suite.store import REPOSITORY
+
+pytestmark = pytest.mark.gpu
+
+
+def test_the_gpu_is_read_as_torch_sees_it() -> None:
+    facts = Nvml().facts()
+    assert facts is not None
+    assert facts.name == torch.cuda.get_device_properties(0).name
+    assert facts.sm_clock_mhz and facts.highest_sm_clock_mhz and facts.sm_clock_mhz <= facts.highest_sm_clock_mhz
+    assert Nvml().facts(999) is None
+
+
+def test_every_item_of_the_gpu_has_a_finding() -> None:
+    findings = {finding.item: finding for finding in check()}
+    assert {"numa", "gpu_processes", "gpu_clock", "gpu_persistence", "gpu_throttling"} <= set(findings)
+    assert findings["gpu_processes"].verdict in (Verdict.OK, Verdict.WARN)
+    assert "MHz now" in findings["gpu_clock"].value
+
+
+def test_the_command_prints_json() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "host_tuning", "check", "--json"], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode in (0, 1), done.stderr
+    assert any(each["item"] == "gpu_clock" for each in json.loads(done.stdout))
