@@ -26,6 +26,10 @@ from suite.measure.results import named_tensors
 
 GIB = 2**30
 
+LIMIT_OPERATORS = 20_000
+"""Operators that are followed: more than any single pass of a model has. What repeats itself beyond, such as steps of
+generation, is not worth the wait."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
@@ -37,7 +41,8 @@ class MemoryNeed:
         tangents: in training, the gradients that come into backward, one for each output that can have one.
         peak: the most that one eager iteration holds at once, weights and one input set included; in training at least
             weights and gradients together.
-        whole: False if the forward reads data that fake tensors do not have, so that `peak` ends where it does.
+        whole: False if `peak` is that of a part only: up to where the forward reads data that fake tensors do not
+            have, or of its first `LIMIT_OPERATORS` operators.
     """
 
     weights: int
@@ -103,7 +108,7 @@ def memory_need(workload: Workload, *, variant: str | None = None, size: Size = 
             with _followed(held), torch.set_grad_enabled(training), _autocast(workload):
                 output = instance.module(*made.args, **made.kwargs)
             whole = True
-        except UnknownValue:
+        except (UnknownValue, _Enough):
             whole = False
         trained = [parameter for parameter in instance.module.parameters() if parameter.requires_grad]
         gradients = sum(_bytes(parameter) for parameter in trained) if training else 0
@@ -115,6 +120,10 @@ def memory_need(workload: Workload, *, variant: str | None = None, size: Size = 
             peak=max(held.peak, weights + inputs + gradients),
             whole=whole,
         )
+
+
+class _Enough(Exception):
+    """As many operators were followed as are to be."""
 
 
 @dataclass(slots=True)
@@ -147,10 +156,15 @@ class _Held:
 
 
 def _followed(held: _Held) -> AbstractContextManager[Any]:
-    """A mode under which `held` takes the result of every operator."""
+    """A mode under which `held` takes the result of every operator, and which ends the program at the limit."""
+    followed = 0
 
     class Following(torch_internals.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal followed
+            if followed == LIMIT_OPERATORS:
+                raise _Enough
+            followed += 1
             result = func(*args, **(kwargs or {}))
             held.take(leaf for leaf in torch_internals.pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
             return result

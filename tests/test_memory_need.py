@@ -12,6 +12,7 @@ from torch import nn
 from models.instance import instantiate
 from models.registry import Inputs, find, workloads
 from suite import live_cell
+from suite import memory_need as memory_need_module
 from suite.cell_errors import OomExpected
 from suite.measure.results import named_tensors
 from suite.memory_need import memory_need, require_memory
@@ -65,6 +66,19 @@ def test_a_program_whose_sizes_depend_on_data_is_followed_to_there() -> None:
     need = memory_need(workload_of(Choosing, normal_inputs(4, 256)))
     assert not need.whole
     assert need.peak >= 3 * INPUTS
+
+
+def test_a_program_that_goes_on_and_on_is_followed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Repeating(nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [x + step for step in range(50)]
+
+    workload = workload_of(Repeating, normal_inputs(4, 256))
+    whole = memory_need(workload)
+    assert (whole.peak, whole.whole) == (51 * INPUTS, True)
+    monkeypatch.setattr(memory_need_module, "LIMIT_OPERATORS", 20)
+    part = memory_need(workload)
+    assert (part.peak, part.whole) == (21 * INPUTS, False)
 
 
 def test_input_sets_on_the_cpu_and_tensors_passed_twice_are_not_counted_twice() -> None:
