@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,22 @@ def test_an_interrupt_in_a_capture_leaves_the_state_from_before() -> None:
     step(*calls[3])  # recorded and launched now
     assert step.report().replays == 1
     assert made.calls == []
+
+
+def test_calls_of_other_threads_are_not_the_steps() -> None:
+    made = Counted()
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        seeding = threading.Thread(target=torch.manual_seed, args=(1,))
+        seeding.start()
+        seeding.join()
+        return made.train(batch)
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for batch in batches("cpu"):
+        graphed(*batch)
+    assert graphed.report().refusals == ()
+    assert graphed.report().replays == 6
 
 
 class Learner:

@@ -6,6 +6,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -242,6 +243,53 @@ def test_weights_that_move_are_recorded_again() -> None:
         step(*batch)
     report = step.report()
     assert report.dropped_recordings == 1 and report.replays > 3
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_a_checkpoint_that_draws_random_numbers_is_refused_and_one_that_draws_none_is_not() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    for dropout in (0.0, 0.3):
+        model = network("cuda", dropout=dropout)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch: dict[str, torch.Tensor], model: Any = model, optimizer: Any = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(checkpoint(model, batch["x"], use_reentrant=False), batch["y"])
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        graphed = optimizations.graph_step(step)
+        for batch in batches("cuda"):
+            graphed(*batch)
+        if dropout:
+            assert "random state" in graphed.report().refusals[0].reason
+        else:
+            assert graphed.report().replays == CALLS - 3
+
+
+def test_distributed_data_parallel_is_recorded_after_eleven_calls(tmp_path: Path) -> None:
+    torch.distributed.init_process_group(
+        "nccl", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1, device_id=torch.device("cuda:0")
+    )
+    try:
+        results = []
+        for graphed in (False, True):
+            with torch.cuda.stream(torch.cuda.Stream()):  # as PyTorch's notes on CUDA graphs ask
+                model = nn.parallel.DistributedDataParallel(network("cuda"), device_ids=[0])
+            torch.cuda.synchronize()
+            train = plain(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda loss: loss)
+            step = optimizations.graph_step(train) if graphed else train
+            results.append([step(*batch).detach() for batch in batches("cuda", 16)])
+            if graphed:
+                assert step.report().refusals == ()
+                assert step.report().replays == 16 - 11
+                step.close()  # before the process group goes
+        for mine, theirs in zip(*results, strict=True):
+            assert torch.equal(mine, theirs)
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 class Block(nn.Module):

@@ -8,11 +8,13 @@ and during the capture these two calls do nothing. Where it draws some, the reco
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.capture.step.observer import Observer
 from optimizations.torch_internals import replaced_attribute
 
@@ -41,22 +43,29 @@ class RandomState:
 
 @contextlib.contextmanager
 def watched(observer: Observer, random: RandomState, *, capturing: bool) -> Iterator[None]:
-    """Refuse these calls while a step runs. Note [Random state and checkpoints]."""
+    """Refuse these calls while a step runs, in its thread and its backward's. Note [Random state and checkpoints]."""
+    thread = threading.get_ident()
+
+    def elsewhere() -> bool:
+        return threading.get_ident() != thread and torch_internals.current_autograd_node() is None
 
     def refusing(name: str, stock: Callable[..., Any], advice: str) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
-            observer.refuse(f"calls {name}", advice)
+            if not elsewhere():
+                observer.refuse(f"calls {name}", advice)
             return stock(*arguments, **keywords)
 
         return call
 
     def get_rng_state(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        if elsewhere():
+            return stock_get(*arguments, **keywords)
         random.kept = True
         return torch.empty(0, dtype=torch.uint8) if capturing else stock_get(*arguments, **keywords)
 
     def set_rng_state(state: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
-        random.kept = True
-        if not capturing:
+        random.kept = random.kept or not elsewhere()
+        if not capturing or elsewhere():
             stock_set(state, *arguments, **keywords)
 
     stock_get, stock_set = torch.cuda.get_rng_state, torch.cuda.set_rng_state

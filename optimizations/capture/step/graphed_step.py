@@ -172,7 +172,7 @@ class GraphedStep:
             seen = observe(device, self._step, call, self._rates, progress.outside)
         if (refusal := progress.note(seen.operations, seen.structure, seen.findings)) is not None:
             self._refuse(key, refusal)
-        progress.outside, progress.generators = seen.outside, seen.generators
+        progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
         return seen.returned
 
     def _record(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:

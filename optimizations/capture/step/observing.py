@@ -35,6 +35,7 @@ class Observed:
     findings: list[Refusal]
     outside: frozenset[int]
     generators: list[torch.Generator]
+    draws: bool
 
 
 def observe(
@@ -44,19 +45,21 @@ def observe(
     observer = Observer(device.holds, by_storage(call.tensors, call.labels), forbid=False)
     random, host_random = forbidden_calls.RandomState(), HostRandom(with_torch=device.has_own_random)
     marks = [_mark(tensor) for tensor in call.tensors]
+    states = device.random_states()
     with device.warming_up(), rates.as_tensors():
         snapshot = call.state.snapshot()
         with forbidden_calls.watched(observer, random, capturing=False), observer:
             returned = step(*call.args, **call.kwargs)
         findings = [*observer.refusals, *(host_change(change) for change in call.state.changes(snapshot))]
     findings += _beside_operators(call, host_random, marks)
-    if observer.draws and random.kept:
+    draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
+    if draws and random.kept:
         findings.append(CHECKPOINT_DRAWS)
     findings += _unfinished(returned, observer, call)
     findings += _wandering(observer, call, seen_outside)
     structure = flatten(returned, [])
     return Observed(
-        returned, observer.operations, structure, findings, frozenset(observer.outside), observer.generators
+        returned, observer.operations, structure, findings, frozenset(observer.outside), observer.generators, draws
     )
 
 

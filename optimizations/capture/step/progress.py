@@ -38,6 +38,7 @@ class Progress:
     returned: object = None
     outside: frozenset[int] = frozenset()
     generators: Sequence[torch.Generator] = ()
+    draws: bool = False
     agreeing: int = 0
     observed: int = 0
     findings: int = 0

@@ -161,7 +161,7 @@ def _check(observer: Observer, random: forbidden_calls.RandomState, progress: Pr
     """
     if observer.refusals:  # the step may have caught the exception
         raise StepRefused(observer.refusals[0])
-    if random.kept and observer.draws:
+    if random.kept and (observer.draws or progress.draws):
         raise StepRefused(CHECKPOINT_DRAWS)
     if (difference := first_difference(progress.trace, observer.operations)) is not None:
         raise StepRefused(difference)
