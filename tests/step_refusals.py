@@ -188,7 +188,7 @@ def rate_of_an_optimizer_for_numbers(device: str) -> Refused:
         optimizer.step()
         return loss
 
-    return Refused(step, model, "gave add_", between=lambda index: scheduler.step())
+    return Refused(step, model, "where the call before gave", between=lambda index: scheduler.step())
 
 
 @refused

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
 import threading
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +163,19 @@ def test_calls_of_other_threads_are_not_the_steps() -> None:
         graphed(*batch)
     assert graphed.report().refusals == ()
     assert graphed.report().replays == 6
+
+
+def test_gradients_from_before_a_recording_are_let_go() -> None:
+    made = Counted()
+    step = GraphedStep(made.step, device=CpuDevice())
+    calls = batches("cpu")
+    for batch in calls[:3]:
+        step(*batch)
+    storages = [weakref.ref(parameter.grad.untyped_storage()) for parameter in made.model.parameters()]
+    step(*calls[3])
+    gc.collect()
+    assert step.report().replays == 1
+    assert all(storage() is None for storage in storages)
 
 
 class Learner:

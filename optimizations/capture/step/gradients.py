@@ -53,7 +53,8 @@ class Gradients:
         indifferent: bool,
     ) -> None:
         self._parameters = list(parameters)
-        self._before = list(before)
+        # Gradients that play no part are not kept alive.
+        self._before = [] if indifferent else list(before)
         self._after = list(after)
         self._pattern = pattern(before)
         self._indifferent = indifferent

@@ -195,6 +195,7 @@ class GraphedStep:
                 recording = capture(device, self._step, call, graph, self._pool, self._rates, progress, budget)
         except BaseException as error:
             graph.reset()
+            self._pool = None  # the allocator may still take it for one that is being captured into
             torch.clear_autocast_cache()
             call.state.restore(snapshot)
             put(call.parameters, call.before)
