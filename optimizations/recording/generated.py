@@ -64,6 +64,7 @@ class GeneratedCode:
     Attributes:
         opaque: what it calls that could notice one more capture; None where nothing does.
         random: whether it draws random numbers.
+        collective: whether it involves other processes.
         triton_uses: by position among the inputs, how often Triton kernels are given it, for inputs that nothing else
             uses. An input that is not here has uses that are unknown.
         reused: positions of inputs whose memory the function takes for something else once they are dead.
@@ -71,6 +72,7 @@ class GeneratedCode:
 
     opaque: str | None
     random: bool = False
+    collective: bool = False
     triton_uses: Mapping[int, int] = field(default_factory=dict)
     reused: frozenset[int] = frozenset()
 
@@ -104,7 +106,8 @@ def read_function(definition: ast.FunctionDef, kernels: set[str]) -> GeneratedCo
     known = {position: uses.launches.get(name, 0) for name, position in inputs.items() if name not in uses.unknown}
     reused = frozenset(inputs[name] for name in uses.reused if name in inputs)
     random = any(_RANDOM.search(name) for name in _calls(definition))
-    return GeneratedCode(opaque, random, known, reused)
+    collective = any(name.split(".")[2:3] and name.split(".")[2] in COLLECTIVE_OPERATORS for name in _calls(definition))
+    return GeneratedCode(opaque, random, collective, known, reused)
 
 
 def _input_names(definition: ast.FunctionDef) -> dict[str, int] | None:

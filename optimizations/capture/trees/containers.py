@@ -52,6 +52,12 @@ def managers(device_index: int | None = None) -> list[Any]:
     ]
 
 
+def everything() -> list[Any]:
+    """All containers, managers and graphs there are, for a process that must not free them."""
+    found = managers()
+    return [*list(_ALL), *found, *(node for manager in found for node in manager.nodes())]
+
+
 def settled() -> bool:
     """Whether no recording waits for anything that more calls of the program would bring."""
     return not any(

@@ -40,8 +40,9 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.trees.containers import thread_containers
-from optimizations.capture.trees.function import RecordableFunction
+from optimizations.capture.trees.containers import shut_down, thread_containers
+from optimizations.capture.trees.endings import free_before_process_groups_end, in_a_process_group
+from optimizations.capture.trees.function import RecordableFunction, forget_recordings
 from optimizations.capture.trees.node import EncoreNode
 from optimizations.recording.fixed_inputs import Answer
 from optimizations.replay.streams import make_context_current, wait_for_stream
@@ -266,6 +267,8 @@ class EncoreManager(CUDAGraphTreeManager):
         self._apply_due_checkpoint()
         function = self._function(function_id)
         function.callers = self._callers
+        if in_a_process_group() and function.code().collective:
+            free_before_process_groups_end(_free_all)
         inputs = self._kept_for_a_failure(new_inputs)
         try:
             outputs = self._record_function(new_inputs, function_id)
@@ -400,6 +403,12 @@ def _with_inputs(outputs: Any, returned: Mapping[int, torch.Tensor]) -> list[Any
             start = caller.storage_offset() * caller.element_size() // output.element_size()
             handed[place] = over(caller.untyped_storage(), output, start + output.storage_offset())
     return handed
+
+
+def _free_all() -> None:
+    """Free every graph. Functions record again when called."""
+    shut_down()
+    forget_recordings()
 
 
 class EncoreContainer(TreeManagerContainer):
