@@ -1,0 +1,124 @@
+"""Limits, budgets and learning rates of `graph_step`, and graphs of compiled modules that rest inside of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_programs import batches, loss_of, network, sgd
+
+from optimizations import torch_internals
+from optimizations.capture import inner_graphs
+from optimizations.capture.step.graphed_step import GraphedStep
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_a_graph_that_does_not_fit_into_the_budget_is_not_kept() -> None:
+    made, device = sgd("cpu"), CpuDevice()
+    step = GraphedStep(made.step, device=device, memory_budget_bytes=1)
+    reference = sgd("cpu")
+    for batch, other in zip(made.batches, reference.batches, strict=True):
+        assert torch.equal(step(*batch), reference.step(*other))
+    (refusal,) = step.report().refusals
+    assert "its graphs need" in refusal.reason and "memory_budget_bytes is 1" in refusal.reason
+    assert step.report().replays == 0 and all(graph.freed for graph in device.graphs)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_beyond_the_limit_further_shapes_run_as_they_are() -> None:
+    made = sgd("cpu")
+    step = GraphedStep(made.step, device=CpuDevice(), limit=1)
+    for rows in (6, 3):
+        for batch in batches("cpu", 6, rows=rows):
+            step(*batch)
+    report = step.report()
+    assert len(report.recordings) == 1 and report.recordings[0].signature.startswith("[6, 8] float32")
+    assert report.replays == 3
+    assert "which is the limit" in report.refusals[0].reason
+
+
+def scheduled(learning_rate: Any) -> tuple[list[torch.Tensor], GraphedStep | None]:
+    model = network("cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graphed = None if learning_rate is None else GraphedStep(step, device=CpuDevice(), learning_rate=learning_rate)
+    losses = []
+    for batch in batches("cpu", 12):
+        losses.append((graphed or step)(*batch).detach())
+        assert isinstance(optimizer.param_groups[0]["lr"], float)  # the program keeps its number
+        scheduler.step()
+    return losses, graphed
+
+
+def test_a_learning_rate_that_a_scheduler_changes_reaches_the_graph_without_another_recording() -> None:
+    expected, _ = scheduled(None)
+    found, step = scheduled("auto")
+    assert step is not None
+    report = step.report()
+    assert report.refusals == ()
+    assert (report.patched_learning_rates, len(report.recordings), report.dropped_recordings) == (1, 1, 0)
+    assert report.replays == 9
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(expected[-1], expected[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_a_learning_rate_that_is_to_stay_a_number_is_refused_and_exact() -> None:
+    expected, _ = scheduled(None)
+    found, step = scheduled("number")
+    assert step is not None
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert "where the call before gave" in step.report().refusals[0].reason
+
+
+def test_a_rate_that_changes_after_the_recording_is_followed() -> None:
+    """The recording was made with a number: it is dropped, and the next one has a tensor."""
+    model = network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index, batch in enumerate(batches("cpu", 12)):
+        if index == 5:
+            optimizer.param_groups[0]["lr"] = 0.0
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        graphed(*batch)
+        moved = not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        assert moved == (index < 5)
+    report = graphed.report()
+    assert report.dropped_recordings == 1 and report.patched_learning_rates == 1 and report.replays > 5
+
+
+def test_graphs_of_compiled_modules_rest_for_a_while_and_no_longer() -> None:
+    manager = torch_internals.cudagraph_trees.CUDAGraphTreeManager
+    stock, outer = manager._run, manager.run
+
+    class Function:
+        model = staticmethod(lambda inputs: [value + 1 for value in inputs])
+
+    class Manager:
+        ids_to_funcs = {7: Function}  # noqa: RUF012
+
+    with inner_graphs.at_rest():
+        assert inner_graphs.resting()
+        assert manager._run(Manager(), [1, 2], 7) == [2, 3]
+        assert manager.run is outer  # functions that are compiled meanwhile keep a reference to it
+    assert manager._run is stock
+    assert not inner_graphs.resting()
