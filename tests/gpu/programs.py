@@ -30,10 +30,21 @@ sys.path[:0] = [str(SOURCES), str(SOURCES.parents[1])]
 from real_programs import rows as rows_of  # noqa: E402
 from real_programs.record import COMPILE, Program, programs  # noqa: E402
 
+INTERRUPTED = 130
 MODES = {"cuda": ("eager", "stock", "encore"), "cpu": ("eager", "aot_eager")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return _main(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:  # a full disk: the rows before are written
+        print(f"programs.py: {error.strerror or error}: {error.filename or 'the rows'}", file=sys.stderr)
+        return 1
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.list:
@@ -52,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"unknown mode {mode!r}; there are {', '.join(COMPILE)}")
         if given.device == "cpu" and mode in ("stock", "encore"):
             parser.error(f"mode {mode} needs --device cuda")
+    if given.out and not given.out.parent.is_dir():
+        parser.error(f"--out {given.out}: there is no folder {given.out.parent}")
     if given.device == "cuda":
         import torch
 
@@ -75,20 +88,23 @@ def _run(given: argparse.Namespace, chosen: list[Program], modes: tuple[str, ...
         turn_s=0.05 if given.tiny else 0.2,
     )
     rows: list[dict[str, Any]] = []
+    common = _common()
     with given.out.open("a", encoding="utf-8") if given.out else _Nowhere() as out:
 
         def tell(row: dict[str, Any]) -> None:
             rows.append(row)
-            out.write(json.dumps(row) + "\n")
+            # An infinite error is a string, for JSON has no such number; `float` reads it back.
+            valid = {name: "Infinity" if value == float("inf") else value for name, value in row.items()}
+            out.write(json.dumps(valid, allow_nan=False) + "\n")
             out.flush()
             os.fsync(out.fileno())
 
-        conductor = Conductor(plan, _common(), tell, lambda text: print(text, file=sys.stderr, flush=True))
+        conductor = Conductor(plan, common, tell, lambda text: print(text, file=sys.stderr, flush=True))
         try:
             asyncio.run(_until_signal(conductor, chosen))
         except (KeyboardInterrupt, asyncio.CancelledError):
             print(f"interrupted; {len(rows)} rows were written", file=sys.stderr)
-            return 130
+            return INTERRUPTED
     return _verdict(rows)
 
 
@@ -195,4 +211,5 @@ class _Nowhere:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the script as Ctrl-C does
     sys.exit(main())

@@ -55,7 +55,9 @@ def findings(rows: Iterable[Row]) -> list[str]:
         if mode != BASE and base is not None and base["status"] not in ("ok", "not_run"):
             continue  # told once, of eager
         if row.get("verdict") == "wrong":
-            found.append(f"{program}, {mode}: results {row['error_over_eager']:.1e} off eager's ({row['worst']})")
+            found.append(
+                f"{program}, {mode}: results {float(row['error_over_eager']):.1e} off eager's ({row['worst']})"
+            )
         elif row["status"] not in ("ok", "skipped"):
             found.append(f"{program}, {mode}: {row['status']}: {row.get('reason')}")
     return found

@@ -54,7 +54,7 @@ def timm_training(setting: Setting) -> Body:
     return Body(step, lambda: weights(model))
 
 
-@program(calls=5, needs=("torchvision",))
+@program(calls=3, needs=("torchvision",))
 def torchvision_detection(setting: Setting) -> Body:
     """torchvision: SSDLite with its backbone and heads compiled, boxes decoded and sorted out in eager mode."""
     from torchvision.models.detection import ssdlite320_mobilenet_v3_large
