@@ -1,0 +1,136 @@
+"""Members of the classes of PyTorch that Encore subclasses, and uses or overrides: what a new PyTorch may change.
+
+`tests/test_surface.py` compares this list with the installed PyTorch, and with what `capture/trees` really uses.
+Checked on 2.11; docs/supporting_torch.md tells how to check another version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """A class of PyTorch.
+
+    Attributes:
+        name: its entry among the attributes of `torch._inductor.cudagraph_trees`.
+        methods: by name, the parameters of methods, properties as `None`.
+        attributes: what its instances hold.
+        overridden: which of these Encore replaces, around PyTorch's own.
+    """
+
+    name: str
+    methods: dict[str, tuple[str, ...] | None]
+    attributes: frozenset[str]
+    overridden: frozenset[str]
+
+
+SUBCLASSED = (
+    Surface(
+        "CUDAGraphNode",
+        methods={
+            "_copy_inputs_and_remove_from_src": ("self", "dsts", "srcs"),
+            "_initialize_cached_tensors": ("self",),
+            "_is_cuda_graph_recorded_tensor": ("self", "t"),
+            "_path_from_root": None,
+            "_reconstruct_from_tensor_metadata": ("self", "metadata", "storage"),
+            "_record": ("self", "model", "inputs"),
+            "_tensor_metadata": ("x", "ignore_storage_offset"),
+            "check_invariants": ("self", "inputs"),
+            "path_live_weakrefs": ("self",),
+            "remove_node_cached_tensors": ("self",),
+            "run": ("self", "new_inputs"),
+            "run_graph": ("self",),
+        },
+        attributes=frozenset(
+            (
+                "children",
+                "cuda_graphs_pool",
+                "cudagraph_managed_idxs",
+                "device",
+                "graph",
+                "non_managed_static_input_idxs",
+                "non_static_input_idx",
+                "outputs_metadata",
+                "outputs_weakrefs",
+                "reconstructed_inputs",
+                "static_input_idxs",
+                "static_output_tensors",
+                "stream",
+                "wrapped_function",
+            )
+        ),
+        overridden=frozenset(
+            (
+                "_copy_inputs_and_remove_from_src",
+                "_initialize_cached_tensors",
+                "_record",
+                "check_invariants",
+                "remove_node_cached_tensors",
+                "run",
+                "run_graph",
+            )
+        ),
+    ),
+    Surface(
+        "CUDAGraphTreeManager",
+        methods={
+            "add_function": (
+                "self",
+                "model",
+                "inputs",
+                "static_input_idxs",
+                "stack_traces",
+                "mode",
+                "constants",
+                "placeholders",
+                "mutated_input_idxs",
+                "compile_id",
+            ),
+            "apply_checkpoint_execution_state_in_allocator": ("self",),
+            "can_start_new_generation": ("self",),
+            "current_node": None,
+            "execute_node": ("self", "node", "new_inputs"),
+            "get_curr_generation": (),
+            "get_roots": ("self",),
+            "record_function": ("self", "new_inputs", "function_id"),
+            "run": ("self", "new_inputs", "function_id"),
+            "run_eager": ("self", "new_inputs", "function_id"),
+            "shutdown": ("self",),
+        },
+        attributes=frozenset(
+            (
+                "cuda_graphs_thread_pool",
+                "device_index",
+                "graph",
+                "id_to_mode",
+                "ids_to_funcs",
+                "mode",
+                "non_cudagraph_managed_mutation_hint",
+                "num_rerecord",
+                "path_state",
+                "roots",
+                "running_forwards_with_pending_backwards",
+                "stream",
+            )
+        ),
+        overridden=frozenset(
+            (
+                "add_function",
+                "apply_checkpoint_execution_state_in_allocator",
+                "can_start_new_generation",
+                "record_function",
+                "run",
+                "run_eager",
+                "shutdown",
+            )
+        ),
+    ),
+    Surface(
+        "TreeManagerContainer",
+        methods={"get_tree_manager": ("self",)},
+        attributes=frozenset(("device_index", "lock", "tree_manager")),
+        overridden=frozenset(("get_tree_manager",)),
+    ),
+)

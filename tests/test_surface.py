@@ -1,0 +1,74 @@
+"""What Encore uses of the classes it subclasses is listed, and is what the installed PyTorch has."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizations import torch_internals
+from optimizations.capture.trees import manager, node
+from optimizations.torch_internals.surface import SUBCLASSED, Surface
+
+OURS = {
+    "CUDAGraphNode": node.EncoreNode,
+    "CUDAGraphTreeManager": manager.EncoreManager,
+    "TreeManagerContainer": manager.EncoreContainer,
+}
+
+
+def stock(surface: Surface) -> Any:
+    return getattr(torch_internals.cudagraph_trees, surface.name)
+
+
+def members(stock_class: Any) -> set[str]:
+    """Everything that the class, or its methods on `self`, define."""
+    tree = ast.parse(inspect.getsource(stock_class))
+    stored = {
+        found.attr
+        for found in ast.walk(tree)
+        if isinstance(found, ast.Attribute)
+        and isinstance(found.value, ast.Name)
+        and found.value.id == "self"
+        and isinstance(found.ctx, ast.Store)
+    }
+    return stored | {name for name in vars(stock_class) if not name.startswith("__")}
+
+
+@pytest.mark.parametrize("surface", SUBCLASSED, ids=lambda one: one.name)
+def test_methods_have_the_parameters_they_are_called_with(surface: Surface) -> None:
+    for name, parameters in surface.methods.items():
+        member = inspect.getattr_static(stock(surface), name)
+        if parameters is None:
+            assert isinstance(member, property), name
+            continue
+        function = member.__func__ if isinstance(member, staticmethod) else member
+        assert tuple(inspect.signature(function).parameters) == parameters, name
+    assert surface.attributes <= members(stock(surface))
+
+
+@pytest.mark.parametrize("surface", SUBCLASSED, ids=lambda one: one.name)
+def test_what_is_overridden_is_listed(surface: Surface) -> None:
+    ours = {name for name in vars(OURS[surface.name]) if not name.startswith("__")}
+    assert ours & members(stock(surface)) - {"current_node", "roots"} - surface.attributes == surface.overridden
+
+
+@pytest.mark.parametrize("surface", SUBCLASSED, ids=lambda one: one.name)
+def test_everything_that_is_used_is_listed(surface: Surface) -> None:
+    """By names: an attribute that the class has, and that stands in the sources behind `self`, is a use of it."""
+    source = Path(inspect.getsourcefile(OURS[surface.name]) or "")
+    (definition,) = [
+        found
+        for found in ast.parse(source.read_text()).body
+        if isinstance(found, ast.ClassDef) and found.name == OURS[surface.name].__name__
+    ]
+    used = {
+        found.attr
+        for found in ast.walk(definition)
+        if isinstance(found, ast.Attribute) and isinstance(found.value, ast.Name) and found.value.id == "self"
+    }
+    listed = surface.attributes | surface.methods.keys()
+    assert used & members(stock(surface)) <= listed
