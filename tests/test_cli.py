@@ -176,6 +176,19 @@ def test_wrong_use_names_what_is_wrong_and_what_is_right(arguments: Sequence[str
     assert done.stdout == ""
 
 
+def test_the_defaults_of_a_run_are_those_of_the_settings() -> None:
+    """What --help shows, and what a run records if nothing is given."""
+    from typer.main import get_command
+
+    from suite.cli import app
+    from suite.settings import FULL, RunSettings
+
+    command = get_command(app).commands["run"]  # type: ignore[attr-defined]
+    shown = {option.name: option.default for option in command.params if option.name in RunSettings.model_fields}
+    assert len(shown) >= 8
+    assert shown == {name: getattr(FULL.settings, name) for name in shown}
+
+
 def test_a_gpu_command_without_a_gpu_is_one_clear_line(tmp_path: Path) -> None:
     done = encore("run", "--out", str(tmp_path / "run"))
     assert done.returncode == 2
