@@ -24,11 +24,12 @@ from suite.matrix import select_modes_for, select_workloads
 from suite.modes import select_modes
 from suite.process import WORKER_COMMAND
 from suite.progress import display_for
+from suite.run_writer import RunWriter
 from suite.runner import Job, Outcome, Runner, plan_jobs
 from suite.schedule import Estimates, Shard
 from suite.schema import Cell, Environment, Status
 from suite.settings import Preset, RunPlan, recorded_plan, setting_differences
-from suite.store import InvalidResults, RecordedRun, RunWriter, describe
+from suite.store import InvalidResults, RecordedRun, describe
 
 NEWEST = "newest"
 """`--resume newest`: the newest run that was asked for the same in the same environment, else a new one."""

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from suite import environment, store
 from suite.errors import WrongUse
+from suite.run_writer import RunWriter
 from suite.schema import Cell, Environment
 from suite.settings import RunPlan, RunSettings, recorded_plan, setting_differences
-from suite.store import RecordedRun, RunWriter, describe
+from suite.store import RecordedRun, describe
 
 
 def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> int:

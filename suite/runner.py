@@ -20,10 +20,10 @@ from suite.group import Bench, Session
 from suite.modes import Mode
 from suite.process import WORKER_COMMAND
 from suite.progress import Display
+from suite.run_writer import RunWriter
 from suite.schedule import halves, pairings
 from suite.schema import Cell, Grouping, Status
 from suite.settings import RunSettings, format_duration
-from suite.store import RunWriter
 from suite.supervise import kill_strays
 
 

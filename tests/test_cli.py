@@ -21,6 +21,7 @@ from fixtures.synthetic_results import cell, environment, explanation, write_exp
 
 from suite import store
 from suite.modes import MODES
+from suite.run_writer import RunWriter
 from suite.schema import Status
 from suite.store import read_run
 
@@ -364,7 +365,7 @@ def test_a_broken_results_file_is_refused_with_its_line(fake: Fake) -> None:
 def test_a_run_in_use_is_refused(fake: Fake) -> None:
     fake("run", "EOS", *CPU)
     run = fake.only_run()
-    writer, _ = store.RunWriter.reopen(run)
+    writer, _ = RunWriter.reopen(run)
     with writer:
         done = fake("run", "--resume", run.name, "ST")
     assert done.returncode == 2

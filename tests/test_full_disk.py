@@ -14,8 +14,9 @@ import pytest
 from fixtures.synthetic_results import cell, environment
 
 from suite import store
+from suite.run_writer import RESERVE, RESERVE_BYTES, UNSAVED, RunWriter
 from suite.settings import FULL, RunPlan
-from suite.store import CannotWrite, RunWriter, read_run
+from suite.store import CannotWrite, read_run
 
 Write = Callable[[int, bytes], int]
 
@@ -59,8 +60,8 @@ def test_the_reserve_makes_room_for_every_row_of_the_workload(run: Path, monkeyp
     writer, _ = RunWriter.reopen(run)
     with writer:
         writer.check_space()
-        reserve = run / store.RESERVE
-        assert reserve.stat().st_blocks * 512 >= store.RESERVE_BYTES, "the space must be taken, not only promised"
+        reserve = run / RESERVE
+        assert reserve.stat().st_blocks * 512 >= RESERVE_BYTES, "the space must be taken, not only promised"
         full_while(monkeypatch, lambda descriptor: reserve.exists())
         for workload, mode in (("EOS", "graph"), ("ST", "compile"), ("ST", "graph")):
             writer.append(cell(workload, mode))
@@ -89,17 +90,17 @@ def test_rows_go_to_another_folder_if_the_whole_disk_is_full(
     with writer:
         writer.append(cell("ST", "compile"))
         writer.append(cell("ST", "graph"))
-        with pytest.raises(CannotWrite, match=f"move that file to .*{store.UNSAVED}, then go on with"):
+        with pytest.raises(CannotWrite, match=f"move that file to .*{UNSAVED}, then go on with"):
             writer.check_space()
     monkeypatch.undo()
     assert (run / store.CELLS).read_bytes() == before
     (saved,) = (run.parent / "temporary").iterdir()
-    saved.rename(run / store.UNSAVED)
+    saved.rename(run / UNSAVED)
     writer, recorded = RunWriter.reopen(run)
     writer.close()
     assert [each.key[::3] for each in recorded.cells] == [("EOS", "compile"), ("ST", "compile"), ("ST", "graph")]
     assert read_run(run).cells == recorded.cells
-    assert not (run / store.UNSAVED).exists()
+    assert not (run / UNSAVED).exists()
 
 
 def test_where_there_is_no_room_anywhere_nothing_is_left_behind(
@@ -120,7 +121,8 @@ def test_a_limit_on_the_size_of_a_file_leaves_the_rows_in_another_one(run: Path)
         import resource, signal, sys
         from pathlib import Path
         from fixtures.synthetic_results import cell
-        from suite.store import CannotWrite, RunWriter
+        from suite.run_writer import RunWriter
+        from suite.store import CannotWrite
         writer, _ = RunWriter.reopen(Path(sys.argv[1]))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)

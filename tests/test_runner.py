@@ -24,10 +24,11 @@ from suite.group import bitwise_failure, compare_bitwise
 from suite.interrupt import Interrupted, interruptible
 from suite.modes import MODES, Mode
 from suite.progress import LineDisplay
+from suite.run_writer import RunWriter
 from suite.runner import Outcome, Runner, plan_jobs
 from suite.schema import Cell, Correctness, Grouping, Status
 from suite.settings import RunSettings
-from suite.store import CannotWrite, RunWriter, read_run
+from suite.store import CannotWrite, read_run
 
 ALL_MODES = tuple(MODES[name] for name in ("eager", "compile", "graph", "graph-unpartitioned"))
 

@@ -16,9 +16,10 @@ from fixtures.synthetic_results import cell, environment, failed_cell
 from suite import store
 from suite.errors import EXIT_FINDING, EXIT_WRONG_USE, WrongUse
 from suite.merge import merge_runs
+from suite.run_writer import RunIsBusy, RunWriter
 from suite.schema import Cell, Environment, Status
 from suite.settings import FULL, RunPlan
-from suite.store import CannotWrite, InvalidResults, RunIsBusy, RunWriter, find_run, read_run, write_atomically
+from suite.store import CannotWrite, InvalidResults, find_run, read_run, write_atomically
 
 
 def plan(**changes: object) -> RunPlan:
@@ -169,7 +170,7 @@ def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
     code = """if True:
         import os, sys
         from pathlib import Path
-        from suite.store import RunWriter
+        from suite.run_writer import RunWriter
         RunWriter.reopen(Path(sys.argv[1]))
         os._exit(0)
     """
