@@ -71,8 +71,15 @@ def script(module: str) -> tuple[str, ...]:
 def command() -> None:
     """The command `encore`."""
     put_first()
-    from suite.cli import main
-
+    try:
+        from suite.cli import main
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in NAMES:
+            raise
+        sys.exit(
+            f"encore: the command needs {error.name}, which is not installed; the backend alone was. Install the suite "
+            "too: pip install 'encore[suite]'"
+        )
     main()
 
 

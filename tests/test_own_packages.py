@@ -110,6 +110,14 @@ def test_as_a_module_it_is_the_same_command(project: Path) -> None:
     assert "Start with: encore list" in done.stdout
 
 
+def test_without_the_suites_dependencies_the_command_says_how_to_get_them() -> None:
+    code = "import sys; sys.modules['typer'] = None; from encore.own_packages import command; command()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("encore: the command needs typer, which is not installed")
+    assert "pip install 'encore[suite]'" in done.stderr
+
+
 def test_only_names_that_the_user_has_give_way(project: Path) -> None:
     code = """if True:
         from encore import own_packages
