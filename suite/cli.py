@@ -103,7 +103,7 @@ def list_command(
         console().print(table, "")
 
 
-@app.command(epilog="Example: encore run ALNET EOS --modes compile,graph --samples 50")
+@app.command(epilog="Example: encore run ALNET EOS --modes compile,graph --processes 3")
 def run(
     context: typer.Context,
     workloads: Annotated[
@@ -118,8 +118,17 @@ def run(
     modes: Annotated[
         str | None, typer.Option(help="Modes, separated by commas; default: all the device can run.")
     ] = None,
-    samples: Annotated[int, typer.Option(help="Samples per cell.", min=1)] = 100,
-    blocks: Annotated[int, typer.Option(help="Alternating blocks the samples are spread over.", min=1)] = 5,
+    processes: Annotated[
+        int | None, typer.Option(help="Starts of each mode; default: 3 on a GPU, 1 on a CPU.", min=1)
+    ] = None,
+    blocks: Annotated[int, typer.Option(help="Blocks that each process measures at least.", min=1)] = 20,
+    samples: Annotated[int, typer.Option(help="Samples of a block at least.", min=1)] = 2,
+    measure_s: Annotated[
+        float, typer.Option(help="Seconds to go on measuring where blocks do not decide yet, per process.", min=0)
+    ] = 16.0,
+    cold_compile_times: Annotated[
+        bool, typer.Option("--cold-compile-times", help="Compile each mode once more, alone and with an empty cache.")
+    ] = False,
     input_sets: Annotated[int, typer.Option(help="Sets of inputs to rotate over.", min=2)] = 4,
     warm_up: Annotated[int, typer.Option(help="Iterations before the first sample.", min=1)] = 8,
     seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 1337,
@@ -127,7 +136,8 @@ def run(
         bool, typer.Option("--with-optimizer", help="Training: measure the optimizer's step too.")
     ] = False,
     warm_cache: Annotated[
-        bool, typer.Option("--warm-cache", help="Keep compiled kernels from run to run; default: every cell compiles.")
+        bool,
+        typer.Option("--warm-cache", help="Keep compiled kernels from run to run; default: of a workload."),
     ] = False,
     device: Annotated[
         Device, typer.Option(help="Where to run; on a CPU nothing about CUDA graphs is measured.")
@@ -136,7 +146,7 @@ def run(
     variant: Annotated[
         str | None, typer.Option(help="Variant of the workloads that have it; default: each one's first.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A smoke run: few workloads, 20 samples each.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smoke run: few workloads, few samples each.")] = False,
     resume: Annotated[
         str | None,
         typer.Option(metavar="RUN", help="Run what is missing in RUN; `newest`: in the newest run that fits, if any."),

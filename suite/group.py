@@ -7,22 +7,45 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from models.registry import Workload
+from suite.compile_cache import CompileCache
 from suite.environment import without_paths
-from suite.guard import temporary_folder
-from suite.modes import GRAPH_MODE, Mode
+from suite.measure.kernels import difference
+from suite.modes import GRAPH_MODE, REFERENCE_MODE, Mode
 from suite.process import Worker, converse, end
 from suite.progress import Display
-from suite.protocol import CellSpec, Collected, CollectMetrics, Command, Failed, Measure, Measured, Prepare, Prepared
-from suite.schedule import split_samples
-from suite.schema import SCHEMA_VERSION, Block, Cell, Correctness, Grouping, Metrics, Status
+from suite.protocol import (
+    CellSpec,
+    Collected,
+    CollectMetrics,
+    Command,
+    Compile,
+    Failed,
+    Measure,
+    Measured,
+    Prepare,
+    Prepared,
+)
+from suite.schedule import BLOCKS_PER_CORE, THROUGHPUT_EVERY, core_for, orders, sampling_for
+from suite.schema import (
+    SCHEMA_VERSION,
+    Block,
+    Cell,
+    CompileConditions,
+    CompileTimes,
+    Correctness,
+    Grouping,
+    Metrics,
+    Status,
+)
 from suite.settings import RunSettings
+from suite.stats import narrow_enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +54,6 @@ class Bench:
 
     settings: RunSettings
     logs: Path
-    warm_cache: Path
     timeout_s: float
     worker_command: Sequence[str]
     display: Display
@@ -39,9 +61,10 @@ class Bench:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A cell with a live worker, and what it has brought so far. `failure` set means its worker is not asked again."""
+    """A process of a mode, and what it has brought so far. `failure` set means its worker is not asked again."""
 
     mode: Mode
+    process: int
     worker: Worker
     started_at: datetime
     started: float
@@ -55,67 +78,131 @@ class Member:
     def out_of_memory(self) -> bool:
         return self.failure is not None and self.failure.status is Status.OOM
 
+    @property
+    def kernels(self) -> dict[str, int] | None:
+        return self.metrics.kernels if self.metrics else None
+
 
 class Session:
     """The steps of a group of modes of one workload.
 
     `known` holds the correctness of modes of this workload that were prepared before, for the bitwise comparison. What
-    is prepared again, in another group, is one more to compare with: its kernels may have been tuned otherwise.
+    is prepared again, in another group, is one more to compare with.
+
+    Note [Tuning]: all modes share one compile cache. A mode that has not compiled before does so alone on the GPU, for
+    what compiles meanwhile would disturb the timing that Inductor's tuning goes by; the reference mode is the first,
+    and what it tuned the others find. Processes of modes that have compiled before compile side by side: nothing is
+    left to tune.
     """
 
-    def __init__(self, bench: Bench, workload: Workload, variant: str, known: Mapping[str, Correctness]) -> None:
+    def __init__(
+        self, bench: Bench, workload: Workload, variant: str, known: Mapping[str, Correctness], cache: CompileCache
+    ) -> None:
         self.bench = bench
         self.workload = workload
         self.variant = variant
         self._known = {name: [correctness] for name, correctness in known.items()}
+        self._first: dict[str, Correctness] = {}
+        self._cache = cache
 
     @contextmanager
-    def alive(self, modes: Sequence[Mode]) -> Iterator[list[Member]]:
-        """Workers of these modes, prepared side by side and compared bit for bit. All are ended on the way out."""
+    def alive(
+        self, modes: Sequence[Mode], process: int = 0, cache: CompileCache | None = None
+    ) -> Iterator[list[Member]]:
+        """Workers of these modes, prepared and compared bit for bit. All are ended on the way out."""
         members: list[Member] = []
         finished = False
-        with temporary_folder("encore-cache-") as caches:
-            try:
-                for mode in modes:
-                    members.append(self._start(mode))
-                self._prepare(members, caches)
-                yield members
-                finished = True
-            finally:
-                # One that failed is not asked: it hangs, or has nothing more to say.
-                end([m.worker for m in members if m.failure is not None or not finished], ask_first=False)
-                end([m.worker for m in members if m.failure is None and finished], ask_first=True)
+        try:
+            for mode in modes:
+                members.append(self._start(mode, process))
+            self._prepare(members, cache or self._cache)
+            yield members
+            finished = True
+        finally:
+            # One that failed is not asked: it hangs, or has nothing more to say.
+            end([m.worker for m in members if m.failure is not None or not finished], ask_first=False)
+            end([m.worker for m in members if m.failure is None and finished], ask_first=True)
 
     def measure(self, members: Sequence[Member]) -> None:
-        """Blocks of all members in turn, A B C A B C, replacing those they had. A member that fails drops out."""
-        for member in members:
-            member.blocks = []
+        """Blocks of all members, in an order that changes from block to block. A member that fails drops out.
+
+        At least as many as the settings say, then more until every ratio would be narrow enough or the time is over. If
+        one runs out of memory while others live, there is no going on: they are measured in smaller groups then.
+        """
+        settings = self.bench.settings
+        cores = sorted(os.sched_getaffinity(0)) if settings.device == "cuda" else []
+        by_name = {member.mode.name: member for member in members}
+        seed = f"{settings.seed} {self.workload.acronym} {members[0].process if members else 0}"
+        begin = time.monotonic()
         turn = 0
-        sizes = split_samples(self.bench.settings.samples, self.bench.settings.blocks)
-        for index, samples in enumerate(sizes):
-            for member in members:
-                if member.failure is not None:
-                    continue
+        for index, order in enumerate(orders(list(by_name), seed)):
+            if index >= settings.blocks and self._enough(members, index, time.monotonic() - begin):
+                break
+            asked = [by_name[name] for name in order if by_name[name].failure is None]
+            if not asked or (len(members) > 1 and any(member.out_of_memory for member in members)):
+                break
+            for member in asked:
                 if index == 0:
                     self.bench.display.phase(member.mode.name, "measure")
-                ask = Measure(index=index, turn=turn, samples=samples, throughput_iterations=samples)
+                ask = self._measure_command(member, index, turn, core_for(index, cores))
                 turn += 1
                 if isinstance(answer := self._ask(member, ask), Measured):
                     member.blocks.append(answer.block)
-                    self.bench.display.block_measured(member.mode.name, index + 1, len(sizes))
+                    self.bench.display.block_measured(member.mode.name, index + 1, max(settings.blocks, index + 2))
+        for member in members:
+            if member.failure is None:
+                self.bench.display.block_measured(member.mode.name, len(member.blocks), len(member.blocks))
 
-    def collect(self, members: Sequence[Member]) -> None:
-        """Metrics, one member after the other: a profiler must not see its neighbours' load."""
+    def _enough(self, members: Sequence[Member], blocks: int, seconds: float) -> bool:
+        settings = self.bench.settings
+        if blocks >= settings.most_blocks or seconds >= settings.measure_s:
+            return True
+        if blocks % BLOCKS_PER_CORE:
+            return False
+        samples = {m.mode.name: [block.host_us for block in m.blocks] for m in members if m.failure is None}
+        return all(
+            narrow_enough(samples[baseline], samples[member.mode.name], settings.processes or 1)
+            for member in members
+            for baseline in member.mode.compared_with
+            if member.mode.name in samples and baseline in samples
+        )
+
+    def _measure_command(self, member: Member, index: int, turn: int, core: int | None) -> Measure:
+        assert member.prepared is not None, "a member without a failure is prepared"
+        sampling = sampling_for(member.prepared.iteration_us, self.bench.settings)
+        return Measure(
+            process=member.process,
+            index=index,
+            turn=turn,
+            samples=sampling.samples,
+            throughput_iterations=0 if index % THROUGHPUT_EVERY else sampling.samples,
+            lead_in=sampling.lead_in,
+            core=core,
+        )
+
+    def collect(self, members: Sequence[Member], whole: Collection[Member]) -> None:
+        """Metrics, one member after the other: a profiler must not see its neighbours' load.
+
+        Those that are not in `whole` only say which kernels they run.
+        """
         for member in members:
             if member.failure is None:
                 self.bench.display.phase(member.mode.name, "metrics")
-                if isinstance(answer := self._ask(member, CollectMetrics()), Collected):
+                if isinstance(answer := self._ask(member, CollectMetrics(kernels_only=member not in whole)), Collected):
                     member.metrics = answer.metrics
 
-    def cell(self, member: Member, grouping: Grouping, group: Sequence[Member], guests: Sequence[Member] = ()) -> Cell:
-        """The row of a member as it stands. `guests` are those of its group whose own rows have other blocks."""
-        failure, prepared, settings = member.failure, member.prepared, self.bench.settings
+    def cell(
+        self, processes: Sequence[Member], grouping: Grouping, group: Sequence[str], guests: Sequence[Member] = ()
+    ) -> Cell:
+        """The row of a mode from its processes. `guests` are those of its group whose own rows have other blocks.
+
+        A mode one of whose processes failed has failed.
+        """
+        first, settings = processes[0], self.bench.settings
+        member = next((one for one in processes if one.failure), first)
+        failure, prepared = member.failure, first.prepared
         log_tail = without_paths(member.worker.log_tail()) if failure else None
+        baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
         return Cell(
             schema_version=SCHEMA_VERSION,
             workload=self.workload.acronym,
@@ -132,53 +219,77 @@ class Session:
             with_optimizer=settings.with_optimizer,
             seed=settings.seed,
             status=failure.status if failure else Status.PASS,
-            error=without_paths(failure.error) if failure else None,
+            error=without_paths(_told(member, failure)) if failure else None,
             log_tail=log_tail or None,
-            started_at=member.started_at.isoformat(timespec="seconds"),
-            wall_s=round(time.monotonic() - member.started, 3),
+            started_at=first.started_at.isoformat(timespec="seconds"),
+            wall_s=round(time.monotonic() - first.started, 3),
             grouping=grouping,
-            group=[other.mode.name for other in group],
+            group=list(group),
             parameters=prepared.parameters if prepared else None,
             input_bytes=prepared.input_bytes if prepared else None,
-            correctness=member.correctness,
+            correctness=member.correctness or first.correctness,
             compile=prepared.compile if prepared else None,
-            metrics=member.metrics,
-            blocks=member.blocks,
+            metrics=first.metrics,
+            blocks=[block for one in processes for block in one.blocks],
             baseline_blocks={
-                guest.mode.name: list(guest.blocks) for guest in guests if guest.mode.name in member.mode.baselines
+                name: [block for guest in baselines if guest.mode.name == name for block in guest.blocks]
+                for name in dict.fromkeys(guest.mode.name for guest in baselines)
             },
+            processes=len(processes),
+            other_kernels=sorted(_retuned(processes) | _retuned(baselines)),
         )
 
-    def _start(self, mode: Mode) -> Member:
+    def cold_compile_times(self, mode: Mode, cache: CompileCache) -> CompileTimes | None:
+        """What the mode takes to compile alone with an empty cache; None if it fails."""
+        with self.alive([mode], cache=cache) as (member,):
+            return member.prepared.compile if member.prepared else None
+
+    def _start(self, mode: Mode, process: int) -> Member:
         log = self.bench.logs / f"{self.workload.acronym}.{mode.name}.log"
         now = time.monotonic()
-        return Member(mode, Worker(self.bench.worker_command, log), datetime.now(UTC), now)
+        return Member(mode, process, Worker(self.bench.worker_command, log), datetime.now(UTC), now)
 
-    def _prepare(self, members: Sequence[Member], caches: Path) -> None:
-        modes = {member.worker: member.mode.name for member in members}
-        answers = converse(
-            {member.worker: Prepare(spec=self._spec(member.mode, len(members), caches)) for member in members},
-            self.bench.timeout_s,
-            lambda worker, phase: self.bench.display.phase(modes[worker], phase),
-        )
-        for member in members:
-            match answers[member.worker]:
-                case Prepared() as prepared:
-                    member.prepared = prepared
-                    member.correctness = prepared.correctness
-                    self._known.setdefault(member.mode.name, []).append(prepared.correctness)
-                case Failed() as failure:
-                    member.failure = failure
-                    member.correctness = failure.correctness
+    def _prepare(self, members: Sequence[Member], cache: CompileCache) -> None:
+        self._converse({m: Prepare(spec=self._spec(m.mode, len(members), cache)) for m in members})
+        alone = [m for m in members if m.mode.backend is not None and not cache.has(m.mode.name)]
+        for member in sorted(alone, key=lambda m: m.mode.name != REFERENCE_MODE):
+            if member.failure is None:
+                with cache.own_graphs(member.mode.name) as conditions:
+                    self._converse({member: Compile(conditions=conditions)})
+        together = [m for m in members if m not in alone and m.failure is None]
+        self._converse({m: Compile(conditions=CompileConditions.WARM) for m in together})
         for member in members:
             if member.prepared is not None:
-                member.correctness = compare_bitwise(member.mode, member.prepared.correctness, self._known)
+                own = member.prepared.correctness or self._first[member.mode.name]
+                self._first.setdefault(member.mode.name, own)
+                self._known.setdefault(member.mode.name, []).append(own)
+        for member in members:
+            if member.prepared is not None:
+                own = member.prepared.correctness or self._first[member.mode.name]
+                member.correctness = compare_bitwise(member.mode, own, self._known)
                 member.failure = bitwise_failure(member.mode, member.correctness, self.workload)
 
-    def _spec(self, mode: Mode, side_by_side: int, caches: Path) -> CellSpec:
+    def _converse(self, commands: Mapping[Member, Command]) -> None:
+        """Gives each member its command, all at the same time, and keeps what it answers."""
+        members = {member.worker: member for member in commands}
+        answers = converse(
+            {member.worker: command for member, command in commands.items()},
+            self.bench.timeout_s,
+            lambda worker, phase: self.bench.display.phase(members[worker].mode.name, phase),
+        )
+        for worker, answer in answers.items():
+            match answer:
+                case Prepared():
+                    members[worker].prepared = answer
+                case Failed():
+                    members[worker].failure = answer
+                    members[worker].correctness = answer.correctness
+
+    def _spec(self, mode: Mode, side_by_side: int, cache: CompileCache) -> CellSpec:
         settings = self.bench.settings
-        cache = self.bench.warm_cache if settings.warm_cache else caches / mode.name
-        cache.mkdir(parents=True, exist_ok=True)
+        cores = len(os.sched_getaffinity(0))
+        share = max(1, cores // side_by_side)
+        first = self._first.get(mode.name)
         return CellSpec(
             workload=self.workload.acronym,
             variant=self.variant,
@@ -190,8 +301,10 @@ class Session:
             input_sets=settings.input_sets,
             warm_up=settings.warm_up,
             check_inputs=settings.check_inputs,
-            cpu_threads=max(1, len(os.sched_getaffinity(0)) // side_by_side),
-            cache_dir=str(cache),
+            cpu_threads=share,
+            compile_threads=share if cache.has(mode.name) else cores,
+            known_digests=first.digests if first and first.passed and first.deterministic else None,
+            cache_dir=str(cache.folder),
             warm_cache=settings.warm_cache,
         )
 
@@ -200,8 +313,25 @@ class Session:
         if isinstance(answer, Failed):
             member.failure = answer
             return None
-        assert not isinstance(answer, Prepared), "converse lets only the answer to the command through"
+        assert isinstance(answer, Measured | Collected), "converse lets only the answer to the command through"
         return answer
+
+
+def _told(member: Member, failure: Failed) -> str:
+    """What failed; of a later process, which one."""
+    return f"process {member.process + 1}: {failure.error}" if member.process else failure.error
+
+
+def _retuned(processes: Sequence[Member]) -> set[int]:
+    """Processes that ran other kernels than the first process of the same mode."""
+    first: dict[str, dict[str, int]] = {}
+    found = set()
+    for member in processes:
+        if member.kernels is not None:
+            before = first.setdefault(member.mode.name, member.kernels)
+            if difference(member.kernels, before).retuned:
+                found.add(member.process)
+    return found
 
 
 def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[Correctness]]) -> Correctness:

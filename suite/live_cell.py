@@ -1,21 +1,26 @@
 """One cell alive in this process: built, checked, compiled and warmed up, then measured block by block.
 
-The order of `prepare`, and why:
+The order of `build` and `compile`, and why:
 
 1. Build the module and all input sets, the latter at different addresses.
-2. Run eager for reference; its results wait in host memory.
+2. Run eager for reference; its results wait in host memory. Start the compilers.
 3. Stochastic workloads: compile once for trial with Inductor's `fallback_random`, which draws the numbers eager draws,
    and compare that. The real compilation has another random stream, so its values cannot be compared.
-4. The real compilation, with cold caches: first call, then warm-up until every CUDA graph is recorded and replayed.
+4. The real compilation, which may have to wait for those of other modes: first call, then warm-up until every CUDA
+   graph is recorded and replayed.
 5. Compare replays with eager (a first call replays nothing), and take digests of two calls on each input. To the
    outside this is the end of warm-up: phases follow one another and none comes back.
 6. Forget the references, so that they take no memory while the mode is timed.
+
+A mode's later processes leave out 2 and 3: results that have the digests of the first process are as right as those. If
+they have not, everything is done as in the first.
 
 This module imports torch; the worker imports it once the environment variables of the cell are set.
 """
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -38,11 +43,11 @@ from suite.measure.graphs import GraphLog, recorded_graphs
 from suite.measure.memory import Peak, peak, reserved_bytes, restart_peak
 from suite.measure.profiling import profile_iterations
 from suite.measure.results import Results, State, run_checked
-from suite.measure.timing import measure_block, require_distinct_addresses, timer_for
+from suite.measure.timing import iteration_us, measure_block, require_distinct_addresses, timer_for
 from suite.memory_need import require_memory
 from suite.modes import select_modes
-from suite.protocol import CellSpec, Measure, Prepared
-from suite.schema import Block, CompileTimes, Copies, Correctness, Memory, Metrics
+from suite.protocol import Built, CellSpec, Measure, Prepared
+from suite.schema import Block, CompileConditions, CompileTimes, Copies, Correctness, Memory, Metrics
 
 CALLS_TO_REPLAY = 3
 """CUDAGraph Trees warm a function up in the first call, record it in the second, and replay it from the third on."""
@@ -58,34 +63,54 @@ class LiveCell:
         self._captures = CaptureLog()
         self._graphs = GraphLog(wants_cuda_graphs=self._mode.uses_cuda_graphs)
         self._compile_peak: Peak | None = None
+        self._eager: list[Results] | None = None
+        self._trial_verdict: Verdict | None = None
 
-    def prepare(self) -> Prepared:
-        """Bring the cell to the point where blocks can be measured.
+    def build(self) -> Built:
+        """Everything up to the real compilation.
 
         Raises:
             Unsupported: there is no GPU for a GPU cell, or it is too old.
             OomExpected: the GPU has less memory than the workload needs at least.
-            Inaccurate: the results differ from eager's by more than their precision explains.
+            Inaccurate: the trial of a stochastic workload differs from eager by more than its precision explains.
         """
         self._announce("build")
         self._build()
         self._announce("check")
-        eager = self._results(self._iteration(self._instance.module))
         if self._mode.backend is not None:
             start_toolchain(self._instance.device)
-        trial = self._trial(eager)
-        compile_times = self._compile_and_warm_up()
-        correctness = self._check(eager, trial)
-        del eager
+        if self._spec.known_digests is None:
+            self._run_reference()
+        return Built()
+
+    def compile(self, conditions: CompileConditions) -> Prepared:
+        """Bring the cell to the point where blocks can be measured.
+
+        Raises:
+            Inaccurate: the results differ from eager's by more than their precision explains.
+        """
+        compile_times = self._compile_and_warm_up(conditions)
+        compiled = self._results(self._iterate)
+        correctness = None
+        if [results.digest() for results in compiled] != self._spec.known_digests:
+            if self._eager is None:
+                self._run_reference()
+                if self._trial_verdict is not None:  # the trial has thrown away what was compiled
+                    self._compile_and_warm_up(CompileConditions.WARM)
+                    compiled = self._results(self._iterate)
+            correctness = self._check(compiled)
+        self._eager = self._trial_verdict = None
         self._states.clear()
         self._take_optimizer_in()
         restart_peak(self._instance.device)
+        gc.freeze()  # or each block would wait for a walk over all that torch has imported
         return Prepared(
             parameters=self._instance.parameters,
             input_bytes=self._instance.input_bytes(self._input_sets[0]),
             correctness=correctness,
             compile=compile_times,
             reserved_bytes=reserved_bytes(self._instance.device),
+            iteration_us=iteration_us(self._iterate, self._input_sets, self._timer),
         )
 
     def measure(self, command: Measure) -> Block:
@@ -99,6 +124,21 @@ class LiveCell:
             samples=command.samples,
             throughput_iterations=command.throughput_iterations,
             read_gpu=self._read_gpu,
+            lead_in=command.lead_in,
+            process=command.process,
+            core=command.core,
+        )
+
+    def kernels(self) -> Metrics:
+        """Which kernels an iteration runs, and nothing else."""
+        profile = profile_iterations(self._iterate_set) if self._instance.device.type == "cuda" else None
+        return Metrics(
+            coverage=None,
+            graphs=None,
+            copies=None,
+            memory=None,
+            kernel_time_us=profile.kernel_time_us if profile else None,
+            kernels=profile.kernels if profile else None,
         )
 
     def metrics(self) -> Metrics:
@@ -165,6 +205,10 @@ class LiveCell:
             ]
         )
 
+    def _run_reference(self) -> None:
+        self._eager = self._results(self._iteration(self._instance.module))
+        self._trial_verdict = self._trial(self._eager)
+
     def _trial(self, eager: list[Results]) -> Verdict | None:
         """Verdict on a stochastic workload, compiled with eager's random numbers; None where the real one can tell."""
         if self._mode.backend is None or not self._instance.workload.stochastic:
@@ -180,7 +224,7 @@ class LiveCell:
             raise Inaccurate(self._correctness(verdict, [], deterministic=False))
         return verdict
 
-    def _compile_and_warm_up(self) -> CompileTimes:
+    def _compile_and_warm_up(self, conditions: CompileConditions) -> CompileTimes:
         spec, device = self._spec, self._instance.device
         self._announce("compile")
         self._call = callable_for(self._mode, self._instance.module)
@@ -205,16 +249,20 @@ class LiveCell:
             print(f"captured nodes not counted: {error}")
         self._compile_peak = peak(device)
         return CompileTimes(
-            first_call_s=first_call_s, warm_up_s=warm_up_s, warm_cache=spec.warm_cache, parts=timer_seconds()
+            first_call_s=first_call_s,
+            warm_up_s=warm_up_s,
+            warm_cache=spec.warm_cache,
+            parts=timer_seconds(),
+            conditions=conditions,
         )
 
     def _iterate_set(self, position: int) -> None:
         self._iterate(self._input_sets[position % len(self._input_sets)])
 
-    def _check(self, eager: list[Results], trial: Verdict | None) -> Correctness:
-        compiled = self._results(self._iterate)
+    def _check(self, compiled: list[Results]) -> Correctness:
+        assert self._eager is not None, "eager ran before"
         digests = [results.digest() for results in compiled]
-        verdict = self._verdict(compiled, eager) if trial is None else trial
+        verdict = self._trial_verdict or self._verdict(compiled, self._eager)
         deterministic = digests == [results.digest() for results in self._results(self._iterate)]
         correctness = self._correctness(verdict, digests, deterministic=deterministic)
         if not correctness.passed:

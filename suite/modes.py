@@ -20,7 +20,9 @@ class Mode:
 
     `backend` None means the module runs uncompiled. `baselines[0]` is the one it alternates with when the GPU does
     not hold more than two modes. `bitwise_with` names modes, one of which it must reproduce bit for bit (of those that
-    are deterministic with themselves); other bits are `fail_accuracy`, not a remark.
+    are deterministic with themselves); other bits are `fail_accuracy`, not a remark. `same_as` names modes that this
+    one is the same program as, wherever kernels, launches and copies come out the same: then a difference found between
+    the two is a false finding.
     """
 
     name: str
@@ -30,6 +32,12 @@ class Mode:
     options: Mapping[str, Any] = field(default_factory=dict)
     uses_cuda_graphs: bool = False
     bitwise_with: tuple[str, ...] = ()
+    same_as: tuple[str, ...] = ()
+
+    @property
+    def compared_with(self) -> tuple[str, ...]:
+        """Modes whose time is set beside this one's: the reference of all figures, and its own baselines."""
+        return tuple(dict.fromkeys(name for name in (REFERENCE_MODE, *self.baselines) if name != self.name))
 
 
 MODES: dict[str, Mode] = {
@@ -50,6 +58,7 @@ MODES: dict[str, Mode] = {
             baselines=("compile", "graph"),
             options={"triton.cudagraphs": True, "graph_partition": False},
             uses_cuda_graphs=True,
+            same_as=("graph",),
         ),
         Mode(
             "placement",
@@ -62,6 +71,7 @@ MODES: dict[str, Mode] = {
             # unpartitioned ones, and placement, compute them where the program does. And Inductor may tune a kernel
             # differently in each process; other tilings round differently.
             bitwise_with=("graph", "graph-unpartitioned", "compile"),
+            same_as=("graph", "graph-unpartitioned"),
         ),
         Mode(
             "indirection",

@@ -20,9 +20,11 @@ from suite import supervise
 from suite.protocol import (
     PHASES,
     REPLIES,
+    Built,
     Collected,
     CollectMetrics,
     Command,
+    Compile,
     Failed,
     Measure,
     Measured,
@@ -43,7 +45,7 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 STOP_GRACE_S = 20.0
 """Time for a worker to end by itself after `stop`: CUDA contexts and compile pools take seconds to close."""
 
-Answer = Prepared | Measured | Collected | Failed
+Answer = Built | Prepared | Measured | Collected | Failed
 OnPhase = Callable[["Worker", str], None]
 
 
@@ -206,17 +208,17 @@ class _Exchange:
 
 
 def _first_phase(command: Command) -> str:
-    return {"prepare": "build", "measure": "measure", "metrics": "metrics"}.get(command.do, command.do)
+    return "build" if command.do == "prepare" else command.do
 
 
-def _answers(message: Prepared | Measured | Collected | Failed, command: Command) -> bool:
+def _answers(message: Answer, command: Command) -> bool:
     """Whether this is an answer to that command; a block must be the one asked for, with all its samples."""
     match message, command:
         case Failed(status=status), _:
             return status is not Status.PASS
         case Measured(block=block), Measure() as asked:
             return (block.index, block.turn, len(block.host_us)) == (asked.index, asked.turn, asked.samples)
-        case (Prepared(), Prepare()) | (Collected(), CollectMetrics()):
+        case (Built(), Prepare()) | (Prepared(), Compile()) | (Collected(), CollectMetrics()):
             return True
     return False
 

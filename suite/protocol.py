@@ -4,7 +4,8 @@ A worker holds one cell. It is started as `suite.worker --read FD --write FD`; i
 log file, so nothing a library prints can be taken for a message. The runner sends commands and gets at least one reply
 each:
 
-    prepare -> phase* then prepared | failed     build, compare with eager, compile, warm up and record
+    prepare -> phase* then built | failed        build, run eager for comparison, start the compilers
+    compile -> phase* then prepared | failed     compile, warm up and record, compare with eager
     measure -> block | failed                    one block of samples
     metrics -> metrics | failed                  profile one steady iteration
     stop    -> (the process ends)
@@ -18,7 +19,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from suite.schema import Block, CompileTimes, Correctness, Metrics, Record, Status
+from suite.schema import Block, CompileConditions, CompileTimes, Correctness, Metrics, Record, Status
 
 PHASES = ("build", "check", "compile", "warm-up", "measure", "metrics")
 """Phases in the order a cell goes through them, as the progress display names them."""
@@ -27,8 +28,10 @@ PHASES = ("build", "check", "compile", "warm-up", "measure", "metrics")
 class CellSpec(Record):
     """Everything a worker needs to know of its cell.
 
-    `cpu_threads` is this worker's share of the cores while modes compile side by side. `cache_dir` is where compiled
-    kernels go: a folder of the cell's own, or one shared by all with `--warm-cache`.
+    `cpu_threads` is this worker's share of the cores while modes are at work side by side, `compile_threads` how many
+    it may compile with. `cache_dir` is where compiled kernels go: one folder for all modes of a workload.
+    `known_digests` are those of the mode's first process, whose results were compared with eager's; a later one that
+    has the same needs no comparison.
     """
 
     workload: str
@@ -42,6 +45,8 @@ class CellSpec(Record):
     warm_up: int
     check_inputs: int
     cpu_threads: int
+    compile_threads: int = 1
+    known_digests: list[str] | None = None
     cache_dir: str
     warm_cache: bool
 
@@ -51,16 +56,31 @@ class Prepare(Record):
     spec: CellSpec
 
 
+class Compile(Record):
+    """`conditions` are noted with the compile times."""
+
+    do: Literal["compile"] = "compile"
+    conditions: CompileConditions
+
+
 class Measure(Record):
+    """`lead_in` iterations come before the samples; `core` is the one to bind the calling thread to, None for none."""
+
     do: Literal["measure"] = "measure"
+    process: int = 0
     index: int
     turn: int
     samples: int
     throughput_iterations: int
+    lead_in: int = 2
+    core: int | None = None
 
 
 class CollectMetrics(Record):
+    """`kernels_only`: what a mode's later processes are asked for."""
+
     do: Literal["metrics"] = "metrics"
+    kernels_only: bool = False
 
 
 class Stop(Record):
@@ -72,13 +92,20 @@ class Phase(Record):
     name: str
 
 
+class Built(Record):
+    type: Literal["built"] = "built"
+
+
 class Prepared(Record):
+    """`correctness` None: the digests are the known ones. `iteration_us` is the time of an iteration, roughly."""
+
     type: Literal["prepared"] = "prepared"
     parameters: int
     input_bytes: int
-    correctness: Correctness
+    correctness: Correctness | None
     compile: CompileTimes
     reserved_bytes: int | None
+    iteration_us: float
 
 
 class Measured(Record):
@@ -100,8 +127,8 @@ class Failed(Record):
     correctness: Correctness | None = None
 
 
-Command = Annotated[Prepare | Measure | CollectMetrics | Stop, Field(discriminator="do")]
-Reply = Annotated[Phase | Prepared | Measured | Collected | Failed, Field(discriminator="type")]
+Command = Annotated[Prepare | Compile | Measure | CollectMetrics | Stop, Field(discriminator="do")]
+Reply = Annotated[Phase | Built | Prepared | Measured | Collected | Failed, Field(discriminator="type")]
 
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
 REPLIES: TypeAdapter[Reply] = TypeAdapter(Reply)

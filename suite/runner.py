@@ -1,9 +1,10 @@
 """A run from its first workload to its last: who is alive with whom, what is written when, what is left for later.
 
-Note [Groups]: the modes of a workload are measured in alternating blocks, all alive together. If any of them runs out
-of memory, what the others measured beside it is worth nothing, and the workload starts again in halves that both have
-the common baselines. The modes of a half that does not fit are measured in pairs: each with its baseline. A pair that
-does not fit either is taken apart and its modes are measured one after another. A mode has one row, from the first
+Note [Groups]: the modes of a workload are measured in turn, block by block, all alive together; then all are started
+again, as often as the settings say, for processes of one program differ. If any of them runs out of memory, what the
+others measured beside it is worth nothing, and the workload starts again in halves that both have the common baselines.
+The modes of a half that does not fit are measured in pairs: each with its baseline. A pair that does not fit either is
+taken apart and its modes are measured one after another. A mode has one row, from the first
 group it was measured in; a later group's rows carry the blocks that its baselines had there. Rows are written when
 their workload is through, for until then a row is not final.
 """
@@ -12,11 +13,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from models.registry import Workload
-from suite.group import Bench, Session
+from suite.compile_cache import CompileCache
+from suite.group import Bench, Member, Session
+from suite.guard import temporary_folder
 from suite.modes import Mode
 from suite.process import WORKER_COMMAND
 from suite.progress import Display
@@ -124,9 +128,16 @@ class Runner:
         """The rows of a job: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
         logs = self.writer.path / "logs"
         logs.mkdir(exist_ok=True)
-        bench = Bench(self.settings, logs, self.warm_cache, self.timeout_s, self.worker_command, self.display)
+        bench = Bench(self.settings, logs, self.timeout_s, self.worker_command, self.display)
         known = {cell.mode: cell.correctness for cell in job.done if cell.correctness and cell.status is Status.PASS}
-        session = Session(bench, job.workload, job.variant, known)
+        with ExitStack() as stack:
+            folder = self.warm_cache / job.workload.acronym
+            if not self.settings.warm_cache:
+                folder = stack.enter_context(temporary_folder("encore-cache-"))
+            cache = CompileCache(folder, kept=self.settings.warm_cache)
+            return self._rows(Session(bench, job.workload, job.variant, known, cache), job)
+
+    def _rows(self, session: Session, job: Job) -> list[Cell]:
         cells: dict[str, Cell] = {}
         if job.is_new:
             cells = measure_group(session, job.missing, Grouping.TOGETHER)
@@ -135,26 +146,53 @@ class Runner:
                 self.display.note(f"{name}: the modes do not fit into memory together; measuring fewer at a time")
                 cells = measure_in_halves(session, job.missing)
         cells |= measure_in_pairs(session, [mode for mode in job.missing if mode.name not in cells], job.selected)
+        if self.settings.cold_compile_times:
+            cells |= with_cold_compile_times(session, job.missing, cells)
         return [cells[mode.name] for mode in job.missing]
+
+
+def with_cold_compile_times(session: Session, modes: Sequence[Mode], cells: Mapping[str, Cell]) -> dict[str, Cell]:
+    """The rows of modes that compile, with what they take to compile alone and with an empty cache each."""
+    found = {}
+    for mode in modes:
+        cell = cells[mode.name]
+        if mode.backend is not None and cell.status is Status.PASS:
+            with temporary_folder("encore-cache-") as folder:
+                times = session.cold_compile_times(mode, CompileCache(folder))
+            if times is not None:
+                found[mode.name] = cell.model_copy(update={"compile": times})
+    return found
 
 
 def measure_group(
     session: Session, modes: Sequence[Mode], grouping: Grouping, have_rows: Collection[str] = ()
 ) -> dict[str, Cell]:
-    """Rows of modes measured in alternating blocks, all alive at once; of those that have rows, only the blocks count.
+    """Rows of modes measured in turn, all alive at once, in several processes each, one after another.
 
-    Empty if one of several runs out of memory. A mode alone is a group too, and then what fails has failed.
+    Of those that have rows, only the blocks count. Empty if one of several runs out of memory. A mode alone is a group
+    too, and then what fails has failed. What failed once is not started again.
     """
-    with session.alive(modes) as members:
-        wanted = [member for member in members if member.mode.name not in have_rows]
-        if not any(member.out_of_memory for member in members):
-            session.measure(members)
-        if not any(member.out_of_memory for member in members):
-            session.collect(wanted)
-    if len(members) > 1 and any(member.out_of_memory for member in members):
-        return {}
-    guests = [member for member in members if member not in wanted]
-    return {member.mode.name: session.cell(member, grouping, members, guests) for member in wanted}
+    processes: dict[str, list[Member]] = {mode.name: [] for mode in modes}
+    for process in range(session.bench.settings.processes or 1):
+        waiting = [mode for mode in modes if not any(member.failure for member in processes[mode.name])]
+        if not waiting:
+            break
+        with session.alive(waiting, process) as members:
+            for member in members:
+                processes[member.mode.name].append(member)
+            if not any(member.out_of_memory for member in members):
+                session.measure(members)
+            if not any(member.out_of_memory for member in members):
+                first = [member for member in members if process == 0 and member.mode.name not in have_rows]
+                session.collect(members, whole=first)
+        if len(modes) > 1 and any(member.out_of_memory for member in members):
+            return {}
+    guests = [member for name, members in processes.items() if name in have_rows for member in members]
+    return {
+        name: session.cell(members, grouping, list(processes), guests)
+        for name, members in processes.items()
+        if name not in have_rows
+    }
 
 
 def measure_in_halves(session: Session, modes: Sequence[Mode]) -> dict[str, Cell]:
@@ -166,42 +204,18 @@ def measure_in_halves(session: Session, modes: Sequence[Mode]) -> dict[str, Cell
 
 
 def measure_in_pairs(session: Session, missing: Sequence[Mode], selected: Sequence[Mode]) -> dict[str, Cell]:
-    """Each missing mode in alternation with its baseline; those that cannot be, alone."""
+    """Each missing mode beside its baseline; those that do not fit beside it, alone.
+
+    A baseline that misses a row, too, has it from its first pair.
+    """
     cells: dict[str, Cell] = {}
     for baseline, partners in pairings(missing, selected):
         if baseline is not None:
-            wants_row = baseline in missing and baseline.name not in cells
-            cells |= measure_with_baseline(session, baseline, partners, wants_row)
+            for mode in partners:
+                wants_row = baseline in missing and baseline.name not in cells
+                have_rows = () if wants_row else (baseline.name,)
+                cells |= measure_group(session, [baseline, mode], Grouping.PAIRS, have_rows)
     for mode in missing:
         if mode.name not in cells:
             cells |= measure_group(session, [mode], Grouping.SEQUENTIAL)
-    return cells
-
-
-def measure_with_baseline(
-    session: Session, baseline: Mode, partners: Sequence[Mode], wants_row: bool
-) -> dict[str, Cell]:
-    """Rows of the partners, each measured in alternation with a baseline that is kept alive.
-
-    With `wants_row` also the baseline's own, from its first pair. A mode that did not fit beside the other one gets
-    no row here: it is to be measured alone.
-    """
-    cells: dict[str, Cell] = {}
-    waiting = list(partners)
-    while waiting:
-        with session.alive([baseline]) as (base,):
-            if base.failure is not None:
-                return {baseline.name: session.cell(base, Grouping.SEQUENTIAL, [base]), **cells} if wants_row else cells
-            while waiting and base.failure is None:
-                mode = waiting.pop(0)
-                row_of_base = wants_row and baseline.name not in cells
-                with session.alive([mode]) as (partner,):
-                    pair = (base, partner)
-                    session.measure(pair)
-                    session.collect(pair if row_of_base else [partner])
-                if base.failure is not None or partner.out_of_memory:
-                    continue
-                cells[mode.name] = session.cell(partner, Grouping.PAIRS, pair, guests=[base])
-                if row_of_base and partner.failure is None:
-                    cells[baseline.name] = session.cell(base, Grouping.PAIRS, pair)
     return cells

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import random
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from suite.errors import WrongUse
 from suite.modes import GRAPH_MODE, REFERENCE_MODE, Mode
 from suite.schema import Cell, Grouping, Status
+from suite.settings import RunSettings
 
 _T = TypeVar("_T")
 
@@ -30,10 +33,49 @@ ESTIMATE_MARGIN = 1.2
 """What an estimate from earlier rows is multiplied by, for compile times vary from run to run."""
 
 
-def split_samples(samples: int, blocks: int) -> list[int]:
-    """Samples per block: as equal as can be, the larger ones first."""
-    whole, rest = divmod(samples, blocks)
-    return [whole + (index < rest) for index in range(blocks)]
+BLOCK_US = 6000.0
+"""What the timed samples of a block take together, at least: short, for what disturbs a host swallows whole blocks."""
+LEAD_IN_US = 4000.0
+"""What the iterations before them take, at least: another mode has used caches, and the clock of this core was low."""
+MOST_SAMPLES = 10
+MOST_LEAD_IN = 12
+LEAST_LEAD_IN = 2
+THROUGHPUT_EVERY = 4
+"""Blocks from one that also measures throughput to the next: it takes as long again."""
+BLOCKS_PER_CORE = 10
+"""Blocks after which another core is taken: one with a busy neighbour must not have all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Iterations of each block of a mode: not timed, timed one by one, and issued back to back where it does that."""
+
+    lead_in: int
+    samples: int
+
+
+def sampling_for(iteration_us: float, settings: RunSettings) -> Sampling:
+    """Blocks long enough for an iteration of this length."""
+
+    def within(target_us: float, least: int, most: int) -> int:
+        return max(least, min(most, math.ceil(target_us / iteration_us)))
+
+    return Sampling(
+        within(LEAD_IN_US, LEAST_LEAD_IN, MOST_LEAD_IN),
+        within(BLOCK_US, settings.samples, max(settings.samples, MOST_SAMPLES)),
+    )
+
+
+def orders(names: Sequence[_T], seed: str) -> Iterator[list[_T]]:
+    """Orders in which modes are asked for a block, one for each block: drawn, so that none always follows the same."""
+    generator = random.Random(seed)
+    while True:
+        yield generator.sample(list(names), len(names))
+
+
+def core_for(block: int, cores: Sequence[int]) -> int | None:
+    """The core that the calling threads of all modes are bound to in this block; None without a choice."""
+    return cores[block // BLOCKS_PER_CORE % len(cores)] if len(cores) > 1 else None
 
 
 def halves(modes: Sequence[Mode]) -> list[list[Mode]]:

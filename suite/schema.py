@@ -67,13 +67,17 @@ class GpuState(Record):
 
 
 class Block(Record):
-    """Consecutive samples of one mode. Blocks of a group alternate (A B C A B C); `turn` is the place in that order.
+    """Consecutive samples of one mode. Those of index k are measured one after another in all modes of a group, in an
+    order that changes with k; `turn` is the place in time. Turns and indices begin again with each `process`.
 
     `host_us[i]` is wall time from the call to completion on the device, `device_us[i]` the CUDA-event time of the
     same iteration (None on a CPU), `input_sets[i]` the input set it ran on. `throughput_us` is the mean time per
-    iteration over `throughput_iterations` iterations issued back to back with one synchronise at the end.
+    iteration over `throughput_iterations` iterations issued back to back with one synchronise at the end. `core` is the
+    logical core that the calling thread was bound to, None where it was bound to none.
     """
 
+    process: int = 0
+    core: int | None = None
     index: int
     turn: int
     host_us: list[float]
@@ -185,13 +189,29 @@ class Memory(Record):
     replay_peak_reserved_bytes: int | None
 
 
+class CompileConditions(StrEnum):
+    """What else there was while a compile time was taken: caches of earlier compilations, other modes compiling."""
+
+    COLD_ALONE = "cold, alone"
+    """Nothing was cached but what the toolchain itself needs, and no other mode of the run was at work."""
+    KERNELS_ALONE = "kernels cached, alone"
+    """Kernels that modes before it in the list had compiled and tuned were cached, graphs were not."""
+    WARM = "cached"
+    """All was cached: kernels and graphs."""
+
+
 class CompileTimes(Record):
-    """Seconds to the first result (`first_call_s`) and through all of warm-up; `parts` as Dynamo's timers name them."""
+    """Seconds to the first result (`first_call_s`) and through all of warm-up; `parts` as Dynamo's timers name them.
+
+    `conditions` None: all modes compiled side by side, each with cold caches of its own, and the C++ toolchain started
+    in some of them only.
+    """
 
     first_call_s: float
     warm_up_s: float
     warm_cache: bool
     parts: dict[str, float]
+    conditions: CompileConditions | None = None
 
 
 class Metrics(Record):
@@ -241,6 +261,10 @@ class Cell(Record):
     blocks: list[Block]
     baseline_blocks: dict[str, list[Block]]
     """In `halves` and `pairs`: blocks of baselines that alternated with this cell's and stand in no row of theirs."""
+    processes: int = 1
+    """Starts of the mode that blocks are of."""
+    other_kernels: list[int] = []
+    """Processes that ran other kernels than the first, in this mode or in one of `baseline_blocks`."""
 
     @model_validator(mode="before")
     @classmethod

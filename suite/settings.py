@@ -19,14 +19,21 @@ MATMUL_PRECISION: Literal["high"] = "high"
 class RunSettings(Record):
     """Options that shape the numbers: all rows of a run have the same.
 
-    `samples` per cell are spread over `blocks`; inputs rotate over `input_sets` sets at different addresses.
-    `warm_up` counts iterations before the first sample, recording included. `check_inputs` input sets are compared
-    with eager before any timing. `warm_cache`: compiled kernels are kept from run to run, else every cell compiles
-    afresh. `variant` None means each workload's own default.
+    Each mode is started `processes` times (None: three times on a GPU, once on a CPU). Each process measures at least
+    `blocks` blocks of at least `samples` samples, and more until its ratios are narrow enough, for `measure_s` seconds
+    or up to `most_blocks`. Inputs rotate over `input_sets` sets at different addresses. `warm_up` counts iterations
+    before the first sample, recording included. `check_inputs` input sets are compared with eager before
+    any timing. `warm_cache`: compiled kernels are kept from run to run, else every workload is
+    compiled and tuned afresh. `cold_compile_times`: each mode compiles once more, alone and with caches of its own.
+    `variant` None means each workload's own default.
     """
 
-    samples: int = 100
-    blocks: int = 5
+    processes: int | None = None
+    blocks: int = 20
+    samples: int = 2
+    measure_s: float = 16.0
+    most_blocks: int = 200
+    cold_compile_times: bool = False
     input_sets: int = 4
     warm_up: int = 8
     check_inputs: int = 2
@@ -44,15 +51,15 @@ class RunSettings(Record):
         Raises:
             WrongUse: an option is out of range, or two do not go together.
         """
-        for name, least in (("samples", 1), ("blocks", 1), ("input_sets", self.check_inputs), ("warm_up", 1)):
-            if getattr(self, name) < least:
-                raise WrongUse(f"{_option(name)} {getattr(self, name)} is too small: it must be at least {least}")
-        if self.blocks > self.samples:
-            raise WrongUse(
-                f"--blocks {self.blocks} is more than --samples {self.samples}: each block needs at least one sample"
-            )
+        least = {"processes": 1, "samples": 1, "blocks": 1, "input_sets": self.check_inputs, "warm_up": 1}
+        for name, bound in {**least, "measure_s": 0, "most_blocks": 1}.items():
+            value = getattr(self, name)
+            if value is not None and not bound <= value < float("inf"):
+                raise WrongUse(f"{_option(name)} {value} is out of range: it must be at least {bound}, and finite")
         if not 0 <= self.seed < 2**63:
             raise WrongUse(f"--seed {self.seed} is out of range: it must be from 0 to 2**63 - 1")
+        if self.processes is None:
+            return self.model_copy(update={"processes": 3 if self.device == "cuda" else 1})
         return self
 
 
@@ -77,7 +84,7 @@ class Preset:
 
 
 FULL = Preset(workloads=(), settings=RunSettings())
-QUICK = Preset(workloads=("ALNET", "DCGAN", "EOS"), settings=RunSettings(samples=20))
+QUICK = Preset(workloads=("ALNET", "DCGAN", "EOS"), settings=RunSettings(processes=1, blocks=10, measure_s=0.0))
 """A smoke run: a vision model, a training workload and a graph of a single kernel, with few samples each."""
 
 

@@ -1,23 +1,28 @@
-"""Ratios between two modes with an interval, and when a difference may be called one.
+"""How many times faster one mode is than another, how well that is known, and what may be called a difference.
 
-All functions take samples as blocks: `blocks[k]` holds the samples that block k of a mode measured, in any unit of
-time (the ratio has none). Two modes that alternated (A B A B) met the same state of the machine in block k, which is
-why block k of one is compared with block k of the other and with no other.
+All functions take samples as `samples[process][block][sample]`, in any unit of time. A process is one start of a mode;
+process r of one mode was alive beside process r of the other, and their blocks came in turn, in an order that changes.
 
-Note [Paired ratio]: the estimate is the geometric mean over k of median(reference block k) / median(block k). Whatever
-slows both modes in a block by the same factor (clocks, temperature, a neighbour) cancels in it. Values above 1
-mean the mode is faster than the reference.
+Note [Location]: what disturbs a measurement (another tenant of the host, a slower clock, an interrupt) makes it longer,
+never shorter, and swallows whole blocks: on the recorded H200 every tenth to third block of a host-bound mode took 1.1
+to 2.1 times as long. So the time of a process is the mean over its blocks' log medians between the 10th and the 50th
+percentile: the undisturbed half, without its lowest tenth. Half of the blocks may be disturbed before it moves. On the
+recorded blocks its standard error is half that of the median, and a third of that of the mean. Neighbouring blocks of
+different modes hardly share what disturbs them (the correlation of recorded neighbours is 0.0 to 0.3), so that nothing
+is gained by pairing them; what lasts longer than a block meets all modes alike.
 
-Note [Block bootstrap]: samples within a block are correlated, so the blocks are what is drawn: each replicate draws
-as many block pairs as there are, with replacement, and then draws the samples within each drawn block anew, for both
-modes. (Noise within blocks enters twice this way, in the block medians and in the second draw: the interval errs on the
-wide side.) With five to ten blocks a plain percentile interval is too narrow; the usual mend is applied (T. Hesterberg,
-"What Teachers Should Know About the Bootstrap", The American Statistician 69(4), 2015): deviations are widened by
-sqrt(n / (n - 1)), and the tails are those of Student's t with n - 1 degrees of freedom.
+Note [Bootstrap]: processes of one program differ (where its memory lies, what else the host does), and blocks of one
+process cannot show by how much. So each replicate draws as many processes as there are, with replacement, and the
+blocks of each drawn process anew. Three processes drawn with replacement vary too little; deviations are widened by
+sqrt(R / (R - 1)) (T. Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69(4),
+2015). Noise of blocks enters twice that way, and the interval errs on the wide side where blocks vary most.
 
-Note [Noise floor]: an interval says how well a ratio is known, not whether such a ratio means anything. The floor is
-what the same measurement yields when a mode is compared with itself: its own neighbouring blocks, odd against even,
-taken for two modes. A difference below the floor is not called one.
+Note [Verdicts]: a difference below `MARGIN` is of no interest, whichever its sign. SAME is the outcome of two
+one-sided tests at 5 % against the margin (TOST), that is: the 90 % interval lies within it. FAST and SLOW need an
+interval of 95 % that excludes 1 and reaches beyond the margin. So everything is decided once the interval is narrow
+enough, and sampling goes on until it is (`narrow_enough`) or there is no time left. That rule looks at the width and
+not at the verdict: stopping when a verdict comes out would find differences that are not there.
+`tests/test_stats_recorded_noise.py` has the rates of wrong and missed verdicts on blocks drawn from recorded ones.
 """
 
 from __future__ import annotations
@@ -26,29 +31,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
-Blocks = Sequence[Sequence[float]]
+Samples = Sequence[Sequence[Sequence[float]]]
 
+TRIMMED = (0.1, 0.5)
+"""Quantiles of the blocks between which they count."""
+MARGIN = 0.03
+"""Differences up to 3 % are called none: a mode is SAME from 1 / 1.03 to 1.03."""
 CONFIDENCE = 0.95
-REPLICATES = 4000
+EQUIVALENCE_CONFIDENCE = 0.90
+REPLICATES = 1000
+MINIMUM_PROCESSES = 3
 MINIMUM_BLOCKS = 5
-"""Fewer blocks give no verdict but AMBG: the whole range of four values misses their median in one case of eight."""
-MINIMUM_FLOOR = 0.01
-"""No difference below 1 % is called one, however quiet the machine was: processes of one mode differ from each other
-(memory layout, choice of kernels), and blocks of one process cannot show by how much."""
-MAXIMUM_SAME = 0.05
-"""Modes are not called the same if they may differ by more than 5 %: on a noisy machine that is for AMBG to say."""
-MAXIMUM_SWAPS = 4096
-"""Swaps of neighbouring blocks looked at for the floor; up to 12 pairs that is all of them."""
+"""Per process. With fewer of either there is no verdict but AMBG."""
 
 
 class Verdict(StrEnum):
-    """What may be said of a mode against its baseline (see `judge`)."""
+    """What may be said of a mode against its baseline (see Note [Verdicts])."""
 
     FAST = "FAST"
     SLOW = "SLOW"
@@ -60,13 +62,16 @@ class Verdict(StrEnum):
 class Ratio:
     """How many times faster than the reference a mode is, with its 95 % interval [low, high].
 
-    `blocks` is the number of block pairs (of the shorter side, where the modes did not alternate), `log_replicates`
-    the widened bootstrap replicates of log(ratio), from which means over workloads take their interval.
+    `same_low` and `same_high` bound the 90 % interval. `processes` is the number of pairs of processes, `blocks` the
+    least number of blocks that one of them has, `log_replicates` the widened bootstrap replicates of log(ratio).
     """
 
     value: float
     low: float
     high: float
+    same_low: float
+    same_high: float
+    processes: int
     blocks: int
     log_replicates: NDArray[np.float64] = field(repr=False, compare=False)
 
@@ -81,40 +86,93 @@ class GeometricMean:
     count: int
 
 
-def paired_ratio(reference: Blocks, blocks: Blocks, seed: Sequence[int] = (0,)) -> Ratio:
-    """Speed-up over `reference` of a mode whose blocks alternated with it: `reference[k]` belongs to `blocks[k]`.
+def location(log_medians: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean of the order statistics between `TRIMMED`, along the last axis: see Note [Location]."""
+    count = log_medians.shape[-1]
+    first = int(TRIMMED[0] * count)
+    last = max(first + 1, math.ceil(TRIMMED[1] * count))
+    return np.asarray(np.sort(log_medians, axis=-1)[..., first:last].mean(axis=-1))
 
-    See Note [Paired ratio] and Note [Block bootstrap]. The same samples and seed always give the same interval; use
-    another seed for each pair of cells, or errors of unrelated workloads would be drawn alike.
+
+def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,)) -> Ratio:
+    """Speed-up of `mode` over `reference`, whose process r was measured beside the mode's process r.
+
+    The same samples and seed always give the same interval; use another seed for each pair of cells, or errors of
+    unrelated workloads would be drawn alike.
 
     Raises:
-        ValueError: the sides differ in the number of blocks, or a block is empty or holds a time that is not positive.
+        ValueError: the sides differ in the number of processes, there is none, one has no block, or a block is empty
+            or holds a time that is not positive.
     """
-    if len(reference) != len(blocks):
-        raise ValueError(f"alternating modes have equally many blocks; got {len(reference)} and {len(blocks)}")
-    ours, theirs = _log_medians(blocks), _log_medians(reference)
+    if len(reference) != len(mode) or not mode:
+        raise ValueError(f"both modes need equally many processes; got {len(reference)} and {len(mode)}")
     generator = np.random.default_rng(seed)
-    drawn = generator.integers(len(blocks), size=(REPLICATES, len(blocks)))
-    replicates = _replicates(reference, drawn, generator) - _replicates(blocks, drawn, generator)
-    return _estimate(float(np.mean(theirs - ours)), replicates, len(blocks))
+    pairs = [(_log_medians(theirs), _log_medians(ours)) for theirs, ours in zip(reference, mode, strict=True)]
+    log_ratio = float(np.mean([location(theirs) - location(ours) for theirs, ours in pairs]))
+    drawn = np.array([[resampled(side, generator) for side in pair] for pair in pairs])
+    replicates = resample_processes(drawn[:, 0] - drawn[:, 1], log_ratio, generator)
+    return ratio_of(log_ratio, replicates, len(pairs), min(side.size for pair in pairs for side in pair))
 
 
-def unpaired_ratio(reference: Blocks, blocks: Blocks, seed: Sequence[int] = (0,)) -> Ratio:
-    """Speed-up over a `reference` that was measured at another time: each side's blocks are drawn by themselves.
+def resampled(
+    log_medians: NDArray[np.float64], generator: np.random.Generator, replicates: int = REPLICATES
+) -> NDArray[np.float64]:
+    """Locations of blocks drawn anew, with replacement. Shape [..., blocks] to [..., replicates].
 
-    Drift between the two measurements does not cancel and the interval cannot know it; judge it by `drift_floor`.
+    Leading axes are other data drawn in the same way: the places of the blocks are the same for all of them.
+    """
+    count = log_medians.shape[-1]
+    return location(log_medians[..., generator.integers(count, size=(replicates, count))])
+
+
+def resample_processes(
+    by_process: NDArray[np.float64], log_ratio: NDArray[np.float64] | float, generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """Replicates of the mean over processes, drawn anew too and widened: see Note [Bootstrap].
+
+    Args:
+        by_process: shape [..., processes, replicates], replicates of each process's log ratio.
+        log_ratio: shape [...], the estimate they scatter around.
+        generator: where the draws come from.
+
+    Returns:
+        Shape [..., replicates].
+    """
+    processes, replicates = by_process.shape[-2:]
+    drawn = generator.integers(processes, size=(processes, replicates))
+    columns = np.argsort(generator.random((processes, replicates)), axis=1)
+    means = by_process[..., drawn, columns].mean(axis=-2)
+    widened = math.sqrt(processes / (processes - 1)) if processes > 1 else 1.0
+    centre = np.asarray(log_ratio)[..., None]
+    return np.asarray(centre + (means - centre) * widened)
+
+
+def judge(ratio: Ratio) -> Verdict:
+    """The verdict by Note [Verdicts]; AMBG for want of processes or blocks."""
+    if ratio.processes < MINIMUM_PROCESSES or ratio.blocks < MINIMUM_BLOCKS:
+        return Verdict.AMBG
+    if ratio.same_low >= 1 / (1 + MARGIN) and ratio.same_high <= 1 + MARGIN:
+        return Verdict.SAME
+    if ratio.low > 1 and ratio.high > 1 + MARGIN:
+        return Verdict.FAST
+    if ratio.high < 1 and ratio.low < 1 / (1 + MARGIN):
+        return Verdict.SLOW
+    return Verdict.AMBG
+
+
+def narrow_enough(reference: Sequence[Sequence[float]], mode: Sequence[Sequence[float]], processes: int) -> bool:
+    """Whether `processes` pairs like this one (`samples[block][sample]`) would give an interval that decides.
+
+    Its half-width is then at most half of the margin, so that a mode without a difference is SAME, and one that
+    differs by more than the margin is FAST or SLOW.
 
     Raises:
         ValueError: a side has no block, or a block is empty or holds a time that is not positive.
     """
-    ours, theirs = _log_medians(blocks), _log_medians(reference)
-    generator = np.random.default_rng(seed)
-    sides = [
-        _replicates(side, generator.integers(len(side), size=(REPLICATES, len(side))), generator)
-        for side in (reference, blocks)
-    ]
-    shorter = min(len(reference), len(blocks))
-    return _estimate(float(np.mean(theirs) - np.mean(ours)), sides[0] - sides[1], shorter)
+    generator = np.random.default_rng(0)
+    theirs, ours = (resampled(_log_medians(side), generator, replicates=200) for side in (reference, mode))
+    half_width = 1.96 * float(np.std(theirs - ours)) / math.sqrt(processes)
+    return half_width <= math.log1p(MARGIN) / 2
 
 
 def geometric_mean(ratios: Sequence[Ratio]) -> GeometricMean:
@@ -127,59 +185,11 @@ def geometric_mean(ratios: Sequence[Ratio]) -> GeometricMean:
         raise ValueError("a geometric mean needs at least one ratio")
     value = math.exp(math.fsum(math.log(ratio.value) for ratio in ratios) / len(ratios))
     replicates = np.mean([ratio.log_replicates for ratio in ratios], axis=0)
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.exp(np.quantile(replicates, [tail, 1 - tail]))
+    low, high = np.exp(_interval(replicates, CONFIDENCE))
     return GeometricMean(value, min(float(low), value), max(float(high), value), len(ratios))
 
 
-def noise_floor(blocks: Blocks) -> float | None:
-    """|ratio - 1| that a mode compared with itself reaches: the 95th percentile over all swaps of neighbours.
-
-    Blocks (0, 1), (2, 3), ... are taken as pairs of two modes that alternated, and again (1, 2), (3, 4), ..., so that
-    no block is left out; the larger floor counts, and never less than `MINIMUM_FLOOR`. None with fewer than two blocks:
-    there is nothing to compare. See Note [Noise floor].
-
-    Raises:
-        ValueError: a block is empty or holds a time that is not positive.
-    """
-    medians = _log_medians(blocks)
-    if len(medians) < 2:
-        return None
-    return max([MINIMUM_FLOOR, *(_swap_spread(medians[start:]) for start in (0, 1) if len(medians) - start >= 2)])
-
-
-def drift_floor(blocks: Blocks) -> float | None:
-    """The floor for modes measured one after another: the whole range of the mode's own block medians.
-
-    What a mode drifted while it was measured, it may have drifted in between. None with fewer than two blocks.
-
-    Raises:
-        ValueError: a block is empty or holds a time that is not positive.
-    """
-    medians = _log_medians(blocks)
-    if len(medians) < 2:
-        return None
-    return max(MINIMUM_FLOOR, math.expm1(float(np.ptp(medians))))
-
-
-def judge(ratio: Ratio, floor: float | None) -> Verdict:
-    """The verdict on a ratio against a noise floor (0.01 = 1 %; either way round, so that 1 % slower is 1/1.01).
-
-    FAST: the whole interval lies above 1 + floor. SLOW: the whole interval lies below 1 / (1 + floor). SAME: the whole
-    interval lies between the two, and no farther from 1 than `MAXIMUM_SAME` however large the floor. AMBG: anything
-    else, and always where the floor is not known or the ratio rests on fewer than `MINIMUM_BLOCKS` blocks.
-    """
-    if floor is None or ratio.blocks < MINIMUM_BLOCKS:
-        return Verdict.AMBG
-    if ratio.low > 1 + floor:
-        return Verdict.FAST
-    if ratio.high < 1 / (1 + floor):
-        return Verdict.SLOW
-    same = 1 + min(floor, MAXIMUM_SAME)
-    return Verdict.SAME if ratio.low >= 1 / same and ratio.high <= same else Verdict.AMBG
-
-
-def _log_medians(blocks: Blocks) -> NDArray[np.float64]:
+def _log_medians(blocks: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     if not blocks:
         raise ValueError("there is no block of samples")
     for index, block in enumerate(blocks):
@@ -188,38 +198,19 @@ def _log_medians(blocks: Blocks) -> NDArray[np.float64]:
     return np.array([math.log(float(np.median(block))) for block in blocks])
 
 
-def _replicates(blocks: Blocks, drawn: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Mean log median of each row of `drawn` (block indices), with the samples of every drawn block drawn anew."""
-    log_medians = np.empty(drawn.shape)
-    for index, block in enumerate(blocks):
-        places = drawn == index
-        samples = np.asarray(block, dtype=np.float64)
-        resampled = generator.choice(samples, size=(int(places.sum()), len(samples)))
-        log_medians[places] = np.log(np.median(resampled, axis=1))
-    return log_medians.mean(axis=1)
+def _interval(log_replicates: NDArray[np.float64], confidence: float) -> NDArray[np.float64]:
+    tail = (1 - confidence) / 2
+    return np.quantile(log_replicates, [tail, 1 - tail], axis=-1)
 
 
-def _estimate(log_ratio: float, replicates: NDArray[np.float64], blocks: int) -> Ratio:
-    """The interval by Note [Block bootstrap]. One block gives none: it reaches from 0 to infinity."""
+def ratio_of(log_ratio: float, replicates: NDArray[np.float64], processes: int, blocks: int) -> Ratio:
+    """The ratio with its intervals. A single block tells nothing of them: they reach from 0 to infinity."""
     value = math.exp(log_ratio)
     if blocks < 2:
-        return Ratio(value, 0.0, math.inf, blocks, replicates)
-    widened = log_ratio + (replicates - log_ratio) * math.sqrt(blocks / (blocks - 1))
-    tail = stats.norm.cdf(stats.t.ppf((1 - CONFIDENCE) / 2, df=blocks - 1))
-    low, high = np.exp(np.quantile(widened, [tail, 1 - tail]))
-    return Ratio(value, min(float(low), value), max(float(high), value), blocks, widened)
-
-
-def _swap_spread(medians: NDArray[np.float64]) -> float:
-    """95th percentile of |ratio - 1| over swaps within the pairs (0, 1), (2, 3), ... of one mode's log medians."""
-    pairs = len(medians) // 2
-    differences = medians[1 : 2 * pairs : 2] - medians[0 : 2 * pairs : 2]
-    means = np.abs(_swaps(pairs) @ differences) / pairs
-    return math.expm1(float(np.quantile(means, CONFIDENCE)))
-
-
-def _swaps(pairs: int) -> NDArray[np.int64]:
-    """Rows of signs +1/-1 per pair: every combination where there are at most `MAXIMUM_SWAPS`, else a fixed choice."""
-    if 2**pairs <= MAXIMUM_SWAPS:
-        return np.array(list(product((1, -1), repeat=pairs)), dtype=np.int64)
-    return np.random.default_rng(pairs).choice([1, -1], size=(MAXIMUM_SWAPS, pairs))
+        return Ratio(value, 0.0, math.inf, 0.0, math.inf, processes, blocks, replicates)
+    bounds = [
+        bound(float(edge), value)
+        for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)
+        for bound, edge in zip((min, max), np.exp(_interval(replicates, confidence)), strict=True)
+    ]
+    return Ratio(value, *bounds, processes, blocks, replicates)

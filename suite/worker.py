@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from suite.cell_errors import CellError, Inaccurate
+from suite.compile_cache import INDUCTOR, TRITON
 from suite.protocol import (
     COMMANDS,
     CellSpec,
     Collected,
     CollectMetrics,
+    Compile,
     Failed,
     Measure,
     Measured,
@@ -96,18 +98,20 @@ class Server:
                     from suite.live_cell import LiveCell
 
                     self._cell = LiveCell(spec, self._announce)
-                    yield self._cell.prepare()
+                    yield self._cell.build()
+                case Compile(conditions=conditions):
+                    yield self._built.compile(conditions)
                 case Measure() as command:
                     self._phase = "measure"
-                    yield Measured(block=self._prepared.measure(command))
-                case CollectMetrics():
+                    yield Measured(block=self._built.measure(command))
+                case CollectMetrics(kernels_only=kernels_only):
                     self._phase = "metrics"
-                    yield Collected(metrics=self._prepared.metrics())
+                    yield Collected(metrics=self._built.kernels() if kernels_only else self._built.metrics())
                 case Stop():
                     return
 
     @property
-    def _prepared(self) -> LiveCell:
+    def _built(self) -> LiveCell:
         if self._cell is None:
             raise ValueError("the first command must be `prepare`")
         return self._cell
@@ -133,9 +137,9 @@ def enter_environment(spec: CellSpec) -> None:
     cache = Path(spec.cache_dir)
     cache.mkdir(parents=True, exist_ok=True)
     os.environ |= {
-        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "TRITON_CACHE_DIR": str(cache / "triton"),
-        "TORCHINDUCTOR_COMPILE_THREADS": str(spec.cpu_threads),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / INDUCTOR),
+        "TRITON_CACHE_DIR": str(cache / TRITON),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(spec.compile_threads),
         "OMP_NUM_THREADS": str(spec.cpu_threads),
     }
 

@@ -22,9 +22,14 @@ def only(comparisons, mode, baseline, metric=Metric.LATENCY):
     return item
 
 
-def steady(times, **changes):
-    """Blocks with these medians, without noise inside."""
-    return {"blocks": [block(i, [t, t, t], i, t / 2) for i, t in enumerate(times)], **changes}
+def steady(times, processes=3, **changes):
+    """Blocks with these medians in each process, without noise inside."""
+    blocks = [
+        block(i, [t, t, t], i, t / 2).model_copy(update={"process": process})
+        for process in range(processes)
+        for i, t in enumerate(times)
+    ]
+    return {"blocks": blocks, "processes": processes, **changes}
 
 
 def test_each_mode_is_compared_with_the_reference_and_its_declared_baselines():
@@ -33,15 +38,38 @@ def test_each_mode_is_compared_with_the_reference_and_its_declared_baselines():
     assert pairs == {("graph", "compile"), ("graph-unpartitioned", "compile"), ("graph-unpartitioned", "graph")}
 
 
-def test_ratio_is_of_blocks_of_the_same_index():
-    # the machine becomes twice as slow on the way; the mode stays twice as fast
+def test_ratio_is_of_the_undisturbed_half_of_each_process():
     run = run_of(
-        cell(mode="compile", **steady([100, 110, 130, 160, 200])), cell(mode="graph", **steady([50, 55, 65, 80, 100]))
+        cell(mode="compile", **steady([100, 100, 100, 190, 200])), cell(mode="graph", **steady([50, 50, 50, 50, 95]))
     )
     item = only(compare.compare(run), "graph", "compile")
-    assert (item.ratio.value, item.ratio.low, item.ratio.high) == pytest.approx((2, 2, 2))
+    assert (item.ratio.value, item.ratio.low, item.ratio.processes) == (pytest.approx(2), pytest.approx(2, rel=0.4), 3)
     assert item.alternating
     assert item.verdict is stats.Verdict.FAST
+
+
+def test_processes_are_compared_with_those_that_were_alive_beside_them():
+    """The second process of both was on a slower host; one that only one side has does not count."""
+    slow = [block(i, [300.0], i).model_copy(update={"process": 1}) for i in range(6)]
+    slower = [block(i, [600.0], i).model_copy(update={"process": 1}) for i in range(6)]
+    alone = [block(i, [1.0], i).model_copy(update={"process": 2}) for i in range(6)]
+    run = run_of(
+        cell(mode="compile", blocks=[*steady([100] * 6, processes=1)["blocks"], *slower]),
+        cell(mode="graph", blocks=[*steady([50] * 6, processes=1)["blocks"], *slow, *alone]),
+    )
+    item = only(compare.compare(run), "graph", "compile")
+    assert (item.ratio.value, item.ratio.processes) == (pytest.approx(2), 2)
+    assert item.verdict is stats.Verdict.AMBG, "two processes do not decide"
+
+
+def test_device_time_has_a_verdict_of_its_own():
+    run = run_of(
+        cell(mode="compile", **steady([100] * 6)),
+        cell(mode="graph", blocks=[b.model_copy(update={"device_us": [99.0] * 3}) for b in steady([50] * 6)["blocks"]]),
+    )
+    comparisons = compare.compare(run)
+    assert only(comparisons, "graph", "compile").verdict is stats.Verdict.FAST
+    assert only(comparisons, "graph", "compile", Metric.DEVICE).verdict is stats.Verdict.SAME
 
 
 def test_throughput_is_compared_apart():
@@ -113,24 +141,25 @@ def test_where_a_baseline_measured_nothing_in_a_group_its_row_stands_in():
     assert (item.ratio.value, item.alternating) == (pytest.approx(2), False)
 
 
-def test_modes_measured_one_after_another_are_marked_and_judged_by_their_drift():
+def test_a_pair_that_both_have_their_rows_of_was_measured_in_turn():
+    pair = {"grouping": Grouping.PAIRS, "group": ["compile", "eager"]}
+    run = run_of(cell(mode="eager", **steady([200] * 6), **pair), cell(mode="compile", **steady([100] * 6), **pair))
+    assert only(compare.compare(run), "eager", "compile").alternating
+
+
+def test_modes_measured_one_after_another_are_marked():
     run = run_of(
-        cell(mode="compile", grouping=Grouping.SEQUENTIAL, group=["compile"], **steady([100, 110, 120, 130, 140])),
-        cell(mode="graph", grouping=Grouping.SEQUENTIAL, group=["graph"], **steady([90, 90, 90, 90, 90])),
+        cell(mode="compile", grouping=Grouping.SEQUENTIAL, group=["compile"], **steady([100] * 6)),
+        cell(mode="graph", grouping=Grouping.SEQUENTIAL, group=["graph"], **steady([90] * 6)),
     )
     item = only(compare.compare(run), "graph", "compile")
     assert not item.alternating
-    assert item.floor == pytest.approx(0.4)
-    assert item.verdict is stats.Verdict.AMBG
 
 
-def test_floor_is_that_of_the_noisier_mode():
-    run = run_of(
-        cell(mode="compile", **steady([100, 100, 100, 100, 100])), cell(mode="graph", **steady([50, 50, 50, 60, 60]))
-    )
-    assert only(compare.compare(run), "graph", "compile").floor == pytest.approx(
-        stats.noise_floor([[50], [50], [50], [60]])
-    )
+def test_processes_of_a_mode_that_ran_other_kernels_make_its_ratios_no_gains():
+    run = run_of(cell(mode="compile"), cell(mode="graph", other_kernels=[2], **steady([50] * 6)))
+    item = only(compare.compare(run), "graph", "compile")
+    assert (item.kernels, item.verdict) == (Kernels.RETUNED, None)
 
 
 @pytest.mark.parametrize(

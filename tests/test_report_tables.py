@@ -6,7 +6,16 @@ import csv
 import io
 
 import pytest
-from fixtures.synthetic_results import block, cell, environment, explanation, failed_cell, lowering, metrics
+from fixtures.synthetic_results import (
+    block,
+    cell,
+    environment,
+    explanation,
+    failed_cell,
+    in_processes,
+    lowering,
+    metrics,
+)
 
 from suite.explain.records import Copy
 from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables
@@ -37,7 +46,7 @@ def run():
         (
             cell("EOS", "eager", 200.0),
             cell("EOS", "compile", 100.0),
-            cell("EOS", "graph", 50.0, blocks=[block(i, [50, 50.5, 49.5], i, 45) for i in range(6)]),
+            cell("EOS", "graph", 50.0, blocks=in_processes([block(i, [50, 50.5, 49.5], i, 45) for i in range(6)])),
             cell("ST", "compile", 300.0),
             failed_cell("ST", "graph", Status.OOM, "CUDA out of memory | tried 2 GB"),
         ),
@@ -76,12 +85,12 @@ def test_overview_says_where_the_reference_failed(run):
     assert row(table, workload="EOS") == {"workload": "EOS", "compile_us": "crash", "graph": "compile: crash"}
 
 
-def test_speedups_have_numbers_floor_and_the_published_value(comparisons):
+def test_speedups_have_numbers_and_the_published_value(comparisons):
     table = speedup_tables.speedups(comparisons, PUBLISHED)
     found = row(table, workload="EOS", mode="graph", metric="latency")
     assert found["speedup"] == pytest.approx(2.0)
-    assert found["low"] <= 2.0 <= found["high"]
-    assert (found["floor_percent"], found["verdict"], found["blocks"]) == (1.0, "FAST", 6)
+    assert found["low"] == pytest.approx(2.0) == found["high"]
+    assert (found["verdict"], found["kernels"], found["processes"], found["blocks"]) == ("FAST", "same", 3, 6)
     assert (found["alternating"], found["missing"], found["grace_speedup"]) == (True, None, 0.71)
     throughput = row(table, workload="EOS", mode="graph", metric="throughput")
     assert throughput["speedup"] == pytest.approx(90 / 45)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import threading
@@ -79,7 +80,12 @@ class Bench:
 
     def measured(self) -> list[tuple[str, int, int]]:
         """(mode, block, turn) in the order the workers were asked."""
-        return [(w[0], int(w[1]), int(w[2])) for w in events(self.folder) if w[0] not in ("stray", "child")]
+        said = ("stray", "child", "compiled")
+        return [(w[0], int(w[1]), int(w[2])) for w in events(self.folder) if w[0] not in said]
+
+    def compiled(self) -> list[tuple[str, str]]:
+        """(mode, conditions) in the order the workers compiled."""
+        return [(w[1], w[2]) for w in events(self.folder) if w[0] == "compiled"]
 
 
 @pytest.fixture
@@ -94,7 +100,7 @@ def test_a_good_run_has_a_row_per_mode_with_all_samples(bench: Bench) -> None:
     assert [cell.mode for cell in outcome.cells] == list(cells)
     for cell in cells.values():
         assert cell.status is Status.PASS
-        assert [len(block.host_us) for block in cell.blocks] == [2] * 5
+        assert [len(block.host_us) for block in cell.blocks] == [6] * 5
         assert cell.grouping is Grouping.TOGETHER
         assert cell.group == list(cells)
         assert cell.metrics is not None
@@ -105,15 +111,82 @@ def test_a_good_run_has_a_row_per_mode_with_all_samples(bench: Bench) -> None:
     assert fake_workers_alive() == []
 
 
-def test_blocks_alternate_and_turns_count_up(bench: Bench) -> None:
-    bench.run(modes=ALL_MODES[:3])
-    names = [mode.name for mode in ALL_MODES[:3]]
-    assert bench.measured() == [(names[turn % 3], turn // 3, turn) for turn in range(15)]
+def test_all_modes_measure_a_block_before_the_next_in_an_order_that_changes(bench: Bench) -> None:
+    bench.run(modes=ALL_MODES[:3], settings=SETTINGS.model_copy(update={"blocks": 30}))
+    names = {mode.name for mode in ALL_MODES[:3]}
+    measured = bench.measured()
+    assert [turn for _, _, turn in measured] == list(range(90))
+    cycles = [measured[at : at + 3] for at in range(0, 90, 3)]
+    assert all({mode for mode, _, _ in cycle} == names for cycle in cycles)
+    assert [{block for _, block, _ in cycle} for cycle in cycles] == [{index} for index in range(30)]
+    before = [first[0] for first, then in itertools.pairwise(measured) if then[0] == "compile"]
+    assert {before.count(name) > 3 for name in names - {"compile"}} == {True}, "compile does not always follow eager"
 
 
-def test_samples_that_do_not_divide_by_blocks_are_all_taken(bench: Bench) -> None:
-    bench.run(modes=ALL_MODES[:1], settings=SETTINGS.model_copy(update={"samples": 7, "blocks": 3}))
-    assert [len(block.host_us) for block in bench.cells()["eager"].blocks] == [3, 2, 2]
+def test_each_mode_is_started_several_times_and_has_the_blocks_of_all(bench: Bench) -> None:
+    bench.run(modes=ALL_MODES[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
+    for cell in bench.cells().values():
+        assert cell.processes == 3
+        assert [(block.process, block.index) for block in cell.blocks] == [(p, i) for p in range(3) for i in range(5)]
+        assert cell.other_kernels == []
+    log = (bench.path / "logs" / "FAKE.graph.log").read_text()
+    assert log.count("fake worker of FAKE graph") == 3
+
+
+def test_a_mode_fails_where_one_of_its_processes_does_and_is_not_started_again(bench: Bench) -> None:
+    settings = SETTINGS.model_copy(update={"processes": 3})
+    bench.run({"graph": "later:exit:1"}, modes=ALL_MODES[1:3], settings=settings)
+    cells = bench.cells()
+    assert (cells["graph"].status, cells["graph"].processes) == (Status.CRASH, 2)
+    assert (cells["graph"].error or "").startswith("process 2: ")
+    assert (cells["compile"].status, len(cells["compile"].blocks)) == (Status.PASS, 15)
+
+
+def test_modes_compile_one_after_another_the_reference_first_and_side_by_side_once_they_are_cached(
+    bench: Bench,
+) -> None:
+    bench.run(settings=SETTINGS.model_copy(update={"processes": 2}))
+    compiled = bench.compiled()
+    assert compiled[:4] == [
+        ("compile", "COLD_ALONE"),
+        ("graph", "KERNELS_ALONE"),
+        ("graph-unpartitioned", "KERNELS_ALONE"),
+        ("eager", "WARM"),
+    ], "eager has nothing to tune and comes with the rest"
+    assert sorted(compiled[4:]) == sorted((mode.name, "WARM") for mode in ALL_MODES)
+
+
+def test_all_modes_of_a_workload_share_one_cache_and_workloads_do_not(bench: Bench) -> None:
+    bench.run(
+        workloads=[fake_workload("ONE"), fake_workload("TWO")], settings=SETTINGS.model_copy(update={"processes": 2})
+    )
+    folders = {
+        name: {
+            line.split()[-1] for log in (bench.path / "logs").glob(f"{name}.*") for line in log.read_text().splitlines()
+        }
+        for name in ("ONE", "TWO")
+    }
+    assert len(folders["ONE"]) == len(folders["TWO"]) == 1
+    assert folders["ONE"] != folders["TWO"]
+
+
+def test_compile_times_with_empty_caches_are_taken_of_each_mode_alone(bench: Bench) -> None:
+    bench.run(modes=ALL_MODES[:3], settings=SETTINGS.model_copy(update={"cold_compile_times": True}))
+    assert bench.compiled()[3:] == [("compile", "COLD_ALONE"), ("graph", "COLD_ALONE")]
+    assert {cell.mode for cell in bench.cells().values()} == {"eager", "compile", "graph"}
+
+
+def test_sampling_goes_on_until_ratios_are_narrow_enough(bench: Bench) -> None:
+    """Blocks of the fake worker are all alike: then the least number is enough, and scattered ones take them all."""
+    settings = SETTINGS.model_copy(update={"blocks": 10, "most_blocks": 25, "measure_s": 60.0})
+    bench.run(modes=ALL_MODES[1:3], settings=settings, workloads=[fake_workload("CALM")])
+    bench.run({"graph": "scatter"}, modes=ALL_MODES[1:3], settings=settings, workloads=[fake_workload("WILD")])
+    assert {key: len(cell.blocks) for key, cell in bench.cells().items()} == {
+        "CALM/compile": 10,
+        "CALM/graph": 10,
+        "WILD/compile": 25,
+        "WILD/graph": 25,
+    }
 
 
 @pytest.mark.parametrize(
@@ -141,7 +214,7 @@ def test_a_failing_mode_becomes_a_row_and_the_others_go_on(bench: Bench, action:
     }
     assert cells["graph"].error
     assert "fake worker of FAKE graph" in (cells["graph"].log_tail or "")
-    assert [len(block.host_us) for block in cells["eager"].blocks] == [2] * 5
+    assert [len(block.host_us) for block in cells["eager"].blocks] == [6] * 5
     assert [cell.mode for cell in outcome.failed] == ["graph"]
     assert fake_workers_alive() == []
 
@@ -167,7 +240,7 @@ def test_errors_and_logs_hold_no_path_of_this_machine(bench: Bench) -> None:
 
 def test_a_mode_whose_bits_differ_fails_before_it_is_timed(bench: Bench) -> None:
     strict = Mode("strict", "must equal graph", baselines=("compile",), uses_cuda_graphs=True, bitwise_with=("graph",))
-    bench.run({"strict": "other_digest"}, modes=(MODES["compile"], MODES["graph"], strict))
+    bench.run({"strict": "other_digest@compile"}, modes=(MODES["compile"], MODES["graph"], strict))
     cell = bench.cells()["strict"]
     assert cell.status is Status.FAIL_ACCURACY
     assert cell.correctness is not None
@@ -259,12 +332,13 @@ def test_modes_that_do_not_fit_together_are_measured_in_halves_with_the_common_b
     for mode in second[2:]:
         assert cells[mode].group == second
         assert list(cells[mode].baseline_blocks) == ["compile", "graph"]
-        assert [len(block.host_us) for block in cells[mode].baseline_blocks["graph"]] == [2] * 5
+        assert [len(block.host_us) for block in cells[mode].baseline_blocks["graph"]] == [6] * 5
     alternated = [*cells["placement"].baseline_blocks.values(), cells["placement"].blocks, cells["indirection"].blocks]
     assert sorted(block.turn for blocks in alternated for block in blocks) == list(range(20))
-    assert bench.measured() == [(half[turn % 4], turn // 4, turn) for half in (first, second) for turn in range(20)], (
-        "two groups and no pair"
-    )
+    measured = bench.measured()
+    for half, part in ((first, measured[:20]), (second, measured[20:])):
+        assert [turn for _, _, turn in part] == list(range(20)), "two groups and no pair"
+        assert {mode for mode, _, _ in part} == set(half)
     assert all(cell.metrics is not None for cell in cells.values())
 
 
@@ -328,11 +402,12 @@ def test_modes_of_which_two_fit_are_measured_in_pairs_with_their_baseline(bench:
     cells = bench.cells()
     assert [cell.status for cell in cells.values()] == [Status.PASS] * 4
     assert [cell.grouping for cell in cells.values()] == [Grouping.PAIRS] * 4
-    for mode in ("eager", "graph", "graph-unpartitioned"):
+    assert (cells["eager"].group, cells["eager"].baseline_blocks) == (["compile", "eager"], {}), "compile has its row"
+    for mode in ("graph", "graph-unpartitioned"):
         assert cells[mode].group == ["compile", mode]
         ((baseline, theirs),) = cells[mode].baseline_blocks.items()
         assert baseline == "compile"
-        assert [len(block.host_us) for block in theirs] == [2] * 5
+        assert [len(block.host_us) for block in theirs] == [6] * 5
         turns = sorted(b.turn for b in (*cells[mode].blocks, *theirs))
         assert turns == list(range(10)), "a pair alternates"
     assert cells["compile"].baseline_blocks == {}
@@ -382,8 +457,8 @@ def test_a_crash_beside_the_baseline_is_a_row_of_its_own(bench: Bench) -> None:
     bench.run({"graph": "exit:5", "eager": "fail:oom"}, modes=ALL_MODES[:3])
     cells = bench.cells()
     assert cells["graph"].status is Status.CRASH
-    assert (cells["graph"].grouping, list(cells["graph"].baseline_blocks)) == (Grouping.PAIRS, ["compile"])
-    assert cells["compile"].status is Status.PASS
+    assert (cells["graph"].grouping, cells["graph"].group) == (Grouping.PAIRS, ["compile", "graph"])
+    assert (cells["compile"].status, cells["compile"].group) == (Status.PASS, ["compile", "graph"])
 
 
 def test_a_missing_mode_is_measured_beside_its_baseline_which_gets_no_second_row(bench: Bench) -> None:
@@ -398,7 +473,7 @@ def test_a_missing_mode_is_measured_beside_its_baseline_which_gets_no_second_row
 def test_a_retried_mode_is_compared_with_the_bits_of_earlier_rows(bench: Bench) -> None:
     strict = Mode("strict", "must equal graph", baselines=("compile",), uses_cuda_graphs=True, bitwise_with=("graph",))
     first = bench.run(modes=ALL_MODES[1:3])
-    bench.run({"strict": "other_digest"}, done=first.cells, modes=(*ALL_MODES[1:3], strict))
+    bench.run({"strict": "other_digest@compile"}, done=first.cells, modes=(*ALL_MODES[1:3], strict))
     assert bench.cells()["strict"].status is Status.FAIL_ACCURACY
 
 

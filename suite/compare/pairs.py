@@ -20,7 +20,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from suite import stats
+from suite import stats_across_runs as stats
 from suite.compare.sides import Side
 from suite.compare.surroundings import STOCK_SOFTWARE, Difference, differences
 from suite.errors import EncoreError, WrongUse
@@ -213,13 +213,17 @@ def _comparable(ours: Cell | None, theirs: Cell | None) -> bool:
     )
 
 
-def _samples(blocks: Sequence[Block], metric: Metric) -> dict[int, list[float]]:
+def _samples(blocks: Sequence[Block], metric: Metric) -> dict[tuple[int, int], list[float]]:
+    """Samples by process and block."""
+
     def of(block: Block) -> list[float]:
         if metric is Metric.LATENCY:
             return block.host_us
+        if metric is Metric.DEVICE:
+            return block.device_us or []
         return [] if block.throughput_us is None else [block.throughput_us]
 
-    return {block.index: samples for block in blocks if (samples := of(block))}
+    return {(block.process, block.index): samples for block in blocks if (samples := of(block))}
 
 
 def _ratio(ours: Cell | None, theirs: Cell | None, metric: Metric, same_run: bool) -> _Measured | None:

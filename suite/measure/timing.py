@@ -6,9 +6,12 @@ would hide what it costs to get moving inputs into a CUDA graph.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -17,9 +20,6 @@ from models.instance import tensors_of
 from models.registry import Inputs
 from suite.iteration import Iterate
 from suite.schema import Block, GpuState
-
-LEAD_IN_ITERATIONS = 2
-"""Iterations at the start of each block that are not timed: another mode has used the caches meanwhile."""
 
 
 class DeviceTimer(Protocol):
@@ -109,8 +109,14 @@ def measure_block(
     samples: int,
     throughput_iterations: int,
     read_gpu: Callable[[], GpuState | None],
+    lead_in: int = 0,
+    process: int = 0,
+    core: int | None = None,
 ) -> Block:
     """Time `samples` iterations one by one, then `throughput_iterations` back to back (none if 0).
+
+    Before them come `lead_in` iterations that are awaited one by one just like the samples, and not kept. With `core`
+    the calling thread is bound to that logical core for the block; other threads are left where they are.
 
     Sample i of block `index` runs on input set (index * samples + i) modulo the number of sets. Host time runs from
     before the call until the device has finished, and contains the recording of one event (about 1 us). The GPU's
@@ -120,14 +126,38 @@ def measure_block(
     def rotation(position: int) -> int:
         return (index * samples + position) % len(input_sets)
 
-    gpu_before = read_gpu()
-    gc.collect()
-    for position in range(-LEAD_IN_ITERATIONS, 0):
-        iterate(input_sets[rotation(position)])
+    with bound_to(core) as bound:
+        gpu_before = read_gpu()
+        gc.collect()
+        host_us, device_us = _single_iterations(iterate, input_sets, timer, rotation, range(-lead_in, samples))
+        throughput_us = _back_to_back(iterate, input_sets, timer, rotation, throughput_iterations)
+        gpu_after = read_gpu()
+    return Block(
+        process=process,
+        core=core if bound else None,
+        index=index,
+        turn=turn,
+        host_us=host_us[lead_in:],
+        device_us=device_us[lead_in:] or None,
+        input_sets=[rotation(position) for position in range(samples)],
+        throughput_us=throughput_us,
+        throughput_iterations=throughput_iterations,
+        gpu_before=gpu_before,
+        gpu_after=gpu_after,
+    )
 
+
+def _single_iterations(
+    iterate: Iterate,
+    input_sets: Sequence[Inputs],
+    timer: DeviceTimer,
+    rotation: Callable[[int], int],
+    positions: Iterable[int],
+) -> tuple[list[float], list[float]]:
+    """Host and device times of these iterations, each awaited before the next begins."""
     host_us: list[float] = []
     device_us: list[float] = []
-    for position in range(samples):
+    for position in positions:
         inputs = input_sets[rotation(position)]
         timer.synchronize()
         timer.start()
@@ -139,20 +169,47 @@ def measure_block(
         if (elapsed_us := timer.elapsed_us()) is not None:
             device_us.append(elapsed_us)
 
+    return host_us, device_us
+
+
+def _back_to_back(
+    iterate: Iterate,
+    input_sets: Sequence[Inputs],
+    timer: DeviceTimer,
+    rotation: Callable[[int], int],
+    iterations: int,
+) -> float | None:
+    """Microseconds per iteration of iterations that are awaited together; None of none."""
+    if not iterations:
+        return None
     begin_ns = time.perf_counter_ns()
-    for position in range(throughput_iterations):
+    for position in range(iterations):
         iterate(input_sets[rotation(position)])
     timer.synchronize()
-    throughput_us = (time.perf_counter_ns() - begin_ns) / 1000.0
+    return (time.perf_counter_ns() - begin_ns) / 1000.0 / iterations
 
-    return Block(
-        index=index,
-        turn=turn,
-        host_us=host_us,
-        device_us=device_us or None,
-        input_sets=[rotation(position) for position in range(samples)],
-        throughput_us=throughput_us / throughput_iterations if throughput_iterations else None,
-        throughput_iterations=throughput_iterations,
-        gpu_before=gpu_before,
-        gpu_after=read_gpu(),
+
+@contextlib.contextmanager
+def bound_to(core: int | None) -> Iterator[bool]:
+    """Bind the calling thread to a logical core. Yields whether that was possible; it is not everywhere allowed."""
+    if core is None:
+        yield False
+        return
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {core})
+    except OSError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def iteration_us(iterate: Iterate, input_sets: Sequence[Inputs], timer: DeviceTimer, iterations: int = 5) -> float:
+    """Median host time of a few iterations: how long blocks have to be."""
+    times, _ = _single_iterations(
+        iterate, input_sets, timer, lambda position: position % len(input_sets), range(iterations)
     )
+    return statistics.median(times)

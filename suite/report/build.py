@@ -21,6 +21,7 @@ from suite.report import (
     paper,
     provenance,
     run_charts,
+    same_program,
     speedup_tables,
 )
 from suite.report.chart import Chart
@@ -180,6 +181,7 @@ def _run_parts(
             *speedup_tables.all_tables(run, comparisons, means, published),
             *cell_tables.all_tables(run, published),
             superseded_failures(run),
+            same_program.same_program(run),
         )
     }
     outline = (
@@ -190,7 +192,7 @@ def _run_parts(
         ("memory", "Memory", ("memory",), ("memory",)),
         ("compile", "Compile time", ("compile_time",), ("compile_times",)),
         ("failed", "Cells without a result", (), ("failed", "superseded")),
-        ("trust", "Correctness and conditions", (), ("correctness", "conditions")),
+        ("trust", "Correctness and conditions", (), ("same_program", "correctness", "conditions")),
     )
     return tuple(
         _Part(
@@ -380,7 +382,11 @@ def _page(
         conclusion=concluded,
         headline=headline,
         origins=tuple(line for origin in origins for line in (origin.caption, *origin.rows_by_run)),
-        warnings=tuple(origin.warning for origin in origins if origin.warning),
+        warnings=tuple(
+            warning
+            for warning in (*(origin.warning for origin in origins), cell_tables.throttling(run) if run else None)
+            if warning
+        ),
         sections=tuple(sections),
         sources=tuple(published.sources.values()),
         published=_published_table(published),

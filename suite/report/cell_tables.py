@@ -11,9 +11,12 @@ import numpy as np
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
 from suite.report.table import Table, make_table
-from suite.schema import Block, Cell, Status
+from suite.schema import Block, Cell, CompileTimes, Status
 
 Row = dict[str, object]
+
+THROTTLING = frozenset({"SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"})
+"""Clock-event reasons that lower a clock for want of power or cooling; the others are settings."""
 
 
 def all_tables(run: Run, published: Published) -> tuple[Table, ...]:
@@ -34,7 +37,7 @@ def all_tables(run: Run, published: Published) -> tuple[Table, ...]:
 def times(run: Run) -> Table:
     """Times per iteration, and host time split into kernel time and the rest."""
     columns = ["host_us", "host_p05_us", "host_p95_us", "device_us", "throughput_us", "kernel_us", "rest_us"]
-    columns += ["host_to_kernel_ratio", "samples", "blocks", "grouping"]
+    columns += ["host_to_kernel_ratio", "samples", "blocks", "processes", "grouping"]
     return _cell_table(
         run,
         "times",
@@ -100,8 +103,9 @@ def compile_times(run: Run) -> Table:
         run,
         "compile_times",
         "Compile time",
-        "first call: to the first result; warm up: through recording. The rest are Dynamo's own timers, in seconds.",
-        ["first_call_s", "warm_up_s", "warm_cache", *(f"{part}_s" for part in parts)],
+        "first call: to the first result; warm up: through recording. The rest are Dynamo's own timers, in seconds. "
+        "measured: what was cached, and whether other modes compiled at the same time.",
+        ["first_call_s", "warm_up_s", "measured", *(f"{part}_s" for part in parts)],
         _compile_times_of,
     )
 
@@ -216,7 +220,13 @@ def _times_of(cell: Cell) -> Row:
     device = _all_samples(cell, lambda block: block.device_us or [])
     throughput = [block.throughput_us for block in cell.blocks if block.throughput_us is not None]
     kernel = cell.metrics.kernel_time_us if cell.metrics else None
-    row: Row = {"samples": len(host), "blocks": len(cell.blocks), "grouping": cell.grouping.value, "kernel_us": kernel}
+    row: Row = {
+        "samples": len(host),
+        "blocks": len(cell.blocks),
+        "processes": cell.processes,
+        "grouping": cell.grouping.value,
+        "kernel_us": kernel,
+    }
     if host:
         median = statistics.median(host)
         low, high = np.quantile(host, [0.05, 0.95])
@@ -266,7 +276,33 @@ def _copies_of(cell: Cell, published: Published) -> Row:
 def _compile_times_of(cell: Cell) -> Row:
     if cell.compile is None:
         return {}
-    return cell.compile.model_dump(exclude={"parts"}) | {f"{part}_s": s for part, s in cell.compile.parts.items()}
+    return {
+        "first_call_s": cell.compile.first_call_s,
+        "warm_up_s": cell.compile.warm_up_s,
+        "measured": compile_conditions(cell.compile),
+        **{f"{part}_s": s for part, s in cell.compile.parts.items()},
+    }
+
+
+def compile_conditions(times: CompileTimes) -> str:
+    """How compile times were measured, in words."""
+    if times.conditions is not None:
+        return times.conditions.value
+    return "cached, side by side" if times.warm_cache else "cold, side by side"
+
+
+def throttling(run: Run) -> str | None:
+    """A warning that names workloads during which the GPU lowered its clocks, with NVML's reasons; None without any."""
+    reasons: dict[str, set[str]] = {}
+    for cell in run.cells:
+        for block in cell.blocks:
+            for state in (block.gpu_before, block.gpu_after):
+                if state is not None and (found := set(state.throttle_reasons) & THROTTLING):
+                    reasons.setdefault(cell_label(cell), set()).update(found)
+    if not reasons:
+        return None
+    named = "; ".join(f"{label} ({', '.join(sorted(found))})" for label, found in reasons.items())
+    return f"THROTTLED while measured, so that times of modes may depend on which one ran before: {named}"
 
 
 def _conditions_of(cell: Cell) -> Row:

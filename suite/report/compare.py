@@ -1,4 +1,4 @@
-"""Every mode of a run against its baselines: ratios with intervals, floors, verdicts; and means over workloads."""
+"""Every mode of a run against its baselines: ratios with intervals and verdicts; and means over workloads."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ from suite.schema import Block, Cell, Grouping, Status
 
 
 class Metric(StrEnum):
-    """What is compared: host time of one iteration to completion, or the mean over iterations issued back to back."""
+    """What is compared: host time of one iteration to completion, the time of the device in it, or the mean over
+    iterations issued back to back."""
 
     LATENCY = "latency"
+    DEVICE = "device"
     THROUGHPUT = "throughput"
 
 
+Process = list[list[float]]
+"""Samples of a process by block."""
+
 _SAMPLES: dict[Metric, Callable[[Block], list[float]]] = {
     Metric.LATENCY: lambda block: block.host_us,
+    Metric.DEVICE: lambda block: block.device_us or [],
     Metric.THROUGHPUT: lambda block: [] if block.throughput_us is None else [block.throughput_us],
 }
 
@@ -59,7 +65,7 @@ LEAST_KERNEL_RATIO = 1.02
 class Comparison:
     """A cell against the same row in its baseline mode.
 
-    `ratio`, `floor`, `verdict` and `kernels` are None where there is nothing to compare, and `missing` says why.
+    `ratio`, `verdict` and `kernels` are None where there is nothing to compare, and `missing` says why.
     `verdict` is None too where the sides may have run other kernels: then the ratio is no gain of the mode's.
     `alternating` tells whether the blocks of the two modes alternated; where not, drift between them is in the ratio.
     """
@@ -68,7 +74,6 @@ class Comparison:
     baseline: str
     metric: Metric
     ratio: stats.Ratio | None
-    floor: float | None
     verdict: stats.Verdict | None
     alternating: bool
     missing: str | None
@@ -97,7 +102,7 @@ def baselines(cell: Cell) -> tuple[str, ...]:
 
 
 def compare(run: Run) -> tuple[Comparison, ...]:
-    """Each cell of a run against each of its baselines, in both metrics, in the order of the cells.
+    """Each cell of a run against each of its baselines, in all metrics, in the order of the cells.
 
     Raises:
         EncoreError: a recorded time is not positive.
@@ -151,35 +156,31 @@ def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
     return tuple(means)
 
 
+def compare_cells(cell: Cell, reference: Cell, metric: Metric) -> Comparison:
+    """One cell against another of its row, in the processes that both have.
+
+    Raises:
+        EncoreError: a recorded time is not positive.
+    """
+    ours, theirs, alternating = _samples(cell, reference, metric)
+    name = f"{cell_label(cell)} {cell.mode} over {reference.mode}"
+    if not ours:
+        return Comparison(cell, reference.mode, metric, None, None, False, f"no {metric} samples")
+    try:
+        ratio = stats.speed_up(theirs, ours, seed=(zlib.crc32(f"{name} {metric}".encode()),))
+    except ValueError as error:
+        raise EncoreError(f"the recorded {metric} samples of {name} cannot be compared: {error}") from error
+    kernels = compare_kernels(cell, reference, ratio.value)
+    verdict = stats.judge(ratio) if kernels in COMPARABLE else None
+    return Comparison(cell, reference.mode, metric, ratio, verdict, alternating, None, kernels)
+
+
 def _compare_cell(run: Run, cell: Cell, baseline: str, metric: Metric) -> Comparison:
     reference = run.find(cell_label(cell), baseline)
     missing = _missing(cell, baseline, reference)
     if missing is None and reference is not None:
-        ours, theirs, alternating = _blocks(cell, reference, metric)
-        if ours and theirs:
-            return _judged(cell, reference, metric, ours, theirs, alternating)
-        missing = f"no {metric} samples"
-    return Comparison(cell, baseline, metric, None, None, None, False, missing)
-
-
-def _judged(
-    cell: Cell, reference: Cell, metric: Metric, ours: stats.Blocks, theirs: stats.Blocks, alternating: bool
-) -> Comparison:
-    baseline = reference.mode
-    name = f"{cell_label(cell)} {cell.mode} over {baseline}"
-    estimate, floor_of = (
-        (stats.paired_ratio, stats.noise_floor) if alternating else (stats.unpaired_ratio, stats.drift_floor)
-    )
-    try:
-        ratio = estimate(theirs, ours, seed=(zlib.crc32(f"{name} {metric}".encode()),))
-        floors = [floor_of(ours), floor_of(theirs)]
-    except ValueError as error:
-        raise EncoreError(f"the recorded {metric} samples of {name} cannot be compared: {error}") from error
-    known = [floor for floor in floors if floor is not None]
-    floor = max(known) if len(known) == len(floors) else None
-    kernels = compare_kernels(cell, reference, ratio.value)
-    verdict = stats.judge(ratio, floor) if kernels in COMPARABLE else None
-    return Comparison(cell, baseline, metric, ratio, floor, verdict, alternating, None, kernels)
+        return compare_cells(cell, reference, metric)
+    return Comparison(cell, baseline, metric, None, None, False, missing)
 
 
 def compare_kernels(cell: Cell, reference: Cell, ratio: float) -> Kernels:
@@ -190,6 +191,8 @@ def compare_kernels(cell: Cell, reference: Cell, ratio: float) -> Kernels:
     """
     if any(side.mode in MODES and MODES[side.mode].backend is None for side in (cell, reference)):
         return Kernels.EAGER
+    if cell.other_kernels or reference.other_kernels:
+        return Kernels.RETUNED
     if cell.metrics and reference.metrics and cell.metrics.kernels and reference.metrics.kernels:
         found = difference(cell.metrics.kernels, reference.metrics.kernels)
         return Kernels.RETUNED if found.retuned else Kernels.GENERATED if found.generated else Kernels.SAME
@@ -212,17 +215,23 @@ def _missing(cell: Cell, baseline: str, reference: Cell | None) -> str | None:
     return None if reference.status is Status.PASS else f"{baseline}: {reference.status.value}"
 
 
-def _blocks(cell: Cell, reference: Cell, metric: Metric) -> tuple[list[list[float]], list[list[float]], bool]:
-    """Samples of both sides by block, and whether block k of one alternated with block k of the other."""
+def _samples(cell: Cell, reference: Cell, metric: Metric) -> tuple[list[Process], list[Process], bool]:
+    """Samples of both sides by process and block, and whether they were measured in turn."""
     if theirs := cell.baseline_blocks.get(reference.mode):
         alternating = True
     else:
         theirs = reference.blocks
         same_group = (cell.grouping, cell.group) == (reference.grouping, reference.group)
-        alternating = same_group and cell.grouping in (Grouping.TOGETHER, Grouping.HALVES)
-    by_index = [{block.index: _SAMPLES[metric](block) for block in blocks} for blocks in (cell.blocks, theirs)]
-    ours, other = ({index: samples for index, samples in side.items() if samples} for side in by_index)
-    if alternating:
-        both = sorted(ours.keys() & other.keys())
-        return [ours[index] for index in both], [other[index] for index in both], True
-    return list(ours.values()), list(other.values()), False
+        alternating = same_group and cell.grouping is not Grouping.SEQUENTIAL
+    sides = [_by_process(blocks, metric) for blocks in (cell.blocks, theirs)]
+    both = sorted(sides[0].keys() & sides[1].keys())
+    return [sides[0][process] for process in both], [sides[1][process] for process in both], alternating
+
+
+def _by_process(blocks: Sequence[Block], metric: Metric) -> dict[int, Process]:
+    """Samples of each process that has any, in the order of its blocks."""
+    found: dict[int, Process] = {}
+    for block in blocks:
+        if samples := _SAMPLES[metric](block):
+            found.setdefault(block.process, []).append(samples)
+    return found

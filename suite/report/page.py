@@ -137,8 +137,8 @@ def render(page: Page) -> str:
         style=Markup((_PAGE / "report.css").read_text(encoding="utf-8")),
         script=Markup(embedded),
         script_digest=base64.b64encode(hashlib.sha256(embedded.encode()).digest()).decode(),
-        minimum_floor_percent=100 * stats.MINIMUM_FLOOR,
-        maximum_same_percent=100 * stats.MAXIMUM_SAME,
+        margin_percent=100 * stats.MARGIN,
+        minimum_processes=stats.MINIMUM_PROCESSES,
         minimum_blocks=stats.MINIMUM_BLOCKS,
         nothing=NOTHING,
     )

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from suite.modes import MODES, REFERENCE_MODE
 from suite.report import compare
-from suite.report.cell_tables import host_median_us
+from suite.report.cell_tables import compile_conditions, host_median_us
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.compare import Comparison, Kernels, MeanSpeedup, Metric
-from suite.report.load import Run, cell_label, is_as_published
+from suite.report.load import Run, cell_label, is_as_published, mode_order
 from suite.report.published import Published
 from suite.schema import Cell, Status
 from suite.stats import Verdict
@@ -199,9 +199,20 @@ def compile_time(run: Run) -> Chart:
             run.modes,
             {},
             parts=("to the first result", "rest of warm-up and recording"),
+            note=f"Measured: {'; '.join(_compile_conditions(run))}.",
         ),
         lambda cell: Bar(cell.compile.first_call_s, total=cell.compile.warm_up_s) if cell.compile else Bar(),
     )
+
+
+def _compile_conditions(run: Run) -> list[str]:
+    """How compile times were measured, each way with its modes, in the order of the modes."""
+    found: dict[str, list[str]] = {}
+    for cell in sorted(run.cells, key=lambda cell: mode_order(cell.mode)):
+        if cell.compile is not None and cell.status is Status.PASS:
+            modes = found.setdefault(compile_conditions(cell.compile), [])
+            modes += [cell.mode] if cell.mode not in modes else []
+    return [f"{conditions} ({', '.join(modes)})" for conditions, modes in found.items()]
 
 
 def _per_cell(run: Run, empty: Chart, bar: Callable[[Cell], Bar]) -> Chart:

@@ -72,7 +72,7 @@ def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSp
         "overview",
         f"Speed-up over {REFERENCE_MODE}",
         f"Host time of {REFERENCE_MODE} (median) and how many times faster each mode is, with its 95 % interval and "
-        f"verdict. A cell without a ratio has the reason. {KERNELS_NOTE} "
+        f"verdict, and that by device time where it is another. A cell without a ratio has the reason. {KERNELS_NOTE} "
         "A geomean says over how many workloads it goes.",
         ["workload", time_column, *modes],
         rows,
@@ -112,15 +112,15 @@ def over_graphs(run: Run, comparisons: Sequence[Comparison]) -> Table:
 
 
 def speedups(comparisons: Sequence[Comparison], published: Published) -> Table:
-    """Each mode over each of its baselines, by latency and by throughput."""
-    columns = ["workload", "mode", "baseline", "metric", "speedup", "low", "high", "floor_percent", "verdict"]
-    columns += ["kernels", "blocks", "alternating", "missing", "grace_speedup"]
+    """Each mode over each of its baselines, in all metrics."""
+    columns = ["workload", "mode", "baseline", "metric", "speedup", "low", "high", "verdict"]
+    columns += ["kernels", "processes", "blocks", "alternating", "missing", "grace_speedup"]
     return make_table(
         "speedups",
         "Every mode over its baselines",
-        "latency: host time to completion; throughput: iterations issued back to back. low and high bound the 95 % "
-        "interval. floor: what a mode differs from itself. Where blocks did not alternate, drift is in the ratio. "
-        + published.caption("grace"),
+        "latency: host time to completion; device: CUDA events around it; throughput: iterations issued back to back. "
+        "low and high bound the 95 % interval; blocks: the fewest of a process. Where modes were not measured in turn, "
+        "drift is in the ratio. " + published.caption("grace"),
         columns,
         (_speedup_row(item, published) for item in comparisons),
     )
@@ -161,7 +161,10 @@ def _ratio_text(run: Run, comparisons: Sequence[Comparison], label: str, mode: s
         return Detailed(item.missing or "no samples", {"missing": item.missing or "no samples"})
     if item.kernels is Kernels.OTHER:
         return Detailed(item.kernels.value, {"missing": item.kernels.value})
-    said = item.verdict or item.kernels or ""
+    said = str(item.verdict or item.kernels or "")
+    device = compare.find(comparisons, item.cell, baseline, Metric.DEVICE)
+    if device is not None and device.verdict is not None and device.verdict is not item.verdict:
+        said += f", device {device.verdict}"
     aside = "" if item.alternating else ", not alternating"
     values: Row = {"speedup": item.ratio.value, "low": item.ratio.low, "high": item.ratio.high}
     values |= {"verdict": item.verdict, "kernels": item.kernels, "missing": None}
@@ -186,9 +189,9 @@ def _speedup_row(item: Comparison, published: Published) -> Row:
             "speedup": item.ratio.value,
             "low": item.ratio.low,
             "high": item.ratio.high,
-            "floor_percent": None if item.floor is None else 100 * item.floor,
             "verdict": item.verdict.value if item.verdict else None,
             "kernels": item.kernels.value if item.kernels else None,
+            "processes": item.ratio.processes,
             "blocks": item.ratio.blocks,
             "alternating": item.alternating,
         }

@@ -1,0 +1,53 @@
+"""The compile cache that all modes of a workload share: kernels are compiled and tuned once, whoever needs them first.
+
+Inductor keeps the source of each generated kernel there with the configuration that was the fastest, Triton the
+binaries. Graphs are kept too, by the options they were compiled with; a graph that comes from the cache is compiled in
+no time and does not say why it was split. So each mode compiles its graphs itself, once (`own_graphs`), and the mode's
+later processes find them.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from suite.schema import CompileConditions
+
+INDUCTOR = "inductor"
+TRITON = "triton"
+_GRAPHS = ("fxgraph", "aotautograd")
+"""Folders of compiled graphs, of Inductor and of AOTAutograd, in Inductor's."""
+
+
+class CompileCache:
+    """A folder that `enter_environment` of a worker makes its compilers use."""
+
+    def __init__(self, folder: Path, *, kept: bool = False) -> None:
+        """`kept`: it may hold what earlier runs compiled."""
+        self.folder = folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._kept = kept
+        self._compiled: set[str] = set()
+
+    def has(self, mode: str) -> bool:
+        """Whether this mode's graphs are there, so that its next processes may compile side by side."""
+        return mode in self._compiled
+
+    @contextmanager
+    def own_graphs(self, mode: str) -> Iterator[CompileConditions]:
+        """Compiled graphs of other modes are out of the way inside the block. Yields what there is for the mode."""
+        conditions = CompileConditions.KERNELS_ALONE if self._compiled or self._kept else CompileConditions.COLD_ALONE
+        aside = self.folder / "graphs-aside"
+        found = [name for name in _GRAPHS if (self.folder / INDUCTOR / name).is_dir()]
+        for name in found:
+            aside.mkdir(exist_ok=True)
+            (self.folder / INDUCTOR / name).rename(aside / name)
+        try:
+            yield conditions
+        finally:
+            for name in found:
+                shutil.copytree(aside / name, self.folder / INDUCTOR / name, dirs_exist_ok=True)
+            shutil.rmtree(aside, ignore_errors=True)
+        self._compiled.add(mode)

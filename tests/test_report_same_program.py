@@ -1,0 +1,76 @@
+"""The same against the same: which modes count as one program, and how often they were called different."""
+
+from __future__ import annotations
+
+import pytest
+from fixtures.synthetic_results import block, cell, environment, failed_cell, metrics
+
+from suite.report.load import Run
+from suite.report.same_program import false_findings, process_pairs, same_program, same_program_pairs
+from suite.schema import Status
+
+
+def steady(host_us, **changes):
+    blocks = [
+        block(index, [time, time], index).model_copy(update={"process": process})
+        for process, time in enumerate(host_us)
+        for index in range(6)
+    ]
+    return {"blocks": blocks, "processes": len(host_us), **changes}
+
+
+def run_of(*cells):
+    return Run(environment(), cells)
+
+
+def test_a_verdict_between_modes_that_are_one_program_is_a_false_finding():
+    run = run_of(
+        cell("A", "graph", **steady([100] * 3)),
+        cell("A", "graph-unpartitioned", **steady([100] * 3)),
+        cell("B", "graph", **steady([100] * 3)),
+        cell("B", "graph-unpartitioned", **steady([80] * 3)),
+    )
+    pairs = same_program_pairs(run)
+    assert [(pair.cell.workload, pair.baseline, pair.metric) for pair in pairs] == [
+        (workload, "graph", metric) for workload in "AB" for metric in ("latency", "device")
+    ]
+    assert {pair.cell.workload for pair in false_findings(pairs)} == {"B"}
+    note = same_program(run).note
+    assert "2 of 4 verdicts (50.0 %)" in note
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        metrics(graph_kernels=80),
+        metrics(placeholder_bytes=0),
+        metrics().model_copy(update={"kernels": {"gemm 4x1x1 128x1x1": 1}}),
+        metrics().model_copy(update={"coverage": None}),
+        None,
+    ],
+)
+def test_modes_that_launch_copy_or_run_something_else_are_not_one_program(other):
+    run = run_of(cell("A", "graph"), cell("A", "graph-unpartitioned", metrics=other))
+    assert same_program_pairs(run) == []
+
+
+def test_failed_modes_and_modes_that_do_not_claim_it_are_no_pairs():
+    run = run_of(
+        cell("A", "compile"),
+        cell("A", "graph"),
+        failed_cell("A", "graph-unpartitioned", Status.OOM),
+        cell("A", "indirection"),
+    )
+    assert same_program_pairs(run) == []
+
+
+def test_processes_of_a_mode_are_set_side_by_side():
+    pairs = process_pairs(run_of(cell("A", "graph", **steady([100, 101, 110]))))
+    assert [(pair.first, pair.second, pair.differ) for pair in pairs] == [(1, 2, False), (1, 3, True)]
+    assert pairs[1].ratio.value == pytest.approx(100 / 110)
+
+
+def test_a_run_without_pairs_says_so():
+    table = same_program(run_of(cell("A", "compile")))
+    assert len(table.frame) == 0
+    assert "0 of 0 verdicts on modes" in table.note
