@@ -214,6 +214,7 @@ class LiveCell:
         if self._mode.backend is None or not self._instance.workload.stochastic:
             return None
         cache_dir = self._spec.cache_dir
+        torch.compiler.reset()  # in a later process the real compilation came first, and would be found
         with torch_internals.fresh_cache(dir=cache_dir), torch_internals.inductor_config.patch(fallback_random=True):
             iterate = self._iteration(callable_for(self._mode, self._instance.module))
             for _ in range(CALLS_TO_REPLAY):

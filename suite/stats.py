@@ -208,9 +208,16 @@ def ratio_of(log_ratio: float, replicates: NDArray[np.float64], processes: int, 
     value = math.exp(log_ratio)
     if blocks < 2:
         return Ratio(value, 0.0, math.inf, 0.0, math.inf, processes, blocks, replicates)
-    bounds = [
-        bound(float(edge), value)
-        for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)
-        for bound, edge in zip((min, max), np.exp(_interval(replicates, confidence)), strict=True)
-    ]
-    return Ratio(value, *bounds, processes, blocks, replicates)
+    (low, high), (same_low, same_high) = (
+        np.exp(_interval(replicates, confidence)) for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)
+    )
+    return Ratio(
+        value,
+        min(float(low), value),
+        max(float(high), value),
+        min(float(same_low), value),
+        max(float(same_high), value),
+        processes,
+        blocks,
+        replicates,
+    )

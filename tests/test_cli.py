@@ -27,7 +27,7 @@ from suite.store import read_run
 
 FAKE_ENCORE = Path(__file__).parent / "fixtures" / "fake_encore.py"
 COMMANDS = ("list", "run", "merge", "report", "compare", "explain", "env")
-CPU = ("--device", "cpu", "--size", "tiny", "--samples", "10")
+CPU = ("--device", "cpu", "--size", "tiny", "--blocks", "5", "--samples", "10", "--measure-s", "0")
 
 
 def encore(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -147,7 +147,8 @@ def test_env_as_json_is_the_record_of_a_run() -> None:
         (("rnu",), ("rnu", "run")),
         (("run", "--samples", "0"), ("--samples", "1")),
         (("run", "--samples", "many"), ("--samples", "integer")),
-        (("run", "--blocks", "7", "--samples", "5"), ("--blocks 7", "--samples 5")),
+        (("run", "--processes", "0"), ("--processes", "1")),
+        (("run", "--device", "cpu", "--measure-s", "nan"), ("--measure-s nan", "at least 0")),
         (("run", "--device", "gpu"), ("--device", "cuda")),
         (("run", "--budget", "soon"), ("--budget 'soon'", "9m")),
         (("run", "--timeout", "0"), ("--timeout '0'", "1h30m")),
@@ -296,7 +297,7 @@ def test_newest_reuses_what_fits_and_says_so(fake: Fake) -> None:
     assert "nothing to run" in again.stderr
     fake.only_run()
     time.sleep(1.1)  # run names have seconds
-    other = fake("run", "EOS", "--device", "cpu", "--size", "tiny", "--samples", "20", "--resume", "newest")
+    other = fake("run", "EOS", *CPU, "--samples", "20", "--resume", "newest")
     assert other.returncode == 0
     assert "--samples: 10 there, 20 here" in other.stderr
     assert len(store.list_runs(fake.runs)) == 2

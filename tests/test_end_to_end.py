@@ -25,7 +25,7 @@ def encore(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(900)
 def test_two_workloads_run_on_the_cpu_and_are_reported_as_such(tmp_path: Path) -> None:
     run = tmp_path / "a run"
-    options = ("--device", "cpu", "--size", "tiny", "--samples", "5", "--blocks", "5")
+    options = ("--device", "cpu", "--size", "tiny", "--blocks", "5", "--measure-s", "0")
     done = encore("run", "EOS", "DCGAN", "--modes", "eager,compile", *options, "--out", str(run))
     assert done.returncode == 0, done.stderr
     cells = read_run(run).cells
@@ -35,7 +35,7 @@ def test_two_workloads_run_on_the_cpu_and_are_reported_as_such(tmp_path: Path) -
         assert cell.status is Status.PASS, cell.error
         assert (cell.device, cell.size) == ("cpu", "tiny")
         assert (cell.grouping, cell.group) == (Grouping.TOGETHER, ["eager", "compile"])
-        assert [len(block.host_us) for block in cell.blocks] == [1] * 5
+        assert len(cell.blocks) == 5 and all(len(block.host_us) >= 2 for block in cell.blocks)
         assert all(sample > 0 for block in cell.blocks for sample in block.host_us)
         assert all(block.device_us is None for block in cell.blocks), "there is no device to time"
         assert cell.correctness is not None
@@ -55,7 +55,7 @@ def test_two_workloads_run_on_the_cpu_and_are_reported_as_such(tmp_path: Path) -
 def test_a_workload_runs_on_the_gpu_in_all_stock_modes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     modes = ["eager", "compile", "graph", "graph-unpartitioned"]
-    options = ("--size", "tiny", "--samples", "10", "--blocks", "5")
+    options = ("--size", "tiny", "--blocks", "5", "--measure-s", "0")
     done = subprocess.run(
         [sys.executable, "-m", "suite", "run", "EOS", "--modes", ",".join(modes), *options, "--out", str(run)],
         capture_output=True,
@@ -67,7 +67,7 @@ def test_a_workload_runs_on_the_gpu_in_all_stock_modes(tmp_path: Path) -> None:
     assert [cell.mode for cell in recorded.cells] == modes
     for cell in recorded.cells:
         assert cell.device == "cuda"
-        assert all(block.device_us is not None and len(block.device_us) == 2 for block in cell.blocks)
+        assert all(block.device_us is not None and len(block.device_us) >= 2 for block in cell.blocks)
         assert cell.metrics is not None
         assert cell.metrics.coverage is not None
     by_mode = {cell.mode: cell.metrics.coverage for cell in recorded.cells if cell.metrics}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_workloads import workload_of
+from tiny_workloads import WholeCell, workload_of
 
 import suite.live_cell
 from models import registry
 from suite.cell_errors import Inaccurate, Unsupported
-from suite.live_cell import LiveCell
 from suite.protocol import CellSpec, Measure
-from suite.schema import Status
+from suite.schema import CompileConditions, Status
 from suite.worker import failure
 
 
@@ -23,7 +22,7 @@ def cell(monkeypatch, tmp_path_factory):
     cache.mkdir(exist_ok=True)
     precision = torch.get_float32_matmul_precision()
 
-    def make(build, mode="eager", *, spec=(), **fields) -> LiveCell:
+    def make(build, mode="eager", *, spec=(), **fields) -> WholeCell:
         registry.workloads()  # or finding this one would add all others, in the monkeypatched registry
         monkeypatch.setitem(registry._REGISTRY, "TINY", workload_of(build, **fields))
         phases: list[str] = []
@@ -32,7 +31,7 @@ def cell(monkeypatch, tmp_path_factory):
             "with_optimizer": False, "seed": 7, "input_sets": 3, "warm_up": 4, "check_inputs": 2, "cpu_threads": 1,
             "cache_dir": str(cache), "warm_cache": True, **dict(spec),
         }  # fmt: skip
-        made = LiveCell(CellSpec(**options), phases.append)
+        made = WholeCell(CellSpec(**options), phases.append)
         made.phases = phases
         return made
 
@@ -195,3 +194,112 @@ def test_a_gpu_too_old_is_unsupported(cell, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla P40")
     with pytest.raises(Unsupported, match=r"Tesla P40 has compute capability 6\.1; torch.compile needs 7\.0"):
         cell(Mlp, spec={"device": "cuda"}).prepare()
+
+
+def known(digests):
+    return {"known_digests": digests}
+
+
+def test_a_later_process_with_the_known_bits_is_not_compared_again(cell, monkeypatch):
+    digests = cell(Mlp).prepare().correctness.digests
+    compared = []
+    monkeypatch.setattr(suite.live_cell, "compare_with_eager", lambda *arguments: compared.append(arguments))
+    prepared = cell(Mlp, spec=known(digests)).prepare()
+    assert prepared.correctness is None
+    assert compared == []
+
+
+def test_a_later_process_with_other_bits_is_compared_like_the_first(cell, monkeypatch):
+    digests = cell(Mlp).prepare().correctness.digests
+    replaced_call(monkeypatch, lambda module, x: module(x) * (1 + 1e-6))
+    correctness = cell(Mlp, spec=known(digests)).prepare().correctness
+    assert correctness is not None and correctness.passed and correctness.digests != digests
+    replaced_call(monkeypatch, lambda module, x: module(x) * 1.01)
+    with pytest.raises(Inaccurate):
+        cell(Mlp, spec=known(digests)).prepare()
+
+
+def test_a_later_process_of_a_stochastic_mode_with_other_bits_runs_the_trial_too(cell):
+    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec=known(["other"]))
+    correctness = live.prepare().correctness
+    assert correctness is not None and correctness.passed and correctness.fallback_random
+    assert live.measure(Measure(index=0, turn=0, samples=2, throughput_iterations=0)).host_us, "compiled again after it"
+
+
+def test_warm_up_goes_on_until_every_input_set_was_replayed(cell, monkeypatch):
+    """However few iterations are asked for: two calls come before the first replay."""
+    calls = []
+
+    def counted(module, x):
+        calls.append(x)
+        return module(x)
+
+    replaced_call(monkeypatch, counted)
+    live = cell(Mlp, spec={"warm_up": 1, "input_sets": 3})
+    live.build()
+    live._compile_and_warm_up(CompileConditions.COLD_ALONE)
+    assert len(calls) == suite.live_cell.CALLS_TO_REPLAY - 1 + 3
+    assert {id(x) for x in calls[2:]} == {id(inputs.args[0]) for inputs in live._input_sets}
+
+
+def test_warm_up_takes_the_iterations_asked_for(cell, monkeypatch):
+    calls = []
+    replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
+    live = cell(Mlp, spec={"warm_up": 11})
+    live.build()
+    live._compile_and_warm_up(CompileConditions.COLD_ALONE)
+    assert len(calls) == 11
+
+
+def test_the_trial_of_a_stochastic_workload_judges_replays_and_not_the_first_calls(cell, monkeypatch):
+    """As when a CUDA graph is replayed wrongly: the first call is warm-up, the second the recording."""
+    calls = 0
+
+    def wrong_from_the_third_call(module, x):
+        nonlocal calls
+        calls += 1
+        return module(x) if calls <= 2 * 2 else torch.zeros(4, 4)  # two inputs are checked
+
+    replaced_call(monkeypatch, wrong_from_the_third_call)
+    live = cell(lambda: Mlp(0.5), "compile", stochastic=True)
+    with pytest.raises(Inaccurate):
+        live.build()
+
+
+def test_peaks_count_from_their_restart(monkeypatch):
+    """Compiling needs far more than replaying; without a restart the larger peak would stand for both."""
+    from suite.measure import memory
+
+    allocator = {"now": 100, "peak": 100}
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(
+        torch.cuda, "reset_peak_memory_stats", lambda device=None: allocator.update(peak=allocator["now"])
+    )
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: allocator["peak"])
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device=None: 2 * allocator["peak"])
+    device = torch.device("cuda")
+    allocator["peak"] = 5000
+    memory.restart_peak(device)
+    allocator["peak"] = 300
+    assert memory.peak(device) == memory.Peak(300, 600)
+    allocator["peak"] = 5000
+    memory.restart_peak(device)
+    assert memory.peak(device) == memory.Peak(100, 200)
+
+
+def test_a_cell_restarts_peaks_before_compiling_before_timing_and_before_replaying(cell, monkeypatch):
+    events = []
+    monkeypatch.setattr(suite.live_cell, "restart_peak", lambda device: events.append("restart"))
+    monkeypatch.setattr(suite.live_cell, "peak", lambda device: events.append("peak"))
+    replaced_call(monkeypatch, lambda module, x: (events.append("call"), module(x))[1])
+    live = cell(Mlp)
+    live.build()
+    events.clear()
+    live.compile(CompileConditions.COLD_ALONE)
+    live.metrics()
+    without_calls = [event for event in events if event != "call"]
+    assert without_calls == ["restart", "peak", "restart", "restart", "peak"]
+    first, second = (index for index, event in enumerate(events) if event == "peak")
+    assert events[0] == "restart" and events[1:first].count("call") >= 4
+    assert events[second - 4 : second] == ["restart", "call", "call", "call"], "each input set once"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -11,13 +12,15 @@ from models.instance import instantiate
 from models.registry import Inputs, find
 from suite.iteration import Outcome
 from suite.measure.timing import (
-    LEAD_IN_ITERATIONS,
     HostTimer,
     InputsShareMemory,
+    iteration_us,
     measure_block,
     require_distinct_addresses,
 )
 from suite.schema import GpuState
+
+LEAD_IN = 2
 
 
 class ScriptedTimer:
@@ -53,6 +56,7 @@ def block_of(iterate, input_sets, *, index=0, samples=5, throughput_iterations=0
         samples=samples,
         throughput_iterations=throughput_iterations,
         read_gpu=read_gpu,
+        lead_in=LEAD_IN,
     )
 
 
@@ -65,11 +69,11 @@ def test_inputs_rotate_and_go_on_where_the_last_block_ended():
 
     first = block_of(iterate, sets(4), index=0)
     assert first.input_sets == [0, 1, 2, 3, 0]
-    assert used[LEAD_IN_ITERATIONS:] == first.input_sets
+    assert used[LEAD_IN:] == first.input_sets
     used.clear()
     second = block_of(iterate, sets(4), index=1)
     assert second.input_sets == [1, 2, 3, 0, 1]
-    assert used[LEAD_IN_ITERATIONS:] == second.input_sets
+    assert used[LEAD_IN:] == second.input_sets
 
 
 def test_a_slow_sample_is_kept():
@@ -78,7 +82,7 @@ def test_a_slow_sample_is_kept():
     def iterate(inputs: Inputs) -> Outcome:
         nonlocal calls
         calls += 1
-        if calls == LEAD_IN_ITERATIONS + 3:
+        if calls == LEAD_IN + 3:
             time.sleep(0.05)
         return Outcome(None, None)
 
@@ -98,7 +102,7 @@ def test_each_sample_awaits_the_device_and_throughput_awaits_it_once():
 
     block = block_of(iterate, sets(3), samples=2, throughput_iterations=3, timer=ScriptedTimer(events))
     sample = ["synchronize", "start", "iterate", "stop", "synchronize"]
-    assert events == ["iterate"] * LEAD_IN_ITERATIONS + sample * 2 + ["iterate"] * 3 + ["synchronize"]
+    assert events == sample * (LEAD_IN + 2) + ["iterate"] * 3 + ["synchronize"]
     assert block.device_us == [7.0, 7.0]
     assert block.throughput_iterations == 3
 
@@ -142,3 +146,60 @@ def test_one_tensor_passed_twice_within_a_set_is_fine_and_so_are_empty_ones():
         return Inputs(args=(ids, torch.empty(0)), kwargs={"again": ids})
 
     require_distinct_addresses([made(), made()])
+
+
+def test_iterations_that_lead_in_are_neither_kept_nor_told_from_samples():
+    """What the first iterations of a block pay for, the samples do not."""
+    calls = 0
+
+    def iterate(inputs: Inputs) -> Outcome:
+        nonlocal calls
+        calls += 1
+        if calls <= LEAD_IN:
+            time.sleep(0.02)
+        return Outcome(None, None)
+
+    block = block_of(iterate, sets(2), samples=4, timer=ScriptedTimer([]))
+    assert (len(block.host_us), len(block.device_us or [])) == (4, 4)
+    assert max(block.host_us) < 20_000
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no thread to a core")
+def test_a_block_is_measured_on_the_core_it_is_given_and_gives_it_back():
+    before = os.sched_getaffinity(0)
+    core = min(before)
+    seen = []
+
+    def iterate(inputs: Inputs) -> Outcome:
+        seen.append(os.sched_getaffinity(0))
+        return Outcome(None, None)
+
+    block = measure_block(
+        iterate, sets(2), HostTimer(), index=0, turn=0, samples=1, throughput_iterations=1,
+        read_gpu=lambda: None, core=core, process=2,
+    )  # fmt: skip
+    assert seen == [{core}, {core}]
+    assert (block.core, block.process) == (core, 2)
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_core_that_cannot_be_had_is_not_noted(monkeypatch):
+    def refused(thread: int, cores: set[int]) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", refused)
+    block = measure_block(
+        lambda inputs: Outcome(None, None), sets(2), HostTimer(), index=0, turn=0, samples=1,
+        throughput_iterations=0, read_gpu=lambda: None, core=0,
+    )  # fmt: skip
+    assert block.core is None
+
+
+def test_the_time_of_an_iteration_is_that_of_most():
+    naps = iter([0.05, 0.002, 0.002, 0.002, 0.002])
+
+    def iterate(inputs: Inputs) -> Outcome:
+        time.sleep(next(naps))
+        return Outcome(None, None)
+
+    assert 2_000 <= iteration_us(iterate, sets(2), HostTimer()) < 20_000

@@ -13,10 +13,23 @@ from fixtures.fake_runs import fake_worker, living, recorded_pids
 
 from suite import process, supervise
 from suite.process import Answer, Worker, converse, end
-from suite.protocol import CellSpec, Collected, CollectMetrics, Command, Failed, Measure, Measured, Prepare, Prepared
-from suite.schema import Status
+from suite.protocol import (
+    Built,
+    CellSpec,
+    Collected,
+    CollectMetrics,
+    Command,
+    Compile,
+    Failed,
+    Measure,
+    Measured,
+    Prepare,
+    Prepared,
+)
+from suite.schema import CompileConditions, Status
 from suite.supervise import kill_strays
 
+COMPILE = Compile(conditions=CompileConditions.COLD_ALONE)
 MEASURE = Measure(index=1, turn=3, samples=4, throughput_iterations=2)
 
 
@@ -62,8 +75,9 @@ def failure(one: Worker, command: Command, timeout_s: float = 20.0) -> Failed:
 def test_a_good_worker_answers_each_command_and_announces_its_phases(tmp_path: Path) -> None:
     phases: list[str] = []
     with worker(tmp_path) as one:
-        answer = converse({one: prepare()}, 20.0, lambda _, phase: phases.append(phase))[one]
-        assert isinstance(answer, Prepared)
+        for command, kind in ((prepare(), Built), (COMPILE, Prepared)):
+            answer = converse({one: command}, 20.0, lambda _, phase: phases.append(phase))[one]
+            assert isinstance(answer, kind)
         assert phases == ["build", "check", "compile", "warm-up"]
         measured = ask(one, MEASURE)
         assert isinstance(measured, Measured)
@@ -74,11 +88,11 @@ def test_a_good_worker_answers_each_command_and_announces_its_phases(tmp_path: P
 def test_workers_answer_side_by_side(tmp_path: Path) -> None:
     with worker(tmp_path, "slow:1.0") as first, worker(tmp_path, "slow:1.0") as second:
         for one in (first, second):  # the interpreter's start is not what is timed
-            assert isinstance(ask(one, prepare()), Prepared)
+            assert isinstance(ask(one, prepare()), Built)
         started = time.monotonic()
         answers = converse({first: prepare(), second: prepare()}, 20.0)
         assert time.monotonic() - started < 1.8
-    assert all(isinstance(answer, Prepared) for answer in answers.values())
+    assert all(isinstance(answer, Built) for answer in answers.values())
 
 
 @pytest.mark.parametrize(
@@ -107,7 +121,7 @@ def test_misbehaviour_becomes_a_status(tmp_path: Path, action: str, status: Stat
 @pytest.mark.parametrize(("phase", "command"), [("measure", MEASURE), ("metrics", CollectMetrics())])
 def test_a_crash_after_preparing_names_its_phase(tmp_path: Path, phase: str, command: Command) -> None:
     with worker(tmp_path, f"exit:3@{phase}") as one:
-        assert isinstance(ask(one, prepare()), Prepared)
+        assert isinstance(ask(one, prepare()), Built)
         answer = failure(one, command)
     assert answer.status is Status.CRASH
     assert phase in answer.error
@@ -140,7 +154,7 @@ def test_a_worker_that_does_not_get_on_times_out(tmp_path: Path, action: str) ->
 def test_each_phase_has_its_own_time(tmp_path: Path) -> None:
     with worker(tmp_path, "slow:1.5", "slow:1.5@measure") as one:
         started = time.monotonic()
-        assert isinstance(ask(one, prepare(), timeout_s=4.0), Prepared)
+        assert isinstance(ask(one, prepare(), timeout_s=4.0), Built)
         assert isinstance(ask(one, MEASURE, timeout_s=4.0), Measured)
         assert time.monotonic() - started > 3.0
 
@@ -149,7 +163,7 @@ def test_one_failure_does_not_end_its_neighbours(tmp_path: Path) -> None:
     with worker(tmp_path, "exit:1") as bad, worker(tmp_path, "slow:0.5") as good:
         answers = converse({bad: prepare(), good: prepare()}, 20.0)
     assert isinstance(answers[bad], Failed)
-    assert isinstance(answers[good], Prepared)
+    assert isinstance(answers[good], Built)
 
 
 def test_a_command_to_a_worker_that_is_gone_is_answered_by_its_end(tmp_path: Path) -> None:

@@ -99,11 +99,11 @@ def test_speedups_have_numbers_and_the_published_value(comparisons):
 
 def test_times_split_host_time_into_kernel_time_and_the_rest(run):
     found = row(cell_tables.times(run), workload="EOS", mode="compile")
-    # six blocks of 100, 101, 99; device one less; throughput 90; kernels 40
+    # three times six blocks of 100, 101, 99; device one less; throughput 90; kernels 40
     assert (found["host_us"], found["device_us"], found["throughput_us"]) == (100.0, 99.0, 90.0)
     assert (found["kernel_us"], found["rest_us"], found["host_to_kernel_ratio"]) == (40.0, 60.0, 2.5)
     assert (found["host_p05_us"], found["host_p95_us"]) == (99.0, 101.0)
-    assert (found["samples"], found["blocks"], found["grouping"]) == (18, 6, "together")
+    assert (found["samples"], found["blocks"], found["processes"], found["grouping"]) == (54, 18, 3, "together")
 
 
 def test_coverage_has_the_papers_values_beside_it(run):
@@ -184,7 +184,7 @@ def test_a_failed_cell_has_its_status_in_every_table_of_cells(run, comparisons):
 def test_csv_reads_back_with_raw_values_and_provenance(run):
     text = to_csv(cell_tables.times(run), provenance.of_run(run))
     first = next(entry for entry in csv.DictReader(io.StringIO(text)) if entry["mode"] == "compile")
-    assert (first["workload"], first["host_us"], first["samples"]) == ("EOS", "100.0", "18")
+    assert (first["workload"], first["host_us"], first["samples"]) == ("EOS", "100.0", "54")
     assert (first["device"], first["commit"], first["warning"]) == ("SYNTHETIC GPU", "0123456789", "")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+
 import pytest
 from fixtures.synthetic_results import cell, failed_cell
 from hypothesis import given
@@ -12,26 +15,47 @@ from suite.errors import WrongUse
 from suite.matrix import select_modes_for, select_workloads
 from suite.modes import MODES, Mode
 from suite.schedule import (
+    BLOCK_US,
     DEFAULT_ESTIMATE_S,
     ESTIMATE_MARGIN,
+    MOST_LEAD_IN,
+    MOST_SAMPLES,
     Estimates,
     Shard,
+    core_for,
     halves,
+    orders,
     pairings,
     parse_shard,
-    split_samples,
+    sampling_for,
 )
 from suite.schema import Grouping, Status
 from suite.settings import QUICK, RunSettings, format_duration, parse_duration
 
 
-@given(samples=st.integers(1, 10_000), data=st.data())
-def test_blocks_share_all_samples_and_none_is_empty(samples: int, data: st.DataObject) -> None:
-    blocks = data.draw(st.integers(1, samples))
-    sizes = split_samples(samples, blocks)
-    assert (len(sizes), sum(sizes)) == (blocks, samples)
-    assert min(sizes) >= 1
-    assert max(sizes) - min(sizes) <= 1
+@given(st.floats(10.0, 1e6))
+def test_blocks_take_a_few_milliseconds_whatever_an_iteration_takes(iteration_us: float) -> None:
+    sampling = sampling_for(iteration_us, RunSettings())
+    assert 2 <= sampling.samples <= MOST_SAMPLES and 2 <= sampling.lead_in <= MOST_LEAD_IN
+    if iteration_us > BLOCK_US / MOST_SAMPLES:
+        assert sampling.samples * iteration_us >= BLOCK_US
+        assert sampling.samples == 2 or (sampling.samples - 1) * iteration_us < BLOCK_US
+    assert sampling_for(iteration_us, RunSettings(samples=30)).samples == 30
+
+
+def test_orders_hold_every_mode_once_repeat_with_the_seed_and_let_none_always_follow_the_same() -> None:
+    names = ["eager", "compile", "graph", "placement"]
+    drawn = list(itertools.islice(orders(names, "a"), 200))
+    assert drawn == list(itertools.islice(orders(names, "a"), 200))
+    assert drawn != list(itertools.islice(orders(names, "b"), 200))
+    assert all(sorted(order) == sorted(names) for order in drawn)
+    before = Counter(one for order in drawn for one, two in itertools.pairwise(order) if two == "compile")
+    assert min(before[name] for name in ("eager", "graph", "placement")) > 30
+
+
+def test_all_modes_of_a_block_have_its_core_and_cores_take_turns() -> None:
+    assert [core_for(block, [3, 5]) for block in (0, 9, 10, 19, 20)] == [3, 3, 5, 5, 3]
+    assert core_for(0, [7]) is core_for(0, []) is None
 
 
 @given(items=st.lists(st.integers(), unique=True), count=st.integers(1, 8))
@@ -174,7 +198,10 @@ def test_a_written_duration_reads_back(seconds: int) -> None:
     [
         ({"samples": 0}, "--samples 0"),
         ({"blocks": 0}, "--blocks 0"),
-        ({"blocks": 11, "samples": 10}, "--blocks 11 is more than --samples 10"),
+        ({"processes": 0}, "--processes 0"),
+        ({"measure_s": -1.0}, "--measure-s -1"),
+        ({"measure_s": float("nan")}, "--measure-s nan"),
+        ({"most_blocks": 0}, "--most-blocks 0"),
         ({"input_sets": 1}, "--input-sets 1"),
         ({"warm_up": 0}, "--warm-up 0"),
         ({"seed": -1}, "--seed -1"),
@@ -183,6 +210,12 @@ def test_a_written_duration_reads_back(seconds: int) -> None:
 def test_settings_that_make_no_sense_are_refused(changes: dict[str, int], words: str) -> None:
     with pytest.raises(WrongUse, match=words):
         RunSettings(**changes).checked()  # type: ignore[arg-type]
+
+
+def test_modes_are_started_three_times_on_a_gpu_and_once_on_a_cpu_unless_told() -> None:
+    assert RunSettings().checked().processes == 3
+    assert RunSettings(device="cpu").checked().processes == 1
+    assert RunSettings(device="cpu", processes=2).checked().processes == 2
 
 
 def test_the_quick_preset_names_registered_workloads_and_makes_sense() -> None:

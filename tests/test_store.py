@@ -299,7 +299,7 @@ def test_a_merge_of_overlapping_runs_wants_identical_rows(tmp_path: Path) -> Non
         ({"git_commit": "f" * 40}, "git_commit"),
         ({"gpu": None}, "gpu name: SYNTHETIC GPU there, None here"),
         ({"packages": {"torch": "0.0", "numpy": "1.0"}}, "package numpy"),
-        ({"settings": plan(samples=7).model_dump()}, "--samples: 100 there, 7 here"),
+        ({"settings": plan(samples=7).model_dump()}, "--samples: 2 there, 7 here"),
     ],
 )
 def test_runs_of_different_environments_are_not_merged(tmp_path: Path, change: dict[str, object], words: str) -> None:

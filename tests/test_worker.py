@@ -16,9 +16,11 @@ import torch
 
 from suite.protocol import (
     REPLIES,
+    Built,
     CellSpec,
     Collected,
     CollectMetrics,
+    Compile,
     Failed,
     Measure,
     Measured,
@@ -29,7 +31,7 @@ from suite.protocol import (
     Stop,
     encode,
 )
-from suite.schema import Record, Status
+from suite.schema import CompileConditions, Record, Status
 from suite.worker import failure, status_of
 
 PATIENCE_S = 250.0
@@ -105,12 +107,17 @@ def spec(cache_dir):
 @pytest.mark.parametrize(("workload", "mode"), [("EOS", "eager"), ("ALNET", "eager"), ("EOS", "compile")])
 def test_a_real_workload_from_prepare_to_stop(worker, spec, workload, mode):
     worker.send(Prepare(spec=spec(workload, mode)))
+    built = worker.answer()
+    assert isinstance(built, Built), (built, worker.log.read_text())
+    assert worker.phases == ["build", "check"]
+    worker.send(Compile(conditions=CompileConditions.COLD_ALONE))
     prepared = worker.answer()
     assert isinstance(prepared, Prepared), (prepared, worker.log.read_text())
     assert worker.phases == ["build", "check", "compile", "warm-up"]
     assert prepared.correctness.passed and prepared.correctness.deterministic
     assert len(set(prepared.correctness.digests)) == 2
-    assert prepared.input_bytes > 0
+    assert prepared.input_bytes > 0 and prepared.iteration_us > 0
+    assert prepared.compile.conditions is CompileConditions.COLD_ALONE
     assert (prepared.compile.parts != {}) is (mode == "compile")
 
     for index in range(2):
@@ -186,7 +193,7 @@ BUSY = """
         def __init__(self, spec, announce):
             self.announce = announce
 
-        def prepare(self):
+        def build(self):
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             print(child.pid, flush=True)
             self.announce("compile")
@@ -222,7 +229,7 @@ def _lives(pid: int) -> bool:
 
 def test_the_cells_environment_is_set_before_torch_is_there(tmp_path, spec):
     """In a process of its own: importing the worker imports no torch, and too late is an error."""
-    made = spec(cache_dir=str(tmp_path / "new"), cpu_threads=3)
+    made = spec(cache_dir=str(tmp_path / "new"), cpu_threads=3, compile_threads=5)
     script = f"""
         import os, sys
         from suite.worker import enter_environment
@@ -240,7 +247,7 @@ def test_the_cells_environment_is_set_before_torch_is_there(tmp_path, spec):
     """
     result = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
     environment, late = result.stdout.splitlines()
-    assert environment.split() == [f"{tmp_path}/new/inductor", f"{tmp_path}/new/triton", "3", "3"]
+    assert environment.split() == [f"{tmp_path}/new/inductor", f"{tmp_path}/new/triton", "5", "3"]
     assert "before the cell's environment was set" in late
     assert (tmp_path / "new").is_dir()
 

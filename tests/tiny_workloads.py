@@ -9,6 +9,9 @@ import torch
 
 from models.instance import Instance, instantiate
 from models.registry import Inputs, Workload
+from suite.live_cell import LiveCell
+from suite.protocol import Prepared
+from suite.schema import CompileConditions
 
 
 def normal_inputs(*shape: int) -> Callable[..., Inputs]:
@@ -36,3 +39,11 @@ def workload_of(
 def instance_of(build: Callable[[], torch.nn.Module], *args: Any, device: str = "cpu", **fields: Any) -> Instance:
     """The same, on a device."""
     return instantiate(workload_of(build, *args, **fields), size="tiny", device=device, seed=3)
+
+
+class WholeCell(LiveCell):
+    """A live cell whose two steps of preparation are taken at once."""
+
+    def prepare(self) -> Prepared:
+        self.build()
+        return self.compile(CompileConditions.COLD_ALONE)

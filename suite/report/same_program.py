@@ -73,11 +73,11 @@ def _process_pairs(run: Run) -> Iterator[ProcessPair]:
     for cell in run.cells:
         numbers = sorted({block.process for block in cell.blocks}) if cell.status is Status.PASS else []
         for number in numbers[1:]:
-            sides = [
+            first, second = (
                 [[block.host_us for block in cell.blocks if block.process == process]]
                 for process in (numbers[0], number)
-            ]
-            yield ProcessPair(cell, numbers[0] + 1, number + 1, stats.speed_up(*sides))
+            )
+            yield ProcessPair(cell, numbers[0] + 1, number + 1, stats.speed_up(first, second))
 
 
 def false_findings(pairs: list[Comparison]) -> list[Comparison]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_workloads import normal_inputs, workload_of
+from tiny_workloads import WholeCell, normal_inputs, workload_of
 
 from models import registry
 from models.registry import Inputs
-from suite.live_cell import LiveCell
 from suite.measure.gpu_state import gpu_reader
 from suite.measure.profiling import PROFILED_ITERATIONS, profile_iterations
 from suite.measure.timing import CudaTimer, measure_block
@@ -23,21 +22,21 @@ def cell(monkeypatch, tmp_path):
     """A function that prepares the cell of a small module in a mode on the GPU."""
     registry.workloads()
 
-    def make(build, mode="graph", inputs=normal_inputs(32, 64), *, spec=(), **fields) -> LiveCell:  # noqa: B008
+    def make(build, mode="graph", inputs=normal_inputs(32, 64), *, spec=(), **fields) -> WholeCell:  # noqa: B008
         monkeypatch.setitem(registry._REGISTRY, "TINY", workload_of(build, inputs, **fields))
         options = {
             "workload": "TINY", "variant": "published", "size": "tiny", "mode": mode, "device": "cuda",
             "with_optimizer": False, "seed": 7, "input_sets": 4, "warm_up": 8, "check_inputs": 2, "cpu_threads": 2,
             "cache_dir": str(tmp_path), "warm_cache": False, **dict(spec),
         }  # fmt: skip
-        return LiveCell(CellSpec(**options), lambda phase: None)
+        return WholeCell(CellSpec(**options), lambda phase: None)
 
     yield make
     torch.compiler.reset()
     torch.set_float32_matmul_precision("highest")
 
 
-def metrics_of(live: LiveCell) -> Metrics:
+def metrics_of(live: WholeCell) -> Metrics:
     live.prepare()
     return live.metrics()
 
@@ -254,7 +253,7 @@ def test_registered_workloads_in_every_mode(tmp_path, workload, mode):
         workload=workload, variant="published", size="tiny", mode=mode, device="cuda", with_optimizer=False, seed=1337,
         input_sets=4, warm_up=8, check_inputs=2, cpu_threads=2, cache_dir=str(tmp_path), warm_cache=False,
     )  # fmt: skip
-    live = LiveCell(spec, lambda phase: None)
+    live = WholeCell(spec, lambda phase: None)
     prepared = live.prepare()
     assert prepared.correctness.passed
     coverage = live.metrics().coverage
