@@ -24,6 +24,7 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 
@@ -36,7 +37,14 @@ from suite.iteration import Iterate, callable_for, iteration, seed_all, set_nume
 from suite.measure import copies
 from suite.measure.captured import CaptureLog
 from suite.measure.compile_times import restart_timers, start_toolchain, timer_seconds
-from suite.measure.correctness import TOLERANCE, Verdict, combine, compare_with_eager, compute_dtype
+from suite.measure.correctness import (
+    TOLERANCE,
+    Verdict,
+    combine,
+    compare_widened,
+    compare_with_eager,
+    compute_dtype,
+)
 from suite.measure.encore_report import encore_report
 from suite.measure.gpu_state import gpu_reader
 from suite.measure.graphs import GraphLog, recorded_graphs
@@ -219,11 +227,27 @@ class LiveCell:
             iterate = self._iteration(callable_for(self._mode, self._instance.module))
             for _ in range(CALLS_TO_REPLAY):
                 compiled = self._results(iterate)
+            verdict = self._verdict(compiled, eager)
+            if verdict.undecided:
+                verdict = self._widened(verdict)
         torch.compiler.reset()
-        verdict = self._verdict(compiled, eager)
         if not verdict.passed:
             raise Inaccurate(self._correctness(verdict, [], deterministic=False))
         return verdict
+
+    def _widened(self, verdict: Verdict) -> Verdict:
+        """The verdict on a mode that its own dtype does not decide. All that was compiled is forgotten."""
+        wide = compare_widened(
+            lambda module: callable_for(self._mode, module),
+            self._instance,
+            self._checked[0],
+            self._states[0],
+            self._spec.seed,
+            uses_cuda_graphs=self._mode.uses_cuda_graphs,
+            calls=CALLS_TO_REPLAY,
+        )
+        torch.compiler.reset()
+        return replace(verdict, passed=verdict.passed and wide.passed, widened_error=wide.max_relative_error)
 
     def _compile_and_warm_up(self, conditions: CompileConditions) -> CompileTimes:
         spec, device = self._spec, self._instance.device
@@ -264,6 +288,9 @@ class LiveCell:
         assert self._eager is not None, "eager ran before"
         digests = [results.digest() for results in compiled]
         verdict = self._trial_verdict or self._verdict(compiled, self._eager)
+        if verdict.undecided and verdict.widened_error is None:
+            verdict = self._widened(verdict)
+            self._compile_and_warm_up(CompileConditions.WARM)
         deterministic = digests == [results.digest() for results in self._results(self._iterate)]
         correctness = self._correctness(verdict, digests, deterministic=deterministic)
         if not correctness.passed:
@@ -286,6 +313,7 @@ class LiveCell:
             digests=digests,
             bitwise_with=None,  # the runner has the other modes' digests, and compares them
             bitwise=None,
+            widened_error=verdict.widened_error,
         )
 
     def _take_optimizer_in(self) -> None:

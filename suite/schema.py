@@ -115,6 +115,9 @@ class Correctness(Record):
     digests: list[str]
     bitwise_with: str | None
     bitwise: bool | None
+    widened_error: float | None = None
+    """Of the mode compiled in higher precision, against eager there; made where eager in the own dtype is so far from
+    the truth that it is no reference."""
 
 
 class NotCaptured(Record):

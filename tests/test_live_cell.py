@@ -303,3 +303,27 @@ def test_a_cell_restarts_peaks_before_compiling_before_timing_and_before_replayi
     first, second = (index for index, event in enumerate(events) if event == "peak")
     assert events[0] == "restart" and events[1:first].count("call") >= 4
     assert events[second - 4 : second] == ["restart", "call", "call", "call"], "each input set once"
+
+
+@pytest.mark.parametrize(("factor", "passed"), [(1.0, True), (-1.0, False)])
+def test_a_mode_that_its_own_dtype_does_not_decide_is_compiled_in_float32(cell, monkeypatch, factor, passed):
+    class Cancelling(torch.nn.Module):
+        def forward(self, x):
+            return ((x + 4096.0) - 4096.0) * 1.5 + x * 1e-3
+
+    dtypes = []
+
+    def nearly(module, x):
+        dtypes.append(x.dtype)
+        return module(x) * (1.2 if x.dtype is torch.bfloat16 else factor)
+
+    replaced_call(monkeypatch, nearly)
+    live = cell(Cancelling, dtype_policy="bf16")
+    if passed:
+        correctness = live.prepare().correctness
+        assert correctness is not None and correctness.passed and correctness.widened_error == 0.0
+        assert dtypes[-1] is torch.bfloat16, "compiled again after it"
+    else:
+        with pytest.raises(Inaccurate):
+            live.prepare()
+    assert torch.float32 in dtypes

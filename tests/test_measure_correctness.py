@@ -16,11 +16,13 @@ from suite.iteration import iteration
 from suite.measure import correctness
 from suite.measure.compare import relative_error
 from suite.measure.correctness import (
+    MOST_ERROR,
     REFERENCE_FACTOR,
     TOLERANCE,
     Reference,
     Verdict,
     combine,
+    compare_widened,
     compare_with_eager,
     compute_dtype,
     draws_float32_noise,
@@ -29,7 +31,7 @@ from suite.measure.correctness import (
     judge,
     without_dropout,
 )
-from suite.measure.results import State, run_checked
+from suite.measure.results import Results, State, run_checked
 
 SEED = 11
 
@@ -470,3 +472,89 @@ def test_two_inputs_give_different_results():
         for inputs in (instance.inputs(0), instance.inputs(1))
     )
     assert first != second
+
+
+class Losing(torch.nn.Module):
+    """A sum of large terms that cancel: in bfloat16 nothing of the result is left, as in EOS."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x + 4096.0) - 4096.0) * 1.5 + x * 1e-3
+
+
+def losing_verdict(wrong: Callable[[torch.Tensor], torch.Tensor]) -> Verdict:
+    """On a function of the inputs beside eager, in bfloat16."""
+    instance = instance_of(Losing, dtype_policy="bf16")
+    inputs = instance.inputs(0)
+    state = State(instance.module, inputs)
+    eager = run_checked(instance, iteration(instance, instance.module, uses_cuda_graphs=False), inputs, state, 1)
+    results = Results({"output": wrong(inputs.args[0]).to(torch.bfloat16)})
+    return compare_with_eager(results, eager, instance, inputs, state, 1)
+
+
+def in_float32(x: torch.Tensor) -> torch.Tensor:
+    return Losing()(x.float())
+
+
+def test_where_eager_is_useless_what_is_near_the_truth_passes():
+    verdict = losing_verdict(in_float32)
+    assert verdict.reference_error is not None and verdict.reference_error > MOST_ERROR
+    assert verdict.max_relative_error > TOLERANCE["bfloat16"]
+    assert (verdict.passed, verdict.undecided) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: torch.zeros_like(x),
+        lambda x: -in_float32(x),
+        lambda x: -Losing()(x),
+        lambda x: torch.randn(x.shape, generator=torch.Generator().manual_seed(0)),
+        lambda x: 100 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)),
+        lambda x: 1.6 * in_float32(x),
+    ],
+)
+def test_where_eager_is_useless_zeros_noise_and_what_is_negated_fail(wrong):
+    assert not losing_verdict(wrong).passed
+
+
+def test_where_eager_is_useless_what_is_near_it_has_no_verdict_in_that_dtype():
+    verdict = losing_verdict(lambda x: 1.2 * Losing()(x))
+    assert (verdict.passed, verdict.undecided) == (True, True)
+
+
+@pytest.mark.parametrize(("factor", "passed"), [(1.0, True), (-1.0, False), (0.0, False), (1.2, False)])
+def test_the_program_compiled_in_float32_decides_then(factor, passed):
+    instance = instance_of(Losing, dtype_policy="bf16")
+    inputs = instance.inputs(0)
+    calls = []
+
+    def compiled(module):
+        assert inputs.args[0].dtype is torch.bfloat16
+        return lambda x: (calls.append(x.dtype), factor * module(x))[1]
+
+    verdict = compare_widened(
+        compiled, instance, inputs, State(instance.module, inputs), 1, uses_cuda_graphs=False, calls=3
+    )
+    assert verdict.passed is passed
+    assert calls == [torch.float32] * 3
+
+
+@pytest.mark.parametrize(("eager", "error", "passed"), [(0.26, 0.45, True), (0.26, 0.51, False), (0.17, 0.52, False)])
+def test_never_is_more_than_half_allowed(eager, error, passed):
+    """DistilGPT2's worst gradient may differ by three times what eager rounds, which is 0.26; zeros differ by 1."""
+    found = {"gradient": error}
+    reference = Reference(found, {"gradient": eager}, 1 + REFERENCE_FACTOR, is_eager=True)
+    assert judge(found, 0.02, 1e-3, lambda: reference).passed is passed
+
+
+def test_a_stochastic_eager_that_is_useless_decides_nothing():
+    reference = Reference({"gradient": 0.3}, {"gradient": 0.7}, 1 + REFERENCE_FACTOR, is_eager=True)
+    verdict = judge({"gradient": 0.3}, 0.02, 1e-3, lambda: reference)
+    assert (verdict.passed, verdict.undecided) == (True, True)
+    far = Reference({"gradient": 0.9}, {"gradient": 0.7}, 1 + REFERENCE_FACTOR, is_eager=True)
+    assert not judge({"gradient": 0.9}, 0.02, 1e-3, lambda: far).passed
+
+
+def test_one_input_without_a_verdict_leaves_all_without_one():
+    decided, open_one = Verdict(True, 1, 0.1, "a", None), Verdict(True, 1, 0.05, "b", 0.7, undecided=True)
+    assert combine([decided, open_one]).undecided

@@ -71,6 +71,6 @@ def test_processes_of_a_mode_are_set_side_by_side():
 
 
 def test_a_run_without_pairs_says_so():
-    table = same_program(run_of(cell("A", "compile")))
+    table = same_program(run_of(cell("A", "compile", **steady([100]))))
     assert len(table.frame) == 0
     assert "0 of 0 verdicts on modes" in table.note

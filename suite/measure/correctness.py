@@ -10,6 +10,12 @@ higher precision has other dropout masks and is no reference. What it can tell i
 is measured on a copy without dropout. A compiled function that is `REFERENCE_FACTOR` times as far from the truth as
 eager is differs from eager by at most `1 + REFERENCE_FACTOR` times this error, so that much is allowed between the two.
 This takes it that dropout hardly changes how much is rounded, an estimate that the rule above does without.
+
+Note [Useless references]: in a short dtype a program may round so much that eager's result has nothing to do with the
+true one. A multiple of eager's error then allows anything, zeros and noise included (EOS in bfloat16: eager is off by
+423 times the value). So nothing is ever allowed to be farther off than `MOST_ERROR`, from the run in higher precision
+or from eager, and zeros are off by 1. What is near eager where eager is no reference has no verdict in that dtype; the
+program is then compiled in higher precision, too, and that compilation is compared with eager in that precision.
 """
 
 from __future__ import annotations
@@ -19,6 +25,7 @@ import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -51,6 +58,9 @@ long ones far more, because long sums and other algorithms (Winograd, another or
 REFERENCE_FACTOR = 2.0
 """How much farther than eager the compiled function may be from the run in higher precision."""
 
+MOST_ERROR = 0.5
+"""Largest relative error that can be allowed, or that a reference may have. Zeros in place of a result are off by 1."""
+
 DROPOUT = (
     torch.nn.Dropout,
     torch.nn.Dropout1d,
@@ -75,6 +85,9 @@ class Verdict:
     max_relative_error: float
     worst: str
     reference_error: float | None
+    undecided: bool = False
+    """Passed as far as this dtype can tell, by being near an eager that is itself no reference."""
+    widened_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +98,29 @@ class Reference:
         compiled: errors of the compiled function.
         eager: eager's own rounding errors; NaN where nothing is known.
         factor: how many times eager's error the compiled function's may be.
+        is_eager: the errors of the compiled function are its distances from eager, not from a run in higher precision.
     """
 
     compiled: Mapping[str, float]
     eager: Mapping[str, float]
     factor: float
+    is_eager: bool = False
 
     def allows(self, name: str, roundoff: float) -> bool:
-        """Whether a tensor's error is explained. An infinite one never is, however large eager's own may be."""
-        error = self.compiled.get(name, 0.0)
-        return math.isfinite(error) and error <= self.factor * self.eager.get(name, 0.0) + roundoff
+        """Whether a tensor's error is explained. One above `MOST_ERROR` never is, however large eager's own may be."""
+        error, own = self.compiled.get(name, 0.0), self.eager.get(name, 0.0)
+        if self.is_eager and self.is_useless(name):
+            return False
+        return error <= min(self.factor * own, MOST_ERROR) + roundoff
+
+    def is_useless(self, name: str) -> bool:
+        """Whether eager is too far off to be a reference for this tensor."""
+        return self.eager.get(name, 0.0) > MOST_ERROR
+
+    def is_open(self, name: str, from_eager: float) -> bool:
+        """Whether there is no verdict: near an eager that is useless, and finite where it should be."""
+        finite = math.isfinite(self.compiled.get(name, 0.0))
+        return finite and self.is_useless(name) and from_eager <= MOST_ERROR
 
 
 def compute_dtype(instance: Instance, inputs: Inputs) -> str:
@@ -136,15 +162,21 @@ def judge(
     judged = reference() if suspects else None
     if judged is None:
         return Verdict(not suspects, len(compiled), compiled[worst], worst, None)
-    refuted = [name for name in suspects if not judged.allows(name, roundoff)]
-    shown = max(refuted, key=lambda name: compiled[name]) if refuted else worst
-    return Verdict(not refuted, len(compiled), compiled[shown], shown, judged.eager.get(shown, 0.0))
+    open_ones = [name for name in suspects if not judged.allows(name, roundoff)]
+    refuted = [name for name in open_ones if not judged.is_open(name, compiled[name])]
+    shown = max(refuted or open_ones or [worst], key=lambda name: compiled[name])
+    undecided = bool(open_ones) and not refuted
+    return Verdict(not refuted, len(compiled), compiled[shown], shown, judged.eager.get(shown, 0.0), undecided)
 
 
 def combine(verdicts: Sequence[Verdict]) -> Verdict:
     """One verdict over several inputs: passed if all are. The numbers are those of the worst, failed ones first."""
     shown = max(verdicts, key=lambda verdict: (not verdict.passed, verdict.max_relative_error))
-    return replace(shown, passed=all(verdict.passed for verdict in verdicts))
+    return replace(
+        shown,
+        passed=all(verdict.passed for verdict in verdicts),
+        undecided=any(verdict.undecided for verdict in verdicts),
+    )
 
 
 def compare_with_eager(
@@ -157,7 +189,7 @@ def compare_with_eager(
     def reference() -> Reference | None:
         if instance.workload.stochastic and not draws_float32_noise(instance):
             own = error_without_dropout(instance, inputs, state, seed, dtype)
-            return None if own is None else Reference(found, own, 1 + REFERENCE_FACTOR)
+            return None if own is None else Reference(found, own, 1 + REFERENCE_FACTOR, is_eager=True)
         precise = higher_precision(instance, inputs, state, seed, dtype)
         if precise is None:
             return None
@@ -232,21 +264,9 @@ def higher_precision(instance: Instance, inputs: Inputs, state: State, seed: int
     """
     if dtype == "float64":
         return None
-    wider = torch.float64 if dtype in ("float32", "tf32") else torch.float32
-
-    def widen(tensor: torch.Tensor) -> torch.Tensor:
-        narrow = tensor.is_floating_point() and tensor.element_size() < wider.itemsize
-        return tensor.to(wider) if narrow else tensor.clone()
-
     try:
         state.restore()
-        args, kwargs = torch_internals.pytree.tree_map_only(torch.Tensor, widen, (inputs.args, dict(inputs.kwargs)))
-        precise = replace(
-            instance,
-            module=copy.deepcopy(instance.module).to(wider),
-            workload=replace(instance.workload, dtype_policy="fp32"),  # no autocast
-        )
-        wide_inputs = Inputs(args, kwargs)
+        precise, wide_inputs = widened(instance, inputs, dtype)
         with full_precision():
             run = iteration(precise, precise.module, uses_cuda_graphs=False)
             return run_checked(precise, run, wide_inputs, State(precise.module, wide_inputs), seed)
@@ -255,3 +275,58 @@ def higher_precision(instance: Instance, inputs: Inputs, state: State, seed: int
     except Exception:  # whatever a program does in a dtype it was not written for: then the tolerance decides alone
         traceback.print_exc()
         return None
+
+
+def widened(instance: Instance, inputs: Inputs, dtype: str) -> tuple[Instance, Inputs]:
+    """A copy of the program and of its inputs in float32 (of float32: in float64), without autocast."""
+    wider = torch.float64 if dtype in ("float32", "tf32") else torch.float32
+
+    def widen(tensor: torch.Tensor) -> torch.Tensor:
+        narrow = tensor.is_floating_point() and tensor.element_size() < wider.itemsize
+        return tensor.to(wider) if narrow else tensor.clone()
+
+    args, kwargs = torch_internals.pytree.tree_map_only(torch.Tensor, widen, (inputs.args, dict(inputs.kwargs)))
+    precise = replace(
+        instance,
+        module=copy.deepcopy(instance.module).to(wider),
+        workload=replace(instance.workload, dtype_policy="fp32"),
+    )
+    return precise, Inputs(args, kwargs)
+
+
+def compare_widened(
+    compile_module: Callable[[torch.nn.Module], Callable[..., Any]],
+    instance: Instance,
+    inputs: Inputs,
+    state: State,
+    seed: int,
+    *,
+    uses_cuda_graphs: bool,
+    calls: int,
+) -> Verdict:
+    """Verdict on the program compiled in higher precision, against eager there: see Note [Useless references].
+
+    Args:
+        compile_module: the mode's way to compile a module.
+        instance: the program in its own dtype.
+        inputs: one input set of it.
+        state: of the instance, with these inputs.
+        seed: of the random numbers of each call.
+        uses_cuda_graphs: whether the mode does.
+        calls: which call's results are compared; the first ones replay nothing.
+
+    Raises:
+        torch.OutOfMemoryError: beside other modes.
+        Exception: whatever a program does in a dtype that it was not written for.
+    """
+    state.restore()
+    precise, wide_inputs = widened(instance, inputs, compute_dtype(instance, inputs))
+    start = State(precise.module, wide_inputs)
+    with full_precision():
+        eager = run_checked(
+            precise, iteration(precise, precise.module, uses_cuda_graphs=False), wide_inputs, start, seed
+        )
+        run = iteration(precise, compile_module(precise.module), uses_cuda_graphs=uses_cuda_graphs)
+        for _ in range(calls):
+            compiled = run_checked(precise, run, wide_inputs, start, seed)
+        return compare_with_eager(compiled, eager, precise, wide_inputs, start, seed)

@@ -112,7 +112,16 @@ def compile_times(run: Run) -> Table:
 
 def correctness(run: Run) -> Table:
     """The comparison with eager, made before any timing."""
-    columns = ["passed", "inputs", "compute_dtype", "max_relative_error", "tolerance", "reference_error", "worst"]
+    columns = [
+        "passed",
+        "inputs",
+        "compute_dtype",
+        "max_relative_error",
+        "tolerance",
+        "reference_error",
+        "widened_error",
+        "worst",
+    ]
     columns += ["deterministic", "fallback_random", "bitwise_with", "bitwise"]
 
     def values(cell: Cell) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 
-from suite import stats
+from suite import stats_across_runs as stats
 from suite.errors import EncoreError
 from suite.modes import PLACEMENT_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report.chart import Bar, Chart, Scale
