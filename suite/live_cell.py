@@ -49,7 +49,7 @@ from suite.measure.encore_report import encore_report
 from suite.measure.gpu_state import gpu_reader
 from suite.measure.graphs import GraphLog, recorded_graphs
 from suite.measure.memory import Peak, peak, reserved_bytes, restart_peak
-from suite.measure.profiling import profile_iterations
+from suite.measure.profiling import kernels_of, profile_iterations
 from suite.measure.results import Results, State, run_checked
 from suite.measure.timing import iteration_us, measure_block, require_distinct_addresses, timer_for
 from suite.memory_need import require_memory
@@ -139,15 +139,8 @@ class LiveCell:
 
     def kernels(self) -> Metrics:
         """Which kernels an iteration runs, and nothing else."""
-        profile = profile_iterations(self._iterate_set) if self._instance.device.type == "cuda" else None
-        return Metrics(
-            coverage=None,
-            graphs=None,
-            copies=None,
-            memory=None,
-            kernel_time_us=profile.kernel_time_us if profile else None,
-            kernels=profile.kernels if profile else None,
-        )
+        kernels = kernels_of(self._iterate_set) if self._instance.device.type == "cuda" else None
+        return Metrics(coverage=None, graphs=None, copies=None, memory=None, kernel_time_us=None, kernels=kernels)
 
     def metrics(self) -> Metrics:
         """Everything that is measured once. The profiler comes last, because it slows down what follows."""

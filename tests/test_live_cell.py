@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_workloads import WholeCell, workload_of
@@ -327,3 +330,34 @@ def test_a_mode_that_its_own_dtype_does_not_decide_is_compiled_in_float32(cell, 
         with pytest.raises(Inaccurate):
             live.prepare()
     assert torch.float32 in dtypes
+
+
+def test_copies_into_placeholders_come_from_the_count_and_the_rest_from_the_profile(cell, monkeypatch):
+    """With a profile and a count as a GPU would give them: each stands in its own field."""
+    from suite.measure.copies import CopyCount
+    from suite.measure.coverage import IterationProfile
+    from suite.schema import Coverage
+
+    @contextlib.contextmanager
+    def counting():
+        yield CopyCount(copied_bytes=4096, tensors=3, pointer_bytes=16)
+
+    coverage = Coverage(
+        graph_kernels=5, eager_kernels=1, percent=83.3, graph_launches=1, graph_memcpys=0, graph_memsets=0,
+        eager_memcpys=0, eager_memsets=0, captured_kernel_nodes=None, profiled_iterations=3,
+    )  # fmt: skip
+    profile = IterationProfile(coverage, {"k 1 32": 6}, 12.5, [], 777)
+    live = cell(Mlp, "graph")
+    live.build()
+    live._iterate = live._iteration(live._instance.module)
+    monkeypatch.setattr(suite.live_cell.copies, "counting", counting)
+    monkeypatch.setattr(suite.live_cell, "profile_iterations", lambda iterate: profile)
+    monkeypatch.setattr(suite.live_cell, "recorded_graphs", lambda device: [])
+    monkeypatch.setattr(live, "_replay_memory", lambda: None)
+    live._instance = replace(live._instance, device=torch.device("cuda"))
+    metrics = live.metrics()
+    assert metrics.copies is not None
+    counted = (metrics.copies.placeholder_bytes, metrics.copies.placeholder_tensors, metrics.copies.pointer_bytes)
+    assert counted == (4096, 3, 16)
+    assert (metrics.copies.device_to_device_bytes, metrics.kernel_time_us) == (777, 12.5)
+    assert metrics.kernels == {"k 1 32": 6}

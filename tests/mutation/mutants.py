@@ -1,0 +1,145 @@
+"""Small changes to a source file that a test should notice: operators, comparisons, constants, and some named ones.
+
+Text is changed token by token, so that comments and strings stay as they are.
+"""
+
+from __future__ import annotations
+
+import io
+import keyword
+import random
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+_SWAPS = {
+    "<": "<=",
+    "<=": "<",
+    ">": ">=",
+    ">=": ">",
+    "==": "!=",
+    "!=": "==",
+    "+": "-",
+    "-": "+",
+    "*": "+",
+    "/": "*",
+    "//": "*",
+    "and": "or",
+    "or": "and",
+    "True": "False",
+    "False": "True",
+    "min": "max",
+    "max": "min",
+    "any": "all",
+    "all": "any",
+    "break": "pass",
+    "continue": "pass",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A file with one place changed. `line` is that place's, from 1."""
+
+    path: Path
+    line: int
+    old: str
+    new: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(REPOSITORY)}:{self.line}: {self.old!r} -> {self.new!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A change that once survived. `old` stands in the file once; `tests` are what must notice it."""
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def mutant(self) -> Mutant:
+        """
+        Raises:
+            ValueError: the file does not hold `old` exactly once: the list is to be brought up to date.
+        """
+        path = REPOSITORY / self.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.file} holds {self.old!r} {text.count(self.old)} times, not once")
+        line = text[: text.index(self.old)].count("\n") + 1
+        return Mutant(path, line, self.old, self.new, text.replace(self.old, self.new))
+
+
+NAMED = (
+    Named("suite/stats.py", "math.sqrt(processes / (processes - 1))", "1.0", ("tests/test_stats.py",)),
+    Named("suite/stats.py", "TRIMMED = (0.1, 0.5)", "TRIMMED = (0.1, 0.9)", ("tests/test_stats.py",)),
+    Named("suite/stats.py", "MINIMUM_PROCESSES = 3", "MINIMUM_PROCESSES = 1", ("tests/test_stats.py",)),
+    Named("suite/stats.py", "EQUIVALENCE_CONFIDENCE = 0.90", "EQUIVALENCE_CONFIDENCE = 0.5",
+          ("tests/test_stats.py", "tests/test_stats_recorded_noise.py")),
+    Named("suite/stats_across_runs.py", "float(np.quantile(means, CONFIDENCE))", "float(np.quantile(means, 0.5))",
+          ("tests/test_stats_across_runs.py",)),
+    Named("suite/stats_across_runs.py", "* math.sqrt(blocks / (blocks - 1))", "",
+          ("tests/test_stats_across_runs.py",)),
+    Named("suite/live_cell.py", "range(1, max(spec.warm_up, CALLS_TO_REPLAY - 1 + spec.input_sets))", "range(1, 1)",
+          ("tests/test_live_cell.py",)),
+    Named("suite/live_cell.py", "for _ in range(CALLS_TO_REPLAY):", "for _ in range(1):", ("tests/test_live_cell.py",)),
+    Named("suite/live_cell.py", "counted.copied_bytes if counted else None", "None", ("tests/test_live_cell.py",)),
+    Named("suite/measure/memory.py", "        torch.cuda.reset_peak_memory_stats(device)\n", "",
+          ("tests/test_live_cell.py",)),
+    Named("suite/group.py", "cache_dir=str(cache.folder),", "cache_dir=str(cache.folder / mode.name),",
+          ("tests/test_runner.py",)),
+    Named("suite/group.py", "key=lambda m: m.mode.name != REFERENCE_MODE", "key=lambda m: m.mode.name",
+          ("tests/test_runner.py",)),
+    Named("suite/measure/correctness.py", "MOST_ERROR = 0.5", "MOST_ERROR = 50.0",
+          ("tests/test_measure_correctness.py",)),
+    Named("suite/measure/kernels.py", 'return " ".join((name.replace(" ", "_"), "x".join(map(str, grid)), ',
+          'return " ".join((name.replace(" ", "_"), ', ("tests/test_measure_kernels.py",)),
+    Named("models/networks/clip.py", "torch.sigmoid(1.702 * x)", "torch.sigmoid(1.0 * x)",
+          ("tests/test_models_activations.py",)),
+    Named("models/networks/speech_transformer.py", "torch.relu(self.widen(x))", "nn.functional.gelu(self.widen(x))",
+          ("tests/test_models_activations.py",)),
+    Named("models/networks/dcgan.py", "nn.LeakyReLU(0.2)]", "nn.LeakyReLU(0.1)]",
+          ("tests/test_models_activations.py",)),
+)  # fmt: skip
+
+
+def mutants(path: Path) -> Iterator[Mutant]:
+    """Every change to this file that this module knows, one at a time."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines(keepends=True)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        new = _changed(token)
+        if new is None:
+            continue
+        row, column = token.start
+        line = lines[row - 1]
+        changed = line[:column] + new + line[column + len(token.string) :]
+        yield Mutant(path, row, token.string, new, "".join([*lines[: row - 1], changed, *lines[row:]]))
+
+
+def sample(paths: list[Path], count: int, seed: int) -> list[Mutant]:
+    """So many changes to these files, the same for the same seed; only such that still compile."""
+    found = [mutant for path in paths for mutant in mutants(path) if _compiles(mutant)]
+    return random.Random(seed).sample(found, min(count, len(found)))
+
+
+def _changed(token: tokenize.TokenInfo) -> str | None:
+    if token.type == tokenize.NUMBER:
+        return f"({token.string} + 1)"
+    if token.type == tokenize.OP or keyword.iskeyword(token.string) or token.string in ("min", "max", "any", "all"):
+        return _SWAPS.get(token.string)
+    return None
+
+
+def _compiles(mutant: Mutant) -> bool:
+    try:
+        compile(mutant.text, str(mutant.path), "exec")
+    except SyntaxError:
+        return False
+    return True
