@@ -37,7 +37,7 @@ def inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def case(parameters: int, lean: bool | None = True) -> Case:
-    return Case(host.synthetic(parameters), MODES["indirection"], lean, device="cpu", calls=40)
+    return Case(host.synthetic(parameters), MODES["indirection"], lean, device="cpu", calls=100)
 
 
 def test_times_are_nested_and_a_bound_parameter_costs_next_to_nothing() -> None:
@@ -45,7 +45,7 @@ def test_times_are_nested_and_a_bound_parameter_costs_next_to_nothing() -> None:
     for lean in (True, False):
         cost = measure(case(300, lean))
         assert (cost.parameters, cost.buffers, cost.lean) == (300, 0, lean)
-        assert len(cost.issue_us) == len(cost.whole_us) == 40
+        assert len(cost.issue_us) == len(cost.whole_us) == 100
         assert all(whole >= issue > 0 for issue, whole in zip(cost.issue_us, cost.whole_us, strict=True))
         assert cost.without_guards_us
         assert cost.floor_us == []
@@ -54,7 +54,9 @@ def test_times_are_nested_and_a_bound_parameter_costs_next_to_nothing() -> None:
         assert entry is not None
         assert call > entry > 0
         assert {layer.layer: layer.calls for layer in cost.layers} == {CALL: 1, ENTRY: 1}
-        before[lean] = call - entry
+        # Not the medians: other work on the machine may take the caches away for a while.
+        fastest = {layer.layer: layer.fastest_us for layer in cost.layers}
+        before[lean] = fastest[CALL] - fastest[ENTRY]
         assert all(layer.fastest_us <= layer.host_us for layer in cost.layers)
     assert before[True] < before[False]
 
