@@ -39,18 +39,16 @@ def encore(
 ) -> Callable[..., Any]:
     """Compile one FX graph of Dynamo.
 
+    `mode` is one of Inductor's, which libraries pass on without asking (Hugging Face's `generate` does): its settings
+    are Inductor's, and CUDA graphs are used in any.
+
     Raises:
         UnsupportedTorch: this PyTorch is not one whose internals Encore knows.
-        WrongOption: an option is unknown or has a value it cannot have, or a `mode` of Inductor was given.
+        WrongOption: an option or a mode is unknown, or has a value it cannot have.
     """
     torch_internals.require_supported()
-    if mode is not None:
-        raise WrongOption(
-            f"backend 'encore' has no modes, got mode={mode!r}; it always uses CUDA graphs. "
-            "Give Inductor's settings as options={'inductor': {...}}."
-        )
     settings = Options.parse(options)
-    inductor = {"triton.cudagraphs": True, **settings.inductor}
+    inductor = {**_settings_of(mode), "triton.cudagraphs": True, **settings.inductor}
     placement = _placed(graph_module, example_inputs, settings)
     entry = Entry(placement.report)
     inner_compile = watching(torch_internals.compile_fx_inner, entry.compiled.append)
@@ -75,6 +73,14 @@ def encore(
         return compiled
     binding, entry.binding = _binding(graph_module)
     return compiled if binding is None else bound(compiled, binding)
+
+
+def _settings_of(mode: str | None) -> Mapping[str, Any]:
+    """Inductor's settings of one of its modes."""
+    modes: Mapping[str, Mapping[str, Any]] = torch_internals.list_mode_options()
+    if mode is not None and mode not in modes:
+        raise WrongOption(f"mode {mode!r} is not one of Inductor's; allowed: {', '.join(map(repr, modes))}.")
+    return modes[mode or "default"]
 
 
 def _reset() -> None:

@@ -80,7 +80,7 @@ def test_a_backward_is_reported_when_it_is_compiled_and_when_it_comes_from_the_c
     [
         ({"options": {"hoist": True}}, "unknown option 'hoist' of backend 'encore'; did you mean hoist_limit_bytes"),
         ({"options": {"attributes": "move"}}, "option 'attributes' cannot be 'move'; allowed: 'hoist', 'stage'"),
-        ({"mode": "max-autotune"}, "backend 'encore' has no modes, got mode='max-autotune'"),
+        ({"mode": "fastest"}, "mode 'fastest' is not one of Inductor's; allowed: 'default'"),
     ],
 )
 def test_wrong_options_are_named_with_the_right_ones(settings: dict[str, Any], message: str) -> None:
@@ -216,3 +216,21 @@ def test_a_defect_in_placement_costs_placement_only(
 
 def test_wrong_option_is_a_value_error() -> None:
     assert issubclass(WrongOption, ValueError)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_modes_of_inductor_are_its_settings_and_cuda_graphs_are_used_in_any(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def compile_fx(graph_module: Any, example_inputs: Any, *, config_patches: dict[str, Any], **ignored: Any) -> Any:
+        seen.append(config_patches)
+        return graph_module.forward
+
+    monkeypatch.setattr(torch_internals.compile_fx, "compile_fx", compile_fx)
+    x = torch.ones(2)
+    assert torch.equal(torch.compile(lambda x: x + 1, backend="encore", mode=mode)(x), x + 1)
+    (settings,) = seen
+    assert settings["triton.cudagraphs"] is True
+    assert settings.get("max_autotune", False) is mode.startswith("max-autotune")

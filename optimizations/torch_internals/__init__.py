@@ -65,6 +65,7 @@ NAMES: dict[str, Private] = {
     "TorchDispatchMode": Private(
         "torch.utils._python_dispatch", "TorchDispatchMode", _CHECKED, "see which operators a node really runs"
     ),
+    "list_mode_options": Private("torch._inductor", "list_mode_options", _CHECKED, "take Inductor's modes"),
     "compile_fx_inner": Private(
         "torch._inductor.compile_fx", "compile_fx_inner", _CHECKED, "see what became of a graph"
     ),
