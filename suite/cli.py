@@ -19,6 +19,7 @@ from suite import cli_compare, cli_micro, cli_nanogpt
 from suite.console import console
 from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EncoreError, WrongUse
 from suite.interrupt import Interrupted, interruptible
+from suite.settings import FULL
 
 if TYPE_CHECKING:
     from suite.report.build import Report
@@ -35,6 +36,8 @@ app.add_typer(cli_micro.app, name="micro")
 app.command("compare", epilog="Example: encore compare 20260101-120000-h200 20260102-120000-h200 --threshold 5%")(
     cli_compare.compare
 )
+
+DEFAULTS = FULL.settings
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -121,17 +124,17 @@ def run(
     processes: Annotated[
         int | None, typer.Option(help="Starts of each mode; default: 3 on a GPU, 1 on a CPU.", min=1)
     ] = None,
-    blocks: Annotated[int, typer.Option(help="Blocks that each process measures at least.", min=1)] = 20,
-    samples: Annotated[int, typer.Option(help="Samples of a block at least.", min=1)] = 2,
+    blocks: Annotated[int, typer.Option(help="Blocks that each process measures at least.", min=1)] = DEFAULTS.blocks,
+    samples: Annotated[int, typer.Option(help="Samples of a block at least.", min=1)] = DEFAULTS.samples,
     measure_s: Annotated[
         float, typer.Option(help="Seconds to go on measuring where blocks do not decide yet, per process.", min=0)
-    ] = 16.0,
+    ] = DEFAULTS.measure_s,
     cold_compile_times: Annotated[
         bool, typer.Option("--cold-compile-times", help="Compile each mode once more, alone and with an empty cache.")
     ] = False,
-    input_sets: Annotated[int, typer.Option(help="Sets of inputs to rotate over.", min=2)] = 4,
-    warm_up: Annotated[int, typer.Option(help="Iterations before the first sample.", min=1)] = 8,
-    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 1337,
+    input_sets: Annotated[int, typer.Option(help="Sets of inputs to rotate over.", min=2)] = DEFAULTS.input_sets,
+    warm_up: Annotated[int, typer.Option(help="Iterations before the first sample.", min=1)] = DEFAULTS.warm_up,
+    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = DEFAULTS.seed,
     with_optimizer: Annotated[
         bool, typer.Option("--with-optimizer", help="Training: measure the optimizer's step too.")
     ] = False,

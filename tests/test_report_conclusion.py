@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fixtures.synthetic_results import cell, environment, explanation, failed_cell, metrics
 
-from suite.report import compare, conclusion
+from suite.report import compare, conclusion, same_program
 from suite.report.conclusion import Trust
 from suite.report.load import Run, Superseded
 from suite.schema import Block, Cell, GpuState, Status
@@ -121,3 +121,13 @@ def test_analyses_count_models_that_stock_would_hold_whole():
     assert result.sentence.startswith("Of 3 models, stock CUDA graphs would hold all kernels of ")
     assert text_of("2 of 3 analyses came to their end", result).holds is False
     assert result.chart is None
+
+
+@pytest.mark.parametrize(("found", "holds"), [(0, True), (1, True), (2, False)])
+def test_findings_between_modes_that_are_the_same_program_are_counted(monkeypatch, found, holds):
+    pairs = [object()] * 20
+    monkeypatch.setattr(same_program, "same_program_pairs", lambda run: pairs)
+    monkeypatch.setattr(same_program, "false_findings", lambda given: given[:found])
+    result = concluded(*pair("EOS", 100.0, 50.0))
+    point = text_of(f"Of 20 comparisons of modes that are the same program, {found} found a difference", result)
+    assert point.holds is holds

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from suite.explain.records import Explanation
 from suite.modes import GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
-from suite.report import provenance
+from suite.report import provenance, same_program
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.compare import Comparison, Kernels, MeanSpeedup, Metric
 from suite.report.explain_tables import lowerings_of
@@ -27,6 +27,8 @@ NAME = "headline"
 ENCORE_BACKEND = "encore"
 DECIDED_SHARE = 0.9
 """Of all verdicts, so many must decide something for the whole to count as decided."""
+FALSE_SHARE = 0.05
+"""Of all comparisons of a program with itself, so many at most may find a difference."""
 HARMLESS_REASONS = frozenset({"GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks", "SyncBoost"})
 """Clock-event reasons that slow nothing down while a block is measured."""
 
@@ -157,6 +159,11 @@ def _points(run: Run, items: Sequence[Comparison]) -> Iterator[Point]:
         yield Point(
             len(decided) >= DECIDED_SHARE * len(same), f"The samples decide {len(decided)} of {len(same)} verdicts"
         )
+    pairs = same_program.same_program_pairs(run)
+    if pairs:
+        found = len(same_program.false_findings(pairs))
+        text = f"Of {_count(len(pairs), 'comparison')} of modes that are the same program, {found} found a difference"
+        yield Point(found <= FALSE_SHARE * len(pairs), text)
     alternating = [item for item in compared if item.alternating]
     if len(alternating) < len(compared):
         text = f"{len(compared) - len(alternating)} ratios are of modes that were not measured in turns"
