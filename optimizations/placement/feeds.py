@@ -32,7 +32,7 @@ from optimizations.placement.feed_plan import Attribute, Evaluation, FeedPlan, H
 from optimizations.placement.guards import Checks, checks_for, is_pinned
 from optimizations.placement.picking import picker
 from optimizations.placement.sources import Guard
-from optimizations.placement.staging import Staging
+from optimizations.placement.staging import Staging, copy_in_stream_order
 
 
 class Feeds:
@@ -182,7 +182,7 @@ class _Group:
         # Pageable memory is used up when the copy returns. Pinned memory is read in stream order, behind copies into it
         # that are still in flight; the host waits only if the program may change it at once.
         awaited = not self._group.awaited or self._group.awaited[position]
-        self.tensors[position].copy_(value, non_blocking=not (awaited and is_pinned(value)))
+        copy_in_stream_order(self.tensors[position], value, wait=awaited and is_pinned(value))
 
 
 class _StreamOrder:

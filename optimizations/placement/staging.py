@@ -132,7 +132,7 @@ class _Area:
             memory.copy_(host.memory, non_blocking=True)
             host.sent(self._device)
         for position in direct:
-            views[position].copy_(tensors[position], non_blocking=not awaited[position])
+            copy_in_stream_order(views[position], tensors[position], wait=awaited[position])
         return views
 
     def _free_host_buffer(self) -> _HostBuffer:
@@ -160,6 +160,11 @@ class _Area:
                 memory[start : start + _size_bytes(layout)].view(layout.dtype).as_strided(layout.shape, layout.stride)
                 for start, layout in zip(self._starts, self._layouts, strict=True)
             )
+
+
+def copy_in_stream_order(destination: torch.Tensor, source: torch.Tensor, *, wait: bool) -> None:
+    """Lets the device copy `source` when all that was put into the stream before is done. See Note [Pinned sources]."""
+    destination.copy_(source, non_blocking=not wait)
 
 
 class _HostBuffer:

@@ -1,0 +1,319 @@
+"""Runs a program in eager mode and placed by Encore, and says how they differ."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.options import Options
+from optimizations.placement import Feeds, Placement, place
+from optimizations.placement.feed_plan import FeedPlan
+from optimizations.placement.observe import Observation, observe
+from optimizations.report import CpuNode, PlacementReport
+
+from .on_cpu import retargeted
+from .programs import CALLS, Built, Program, build, draw, text
+from .simulated_gpu import DeviceLost, Landing, OnSimulatedGpu, bits, shared
+from .sources import INPUTS, Input, memory_and_view, random_values, write
+
+Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A program whose results differ; `what` says how."""
+
+    seed: int
+    number: int
+    program: Program
+    what: str
+
+    def __str__(self) -> str:
+        repeat = f"python -m tests.fuzz --seed {self.seed} --only {self.number}"
+        return f"{self.what}\n{text(self.program, repeat=repeat)}"
+
+
+@dataclass
+class Outcome:
+    """Failures of a run, how many programs were compared, and what placement did with them."""
+
+    failures: list[Failure] = field(default_factory=list)
+    seen: Counter[str] = field(default_factory=Counter)
+
+
+def fuzz(seed: int, numbers: range, *, stop_at: int | None = None, shrink: bool = True) -> Outcome:
+    """Compares the programs `numbers` of `seed`; stops after `stop_at` failures."""
+    outcome = Outcome()
+    with one_thread():
+        for number in numbers:
+            program = draw(seed, number)
+            what, did = compare(program)
+            outcome.seen.update(did)
+            if what is not None:
+                outcome.failures.append(Failure(seed, number, smaller(program) if shrink else program, what))
+                if stop_at is not None and len(outcome.failures) >= stop_at:
+                    break
+    return outcome
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Tensors are small; threads would only get in each other's way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def compare(program: Program) -> tuple[str | None, set[str]]:
+    """How eager and placed runs of `program` differ (None: not), and what placement did."""
+    built = build(program)
+    observation = observe(built.graph_module, built.inputs)
+    eager = functools.partial(_run, built.graph_module, observation)
+    try:
+        expected = _calls(program, built, eager, Landing(), late=False)
+    except (RuntimeError, ValueError, TypeError):
+        # Fake tensors let pass what real ones refuse, such as writes to overlapping memory: no program.
+        return None, {"refused"}
+    options = Options(**program.options)
+    try:
+        placement = place(built.graph_module, built.inputs, options)
+    except Exception as error:
+        return f"placement fails: {type(error).__name__}: {error}", set()
+    did = _did(placement.report)
+    over = _over_budget(placement.feeds, placement.report, options)
+    if over is not None:
+        return over, did
+    landing = Landing()
+    try:
+        with landing.in_place():
+            found = _calls(program, built, _placed(built, placement, observation, eager), landing, late=True)
+    except Exception as error:
+        return f"raises {type(error).__name__}: {error}", did
+    for number, (one, other) in enumerate(zip(expected, found, strict=False)):
+        if one != other:
+            return f"call {number} differs", did
+    return (None if len(expected) == len(found) else "another call raises"), did
+
+
+def smaller(program: Program) -> Program:
+    """A program that differs too, with as few steps, outputs, writes and scribbles as can be taken away one by one."""
+    again = True
+    while again:
+        again = False
+        for candidate in _candidates(program):
+            if compare(candidate)[0] is not None:
+                program, again = candidate, True
+                break
+    return program
+
+
+def _candidates(program: Program) -> Iterator[Program]:
+    for position in range(len(program.steps)):
+        steps = program.steps[:position] + program.steps[position + 1 :]
+        yield dataclasses.replace(program, steps=steps)
+    if len(program.outputs) > 1:
+        for position in range(len(program.outputs)):
+            outputs = program.outputs[:position] + program.outputs[position + 1 :]
+            yield dataclasses.replace(program, outputs=outputs)
+    for position, writes in enumerate(program.writes):
+        if writes:
+            fewer = tuple({} if i == position else other for i, other in enumerate(program.writes))
+            yield dataclasses.replace(program, writes=fewer)
+    if any(program.scribbles):
+        yield dataclasses.replace(program, scribbles=(False,) * CALLS)
+    if program.options:
+        yield dataclasses.replace(program, options={})
+
+
+def through_inductor(program: Program) -> str | None:
+    """How a program differs that Inductor compiled after placement, for the CPU; "" where that cannot be told.
+
+    It may compute in another order, so programs are left out that tell small differences apart. Writes are too: on one
+    device transfers do not copy.
+    """
+    built = build(program)
+    observation = observe(built.graph_module, built.inputs)
+    names = {str(getattr(node.target, "__name__", node.target)) for node in built.graph_module.graph.nodes}
+    writes = any(effects.writes for effects in observation.effects.values())
+    landing = any(entry.landing for entry in built.used)
+    if writes or landing or not names.isdisjoint(("floor", "argmax", "lt", "long", "rand", "float", "to_dtype")):
+        return ""
+    placement = place(built.graph_module, built.inputs, Options(**program.options))
+    if placement.feeds is None or placement.feeds.passed:
+        return ""
+    held = {entry.name: memory_and_view(entry, _generator(entry, 0)) for entry in INPUTS if entry.kind != "argument"}
+    plan = _on_cpu(placement.feeds, observation)
+    arguments = [_argument(entry, held, 0) for entry in built.used]
+    examples = dataclasses.replace(placement, feeds=plan).example_inputs(arguments)
+    with torch.no_grad():
+        compiled = torch_internals.compile_fx.compile_fx(retargeted(placement.graph_module), examples)
+        feeds = Feeds(plan)
+        for call in range(CALLS):
+            for name, way in (program.writes[call - 1] if call else {}).items():
+                _write(held, name, way, call)
+            arguments = [_argument(entry, held, call) for entry in built.used]
+            try:
+                expected = retargeted(built.graph_module)(*arguments)
+            except (IndexError, RuntimeError):
+                return ""
+            found = feeds.call(compiled, tuple(arguments))
+            try:
+                torch.testing.assert_close(list(found), list(expected), rtol=2e-2, atol=1e-3, equal_nan=True)
+            except AssertionError as error:
+                return f"call {call} through Inductor: {error}"
+    return None
+
+
+def _run(graph_module: torch.fx.GraphModule, observation: Observation, *arguments: Any) -> tuple[Any, ...]:
+    return tuple(OnSimulatedGpu(graph_module, observation).run(*arguments, enable_io_processing=False))
+
+
+def _placed(built: Built, placement: Placement, original: Observation, eager: Call) -> Call:
+    observation = observe(placement.graph_module, placement.example_inputs(built.inputs))
+    graph = functools.partial(_run, placement.graph_module, observation)
+    plan = placement.feeds
+    if plan is None:
+        return graph
+    feeds = Feeds(_on_cpu(plan, original), eager)
+
+    def compiled(*arguments: Any) -> tuple[Any, ...]:
+        # A copy to the CPU, which here would be the tensor itself.
+        return tuple(value.clone() if i in plan.copied_out else value for i, value in enumerate(graph(*arguments)))
+
+    return functools.partial(_call, feeds, compiled)
+
+
+def _call(feeds: Feeds, compiled: Call, *arguments: Any) -> tuple[Any, ...]:
+    return tuple(feeds.call(compiled, arguments))
+
+
+def _on_cpu(plan: FeedPlan, original: Observation) -> FeedPlan:
+    """`plan` with the CPU as the device. What runs behind the graph copies where it crosses devices."""
+    device = torch.device("cpu")
+    if plan.after is None:
+        return dataclasses.replace(plan, device=device)
+    part = plan.after.compute
+    behind: Any = _Behind(part, original)
+    return dataclasses.replace(plan, device=device, after=dataclasses.replace(plan.after, compute=behind))
+
+
+@dataclass(frozen=True)
+class _Behind:
+    compute: torch.fx.GraphModule
+    observation: Observation
+
+    def forward(self, *arguments: Any) -> tuple[Any, ...]:
+        return _run(self.compute, self.observation, *arguments)
+
+
+def _calls(program: Program, built: Built, run: Call, landing: Landing, *, late: bool) -> list[Any]:
+    """Results of each call, all looked at when the last is done, and its arguments, right after it."""
+    held = {entry.name: memory_and_view(entry, _generator(entry, 0)) for entry in INPUTS if entry.kind != "argument"}
+    kept: list[tuple[Any, ...]] = []
+    states: list[Any] = []
+    for call in range(CALLS):
+        for name, way in (program.writes[call - 1] if call else {}).items():
+            _write(held, name, way, call)
+        arguments = _together(built, [_argument(entry, held, call) for entry in built.used], call)
+        for entry, argument in zip(built.used, arguments, strict=True):
+            if entry.landing:
+                landing.pin(argument)
+                # What stays is compared by whoever compares: let there be calls before anything changes.
+                if entry.kind == "argument" or call >= CALLS // 2:
+                    landing.send(argument, random_values(entry.shape, entry.dtype, _generator(entry, call + 100)))
+        if not late:
+            landing.land_all()
+        torch.default_generator.manual_seed(call)
+        try:
+            results = run(*arguments)
+        except DeviceLost:
+            raise
+        except IndexError as error:
+            # What else the call would have done is not defined from here on; see the design page.
+            return [*_seen(kept, states), type(error).__name__]
+        landing.land_all()
+        states.append((bits(arguments), shared([*results, *arguments])))
+        kept.append(results)
+        if program.scribbles[call] and results and isinstance(results[0], torch.Tensor):
+            with contextlib.suppress(RuntimeError):  # overlapping memory cannot be written
+                results[0].fill_(1)
+    return _seen(kept, states)
+
+
+def _seen(kept: list[tuple[Any, ...]], states: list[Any]) -> list[Any]:
+    return [(bits(list(results)), state) for results, state in zip(kept, states, strict=True)]
+
+
+def _generator(entry: Input, call: int) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(f"{entry.name} {call}".encode()))
+
+
+def _argument(entry: Input, held: dict[str, tuple[torch.Tensor, torch.Tensor]], call: int) -> torch.Tensor:
+    if entry.kind == "argument":
+        return memory_and_view(entry, _generator(entry, call))[1]
+    if entry.kind == "numpy":
+        # Changes once; each call gets a new tensor.
+        return memory_and_view(entry, _generator(entry, call // 2))[1]
+    return held[entry.name][1]
+
+
+def _together(built: Built, arguments: list[torch.Tensor], call: int) -> list[torch.Tensor]:
+    """`arguments`, some of which share memory in the last calls."""
+    by_name = {entry.name: argument for entry, argument in zip(built.used, arguments, strict=True)}
+    if call < CALLS // 2:
+        return arguments
+    return [
+        by_name[entry.later_in].view(entry.shape) if entry.later_in in by_name else argument
+        for entry, argument in zip(built.used, arguments, strict=True)
+    ]
+
+
+def _write(held: dict[str, tuple[torch.Tensor, torch.Tensor]], name: str, way: str, call: int) -> None:
+    entry = next(entry for entry in INPUTS if entry.name == name)
+    memory, view = memory_and_view(entry, _generator(entry, call))
+    if way == "replaced":
+        held[name] = memory, view
+    else:
+        write(way, held[name][0], memory)
+
+
+def _did(report: PlacementReport) -> set[str]:
+    did = {"compared", *(hoisted.form for hoisted in report.hoisted)}
+    did.update(what for what in ("staged", "before", "after", "moved", "left") if getattr(report, what))
+    return did | ({"rewritten"} if report.untouched is None else set())
+
+
+def _over_budget(plan: FeedPlan | None, report: PlacementReport, options: Options) -> str | None:
+    if plan is None:
+        return None
+    kept = sum(layout.size_bytes for group in plan.hoisted for layout in group.layouts)
+    staged = sum(value.layout.size_bytes for value in plan.staged)
+    sizes = {node.node: _bytes(node) for node in report.cpu_nodes_before}
+    moved = sum(sizes[name] for name in report.moved)
+    if moved > options.stage_limit_bytes:
+        return f"{moved} bytes are computed on the GPU, more than stage_limit_bytes={options.stage_limit_bytes}"
+    if kept > options.hoist_limit_bytes:
+        return f"{kept} bytes are kept, more than hoist_limit_bytes={options.hoist_limit_bytes}"
+    if staged > options.stage_limit_bytes:
+        return f"{staged} bytes are staged, more than stage_limit_bytes={options.stage_limit_bytes}"
+    if kept + staged > options.process_limit_bytes:
+        return f"{kept + staged} bytes stay, more than process_limit_bytes={options.process_limit_bytes}"
+    return None
+
+
+def _bytes(node: CpuNode) -> int:
+    if node.shape is None or node.dtype is None:
+        return 0
+    return torch.Size(map(int, node.shape)).numel() * getattr(torch, node.dtype).itemsize

@@ -1,0 +1,12 @@
+"""What the fuzzer shares with the other tests of placement, wherever it is started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from placement_on_cpu import retargeted
+
+__all__ = ["retargeted"]

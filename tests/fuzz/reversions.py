@@ -1,0 +1,202 @@
+"""Puts defects that placement once had back, one at a time, and says after how many programs the fuzzer finds each.
+
+    python -m tests.fuzz.reversions [--count N] [--seed S] [--only NAME]
+
+Exit code 1 if one is not found. A defect is put back by replacing the piece of code that is its remedy, while the
+programs run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+from optimizations.placement import feeds, guards, observe, placing, plan, regions, rewrite, staging
+from optimizations.placement.residency import Residency
+from optimizations.placement.sources import SourceKind
+
+from .compare import fuzz
+
+
+def _copies_become_aliases() -> AbstractContextManager[Any]:
+    """A copy to the GPU that the program writes, or returns, is the kept value itself."""
+    return _together(
+        mock.patch.object(plan._Planner, "_must_stay_a_copy", lambda self, node: False),
+        mock.patch.object(rewrite._Surgery, "protect", lambda self, after: None),
+    )
+
+
+def _versions_are_trusted() -> AbstractContextManager[Any]:
+    """Attributes are guarded by version counters, which many writes escape."""
+    stock = placing.input_sources
+
+    def trusting(graph_module: Any, inputs: Any, attributes: Any) -> Any:
+        return stock(graph_module, inputs, "trust" if attributes == "hoist" else attributes)
+
+    return mock.patch.object(placing, "input_sources", trusting)
+
+
+def _pinned_arguments_are_read_by_the_host() -> AbstractContextManager[Any]:
+    """A pinned argument is packed by the host although a copy into it is in flight."""
+    stock = staging._Area.send
+    return mock.patch.object(staging._Area, "send", lambda self, tensors, *_: stock(self, tensors))
+
+
+def _pinned_attributes_are_compared_by_the_host() -> AbstractContextManager[Any]:
+    """A pinned attribute is found unchanged because the copy into it has not landed."""
+    stock = feeds.checks_for
+
+    def unaware(attributes: Any) -> Any:
+        with mock.patch.object(guards, "is_pinned", lambda tensor: False):
+            return stock(attributes)
+
+    return mock.patch.object(feeds, "checks_for", unaware)
+
+
+def _moves(*names: str) -> Callable[[], AbstractContextManager[Any]]:
+    """What depends on arguments is not evaluated before the graph, and these operators are taken for exact."""
+
+    def put_back() -> AbstractContextManager[Any]:
+        exact, obstacle, stock = observe.is_exact, observe.gpu_obstacle, plan.regions
+
+        def is_exact(func: Any, *others: Any) -> bool:
+            name = func._schema.name.removeprefix("aten::").removesuffix("_")
+            return name in names or exact(func, *others)
+
+        def gpu_obstacle(func: Any, operands: Any, results: Any) -> str | None:
+            name = func._schema.name.removeprefix("aten::")
+            return None if name in names else obstacle(func, operands, results)
+
+        def only_constants(graph: Residency) -> Any:
+            found = stock(graph)
+            return dataclasses.replace(found, before=found.before - _of_arguments(graph))
+
+        return _together(
+            mock.patch.object(observe, "is_exact", is_exact),
+            mock.patch.object(observe, "gpu_obstacle", gpu_obstacle),
+            mock.patch.object(plan, "regions", only_constants),
+        )
+
+    return put_back
+
+
+def _of_arguments(graph: Residency) -> frozenset[str]:
+    found: set[str] = set()
+    for name, node in graph.nodes.items():
+        given = node.source is not None and node.source.kind is SourceKind.ARGUMENT
+        if given or not found.isdisjoint(node.operands):
+            found.add(name)
+    return frozenset(found)
+
+
+def _limits_hold_for_single_values() -> AbstractContextManager[Any]:
+    """Each kept or staged value is within the limits; all together are not."""
+    stock = plan._Planner._how
+
+    def one_by_one(planner: Any, wanted: Any) -> dict[str, str]:
+        return {value: how for each in wanted for value, how in stock(planner, [each]).items()}
+
+    return mock.patch.object(plan._Planner, "_how", one_by_one)
+
+
+def _moved_operations_have_no_limit() -> AbstractContextManager[Any]:
+    stock = plan._Planner._judged_all
+
+    def unlimited(planner: Any, how: Any) -> Iterator[Any]:
+        options = planner.options
+        planner.options = dataclasses.replace(options, stage_limit_bytes=2**40)
+        try:
+            yield from list(stock(planner, how))
+        finally:
+            planner.options = options
+
+    return mock.patch.object(plan._Planner, "_judged_all", unlimited)
+
+
+def _memory_orders_nothing() -> AbstractContextManager[Any]:
+    """An operation goes before or behind the graph although another one writes its memory in between."""
+
+    def operands_only(graph: Residency) -> dict[str, frozenset[str]]:
+        return {name: frozenset(node.operands) for name, node in graph.nodes.items()}
+
+    return mock.patch.object(regions, "_order", operands_only)
+
+
+def _copies_there_and_back_become_aliases() -> AbstractContextManager[Any]:
+    """A copy to the CPU and back that moves to the GPU is the GPU value itself."""
+
+    def move(surgery: Any) -> None:
+        for name in surgery.plan.moves:
+            rewrite.retarget(surgery.nodes[name], surgery.device)
+
+    return _together(
+        mock.patch.object(rewrite._Surgery, "move", move),
+        mock.patch.object(plan._Planner, "_must_stay_a_copy", lambda self, node: False),
+    )
+
+
+def _arguments_are_taken_to_be_apart() -> AbstractContextManager[Any]:
+    """Nobody looks whether arguments share memory that did not when the graph was compiled."""
+    return mock.patch.object(feeds, "_overlap", lambda pairs, arguments: False)
+
+
+@contextlib.contextmanager
+def _together(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "copies-become-aliases": _copies_become_aliases,
+    "copies-there-and-back-become-aliases": _copies_there_and_back_become_aliases,
+    "versions-are-trusted": _versions_are_trusted,
+    "pinned-arguments-are-read-by-the-host": _pinned_arguments_are_read_by_the_host,
+    "pinned-attributes-are-compared-by-the-host": _pinned_attributes_are_compared_by_the_host,
+    "arithmetic-moves": _moves("add", "sub", "mul", "div", "sin", "sum", "cumsum", "linspace", "floor", "full"),
+    "integer-products-move": _moves("mm", "mv", "dot", "matmul"),
+    "lookups-move": _moves("index"),
+    "limits-hold-for-single-values": _limits_hold_for_single_values,
+    "moved-operations-have-no-limit": _moved_operations_have_no_limit,
+    "memory-orders-nothing": _memory_orders_nothing,
+    "arguments-are-taken-to-be-apart": _arguments_are_taken_to_be_apart,
+}
+
+
+RARE = frozenset(("memory-orders-nothing", "arguments-are-taken-to-be-apart"))
+"""Take more programs than tests have time for."""
+
+
+def found_after(name: str, *, seed: int, count: int) -> int | None:
+    """How many programs it takes to find the defect; None if `count` do not."""
+    with DEFECTS[name]():
+        for number in range(count):
+            # Its program is not made smaller: that would be most of the time.
+            if fuzz(seed, range(number, number + 1), shrink=False).failures:
+                return number + 1
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.reversions", description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=2000, help="give a defect up after so many programs")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=sorted(DEFECTS))
+    chosen = parser.parse_args()
+    missed = 0
+    for name in [chosen.only] if chosen.only else DEFECTS:
+        programs = found_after(name, seed=chosen.seed, count=chosen.count)
+        missed += programs is None
+        print(f"{name}: {'not found' if programs is None else f'found after {programs} programs'}", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""A GPU for FX graphs, played by the CPU, which differs from it where real ones do.
+
+* A transfer makes a copy, where on one device it would make an alias.
+* Floating-point arithmetic comes out otherwise, in the last place.
+* It has no kernel for products of integer matrices.
+* An index out of range ends it, and cannot be caught as the CPU's error.
+* Copies into pinned memory land late: at the latest when something reads the memory in stream order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.fx
+
+from optimizations.placement import feeds, guards, staging
+from optimizations.placement.observe import Observation
+from optimizations.placement.operators import tensors_in
+
+CPU = torch.device("cpu")
+ARITHMETIC = frozenset(
+    ("add", "sub", "mul", "truediv", "sin", "sum", "cumsum", "matmul", "linspace", "floor", "iadd", "add_", "mul_")
+)
+
+
+class DeviceLost(RuntimeError):
+    """An assertion failed on the device."""
+
+
+class OnSimulatedGpu(torch.fx.Interpreter):
+    """Runs a graph for the GPU on CPU tensors; `observation` tells by node names where each value is."""
+
+    def __init__(self, graph_module: torch.fx.GraphModule, observation: Observation) -> None:
+        super().__init__(graph_module, garbage_collect_values=False)
+        self.extra_traceback = False
+        self.observation = observation
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if not n.op.startswith("call_"):
+            return super().run_node(n)
+        name = n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
+        operands = [(operand.name, self.env[operand]) for operand in n.all_input_nodes]
+        on_gpu = any(facts.device.type == "cuda" for facts in self.observation.tensors.get(n.name, ()))
+        given = [tensor for _, value in operands for tensor in tensors_in(value)]
+        if on_gpu and name == "matmul" and not all(tensor.is_floating_point() for tensor in given):
+            raise DeviceLost("no kernel for products of integer matrices")
+        if on_gpu and Landing.current is not None:
+            for tensor in given:
+                Landing.current.land(tensor.data_ptr())
+        try:
+            value = super().run_node(n)
+        except IndexError as error:
+            raise (DeviceLost(str(error)) if on_gpu else error) from None
+        if not isinstance(value, torch.Tensor):
+            return value
+        for other, operand in operands:
+            alias_here = any(_same_memory(value, tensor) for tensor in tensors_in(operand))
+            if alias_here and not self.observation.share_memory(n.name, other):
+                return value.clone()
+        return _otherwise(value) if on_gpu and name in ARITHMETIC else value
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_function(target, _on_cpu(args), _on_cpu(kwargs))
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target == "cuda":
+            return args[0].to(CPU)
+        return super().call_method(target, _on_cpu(args), _on_cpu(kwargs))
+
+
+def _otherwise(value: torch.Tensor) -> torch.Tensor:
+    """`value`, a little off, in the same memory."""
+    if value.dtype in (torch.float32, torch.float64):
+        value.copy_(torch.nextafter(value, torch.full_like(value, float("inf"))))
+    return value
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() and one.numel() > 0
+
+
+def _on_cpu(value: Any) -> Any:
+    def device(item: Any) -> Any:
+        return CPU if isinstance(item, torch.device) and item.type == "cuda" else item
+
+    return torch.fx.node.map_aggregate(value, device)
+
+
+class Landing:
+    """Pinned tensors, and the values that are on their way into them."""
+
+    current: Landing | None = None
+
+    def __init__(self) -> None:
+        self.pinned: dict[int, torch.Tensor] = {}
+        self.coming: dict[int, torch.Tensor] = {}
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        self.pinned[tensor.data_ptr()] = tensor
+
+    def send(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        self.coming[tensor.data_ptr()] = values
+
+    def land(self, address: int) -> None:
+        values = self.coming.pop(address, None)
+        if values is not None:
+            self.pinned[address].copy_(values)
+
+    def land_all(self) -> None:
+        for address in list(self.coming):
+            self.land(address)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Placement sees these tensors as pinned, and copies from them in stream order land what is on its way."""
+        stock: Callable[..., None] = staging.copy_in_stream_order
+
+        def is_pinned(tensor: torch.Tensor) -> bool:
+            return tensor.data_ptr() in self.pinned
+
+        def copy(destination: torch.Tensor, source: torch.Tensor, *, wait: bool) -> None:
+            self.land(source.data_ptr())
+            stock(destination, source, wait=wait)
+
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(Landing, "current", self))
+            for module in (feeds, guards, staging):
+                stack.enter_context(mock.patch.object(module, "is_pinned", is_pinned))
+            for module in (feeds, staging):
+                stack.enter_context(mock.patch.object(module, "copy_in_stream_order", copy))
+            yield
+
+
+def bits(value: Any) -> Any:
+    """What two results must have in common to be equal bit for bit."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.stride(), _raw(value)
+    return [bits(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _raw(value: torch.Tensor) -> bytes:
+    return bytes(value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def shared(values: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Which tensors share memory: whoever writes to one would see it in the other."""
+    storages = [value.untyped_storage().data_ptr() if value.numel() else -1 - i for i, value in enumerate(values)]
+    return [(one, other) for other in range(len(values)) for one in range(other) if storages[one] == storages[other]]
