@@ -104,7 +104,7 @@ class LiveCell:
             if self._eager is None:
                 self._run_reference()
                 if self._trial_verdict is not None:  # the trial has thrown away what was compiled
-                    self._compile_and_warm_up(CompileConditions.WARM)
+                    self._compile_and_warm_up(CompileConditions.WARM, again=True)
                     compiled = self._results(self._iterate)
             correctness = self._check(compiled)
         self._eager = self._trial_verdict = None
@@ -242,9 +242,10 @@ class LiveCell:
         torch.compiler.reset()
         return replace(verdict, passed=verdict.passed and wide.passed, widened_error=wide.max_relative_error)
 
-    def _compile_and_warm_up(self, conditions: CompileConditions) -> CompileTimes:
+    def _compile_and_warm_up(self, conditions: CompileConditions, *, again: bool = False) -> CompileTimes:
         spec, device = self._spec, self._instance.device
-        self._announce("compile")
+        announce = (lambda phase: None) if again else self._announce  # phases follow one another, and none comes back
+        announce("compile")
         self._call = callable_for(self._mode, self._instance.module)
         self._iterate = self._iteration(self._call)
         seed_all(spec.seed)
@@ -258,7 +259,7 @@ class LiveCell:
             self._iterate_set(0)
             self._timer.synchronize()
             first_call_s = time.perf_counter() - begin
-            self._announce("warm-up")
+            announce("warm-up")
             for position in range(1, max(spec.warm_up, CALLS_TO_REPLAY - 1 + spec.input_sets)):
                 self._iterate_set(position)
             self._timer.synchronize()
@@ -283,7 +284,7 @@ class LiveCell:
         verdict = self._trial_verdict or self._verdict(compiled, self._eager)
         if verdict.undecided and verdict.widened_error is None:
             verdict = self._widened(verdict)
-            self._compile_and_warm_up(CompileConditions.WARM)
+            self._compile_and_warm_up(CompileConditions.WARM, again=True)
         deterministic = digests == [results.digest() for results in self._results(self._iterate)]
         correctness = self._correctness(verdict, digests, deterministic=deterministic)
         if not correctness.passed:
