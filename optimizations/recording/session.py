@@ -479,16 +479,18 @@ class Session:
                 return
             self._proof.objection = failed
         if verdict is Verdict.PARTLY:
-            self._refuse("it held the same data in each trial call", self._proof.always_the_same)
+            failed = self._candidate.failure() if self.findings.plan.prelude_nodes and self._candidate else None
+            choice = Choice.HOST if failed or self._fixed else self._choice
+            self._refuse("it held the same data in each trial call", self._proof.always_the_same, choice)
             return
         self._refuse(self._proof.objection or "the proof failed", self._proof.unproven)
 
-    def _refuse(self, objection: str, unproven: Collection[int]) -> None:
-        """Read everything else in place, from the host; copy these."""
+    def _refuse(self, objection: str, unproven: Collection[int], choice: Choice = Choice.HOST) -> None:
+        """Read everything else in place, by default from the host; copy these."""
         assert self.findings is not None
         off = unproven or {one.input for one in self.findings.plan.inputs if one.indirect}
         analysis = with_reasons(self.findings.analysis, ReasonCode.UNPROVEN, dict.fromkeys(off, objection))
-        plan = make_plan(self.findings.captured, analysis, Choice.HOST, self.findings.available)
+        plan = make_plan(self.findings.captured, analysis, choice, self.findings.available)
         self.findings = replace(self.findings, analysis=analysis, plan=plan)
         if any(one.indirect for one in plan.inputs):
             self.commit(self.findings)

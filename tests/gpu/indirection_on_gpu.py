@@ -85,7 +85,7 @@ def same(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
 
 
 def assert_like_stock(
-    function: Function, make: Callable[[int], Sequence[Any]], choice: str = "auto", replays: int = 16
+    function: Function, make: Callable[[int], Sequence[Any]], choice: str = "auto", replays: int = 32
 ) -> None:
     """Results on inputs at ever new addresses are those of stock's graphs on the same data, bit for bit."""
     reference, indirect = stock(function), encore(function, choice)
