@@ -48,3 +48,14 @@ def test_recorded_explanations_and_other_files_are_read() -> None:
         assert read_micro_run(path).points
     for path in RECORDED.glob("*/nanogpt.json"):
         assert read_nanogpt(path).configurations
+
+
+def test_recorded_programs_are_read_and_say_where_they_ran() -> None:
+    rows = [json.loads(line) for path in RECORDED.glob("programs-*/programs.jsonl") for line in path.open()]
+    assert len(rows) >= 48
+    assert {row["mode"] for row in rows} == {"eager", "stock", "encore"}
+    assert all(row["program"] and row["torch"] and row["driver"] and row["commit"] for row in rows)
+    assert {row["verdict"] for row in rows if row["mode"] == "encore" and row["status"] == "ok"} <= {
+        "right",
+        "as stock",
+    }

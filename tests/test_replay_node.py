@@ -307,6 +307,26 @@ def test_results_that_are_kept_stay_valid_and_are_copied_from_then_on(cuda_on_cp
     assert model.runs.count("plain") <= 1 + manager.PATIENCE
 
 
+def test_kept_results_that_share_memory_share_their_copy(cuda_on_cpu: CudaOnCpu) -> None:
+    model, w = Model(cuda_on_cpu), values(7)
+
+    def with_view(inputs: list[Any]) -> list[Any]:
+        (out,) = model(inputs)
+        return [out, out[4:8]]
+
+    compiled = Compiled(with_view, outputs=2)
+    kept = []
+    for step in range(20):
+        x, y = values(step), values(2 * step)
+        torch.compiler.cudagraph_mark_step_begin()
+        out, part = compiled.function([x, y, w])
+        kept.append((out, part, 2 * x + y * w))
+    assert all(torch.equal(out, expected) and torch.equal(part, expected[4:8]) for out, part, expected in kept)
+    out, part, _ = kept[-1]
+    part.fill_(-1.0)
+    assert torch.equal(out[4:8], part), "one memory, as without a graph"
+
+
 def test_a_result_held_from_a_replay_moves_everything_to_a_new_pool(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
     check(compiled, w)

@@ -52,6 +52,7 @@ SUBCLASSED = (
                 "graph",
                 "non_managed_static_input_idxs",
                 "non_static_input_idx",
+                "output_storage_alias",
                 "outputs_metadata",
                 "outputs_weakrefs",
                 "reconstructed_inputs",

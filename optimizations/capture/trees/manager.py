@@ -187,14 +187,21 @@ class EncoreManager(CUDAGraphTreeManager):
 
     def _kept_copied(self, function: RecordableFunction, outputs: Any) -> Any:
         """The outputs, those that the program keeps copied out of the pool; outputs that share memory share a copy."""
-        if self.current_node is None:
+        node = self.current_node
+        if node is None:
             return outputs
         handed = list(outputs)
         del outputs
+        if isinstance(node, EncoreNode) and node.function is function and function.kept_outputs <= node.lone_outputs:
+            for place in function.kept_outputs:
+                handed[place] = handed[place].clone()
+                function.kept_bytes += handed[place].nbytes
+            function.kept_copies += len(function.kept_outputs)
+            return handed
         pool = {
             reference.data_ptr()
-            for node in self.current_node._path_from_root
-            for reference in node.outputs_weakrefs
+            for one in node._path_from_root
+            for reference in one.outputs_weakrefs
             if reference is not None
         }
         copies: dict[int, torch.UntypedStorage] = {}

@@ -16,6 +16,7 @@ a graph. Where there is one, nobody writes it later, and a backward finds in the
 
 from __future__ import annotations
 
+import functools
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -89,6 +90,22 @@ class EncoreNode(CUDAGraphNode):
     def session(self) -> Session | None:
         """How far the recording has come; None where indirection is off."""
         return self._session
+
+    @functools.cached_property
+    def lone_outputs(self) -> frozenset[int]:
+        """Places of outputs that share memory with nothing and fill it without gaps: a plain clone is a full copy."""
+        trees = torch_internals.cudagraph_trees
+        shared = {one.index for one in self.output_storage_alias if isinstance(one, trees.AliasesNewOutput)}
+        return frozenset(
+            place
+            for place, (alias, metadata) in enumerate(
+                zip(self.output_storage_alias, self.outputs_metadata, strict=True)
+            )
+            if alias is trees.UnaliasedStorage
+            and place not in shared
+            and isinstance(metadata, dict)
+            and _is_dense(metadata["size"], metadata["stride"])
+        )
 
     @property
     def returned_inputs(self) -> Mapping[int, int]:
@@ -309,6 +326,16 @@ class EncoreNode(CUDAGraphNode):
         self.static_input_idxs = [one for one in self.static_input_idxs if one not in followed or one in managed]
         self.non_managed_static_input_idxs = [one for one in self.non_managed_static_input_idxs if one not in followed]
         self._tracker = tracker
+
+
+def _is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a tensor fills its memory once, in whatever order of dimensions."""
+    expected = 1
+    for extent, step in sorted(zip(size, stride, strict=True), key=lambda one: one[1]):
+        if extent != 1 and step != expected:
+            return False
+        expected *= extent
+    return True
 
 
 class _Host:
