@@ -28,6 +28,7 @@ from dataclasses import replace
 
 import torch
 
+import optimizations
 from models.instance import Instance, instantiate
 from models.registry import find
 from optimizations import torch_internals
@@ -56,6 +57,9 @@ from suite.memory_need import require_memory
 from suite.modes import select_modes
 from suite.protocol import Built, CellSpec, Measure, Prepared
 from suite.schema import Block, CompileConditions, CompileTimes, Copies, Correctness, Memory, Metrics
+
+SETTLE_S = 20.0
+"""How long a cell is called before it is measured, at most, so that Encore's graphs become what they will stay."""
 
 CALLS_TO_REPLAY = 3
 """CUDAGraph Trees warm a function up in the first call, record it in the second, and replay it from the third on."""
@@ -264,6 +268,7 @@ class LiveCell:
                 self._iterate_set(position)
             self._timer.synchronize()
             warm_up_s = time.perf_counter() - begin
+            settle_calls = self._settle()
         for error in self._captures.errors:
             print(f"captured nodes not counted: {error}")
         self._compile_peak = peak(device)
@@ -273,7 +278,18 @@ class LiveCell:
             warm_cache=spec.warm_cache,
             parts=timer_seconds(),
             conditions=conditions,
+            settle_calls=settle_calls,
+            settled=optimizations.settled(),
         )
+
+    def _settle(self) -> int:
+        """Call on until no graph of Encore's waits for more calls, or time is up; how many calls that took."""
+        calls, begin = 0, time.perf_counter()
+        while not optimizations.settled() and time.perf_counter() - begin < SETTLE_S:
+            self._iterate_set(calls)
+            calls += 1
+        self._timer.synchronize()
+        return calls
 
     def _iterate_set(self, position: int) -> None:
         self._iterate(self._input_sets[position % len(self._input_sets)])

@@ -207,7 +207,8 @@ class CompileTimes(Record):
     """Seconds to the first result (`first_call_s`) and through all of warm-up; `parts` as Dynamo's timers name them.
 
     `conditions` None: all modes compiled side by side, each with cold caches of its own, and the C++ toolchain started
-    in some of them only.
+    in some of them only. `settle_calls` came after warm-up, until no CUDA graph of Encore's waited for more calls;
+    `settled` says whether that was reached.
     """
 
     first_call_s: float
@@ -215,6 +216,8 @@ class CompileTimes(Record):
     warm_cache: bool
     parts: dict[str, float]
     conditions: CompileConditions | None = None
+    settle_calls: int | None = None
+    settled: bool | None = None
 
 
 class Metrics(Record):

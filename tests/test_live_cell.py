@@ -245,6 +245,26 @@ def test_warm_up_goes_on_until_every_input_set_was_replayed(cell, monkeypatch):
     assert {id(x) for x in calls[2:]} == {id(inputs.args[0]) for inputs in live._input_sets}
 
 
+def test_a_cell_is_called_until_encores_graphs_have_settled(cell, monkeypatch):
+    calls, answers = [], iter([False, False, False])
+    replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
+    monkeypatch.setattr(suite.live_cell.optimizations, "settled", lambda: next(answers, True))
+    live = cell(Mlp, spec={"warm_up": 11})
+    live.build()
+    times = live._compile_and_warm_up(CompileConditions.COLD_ALONE)
+    assert (len(calls), times.settle_calls, times.settled) == (11 + 3, 3, True)
+
+
+def test_a_graph_that_never_settles_is_measured_all_the_same_and_the_row_says_so(cell, monkeypatch):
+    monkeypatch.setattr(suite.live_cell.optimizations, "settled", lambda: False)
+    monkeypatch.setattr(suite.live_cell, "SETTLE_S", 0.05)
+    live = cell(Mlp)
+    live.build()
+    times = live._compile_and_warm_up(CompileConditions.COLD_ALONE)
+    assert times.settle_calls > 0
+    assert times.settled is False
+
+
 def test_warm_up_takes_the_iterations_asked_for(cell, monkeypatch):
     calls = []
     replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
