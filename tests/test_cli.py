@@ -148,7 +148,7 @@ def test_env_as_json_is_the_record_of_a_run() -> None:
         (("run", "--samples", "0"), ("--samples", "1")),
         (("run", "--samples", "many"), ("--samples", "integer")),
         (("run", "--processes", "0"), ("--processes", "1")),
-        (("run", "--device", "cpu", "--measure-s", "nan"), ("--measure-s", "nan")),
+        (("run", "--device", "cpu", "--measure-s", "nan"), ("--measure-s", "greater than or equal to 0")),
         (("run", "--device", "gpu"), ("--device", "cuda")),
         (("run", "--budget", "soon"), ("--budget 'soon'", "9m")),
         (("run", "--timeout", "0"), ("--timeout '0'", "1h30m")),

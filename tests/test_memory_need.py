@@ -146,7 +146,7 @@ def test_a_cell_that_needs_more_than_there_is_ends_before_anything_is_built(
         warm_cache=False,
     )
     with pytest.raises(OomExpected) as raised:
-        live_cell.LiveCell(spec, lambda phase: None).prepare()
+        live_cell.LiveCell(spec, lambda phase: None).build()
     failed = failure(raised.value, "build")
     assert failed.status is Status.OOM_EXPECTED
     assert "needs at least" in failed.error

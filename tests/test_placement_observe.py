@@ -285,6 +285,8 @@ def test_function_transforms_are_left_alone(call: Callable[..., Any]) -> None:
     ((graph_module, inputs),) = graphs_of(program, torch.ones(3))
     with pytest.raises(CannotObserve, match="function transforms"):
         observe(graph_module, inputs)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        pass  # a run that broke off would have left them forbidden
 
 
 def test_global_modes_are_as_before_even_if_the_run_breaks_off() -> None:

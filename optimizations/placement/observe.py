@@ -103,6 +103,10 @@ def observe(
     Raises:
         CannotObserve: some node does not run that way; the message names it.
     """
+    for node in graph_module.graph.nodes:
+        # Before anything is run: they change state of the process, and a run that breaks off would leave it so.
+        if node.op == "call_function" and _is_functorch(node.target):
+            raise CannotObserve(node.name, "function transforms change what all other nodes mean")
     if not torch.cuda.is_available():
         # PyTorch's own guard for tracing CUDA programs without a device; without it, indexing asks for the driver.
         torch_internals.ensure_cuda_device_guard_set()
@@ -160,8 +164,6 @@ class _Observer(torch.fx.Interpreter):
         effects = self.effects[n.name] = self.log.effects = Effects()
         if n.op == "call_module":
             raise CannotObserve(n.name, "calls of modules are not looked into")
-        if n.op == "call_function" and _is_functorch(n.target):
-            raise CannotObserve(n.name, "function transforms change what all other nodes mean")
         if n.op == "call_function" and isinstance(n.target, torch_internals.HigherOrderOperator):
             value = self._not_run(n, effects)
         else:

@@ -98,7 +98,12 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
             return None
 
     def _is_unknown_whole(self, tensor: Tensor) -> bool:
-        """Whether nothing is known of a tensor that is all of its memory: no view, whose base would not follow."""
+        """Whether nothing is known of a tensor that is all of its memory: no view, whose base would not follow.
+
+        A parameter is filled by its module, and stays unknown: what hangs on weights is not to be known.
+        """
+        if isinstance(tensor, torch.nn.Parameter):
+            return False
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         return whole and tensor.numel() <= LIMIT_ELEMENTS and self.value(tensor) is None
 

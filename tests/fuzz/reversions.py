@@ -170,7 +170,7 @@ DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-RARE = frozenset(("memory-orders-nothing", "arguments-are-taken-to-be-apart"))
+RARE = frozenset(("memory-orders-nothing", "arguments-are-taken-to-be-apart", "moved-operations-have-no-limit"))
 """Take more programs than tests have time for."""
 
 
