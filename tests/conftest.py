@@ -5,6 +5,7 @@ session only, so that no test depends on what an earlier one left on the machine
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 
 import pytest
@@ -16,6 +17,15 @@ os.environ["TRITON_CACHE_DIR"] = f"{_CACHES.name}/triton"
 
 settings.register_profile("encore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("encore")
+
+
+@pytest.fixture(autouse=True)
+def no_compiled_code_of_another_test() -> None:
+    """Tests compile the same library code with many backends. After a number of them Dynamo would compile no more."""
+    if "torch._dynamo" in sys.modules:
+        from optimizations import torch_internals
+
+        torch_internals.reset_dynamo()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -196,8 +196,8 @@ def test_tiny_size_runs_and_depends_on_its_inputs(acronym: str, variant: str) ->
 
 @FULL_ROWS
 def test_tiny_size_is_decided_by_its_seed(acronym: str, variant: str) -> None:
-    again = instantiate(find(acronym), variant=variant, size="tiny", device="cpu", seed=0)
-    first, second = iterate(tiny(acronym, variant), 0), iterate(again, 0)
+    one_by_one = (instantiate(find(acronym), variant=variant, size="tiny", device="cpu", seed=0) for _ in range(2))
+    first, second = (iterate(instance, 0) for instance in one_by_one)
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 

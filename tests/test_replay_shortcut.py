@@ -328,5 +328,8 @@ def test_undeclared_aliases_of_a_custom_operator_are_found_in_the_first_call() -
         library.impl("same", lambda x: x, "CPU")
         library.impl("same", torch.empty_like, "Meta")
         compiled = torch.compile(lambda x: torch.ops.encore_tests.same(x) + 1, backend="encore", fullgraph=True)
-        with pytest.warns(UserWarning, match="may not alias"):
+        warn = torch_internals.functorch_config.patch(
+            error_on_custom_op_aliasing=False
+        )  # where CI is set it is an error
+        with warn, pytest.warns(UserWarning, match="may not alias"):
             compiled(X.clone())
