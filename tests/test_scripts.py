@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -226,12 +227,15 @@ def test_all_checks_run_before_the_tests_and_pytest_speaks_last(checkout: Checko
     done = checkout.run("run_tests.sh")
     assert done.returncode == 0
     checks = checkout.calls()[3:]
-    assert len(checks) == 5
+    assert len(checks) == 6
     for call, words in zip(
-        checks, ("<ruff><check>", "<ruff><format>", "<mypy>", "importlinter", "<pytest>"), strict=True
+        checks, ("<ruff><check>", "<ruff><format>", "<mypy>", "importlinter", "<pytest>", "<pytest>"), strict=True
     ):
         assert words in call
-    assert "<-m><not gpu>" in checks[-1]
+    assert all("<-m><not gpu>" in call for call in checks[-2:])
+    apart = re.findall(r"<(tests/test_\w+\.py)>", checks[-2])
+    assert apart, "files that come first, in processes of their own"
+    assert re.findall(r"<--ignore=(tests/test_\w+\.py)>", checks[-1]) == apart, "no file is run twice, or left out"
     assert done.stdout.splitlines()[-1] == "=== 3 passed in 0.01s ==="
 
 
