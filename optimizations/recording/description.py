@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from optimizations.captured.difference import format_path
 from optimizations.captured.displaced import size_bytes
 from optimizations.captured.graph import WORD_BYTES, KernelNode, NodePath
@@ -74,37 +72,6 @@ def describe(
         total_pointer_bytes=tracker.pointer_bytes if tracker is not None else 0,
         fixed_inputs_followed=len(fixed.following) if fixed is not None else 0,
         fixed_inputs_refused=fixed.refused if fixed is not None else None,
-    )
-
-
-def describe_copying(
-    inputs: Mapping[int, torch.Tensor],
-    names: Sequence[str],
-    mutated: frozenset[int],
-    direction: Direction,
-    seconds: float,
-    counted: Counted,
-) -> RecordingReport:
-    """The report of a recording that stays as stock made it, because indirection is off."""
-    reason = ("indirection is switched off",)
-    replayed = tuple(
-        ReplayedInput(index, names[index], size_bytes(value), False, index in mutated, 0, 0, (), reason)
-        for index, value in inputs.items()
-    )
-    return RecordingReport(
-        direction=direction,
-        nodes=None,
-        kernels=None,
-        inputs=replayed,
-        copied_bytes=counted.copied_per_replay,
-        pointer_bytes=0,
-        fallbacks=(),
-        off=None,
-        proof_runs=0,
-        indirection_s=0.0,
-        recording_s=seconds,
-        replays=counted.replays,
-        total_copied_bytes=counted.copied_bytes,
     )
 
 

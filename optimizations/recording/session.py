@@ -87,8 +87,7 @@ class Recorded:
         graph: what is replayed.
         inputs: where the graph reads each input: placeholders, inputs at fixed addresses, results of earlier graphs.
         copied: inputs that stock copies before each replay.
-        fixed: inputs at fixed addresses that are no results of earlier graphs.
-        earlier_results: inputs that are.
+        fixed: inputs at fixed addresses; results of earlier graphs are not among them.
         returned: copied inputs whose placeholder an output shares memory with.
         pool: handle of the graph's memory pool.
         seconds: how long the recording took.
@@ -98,7 +97,6 @@ class Recorded:
     inputs: Sequence[Any]
     copied: Sequence[int]
     fixed: Sequence[int]
-    earlier_results: Sequence[int]
     returned: frozenset[int]
     pool: Any
     seconds: float
@@ -205,7 +203,6 @@ class Session:
             self._guarded(self._try_capture)
             self.use.spent_s += self._clock() - started
             if self.stage is Stage.WAITING:
-                self.waiting = self.waiting or ""
                 self.use.plan(CAPTURE_COST * self.recorded.seconds)
             elif self.stage is Stage.PROVING:
                 self.waiting = self.use.plan(TRIAL_COST * self.use.mean_call_s)

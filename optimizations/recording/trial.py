@@ -195,23 +195,23 @@ class TrialCall:
         if numbers is None:
             return None
         count = len(self._unproven)
-        tensors = len(self._after_values)
+        tensors = len(self._pairs)
         differed = frozenset(index for index, one in zip(self._unproven, numbers, strict=False) if one)
         deviations = tuple(numbers[count : count + tensors])
         spread = tuple(numbers[count + tensors :]) if self._again is not None else None
         return Observed(differed, deviations, spread)
 
     @property
-    def _after_values(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Pairs to compare: what the copying graph left, and what lies there now."""
         outcome = [*self._effects.outputs, *self._effects.written]
         return list(zip(self._after, outcome, strict=True))
 
     def _deviations(self) -> list[torch.Tensor]:
         if self._again is None:
-            return [differs(kept, now) for kept, now in self._after_values]
+            return [differs(kept, now) for kept, now in self._pairs]
         typed = self._typed()
-        return [deviation(kept, now, typed.get(place)) for place, (kept, now) in enumerate(self._after_values)]
+        return [deviation(kept, now, typed.get(place)) for place, (kept, now) in enumerate(self._pairs)]
 
     def _typed(self) -> dict[int, torch.Tensor]:
         """By place among the storages: an output that says of which numbers its storage consists."""

@@ -158,9 +158,6 @@ class EncoreNode(CUDAGraphNode):
             inputs=self._seen,
             copied=tensors,
             fixed=[index for index in self._fixed if isinstance(self._seen[index], torch.Tensor)],
-            earlier_results=[
-                index for index in self.cudagraph_managed_idxs if isinstance(self._seen[index], torch.Tensor)
-            ],
             returned=frozenset(self._returned.values()),
             pool=self.cuda_graphs_pool,
             seconds=seconds,
