@@ -47,11 +47,38 @@ def test_an_input_in_a_copy_of_several_dimensions_is_copied(height: int, depth: 
     assert codes(found) == [[], [ReasonCode.NO_APPLIER] if copied else []]
 
 
-def test_a_collective_keeps_every_input_where_it_is() -> None:
-    collective = kernel([word(1)]).model_copy(update={"name": "ncclDevKernel_AllReduce_Sum_f32"})
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ncclDevKernel_AllReduce_Sum_f32",
+        "_Z39ncclDevKernel_AllReduce_Sum_f32_RING_LL24ncclDevKernelArgsStorageILm4096EE",
+        "_Z42ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_f32v",
+        "_ZN4c10d16symmetric_memory12_GLOBAL__N_126one_shot_all_reduce_kernelIN3c108BFloat16ELi16ELi8EEEvPPT_",
+        "_ZN4c10d16symmetric_memory14barrier_kernelEPPjmiim",
+        "_ZN4vllm26cross_device_reduce_1stageI13__nv_bfloat16Li2EEEvPNS_8RankDataE",
+        "nvshmemi_transfer_put",
+        "one_shot_all_reduce_0",
+    ],
+)
+def test_a_collective_keeps_every_input_where_it_is(name: str) -> None:
+    collective = kernel([word(1)]).model_copy(update={"name": name})
     found = limit(analysis_of(), graph_of(kernel([word(1)]), collective), ())
     assert codes(found) == [[ReasonCode.COLLECTIVE], [ReasonCode.COLLECTIVE]]
-    assert "ncclDevKernel_AllReduce_Sum_f32" in found.verdicts[0].reasons[0].message
+    assert name in found.verdicts[0].reasons[0].message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "triton_poi_fused_add_all_reduce_wait_tensor_3",
+        "_ZN2at6native13reduce_kernelILi512ELi1ENS0_8ReduceOpIfEEEEvT1_",
+        "_ZN2at6native24vectorized_gather_kernelILi16ElEEvPcS2_",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64",
+    ],
+)
+def test_kernels_of_one_process_are_no_collectives(name: str) -> None:
+    plain = kernel([word(1)]).model_copy(update={"name": name})
+    assert codes(limit(analysis_of(), graph_of(kernel([word(1)]), plain), ())) == [[], []]
 
 
 def test_reasons_add_up_and_the_uses_stay() -> None:

@@ -7,11 +7,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from optimizations.captured.difference import format_path
 from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, NodePath
+from optimizations.indirection.collectives import is_collective_kernel
 from optimizations.indirection.plan import InputPlan
 from optimizations.indirection.pointers import Analysis, PointerUse, Reason, ReasonCode, UseKind
-
-COLLECTIVE_PREFIX = "nccl"
-"""How the names of NCCL's kernels begin."""
 
 LIBRARY_ALIGNMENT_BYTES = 256
 """What a library's kernel may rely on: cuBLASLt is told the alignment of its operands up to this when it picks one."""
@@ -50,7 +48,7 @@ def with_reasons(analysis: Analysis, code: ReasonCode, messages: Mapping[int, st
 
 def _collective(graph: CapturedGraph) -> str | None:
     names = (node.name for _, node in graph.walk() if isinstance(node, KernelNode) and node.name)
-    return next((name for name in names if name.startswith(COLLECTIVE_PREFIX)), None)
+    return next((name for name in names if is_collective_kernel(name)), None)
 
 
 def _multidimensional_copies(analysis: Analysis, graph: CapturedGraph) -> Iterable[tuple[int, str]]:

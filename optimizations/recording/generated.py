@@ -24,12 +24,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from optimizations import torch_internals
+from optimizations.indirection.collectives import is_collective_kernel, is_collective_operator
 
 PURE_OPERATORS = ("aten", "prims", "inductor", "inductor_prims")
 """Namespaces of PyTorch whose operators keep no state of their own; random ones keep it in the generator."""
 
-COLLECTIVE_OPERATORS = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem")
+COLLECTIVE_OPERATORS = (
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "c10d",
+    "c10d_functional",
+    "symm_mem",
+    "_dtensor",
+)
 """Namespaces of PyTorch whose operators involve other processes."""
+
+COLLECTIVE_CALLS = frozenset(("empty_strided_p2p",))
+"""What else Inductor calls for them: memory that other processes reach."""
 
 _PURE_CALLS = frozenset(
     (
@@ -68,6 +79,8 @@ class GeneratedCode:
         triton_uses: by position among the inputs, how often Triton kernels are given it, for inputs that nothing else
             uses. An input that is not here has uses that are unknown.
         reused: positions of inputs whose memory the function takes for something else once they are dead.
+        collectives: calls that involve other processes, in the order of the source, with their constant arguments
+            (the operation, the group's name). Ranks that work together have the same ones.
     """
 
     opaque: str | None
@@ -75,6 +88,7 @@ class GeneratedCode:
     collective: bool = False
     triton_uses: Mapping[int, int] = field(default_factory=dict)
     reused: frozenset[int] = frozenset()
+    collectives: tuple[str, ...] = ()
 
 
 def read_generated(function: Callable[..., Any]) -> GeneratedCode:
@@ -106,8 +120,8 @@ def read_function(definition: ast.FunctionDef, kernels: set[str]) -> GeneratedCo
     known = {position: uses.launches.get(name, 0) for name, position in inputs.items() if name not in uses.unknown}
     reused = frozenset(inputs[name] for name in uses.reused if name in inputs)
     random = any(_RANDOM.search(name) for name in _calls(definition))
-    collective = any(name.split(".")[2:3] and name.split(".")[2] in COLLECTIVE_OPERATORS for name in _calls(definition))
-    return GeneratedCode(opaque, random, collective, known, reused)
+    collectives = tuple(text for call in _call_nodes(definition) if (text := _collective(call, kernels)) is not None)
+    return GeneratedCode(opaque, random, bool(collectives), known, reused, collectives)
 
 
 def _input_names(definition: ast.FunctionDef) -> dict[str, int] | None:
@@ -127,23 +141,52 @@ def _input_names(definition: ast.FunctionDef) -> dict[str, int] | None:
 
 def _calls(definition: ast.FunctionDef) -> Iterator[str]:
     """Dotted names of everything that is called; "" for what has no such name."""
-    return (dotted(node.func) for node in ast.walk(definition) if isinstance(node, ast.Call))
+    return (dotted(call.func) for call in _call_nodes(definition))
+
+
+def _call_nodes(definition: ast.FunctionDef) -> list[ast.Call]:
+    """Everything that is called, in the order of the source."""
+    calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
+    return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
+
+
+def _collective(call: ast.Call, kernels: set[str]) -> str | None:
+    """`_c10d_functional.all_reduce_('sum', '0')` where a call involves other processes; None where it does not."""
+    name = dotted(call.func)
+    parts = name.split(".")
+    if parts[:2] == ["torch", "ops"] and len(parts) > 3:
+        if parts[2] not in COLLECTIVE_OPERATORS and (
+            parts[2] in PURE_OPERATORS or not is_collective_operator(parts[3])
+        ):
+            return None
+        name = ".".join(parts[2:4])
+    elif parts[-1] == "run" and parts[0] in kernels:
+        if not is_collective_kernel(parts[0]):
+            return None
+        name = parts[0]
+    elif name not in COLLECTIVE_CALLS:
+        return None
+    constants = [ast.unparse(one) for one in call.args if isinstance(one, ast.Constant)]
+    return f"{name}({', '.join(constants)})"
 
 
 def _objection(name: str, kernels: set[str]) -> str | None:
     """Why a call of this name makes the function opaque; None where it does not."""
+    if name in COLLECTIVE_CALLS:
+        return f"it takes part in a collective, {name}"
     if name in _PURE_CALLS or name.startswith("extern_kernels.") or name.startswith("aten."):
         return None
     owner, _, member = name.rpartition(".")
     if member == "run" and owner in kernels:
-        return None
+        return f"it takes part in a collective, {owner}" if is_collective_kernel(owner) else None
     if member in ("copy_", "zero_", "fill_") and owner.isidentifier():
         return None  # of a buffer
     parts = name.split(".")
     if parts[:2] == ["torch", "ops"] and len(parts) > 3:
         if parts[2] in PURE_OPERATORS:
             return None
-        kind = "takes part in a collective" if parts[2] in COLLECTIVE_OPERATORS else "calls a custom operator"
+        collective = parts[2] in COLLECTIVE_OPERATORS or is_collective_operator(parts[3])
+        kind = "takes part in a collective" if collective else "calls a custom operator"
         return f"it {kind}, {parts[2]}::{parts[3]}"
     return f"it calls {name or 'something without a name'}, whose effects are not known"
 
