@@ -135,7 +135,7 @@ def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Make
     from optimizations.capture.trees.maker import EncoreMaker
     from optimizations.indirection.plan import Choice
 
-    return EncoreMaker(Choice(settings.indirection), entry.functions.append)
+    return EncoreMaker(Choice(settings.indirection), entry.functions.append, lean=settings.lean)
 
 
 def _fed(compiled: Callable[..., Any], feeds: Feeds) -> Callable[..., Any]:

@@ -249,7 +249,7 @@ def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         monkeypatch.setattr(torch._C, name, lambda *_: None)
     with torch_internals.inductor_config.patch(QUICK):
         yield cuda
-    containers.shut_down()
+        containers.shut_down()
 
 
 def ineligible(value: Any) -> str | None:

@@ -171,6 +171,7 @@ class Session:
         self._tools: Tools | None = None
         self._code: GeneratedCode | None = None
         self.use = Use()
+        self._counted = False
         self.stage = Stage.WAITING if self._may_gain() else Stage.DONE
         self.waiting: str | None = self.use.plan(CAPTURE_COST * recorded.seconds)
         self.off: str | None = None
@@ -196,7 +197,9 @@ class Session:
     def run(self, inputs: list[Any], replay: Callable[[list[Any]], Any]) -> Any:
         """A call of the program on `inputs`, served by `replay`. Note [Doubt]."""
         started = self._clock()
-        self.use.called(started)
+        if not self._counted:
+            self.use.called(started)
+        self._counted = False
         if not self.use.due:
             return replay(inputs)
         if self.stage is Stage.WAITING:
@@ -210,6 +213,14 @@ class Session:
         if self.stage is Stage.PROVING:
             return self._proving_call(inputs, replay)
         return replay(inputs)
+
+    def rests(self) -> bool:
+        """Whether `run` would do nothing but replay in this call. The call is counted here."""
+        if self.stage is Stage.DONE:
+            return True
+        self.use.called(self._clock())
+        self._counted = self.use.due
+        return not self._counted
 
     @property
     def pending(self) -> bool:

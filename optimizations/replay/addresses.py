@@ -25,6 +25,7 @@ and values between partitions are made by generated code.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.captured.graph import MemoryRange
+from optimizations.replay.swaps import Swaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,10 @@ class AddressTracker:
         moves: calls in which an input had moved.
         pointer_bytes: bytes written for that so far.
         placeholder_bytes: bytes copied so far because an input could not be read in place.
+        swaps: what patching inputs at fixed addresses has cost; None while nobody asks for it.
     """
+
+    swaps: Swaps | None = None
 
     def __init__(
         self,
@@ -122,13 +127,17 @@ class AddressTracker:
 
     def refuses(self, inputs: Sequence[Any]) -> bool:
         """Whether an input at a fixed address has moved to where it cannot be read in place."""
-        if not self._fixed or torch_internals.data_ptrs_equal(inputs, self.addresses, self._fixed_indices):
+        if self.fixed_in_place(inputs):
             return False
         borders = self._owned.borders
         return any(
             (address := inputs[index].data_ptr()) & below_alignment or bisect_right(borders, address) & 1
             for index, below_alignment in self._fixed
         )
+
+    def fixed_in_place(self, inputs: Sequence[Any]) -> bool:
+        """Whether each input at a fixed address lies where the graph reads it now."""
+        return not self._fixed or torch_internals.data_ptrs_equal(inputs, self.addresses, self._fixed_indices)
 
     def follow(self, inputs: Sequence[Any]) -> None:
         """Bring the graph to these inputs. One comparison in C++ where nothing moved."""
@@ -156,6 +165,7 @@ class AddressTracker:
             moved[index] = address
         if not moved:
             return
+        started = time.perf_counter()
         try:
             self.pointer_bytes += self._pointers.point(moved)
         except BaseException:
@@ -166,6 +176,8 @@ class AddressTracker:
         self.moves += 1
         for index, address in moved.items():
             addresses[index] = address
+        if self.swaps is not None and not moved.keys().isdisjoint(self._fixed_indices):
+            self.swaps.patched(inputs, time.perf_counter() - started)
 
     def launched(self) -> None:
         """To be called after each launch."""

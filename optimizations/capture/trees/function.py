@@ -36,7 +36,7 @@ class RecordableFunction:
     Args:
         run: the function, its inputs aligned first.
         generated: the function as Inductor generated it.
-        choice: the user's option.
+        choice, lean: the user's options.
 
     Attributes:
         kept_outputs: places of results that the program was found to keep; they are copied out of graph memory.
@@ -51,10 +51,13 @@ class RecordableFunction:
         generated: Callable[[list[Any]], Any],
         choice: Choice,
         direction: Direction,
+        *,
+        lean: bool = True,
     ) -> None:
         self.run = run
         self.generated = generated
         self.choice = choice
+        self.lean = lean
         self.direction = direction
         self.kept_outputs: set[int] = set()
         self.returned_inputs: dict[int, int] = {}

@@ -18,11 +18,13 @@ class EncoreMaker:
 
     Args:
         choice: the user's option; anything but `off`.
+        lean: the user's option.
         report: takes every function that is made into CUDA graphs, which is then asked for what is reported of it.
     """
 
-    def __init__(self, choice: Choice, report: Callable[[ReportedFunction], None]) -> None:
+    def __init__(self, choice: Choice, report: Callable[[ReportedFunction], None], *, lean: bool = True) -> None:
         self._choice = choice
+        self._lean = lean
         self._report = report
         # Made in the thread that compiles, which hands it on to its autograd threads; made there it would not last.
         containers.thread_containers()
@@ -40,7 +42,7 @@ class EncoreMaker:
         direction: Direction = "backward" if is_backward else "inference" if is_inference else "forward"
 
         def recordable(aligned: Callable[[list[Any]], Any]) -> RecordableFunction:
-            function = RecordableFunction(aligned, model, self._choice, direction)
+            function = RecordableFunction(aligned, model, self._choice, direction, lean=self._lean)
             self._report(function)
             return function
 

@@ -43,6 +43,7 @@ from optimizations import torch_internals
 from optimizations.capture.trees.containers import shut_down, thread_containers
 from optimizations.capture.trees.endings import free_before_process_groups_end, in_a_process_group
 from optimizations.capture.trees.function import RecordableFunction, forget_recordings
+from optimizations.capture.trees.lean import MOST_KEPT, Fit, SteadyCall, any_alive, steady_call
 from optimizations.capture.trees.node import EncoreNode
 from optimizations.recording.fixed_inputs import Answer
 from optimizations.replay.streams import make_context_current, wait_for_stream
@@ -60,6 +61,9 @@ FORWARD_UNCAPTURED = "its forward ran without a graph"
 
 RECORDINGS_BEFORE_FOLLOWING = 2
 """As many recordings differ in nothing but fixed addresses before these are patched instead."""
+
+MOST_RECORDINGS = 8
+"""Recordings of one function at one place for sets of addresses that come back; see `replay.swaps`."""
 
 
 def container(device_index: int) -> EncoreContainer:
@@ -92,16 +96,22 @@ class EncoreManager(CUDAGraphTreeManager):
         self._checkpoint_due = False
         self._callers: set[int] = set()
         self._memory: Any = None
+        self._steady: dict[Any, list[SteadyCall]] = {}
         super().__init__(device_index)
 
     # Calls
 
     def run(self, new_inputs: list[Any], function_id: Any) -> Any:
-        """As stock's. Notes [Kept results], [Uncaptured forwards], [Threads]."""
+        """As stock's. Notes [Kept results], [Uncaptured forwards], [Threads]; steady calls: see `lean`."""
         with self._turn:
             if self._running:  # stock calls itself once more after it ended an iteration
                 return super().run(new_inputs, function_id)
             self._enter(function_id)
+            steady = self._steady.get(function_id)
+            if steady:
+                outputs = self._run_steadily(steady, new_inputs, function_id)
+                if outputs is not None:
+                    return outputs
             function = self._function(function_id)
             reason = self._against_a_graph(function_id, function, new_inputs)
             if reason is not None:
@@ -115,6 +125,65 @@ class EncoreManager(CUDAGraphTreeManager):
             if returned:
                 outputs = _with_inputs(outputs, returned)
             return self._kept_copied(function, outputs) if function.kept_outputs else outputs
+
+    def _run_steadily(self, calls: list[SteadyCall], inputs: list[Any], function_id: Any) -> list[Any] | None:
+        """The results of a call that is as one before it; None, and nothing was done, where it goes the full way."""
+        function = self._function(function_id)
+        if (
+            self.path_state is not trees.ExecutionState.EXECUTION
+            or self._held_in_generation is not None
+            or function.without_graph is not None
+        ):
+            return None
+        current, generation = self.current_node, self.get_curr_generation()
+        begins = generation != self.current_gen
+        parent = None if begins else current
+        chosen: SteadyCall | None = None
+        for call in calls:
+            if call.parent is parent and call.valid:
+                fit = call.fits(inputs)
+                if fit is Fit.YES:
+                    chosen = call
+                    break
+                if fit is Fit.PATCHED and chosen is None:
+                    chosen = call
+        if chosen is None:
+            return None
+        if begins:
+            pending = self.running_forwards_with_pending_backwards and not self.user_invoked_mark_step()
+            if pending or current.children.get(function_id) or any_alive(current.results_alive):
+                return None
+        elif self._uncaptured_forwards:
+            return None
+        if not chosen.rests():
+            return None
+        self.mode, self.compile_id = chosen.mode, chosen.compile_id
+        self.current_node = chosen.node
+        self.current_gen = generation
+        outputs = chosen.run(inputs)
+        if chosen.mode is trees.CompilationMode.FORWARD:
+            self.running_forwards_with_pending_backwards = True
+        elif chosen.mode is trees.CompilationMode.BACKWARD:
+            self.running_forwards_with_pending_backwards = False
+        if function.kept_outputs:
+            outputs = self._kept_copied(function, outputs)
+        return outputs
+
+    def execute_node(self, node: Any, new_inputs: list[Any]) -> Any:
+        """As stock's; the next call like this one may be a steady one."""
+        outputs = super().execute_node(node, new_inputs)
+        self._expect_steady_calls(node)
+        return outputs
+
+    def _expect_steady_calls(self, node: EncoreNode) -> None:
+        function_id = node.wrapped_function.id
+        if not node.function.lean:
+            return
+        calls = [call for call in self._steady.get(function_id, []) if call.valid]
+        if not any(call.node is node for call in calls):
+            made = steady_call(node, self.id_to_mode[function_id], self.id_to_compile_id[function_id])
+            calls = [*([] if made is None else [made]), *calls][:MOST_KEPT]
+        self._steady[function_id] = calls
 
     def _function(self, function_id: Any) -> RecordableFunction:
         function: RecordableFunction = self.ids_to_funcs[function_id].model
@@ -232,6 +301,7 @@ class EncoreManager(CUDAGraphTreeManager):
         for node in list(self.nodes()):
             node.remove_node_cached_tensors()
             node.release()
+        self._steady.clear()
         self.current_node = None
         self.roots = defaultdict(list)
         self.non_cudagraph_managed_mutation_hint.clear()
@@ -279,6 +349,8 @@ class EncoreManager(CUDAGraphTreeManager):
         inputs = self._kept_for_a_failure(new_inputs)
         try:
             outputs = self._record_function(new_inputs, function_id)
+            self._expect_steady_calls(self.current_node)
+            self._patched_last(function_id, self.current_node.parent)
             if function.is_one_of_several:
                 function.returned_inputs = dict(self.current_node.returned_inputs)
             returned = {place: inputs[index][0] for place, index in function.returned_inputs.items()}
@@ -330,11 +402,16 @@ class EncoreManager(CUDAGraphTreeManager):
         moved = [(node, node.fixed_inputs) for node in siblings if node.moved_fixed_input and node.fixed_inputs]
         if len(moved) < RECORDINGS_BEFORE_FOLLOWING:
             return None
-        found = next((one for one in moved if one[1].refused is None), None)
-        if found is None:
+        willing = [one for one in moved if one[1].refused is None]
+        if not willing:
             return None
-        node, fixed_inputs = found
+        node, fixed_inputs = next((one for one in willing if one[1].following), willing[0])
         function = self._function(function_id)
+        if node.prefers_recording(inputs):
+            if len(siblings) < MOST_RECORDINGS:
+                return None
+            assert node.swaps is not None
+            node.swaps.close()
 
         def run(arguments: list[Any]) -> Any:
             function.ran_without_graph("an input at a fixed address moved, and patching it was being tried out")
@@ -342,10 +419,9 @@ class EncoreManager(CUDAGraphTreeManager):
                 self._uncaptured_forwards += 1
             return function(arguments)
 
-        siblings.remove(node)
-        siblings.insert(0, node)  # the first that the next call is compared with
         answer, results = fixed_inputs.moved(inputs, run)
         node.look_at_session()
+        self._patched_last(function_id, node.parent)
         if answer is Answer.SERVED:
             return (results,)
         if answer is Answer.REPLAY:
@@ -353,6 +429,11 @@ class EncoreManager(CUDAGraphTreeManager):
             if node.check_invariants(inputs)[0] is statuses.SUCCESS:
                 return (self.execute_node(node, inputs),)
         return None
+
+    def _patched_last(self, function_id: Any, parent: EncoreNode | None) -> None:
+        """A recording that was made for a call's addresses comes before one that would have to be patched to them."""
+        siblings = (self.roots if parent is None else parent.children)[function_id]
+        siblings.sort(key=lambda one: one.fixed_inputs is not None and bool(one.fixed_inputs.following))
 
     # Note [Threads]
 
@@ -387,6 +468,7 @@ class EncoreManager(CUDAGraphTreeManager):
             torch.cuda.synchronize(self.device_index)
             self._let_held_results_own_their_memory()
             nodes = list(self.nodes())
+            self._steady.clear()
             super().shutdown()
             for node in nodes:
                 node.release()

@@ -34,6 +34,7 @@ from optimizations.recording.fixed_inputs import FixedInputs
 from optimizations.recording.session import Recorded, Session
 from optimizations.recording.trial import Effects
 from optimizations.replay.addresses import AddressTracker
+from optimizations.replay.swaps import Swaps
 from optimizations.report.recordings import RecordingReport
 
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
@@ -46,6 +47,7 @@ class EncoreNode(CUDAGraphNode):
         replays: how often the graph was replayed for a call.
         copied_bytes: data copied into placeholders by these replays.
         copied_per_replay: the same for the next replay, inputs with a tracker left out.
+        state: changes whenever something is changed that a steady call relies on.
     """
 
     static_input_idxs: list[int]
@@ -59,16 +61,19 @@ class EncoreNode(CUDAGraphNode):
         self._seen: list[Any] = []
         self._returned: dict[int, int] = {}
         self._fixed: list[int] = []
+        self._recording_s = 0.0
         self.fixed_inputs: FixedInputs | None = None
         self.replays = 0
         self.copied_bytes = 0
         self.copied_per_replay = 0
         self.moved_fixed_input = False
+        self.state = 0
         started = time.perf_counter()
         super().__init__(wrapped_function, *args, **kwargs)
         # From here on the call has been served: nothing may fail any more, or it would be served twice.
         try:
-            self._begin_session(time.perf_counter() - started)
+            self._recording_s = time.perf_counter() - started
+            self._begin_session(self._recording_s)
         except Exception as error:
             self._session = None
             self.function.session_failed(f"{type(error).__name__}: {error}".splitlines()[0])
@@ -216,6 +221,9 @@ class EncoreNode(CUDAGraphNode):
         statuses = torch_internals.cudagraph_utils.CheckInvariantStatus
         if self._tracker is not None and self._tracker.refuses(inputs):
             return statuses.StaticInputIdxMismatch, lambda: "an input moved to where it cannot be read in place"
+        if self.prefers_recording(inputs):
+            self.moved_fixed_input = True
+            return statuses.StaticInputIdxMismatch, lambda: "patching for these addresses has cost a recording"
         status, describe = super().check_invariants(inputs)
         self.moved_fixed_input = status is statuses.StaticInputIdxMismatch
         return status, describe
@@ -224,6 +232,34 @@ class EncoreNode(CUDAGraphNode):
         if self._tracker is not None:
             self._tracker.follow(srcs)
         super()._copy_inputs_and_remove_from_src(dsts, srcs)
+
+    @property
+    def swaps(self) -> Swaps | None:
+        """What patching inputs at fixed addresses has cost; None where none are patched."""
+        return self._tracker.swaps if self._tracker is not None else None
+
+    def prefers_recording(self, inputs: Sequence[Any]) -> bool:
+        """Whether the graph would have to be patched for inputs whose addresses keep coming back."""
+        tracker = self._tracker
+        if tracker is None or tracker.swaps is None or tracker.fixed_in_place(inputs):
+            return False
+        return tracker.swaps.worth_recording(inputs)
+
+    def cached_results(self) -> list[Any]:
+        """The outputs of a replay, as `reconstruct_outputs` gives them."""
+        cached: list[Any] = self.cached_tensor_outputs
+        if not cached or not all(self.unaliased_in_all_paths):
+            results: list[Any] = self.reconstruct_outputs()
+            return results
+        for output in cached:
+            if output._backward_hooks is not None:
+                output._backward_hooks = None
+        return cached.copy()
+
+    @functools.cached_property
+    def results_alive(self) -> list[tuple[list[Any], int]]:
+        """Where the references to all results are that are alive after the graph: a list of stock's, and a place."""
+        return [(self.path_weakrefs[depth], place) for depth, place in self.live_indices_after_graph]
 
     def release(self) -> None:
         """Give back what the node holds in addition to the graph. It cannot be run any more."""
@@ -238,6 +274,7 @@ class EncoreNode(CUDAGraphNode):
         self.fixed_inputs = None
         self._tracker = None
         self._active = False
+        self.state += 1
 
     def _initialize_cached_tensors(self) -> None:
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
@@ -322,7 +359,11 @@ class EncoreNode(CUDAGraphNode):
         managed = set(self.cudagraph_managed_idxs)
         self.static_input_idxs = [one for one in self.static_input_idxs if one not in followed or one in managed]
         self.non_managed_static_input_idxs = [one for one in self.non_managed_static_input_idxs if one not in followed]
+        fixed = [index for index in tracker.indices if index in self._fixed]
+        if fixed:
+            tracker.swaps = self.swaps or Swaps(fixed, self._recording_s)
         self._tracker = tracker
+        self.state += 1
 
 
 def _is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:

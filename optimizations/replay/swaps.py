@@ -1,0 +1,55 @@
+"""Addresses of parameters that come back: when another recording is cheaper than patching again.
+
+A program that swaps weights mostly swaps between a few sets of them (adapters, averaged weights), and the allocator
+gives the same addresses again and again. A recording for such a set is replayed without patching. It costs once what a
+recording costs, so it is made when patching for this set has cost as much; until then nobody knows that it will pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+MOST_SETS = 64
+"""Sets of addresses that are remembered. One that has not come back for so many others is forgotten."""
+
+
+class Swaps:
+    """What patching a recording to each set of addresses has cost.
+
+    Args:
+        indices: the inputs at fixed addresses that are patched.
+        recording_s: what a recording costs, in seconds.
+    """
+
+    def __init__(self, indices: Sequence[int], recording_s: float) -> None:
+        self._indices = tuple(indices)
+        self._recording_s = recording_s
+        self._patching_s: dict[int, float] = {}
+        self._closed = False
+
+    def patched(self, inputs: Sequence[Any], seconds: float) -> None:
+        """To be told of each call in which one of them had moved."""
+        if self._closed:
+            return
+        key = self._key(inputs)
+        before = self._patching_s.pop(key, 0.0)
+        if len(self._patching_s) >= MOST_SETS:
+            del self._patching_s[next(iter(self._patching_s))]
+        self._patching_s[key] = before + seconds
+
+    def worth_recording(self, inputs: Sequence[Any]) -> bool:
+        """Whether patching for the addresses of these inputs has cost as much as a recording."""
+        return not self._closed and self._patching_s.get(self._key(inputs), 0.0) >= self._recording_s
+
+    def recorded(self, inputs: Sequence[Any]) -> None:
+        """To be told that there is a recording for these addresses now."""
+        self._patching_s.pop(self._key(inputs), None)
+
+    def close(self) -> None:
+        """There are as many recordings as there may be."""
+        self._closed = True
+        self._patching_s.clear()
+
+    def _key(self, inputs: Sequence[Any]) -> int:
+        return hash(tuple([inputs[index].data_ptr() for index in self._indices]))

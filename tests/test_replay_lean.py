@@ -1,0 +1,343 @@
+"""Steady calls: taken where a call is as the one before, and for nothing else.
+
+Note [Full ways]. What is counted is `CUDAGraphTreeManager._run`: the way that every call of stock's goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from trees_on_cpu import Compiled, Model, check, nodes, values
+
+from optimizations import torch_internals
+from optimizations.capture.trees import lean, manager
+from optimizations.capture.trees.containers import managers
+from optimizations.recording import budget
+from optimizations.replay.swaps import MOST_SETS, Swaps
+
+__all__ = ["cuda_on_cpu"]
+
+W = values(7)
+
+
+@pytest.fixture
+def full_ways(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The functions of the calls that went stock's way. Note [Full ways]."""
+    seen: list[Any] = []
+    stock = manager.EncoreManager._run
+
+    def run(self: Any, inputs: list[Any], function_id: Any) -> Any:
+        seen.append(function_id)
+        return stock(self, inputs, function_id)
+
+    monkeypatch.setattr(manager.EncoreManager, "_run", run)
+    return seen
+
+
+def steady(cuda: CudaOnCpu, full_ways: list[Any], **keywords: Any) -> Compiled:
+    """A function whose next call of a new iteration is a steady one."""
+    compiled = Compiled(Model(cuda), **keywords)
+    check(compiled, W, calls=8)
+    full_ways.clear()
+    return compiled
+
+
+def call(compiled: Compiled, w: torch.Tensor = W, start: float = 3) -> None:
+    x, y = values(start), values(-2 * start)
+    assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
+
+
+def test_calls_in_steady_state_do_not_go_stocks_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    compiled = steady(cuda_on_cpu, full_ways)
+    replays = cuda_on_cpu.replays
+    check(compiled, W, calls=20)
+    assert full_ways == []
+    assert cuda_on_cpu.replays == replays + 20
+    (node,) = nodes()
+    assert compiled.reports[0].replays == node.replays == 26
+
+
+def test_inputs_that_are_copied_are_copied(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    compiled = Compiled(Model(cuda_on_cpu, hides_y=True))
+    check(compiled, W, calls=30)
+    full_ways.clear()
+    check(compiled, W, calls=4)
+    assert full_ways == []
+    assert compiled.reports[0].copied_bytes == W.nbytes
+
+
+def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    compiled = steady(cuda_on_cpu, full_ways, lean=False)
+    check(compiled, W, calls=4)
+    assert len(full_ways) >= 4
+
+
+def test_a_second_call_of_an_iteration_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    compiled = steady(cuda_on_cpu, full_ways)
+    call(compiled)
+    assert full_ways == []
+    x, y = values(1), values(2)
+    (out,) = compiled.function([x, y, W])
+    assert torch.equal(out, 2 * x + y * W)
+    assert full_ways
+
+
+def test_a_held_result_goes_the_full_way_and_stays_valid(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    compiled = steady(cuda_on_cpu, full_ways)
+    torch.compiler.cudagraph_mark_step_begin()
+    x, y = values(1), values(2)
+    (held,) = compiled.function([x, y, W])
+    assert full_ways == []
+    call(compiled)
+    assert torch.equal(held, 2 * x + y * W)
+    assert compiled.functions[0].uncaptured(), "the next call ran without its graph"
+
+
+def test_a_view_of_a_result_holds_it_too(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    compiled = steady(cuda_on_cpu, full_ways)
+    torch.compiler.cudagraph_mark_step_begin()
+    x, y = values(1), values(2)
+    part = compiled.function([x, y, W])[0][4:8]
+    call(compiled)
+    assert torch.equal(part, (2 * x + y * W)[4:8])
+
+
+def test_kept_results_are_copied_in_steady_calls(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for step in range(40):
+        if step == 30:
+            full_ways.clear()
+        x, y = values(step), values(2 * step)
+        torch.compiler.cudagraph_mark_step_begin()
+        kept.append((compiled.function([x, y, W])[0], 2 * x + y * W))
+    assert full_ways == []
+    assert all(torch.equal(out, expected) for out, expected in kept)
+
+
+def test_a_moved_parameter_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    compiled = steady(cuda_on_cpu, full_ways)
+    call(compiled, values(5))
+    assert full_ways
+
+
+def test_recordings_for_two_sets_of_parameters_take_turns_steadily(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    compiled, weights = Compiled(Model(cuda_on_cpu)), [values(5), values(6)]
+    for step in range(20):
+        call(compiled, weights[step % 2], step)
+    full_ways.clear()
+    for step in range(20):
+        call(compiled, weights[step % 2], step)
+    assert full_ways == []
+    assert len(compiled.reports) == 2
+
+
+def test_parameters_that_are_patched_are_patched_in_steady_calls(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    compiled, weights = Compiled(Model(cuda_on_cpu)), [values(step) for step in range(12)]
+    for _ in range(4):
+        for w in weights:
+            check(compiled, w, calls=2)
+    assert compiled.reports[0].fixed_inputs_followed == 1
+    full_ways.clear()
+    for w in weights:
+        call(compiled, w)
+    assert full_ways == []
+    assert len(compiled.reports) == 2
+
+
+def test_parameters_that_come_back_get_a_recording_when_patching_has_cost_one(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, weights = Compiled(Model(cuda_on_cpu)), [values(step) for step in range(12)]
+    for _ in range(4):
+        for w in weights:
+            check(compiled, w, calls=2)
+    assert len(compiled.reports) == 2
+    (patched,) = [node for node in nodes() if node.swaps is not None]
+    assert patched.swaps is not None
+    monkeypatch.setattr(patched.swaps, "_recording_s", 0.0)
+    for _ in range(40):
+        for w in weights:
+            call(compiled, w)
+    assert len(compiled.reports) == manager.MOST_RECORDINGS, "and no more than that"
+    full_ways.clear()
+    moves = sum(report.moves for report in compiled.reports)
+    settings = [node.replays for node in nodes()]
+    for w in weights:
+        call(compiled, w)
+    assert full_ways == []
+    assert sum(report.moves for report in compiled.reports) > moves, "inputs that are no parameters move in all calls"
+    assert sum(node.replays > before for node, before in zip(nodes(), settings, strict=True)) > 2
+
+
+def test_a_set_of_addresses_is_worth_a_recording_when_patching_has_cost_one() -> None:
+    swaps, first, second = Swaps([0], 1.0), [values(1)], [values(2)]
+    swaps.patched(first, 0.6)
+    swaps.patched(second, 0.6)
+    assert not swaps.worth_recording(first)
+    swaps.patched(first, 0.6)
+    assert swaps.worth_recording(first)
+    assert not swaps.worth_recording(second)
+    others = [[values(step)] for step in range(MOST_SETS)]
+    for other in others:
+        swaps.patched(other, 0.0)
+    assert not swaps.worth_recording(first), "forgotten: it did not come back for many others"
+
+
+def test_no_more_recordings_after_the_last() -> None:
+    swaps, inputs = Swaps([0], 1.0), [values(1)]
+    swaps.patched(inputs, 2.0)
+    swaps.close()
+    assert not swaps.worth_recording(inputs)
+    swaps.patched(inputs, 2.0)
+    assert not swaps.worth_recording(inputs)
+
+
+def test_work_that_is_due_goes_the_full_way(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "FEWEST_REPLAYS", 12)
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, W, calls=10)
+    assert compiled.reports[0].copied_bytes == 2 * W.nbytes, "not looked at yet"
+    waited = len(full_ways)
+    check(compiled, W, calls=20)
+    assert compiled.reports[0].copied_bytes == 0
+    assert len(full_ways) > waited
+
+
+@pytest.mark.parametrize(
+    "option", ["fast_path_cudagraph_asserts", "force_cudagraph_sync", "force_cudagraphs_warmup"]
+)
+def test_with_inductors_debugging_options_there_are_no_steady_calls(cuda_on_cpu: CudaOnCpu, option: str) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, W)
+    (node,) = nodes()
+    assert lean.steady_call(node, None, None) is not None
+    with torch_internals.inductor_config.patch({f"triton.{option}": True}):
+        assert lean.steady_call(node, None, None) is None
+
+
+def test_functions_that_return_inputs_have_no_steady_calls(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, W)
+    (node,) = nodes()
+    node.function.returned_inputs = {0: 0}
+    assert lean.steady_call(node, None, None) is None
+
+
+def test_a_function_that_lost_its_graph_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    compiled = steady(cuda_on_cpu, full_ways)
+    compiled.functions[0].without_graph = "for this test"
+    call(compiled)
+    assert compiled.functions[0].uncaptured()[0].reason == "for this test"
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+def _leave_pool(_: Any) -> None:
+    for one in managers():
+        one.leave_pool()
+
+
+def _change_state(_: Any) -> None:
+    for node in nodes():
+        node.state += 1
+
+
+@pytest.mark.parametrize(("change", "full"), [(_nothing, False), (_leave_pool, True), (_change_state, True)])
+def test_a_recording_that_is_another_now_goes_the_full_way(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], change: Callable[[Any], None], full: bool
+) -> None:
+    compiled = steady(cuda_on_cpu, full_ways)
+    change(compiled)
+    call(compiled)
+    assert bool(full_ways) == full
+
+
+class Training:
+    """A forward and a backward that share memory, as one step of a training loop."""
+
+    def __init__(self, cuda: CudaOnCpu) -> None:
+        self.forward = Compiled(Model(cuda), is_inference=False)
+        self.backward = Compiled(Model(cuda), is_inference=False, is_backward=True)
+
+    def step(self, start: float, *, backward: bool = True, mark: bool = True) -> None:
+        if mark:
+            torch.compiler.cudagraph_mark_step_begin()
+        x, y, tangent = values(start), values(start + 1), values(start + 2)
+        (saved,) = self.forward.function([x, y, W])
+        expected = 2 * x + y * W
+        assert torch.equal(saved, expected)
+        if backward:
+            (grad,) = self.backward.function([tangent, saved, W])
+            assert torch.equal(grad, 2 * tangent + expected * W)
+
+
+def test_forward_and_backward_follow_each_other_steadily(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    training = Training(cuda_on_cpu)
+    for step in range(12):
+        training.step(step)
+    full_ways.clear()
+    for step in range(12):
+        training.step(step)
+    assert full_ways == []
+
+
+def test_a_forward_without_its_backward_goes_the_full_way_where_the_user_marks_no_steps(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    training = Training(cuda_on_cpu)
+    for step in range(12):
+        training.step(step)
+    training.step(1, backward=False)
+    full_ways.clear()
+    training.step(2, mark=False)
+    assert full_ways
+
+
+def test_a_saved_result_that_is_still_held_after_the_backward_goes_the_full_way(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    training = Training(cuda_on_cpu)
+    for step in range(12):
+        training.step(step)
+    full_ways.clear()
+    torch.compiler.cudagraph_mark_step_begin()
+    x, y, tangent = values(1), values(2), values(3)
+    (saved,) = training.forward.function([x, y, W])
+    training.backward.function([tangent, saved, W])
+    expected = 2 * x + y * W
+    assert full_ways == []
+    training.step(4)
+    assert training.forward.functions[0].uncaptured(), "the next step ran without graphs"
+    assert torch.equal(saved, expected)
+
+
+def test_another_order_of_functions_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    training = Training(cuda_on_cpu)
+    for step in range(12):
+        training.step(step)
+    full_ways.clear()
+    torch.compiler.cudagraph_mark_step_begin()
+    tangent, saved = values(1), values(2)
+    (grad,) = training.backward.function([tangent, saved, W])
+    assert torch.equal(grad, 2 * tangent + saved * W)
+    assert full_ways
+
+
+def test_what_steady_calls_skip_is_listed_with_its_reason() -> None:
+    assert all(one.does and one.why for one in lean.SKIPPED)
+    trees = torch_internals.cudagraph_trees
+    for one in lean.SKIPPED:
+        owner, _, name = one.name.partition(".")
+        where = {"EncoreManager": manager.EncoreManager, "Session": None}.get(owner, getattr(trees, owner, None))
+        assert where is None or callable(getattr(where, name)), one.name

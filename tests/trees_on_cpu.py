@@ -1,0 +1,138 @@
+"""Functions as Inductor would hold them, on stock's CUDAGraph Trees on host memory with Encore's nodes in them.
+
+Everything is called as Inductor calls it: a function from `EncoreMaker.cudagraphify`, with a list of inputs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from cuda_on_cpu import CudaOnCpu, at_address
+from simulated_cuda import Function, Node, floats, word
+from simulated_work import aligned
+
+from optimizations import torch_internals
+from optimizations.capture.trees.containers import managers
+from optimizations.capture.trees.maker import EncoreMaker
+from optimizations.capture.trees.node import EncoreNode
+from optimizations.indirection.plan import Choice
+from optimizations.recording.generated import GeneratedCode
+from optimizations.report.recordings import RecordingReport
+
+COUNT = 16
+
+
+def values(start: float, offset: int = 0) -> torch.Tensor:
+    return aligned(COUNT, offset).copy_(torch.arange(COUNT) + start)
+
+
+class Model:
+    """out = 2 * x + y * w, `w` at a fixed address; then, as told, x += 1, or x is returned as well, or w += 1.
+
+    `code` is what is known of it as a generated function: by default nothing but that it has no hidden state.
+    `hides_y`: the kernel finds y's address in memory of its own. `reuses_x`: the output takes the memory of x's
+    placeholder, as the allocator has it when x is dead.
+    """
+
+    def __init__(
+        self,
+        cuda: CudaOnCpu,
+        *,
+        writes_x: bool = False,
+        returns_x: bool = False,
+        writes_w: bool = False,
+        hides_y: bool = False,
+        reuses_x: bool = False,
+        code: GeneratedCode | None = None,
+    ) -> None:
+        self.cuda = cuda
+        self.writes_x = writes_x
+        self.returns_x = returns_x
+        self.writes_w = writes_w
+        self.hides_y = hides_y
+        self.reuses_x = reuses_x
+        self.code = code or GeneratedCode(None)
+        self.runs: list[str] = []
+        self.body = Function("body", (8, 8, 8, 8), self._body)
+        cuda.driver.add_function(self.body)
+
+    def _body(self, x: bytes, y: bytes, w: bytes, out: bytes) -> None:
+        if self.hides_y:
+            y = bytes((ctypes.c_uint8 * 8).from_address(int.from_bytes(y, "little")))
+        at = [floats(int.from_bytes(pointer, "little"), COUNT) for pointer in (x, y, w, out)]
+        one, other, weight = (list(memory) for memory in at[:3])
+        at[3][:] = [2 * a + b * c for a, b, c in zip(one, other, weight, strict=True)]
+        if self.writes_x:
+            at[0][:] = [value + 1 for value in one]
+        if self.writes_w:
+            at[2][:] = [value + 1 for value in weight]
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        x, y, w = inputs
+        inputs.clear()
+        if self.cuda.capturing is None:
+            self.runs.append("plain")
+            out = 2 * x + y * w
+            if self.writes_x:
+                x += 1
+            if self.writes_w:
+                w += 1
+        else:
+            self.runs.append("captured")
+            out = self.cuda.allocate(COUNT)
+            if self.reuses_x and self.cuda.is_placeholder(x):
+                out = at_address(x.data_ptr(), COUNT * 4, torch.float32)
+            second = y.data_ptr()
+            if self.hides_y:
+                table = self.cuda.allocate(COUNT).view(torch.int64)
+                table[0] = second
+                second = table.data_ptr()
+            pointers = [word(address) for address in (x.data_ptr(), second, w.data_ptr(), out.data_ptr())]
+            self.cuda.driver.add_node(self.cuda.capturing.graph, Node("KERNEL", self.body, pointers))
+        return [out, x] if self.returns_x else [out]
+
+
+class Compiled:
+    """A function as Inductor would hold it, and the reports of its recordings."""
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        choice: Choice = Choice.HOST,
+        outputs: int = 1,
+        static_inputs: tuple[int, ...] = (2,),
+        lean: bool = True,
+        **keywords: Any,
+    ) -> None:
+        self.functions: list[Any] = []
+        placeholders = [torch_internals.cudagraph_utils.PlaceholderInfo(name, None, [], None) for name in "xyw"]
+        settings = {"is_backward": False, "is_inference": True, "stack_traces": [None] * outputs, **keywords}
+        self.function = EncoreMaker(choice, self.functions.append, lean=lean).cudagraphify(
+            model, static_inputs, device_index=0, placeholders=placeholders, constants=(), **settings
+        )
+
+    @property
+    def reports(self) -> list[RecordingReport]:
+        return [report for function in self.functions for report in function.recordings()]
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """A call of a new iteration: results are copied, as a caller that keeps them would."""
+        torch.compiler.cudagraph_mark_step_begin()
+        return [result.clone() for result in self.function(list(inputs))]
+
+
+def nodes() -> list[EncoreNode]:
+    return [node for one in managers() for node in one.nodes()]
+
+
+def check(compiled: Compiled, w: torch.Tensor, calls: int = 8) -> None:
+    """Results over calls at ever new addresses."""
+    kept = []
+    for step in range(calls):
+        x, y = values(step), values(-3 * step)
+        kept.append((x, y))
+        result = compiled(x, y, w)[0]
+        assert torch.equal(result, 2 * x + y * w), step
