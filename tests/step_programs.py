@@ -6,7 +6,10 @@ be compared at the end. A program makes everything from its own seed, so that tw
 
 from __future__ import annotations
 
+import array
+import contextlib
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +21,10 @@ CALLS = 9
 
 @dataclass
 class Program:
-    """`step(*batch)` is called for each of `batches`, `between(index)` after each call."""
+    """`step(*batch)` is called for each of `batches`, `between(index)` after each call.
+
+    `around_all` and `around_each` make context managers that surround the calls.
+    """
 
     step: Callable[..., Any]
     batches: list[tuple[Any, ...]]
@@ -27,6 +33,8 @@ class Program:
     replays: int = CALLS - 3
     recordings: int = 1
     extra: dict[str, Any] = field(default_factory=dict)
+    around_all: Callable[[], AbstractContextManager[Any]] = nullcontext
+    around_each: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 PROGRAMS: dict[str, Callable[[str], Program]] = {}
@@ -246,6 +254,80 @@ def autocast_in_the_step(device: str) -> Program:
 
 
 @program
+def autocast_around_each_call(device: str) -> Program:
+    made = fused_adamw_with_clipping(device)
+    made.around_each = lambda: torch.autocast(device, dtype=torch.bfloat16)
+    return made
+
+
+@program
+def autocast_around_all_calls(device: str) -> Program:
+    """Autocast casts the weights in the first call and keeps that, whatever the optimizer writes."""
+    made = fused_adamw_with_clipping(device)
+    made.around_all = lambda: torch.autocast(device, dtype=torch.bfloat16)
+    return made
+
+
+@program
+def autocast_around_several_calls(device: str) -> Program:
+    """Seven calls, then two, then four in regions of their own: their kept casts are others. The first call of a
+    region makes casts, and the next two are alike."""
+    made = fused_adamw_with_clipping(device)
+    made.batches = batches(device, 13)
+    left = contextlib.ExitStack()
+
+    def enter() -> contextlib.ExitStack:
+        left.enter_context(torch.autocast(device, dtype=torch.bfloat16))
+        return left
+
+    def between(index: int) -> None:
+        if index in (6, 8):
+            left.close()
+            enter()
+
+    made.around_all, made.between = enter, between
+    made.replays, made.recordings = 4 + 0 + 1, 1
+    return made
+
+
+@program
+def views_of_one_tensor(device: str) -> Program:
+    """As tokens and their targets are; every other call has them apart."""
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    text = torch.randint(16, (CALLS, 4, 9), generator=torch.Generator().manual_seed(2)).to(device)
+    calls = [(rows[:, :-1], rows[:, 1:]) for rows in text]
+    calls[6] = torch.empty_strided((4, 8), (9, 1), dtype=torch.int64, device=device).copy_(text[6][:, :-1]), calls[6][1]
+    return Program(step, calls, lambda: state_of(model))
+
+
+@program
+def a_call_that_differs_where_it_would_be_recorded(device: str) -> Program:
+    """Python decides by what no watch sees, once: the calls behind it are observed and recorded."""
+    made = sgd(device)
+    train, hidden = made.step, array.array("i", [0])
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        return loss * 2 if hidden[0] else loss
+
+    def between(index: int) -> None:
+        hidden[0] = index == 2
+
+    made.step, made.between, made.replays = step, between, CALLS - 6
+    return made
+
+
+@program
 def checkpointed_activations(device: str) -> Program:
     from torch.utils.checkpoint import checkpoint
 
@@ -398,9 +480,11 @@ def outcome(made: Program, step: Callable[..., Any]) -> list[torch.Tensor]:
     """Everything a program returned, kept until the end, and its state there."""
     torch.manual_seed(3)
     kept: list[Any] = []
-    for index, batch in enumerate(made.batches):
-        kept.append(step(*batch))
-        made.between(index)
+    with made.around_all():
+        for index, batch in enumerate(made.batches):
+            with made.around_each():
+                kept.append(step(*batch))
+            made.between(index)
     found: list[torch.Tensor] = []
 
     def collect(nest: Any) -> None:

@@ -269,6 +269,39 @@ def alternates(device: str) -> Refused:
 
 
 @refused
+def weights_in_turn(device: str) -> Refused:
+    """The operators are the same, and so are all shapes."""
+    model = network(device)
+    train = trained(model)
+    heads = [torch.ones(3, device=device), torch.zeros(3, device=device)]
+    hidden = array.array("i", [0])
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        hidden[0] += 1
+        train(batch)
+        return heads[hidden[0] % 2] * 2
+
+    return Refused(step, model, "'heads[1]') where the call before gave")
+
+
+@refused
+def writes_into_one_of_two_views(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+
+    def step(first: torch.Tensor, second: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        first.mul_(2)
+        train(batch)
+        return second.sum()
+
+    calls = []
+    for (batch,) in batches(device):
+        whole = torch.ones(4, 4, device=device)
+        calls.append((whole[:3], whole[1:], batch))
+    return Refused(step, model, "argument 0, which shares memory with argument 1", line=False, batches=calls)
+
+
+@refused
 def gradient_of_the_batch(device: str) -> Refused:
     model = network(device)
     train = trained(model)

@@ -13,6 +13,8 @@ from transformers import BatchEncoding
 from optimizations.capture.device import any_word_in
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import names, refused_tensor, replaced, signature
+from optimizations.capture.step.forbidden_calls import RandomState, watched
+from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.progress import MOST_SIGNATURES, PATIENCE, Action, Plan, Progress
 from optimizations.captured.graph import CapturedGraph, KernelNode, MemoryRange, Parameter
@@ -150,6 +152,54 @@ def test_a_finding_is_final_when_it_is_seen_twice() -> None:
     assert once.note([], None, []) is None
     assert once.note([], None, []) is None
     assert once.agreeing == 2
+
+
+def test_a_recording_begins_the_patience_again() -> None:
+    progress = Progress()
+    for number in range(PATIENCE - 1):
+        progress.note([operation("aten.mul.Tensor", number)], None, [])
+    progress.recorded()
+    assert progress.note([operation("aten.mul.Tensor", -1)], None, []) is None
+
+
+def test_a_capture_that_differs_is_tried_once_more() -> None:
+    progress = Progress(agreeing=2)
+    assert progress.differed()
+    assert progress.agreeing == 0
+    assert not progress.differed()
+
+
+def test_tensors_without_a_name_count_as_alike_and_allocations_are_no_part_of_a_trace() -> None:
+    """Where a tensor of unknown origin comes from is told by an address, and addresses are used again."""
+    traces = []
+    given, weight = torch.ones(3), torch.ones(3)
+    for made_by_the_step in (False, True):
+        observer = Observer(lambda tensor: True, {storage(weight): "weight"}, forbid=False)
+        with observer:
+            taken = torch.full((3,), 1.0) if made_by_the_step else given
+            if made_by_the_step:
+                torch.empty(3)
+                torch.empty_like(taken)
+                del observer.operations[:]
+            taken * weight
+        traces.append(observer.operations)
+    assert first_difference(*traces) is None and len(traces[0]) == 1
+    other = Observer(lambda tensor: True, {storage(given): "weight"}, forbid=False)
+    with other:
+        given * weight
+    difference = first_difference(traces[0], other.operations)
+    assert difference is not None and "'weight') where the call before gave" in difference.reason
+
+
+def test_a_checkpoint_keeps_the_random_state_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyTorch's own functions do there differs from what stands in for them in a capture."""
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.zeros(8, dtype=torch.uint8).clone())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: state.clone())
+    for capturing in (False, True):
+        observer, random = Observer(lambda tensor: True, {}, forbid=capturing), RandomState()
+        with watched(observer, random, capturing=capturing), observer:
+            torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+        assert observer.operations == [] and random.kept
 
 
 def test_too_many_signatures_are_a_reason() -> None:

@@ -51,10 +51,6 @@ def rate_as_a_tensor(device: str) -> Program:
     return Program(step, batches(device), lambda: state_of(model, optimizer), lambda index: scheduler.step())
 
 
-def autocast_outside(device: str) -> Program:
-    return PROGRAMS["fused_adamw_with_clipping"](device)
-
-
 GPU_PROGRAMS: dict[str, Callable[[str], Program]] = {
     **PROGRAMS,
     "capturable_adam": capturable_adam,
@@ -75,19 +71,6 @@ def test_a_training_loop_is_replayed_and_gives_the_results_of_eager(name: str) -
         assert torch.equal(mine, theirs), f"tensor {index}"
     assert (report.replays, len(report.recordings)) == (made.replays, made.recordings)
     step.close()
-
-
-def test_a_step_under_autocast_from_outside() -> None:
-    results = []
-    for graphed in (False, True):
-        made = autocast_outside("cuda")
-        step = optimizations.graph_step(made.step) if graphed else made.step
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            results.append(outcome(made, step))
-        if graphed:
-            assert step.report().replays == made.replays, step.report().refusals
-    for mine, theirs in zip(*results, strict=True):
-        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")

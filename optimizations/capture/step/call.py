@@ -18,16 +18,33 @@ from optimizations.capture.step.observer import storage
 class Call:
     """Arguments of a call, the tensors among them with their names, and the state that the step reaches.
 
-    `before` are the gradients of `parameters` at the beginning of the call.
+    `before` are the gradients of `parameters` at the beginning of the call. `origins` names the memory of each
+    of `tensors`: the same for those that share it.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tensors: list[torch.Tensor]
     labels: list[str]
+    origins: list[str]
     state: HostState
     parameters: list[torch.Tensor]
     before: list[torch.Tensor | None]
+
+    def known(self, batch: Iterable[torch.Tensor]) -> dict[int, str]:
+        """Names of tensors that live as long as the call, by where their storages lie.
+
+        `batch` stands for the tensors of the call, in their order. The state and the gradients from before are held
+        here, so that no other tensor gets their memory meanwhile.
+        """
+        paths = {id(tensor): path for path, tensor in self.state.tensors.items()}
+        found = {storage(tensor): path for path, tensor in self.state.tensors.items()}
+        for parameter, gradient in zip(self.parameters, self.before, strict=True):
+            if gradient is not None:
+                found[storage(gradient)] = f"{paths[id(parameter)]}.grad"
+        found.update(zip(map(storage, batch), self.origins, strict=True))
+        found.pop(0, None)  # where all tensors without memory lie
+        return found
 
 
 def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], state: HostState) -> Call:
@@ -35,9 +52,9 @@ def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.T
     labels = [label for index, value in enumerate(args) for label in names(value, f"argument {index}")]
     labels += [label for name, value in kwargs.items() for label in names(value, name)]
     parameters = state.parameters()
-    return Call(args, kwargs, tensors, labels, state, parameters, gradients(parameters))
-
-
-def by_storage(tensors: Iterable[torch.Tensor], labels: Iterable[str]) -> dict[int, str]:
-    """Names of tensors by where their storages lie."""
-    return {storage(tensor): label for tensor, label in zip(tensors, labels, strict=False)}
+    first = {storage(tensor): path for path, tensor in state.tensors.items()}
+    origins = [
+        first.setdefault(storage(tensor), label) if storage(tensor) else label
+        for tensor, label in zip(tensors, labels, strict=True)
+    ]
+    return Call(args, kwargs, tensors, labels, origins, state, parameters, gradients(parameters))

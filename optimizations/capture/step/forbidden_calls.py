@@ -61,13 +61,21 @@ def watched(observer: Observer, random: RandomState, *, capturing: bool) -> Iter
         if elsewhere():
             return stock_get(*arguments, **keywords)
         random.kept = True
-        return torch.empty(0, dtype=torch.uint8) if capturing else stock_get(*arguments, **keywords)
+        if capturing:
+            return nothing
+        with observer.unseen():
+            return stock_get(*arguments, **keywords)
 
     def set_rng_state(state: torch.Tensor, *arguments: Any, **keywords: Any) -> None:
-        random.kept = random.kept or not elsewhere()
-        if not capturing or elsewhere():
+        if elsewhere():
             stock_set(state, *arguments, **keywords)
+            return
+        random.kept = True
+        if not capturing:
+            with observer.unseen():
+                stock_set(state, *arguments, **keywords)
 
+    nothing = torch.empty(0, dtype=torch.uint8)
     stock_get, stock_set = torch.cuda.get_rng_state, torch.cuda.set_rng_state
     with contextlib.ExitStack() as stack:
         for owner, name in _WAITS:

@@ -31,7 +31,7 @@ from optimizations.capture.step.call import Call, call_of
 from optimizations.capture.step.gradients import pattern, put
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.observer import StepRefused
+from optimizations.capture.step.observer import StepDiffers, StepRefused
 from optimizations.capture.step.observing import observe
 from optimizations.capture.step.parallel import DDP_WARM_UP, refused_modules
 from optimizations.capture.step.progress import OBSERVED, Action, Plan, Progress
@@ -128,7 +128,7 @@ class GraphedStep:
         tensors: list[torch.Tensor] = []
         key = signature((args, kwargs), tensors), _ambient()
         for recording in self._recordings.get(key, ()):
-            if recording.fits():
+            if recording.fits(tensors):
                 return recording.launch(tensors, self._rates)
         refusal = self._all or self._refused.get(key)
         if refusal is not None:
@@ -164,15 +164,20 @@ class GraphedStep:
             return self._refuse_and_run(key, refusal, args, kwargs)
         if action is Action.RECORD:
             return self._record(device, key, call, progress)
+        if action is Action.OBSERVE:
+            return self._observe(device, key, call, progress)
+        self._eager += 1
+        with _alone(), device.warming_up(), self._rates.as_tensors():
+            return self._step(*args, **kwargs)
+
+    def _observe(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
         self._eager += 1
         with _alone():
-            if action is Action.RUN:
-                with device.warming_up(), self._rates.as_tensors():
-                    return self._step(*args, **kwargs)
             seen = observe(device, self._step, call, self._rates, progress.outside)
         if (refusal := progress.note(seen.operations, seen.structure, seen.findings)) is not None:
             self._refuse(key, refusal)
         progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
+        progress.kept_casts = seen.kept_casts
         return seen.returned
 
     def _record(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
@@ -196,7 +201,6 @@ class GraphedStep:
         except BaseException as error:
             graph.reset()
             self._pool = None  # the allocator may still take it for one that is being captured into
-            torch.clear_autocast_cache()
             call.state.restore(snapshot)
             put(call.parameters, call.before)
             host_random.restore()
@@ -204,9 +208,12 @@ class GraphedStep:
             if not isinstance(error, Exception):
                 raise
             refusal = why(error)
+            if isinstance(error, StepDiffers) and progress.differed():
+                return self._observe(device, key, call, progress)
         else:
             recording.report = replace(recording.report, record_s=time.perf_counter() - began)
             self._recordings.setdefault(key, []).append(recording)
+            progress.recorded()
             return recording.launch(call.tensors, self._rates)
         return self._refuse_and_run(key, refusal, call.args, call.kwargs)
 
@@ -282,7 +289,7 @@ class GraphedStep:
 
     def _drop_moved(self) -> None:
         for key, recordings in list(self._recordings.items()):
-            usable = [recording for recording in recordings if not recording.watch.moved()]
+            usable = [recording for recording in recordings if not recording.is_over()]
             self._drop([recording for recording in recordings if recording not in usable])
             self._recordings[key] = usable
 
@@ -358,6 +365,8 @@ def _ambient() -> Hashable:
         torch.is_inference_mode_enabled(),
         torch.is_autocast_enabled("cuda"),
         torch.get_autocast_dtype("cuda"),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_cache_enabled(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
     )

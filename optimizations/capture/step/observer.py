@@ -7,17 +7,24 @@ there raises before such an operator runs; the capture then ends as any other an
 Note [Compiled modules]. Operators inside of compiled code pass no dispatcher. What a capture of them could break was
 seen by the compiler. Their outputs come from nowhere, so a tensor of unknown origin is no finding where a step runs
 compiled code.
+
+Note [What two calls are compared by]. Operators by their names, numbers, and the shapes and dtypes of their tensors;
+tensors that live as long as the call (the batch, what the step reaches, gradients from before) by their names. All
+others count as alike: an address that was freed is given to the next tensor, so where they come from cannot be told
+apart reliably. Memory that is only allocated says nothing yet, and is left out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
+from optimizations.capture.step import casts
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.source_lines import advice_by_caller, current_line
 from optimizations.report.steps import Refusal
@@ -34,6 +41,10 @@ class StepRefused(RuntimeError):
         self.refusal = refusal
 
 
+class StepDiffers(StepRefused):
+    """A captured call did something else than the calls before it."""
+
+
 class Observer(torch_internals.TorchDispatchMode):
     """On while a step runs. With `forbid`, what cannot be captured raises `StepRefused` before it runs.
 
@@ -44,14 +55,20 @@ class Observer(torch_internals.TorchDispatchMode):
         draws: whether random numbers of the GPU were drawn.
         generators: those other than the default that were passed to operators.
         in_backward: whether an operator ran inside of a backward.
+        kept_casts: whether it read what may be a cast that autocast keeps from an earlier call.
+        new_casts: whether it made a cast that autocast may keep.
+
+    `known`: names of tensors that live as long as the call, by where their storages lie.
     """
 
     def __init__(
-        self, holds: Holds, batch: dict[int, str], *, forbid: bool, generators: Sequence[torch.Generator] = ()
+        self, holds: Holds, known: Mapping[int, str], *, forbid: bool, generators: Sequence[torch.Generator] = ()
     ) -> None:
         super().__init__()
         self._holds = holds
-        self._batch = batch
+        self._known = known
+        self._unseen = 0
+        self._in_region = casts.inside_region()
         self._forbid = forbid
         self._made: set[int] = set()
         self.operations: list[Operation] = []
@@ -60,12 +77,26 @@ class Observer(torch_internals.TorchDispatchMode):
         self.draws = False
         self.generators = list(generators)
         self.in_backward = False
+        self.kept_casts = self.new_casts = False
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
+
+    @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What runs in the block is the library's own, and no part of the step."""
+        self._unseen += 1
+        try:
+            yield
+        finally:
+            self._unseen -= 1
+
+    def is_kept_cast(self, tensor: torch.Tensor | None) -> bool:
+        """Whether a tensor of unknown origin may be a cast that autocast keeps from an earlier call."""
+        return self._in_region and tensor is not None and casts.may_be_kept(tensor)
 
     def refuse(self, reason: str, advice: str) -> None:
         """Note a finding of the line that runs now; raise it where this is a capture."""
@@ -78,18 +109,22 @@ class Observer(torch_internals.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = str(func)
-        if name.startswith("profiler."):
+        if name.startswith("profiler.") or self._unseen:
             return func(*args, **kwargs)
         inputs = list(_tensors(args)) + list(_tensors(kwargs.values()))
         self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None
         self._look(name, func, args, kwargs, inputs)
         made_from = {storage(tensor) for tensor in inputs}
         line = current_line()
-        self.operations.append(Operation(name, tuple(self._summaries((args, kwargs))), line))
+        if not name.startswith(_ALLOCATIONS):
+            self.operations.append(Operation(name, tuple(self._summaries((args, kwargs))), line))
         for tensor in inputs:
             address = storage(tensor)
             if address not in self._made and address not in self.outside:
                 self.outside[address] = weakref.ref(tensor), line
+                if self._in_region and address not in self._known:
+                    self.kept_casts = self.kept_casts or self.is_kept_cast(tensor)
+        self.new_casts = self.new_casts or (self._in_region and casts.is_cast_of_a_weight(name, args))
         result = func(*args, **kwargs)
         for tensor in _tensors((result,)):
             if storage(tensor) not in made_from:
@@ -164,9 +199,7 @@ class Observer(torch_internals.TorchDispatchMode):
 
     def _summaries(self, nest: Any) -> Iterator[Any]:
         if isinstance(nest, torch.Tensor):
-            address = storage(nest)
-            origin = self._batch.get(address) or ("step" if address in self._made else "outside")
-            yield str(nest.dtype), tuple(nest.shape), origin
+            yield str(nest.dtype), tuple(nest.shape), self._known.get(storage(nest), "")
         elif isinstance(nest, (list, tuple)):
             for member in nest:
                 yield from self._summaries(member)
@@ -183,6 +216,7 @@ class Observer(torch_internals.TorchDispatchMode):
 _HOST_READS = frozenset(
     {"aten._local_scalar_dense.default", "aten.item.default", "aten.equal.default", "aten.is_nonzero.default"}
 )
+_ALLOCATIONS = ("aten.empty", "aten.new_empty")
 _INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
 
 

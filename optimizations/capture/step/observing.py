@@ -11,7 +11,7 @@ import torch
 from optimizations.capture.device import Device
 from optimizations.capture.signature import flatten
 from optimizations.capture.step import forbidden_calls
-from optimizations.capture.step.call import Call, by_storage
+from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.learning_rates import LearningRates
@@ -27,7 +27,8 @@ CHECKPOINT_DRAWS = Refusal(
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a call did. `structure` is of what it returned, `outside` where it read tensors it did not make."""
+    """What a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
+    `kept_casts` whether casts that autocast keeps may be among these."""
 
     returned: Any
     operations: Sequence[Operation]
@@ -36,13 +37,14 @@ class Observed:
     outside: frozenset[int]
     generators: list[torch.Generator]
     draws: bool
+    kept_casts: bool
 
 
 def observe(
     device: Device, step: Callable[..., Any], call: Call, rates: LearningRates, seen_outside: frozenset[int]
 ) -> Observed:
     """Run the call as it is, on the side stream. `seen_outside` is `Observed.outside` of the call before, if any."""
-    observer = Observer(device.holds, by_storage(call.tensors, call.labels), forbid=False)
+    observer = Observer(device.holds, call.known(call.tensors), forbid=False)
     random, host_random = forbidden_calls.RandomState(), HostRandom(with_torch=device.has_own_random)
     marks = [_mark(tensor) for tensor in call.tensors]
     states = device.random_states()
@@ -59,7 +61,14 @@ def observe(
     findings += _wandering(observer, call, seen_outside)
     structure = flatten(returned, [])
     return Observed(
-        returned, observer.operations, structure, findings, frozenset(observer.outside), observer.generators, draws
+        returned=returned,
+        operations=observer.operations,
+        structure=structure,
+        findings=findings,
+        outside=frozenset(observer.outside),
+        generators=observer.generators,
+        draws=draws,
+        kept_casts=observer.kept_casts,
     )
 
 
@@ -109,7 +118,7 @@ def _wandering(observer: Observer, call: Call, seen: frozenset[int]) -> Iterator
         return
     known = {storage(tensor) for tensor in [*call.state.tensors.values(), *call.tensors]}
     known |= {storage(gradient) for gradient in call.before if gradient is not None}
-    for address, (_, line) in observer.outside.items():
-        if address and address not in known and address not in seen:
+    for address, (reference, line) in observer.outside.items():
+        if address and address not in known and address not in seen and not observer.is_kept_cast(reference()):
             yield Refusal("reads a tensor that is another one in each call", "pass it as an argument of the step", line)
             return

@@ -17,7 +17,7 @@ from optimizations.report.steps import Refusal
 OBSERVED = 2
 """Calls that have to agree before a recording."""
 PATIENCE = 6
-"""Observed calls of one signature after which differences between them are final."""
+"""Observed calls of one signature, without a recording, after which differences between them are final."""
 MOST_SIGNATURES = 64
 
 
@@ -32,16 +32,19 @@ class Action(Enum):
 @dataclass(slots=True)
 class Progress:
     """What is known of one signature. `trace` is of the last observed call, `agreeing` how many in a row were alike;
-    `outside` where it read tensors that it did not make, `generators` those it drew from beside the default one."""
+    `outside` where it read tensors that it did not make, `kept_casts` whether autocast keeps some of them, `generators`
+    those it drew from other than the default one, `failed` the captures that were not what was observed."""
 
     trace: Sequence[Operation] = ()
     returned: object = None
     outside: frozenset[int] = frozenset()
+    kept_casts: bool = False
     generators: Sequence[torch.Generator] = ()
     draws: bool = False
     agreeing: int = 0
     observed: int = 0
     findings: int = 0
+    failed: int = 0
     difference: Refusal | None = None
 
     def note(self, trace: Sequence[Operation], returned: object, findings: Sequence[Refusal]) -> Refusal | None:
@@ -62,6 +65,16 @@ class Progress:
         self.agreeing = 1 if difference is not None or first else self.agreeing + 1
         self.trace, self.returned, self.difference = trace, returned, difference
         return difference if self.observed >= PATIENCE else None
+
+    def recorded(self) -> None:
+        """Take in a recording: should it become unusable, as many calls may be observed again."""
+        self.observed = 0
+
+    def differed(self) -> bool:
+        """Take in a capture that was not what was observed; whether calls should be observed, and captured, again."""
+        self.failed += 1
+        self.agreeing = 0
+        return self.failed < OBSERVED
 
 
 @dataclass(slots=True)

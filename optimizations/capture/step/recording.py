@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,11 @@ from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import describe, replaced
 from optimizations.capture.step import forbidden_calls
-from optimizations.capture.step.call import Call, by_storage
+from optimizations.capture.step.call import Call
+from optimizations.capture.step.casts import RegionMark
 from optimizations.capture.step.gradients import Gradients, gradients, memory
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.observer import Observer, StepRefused, storage
+from optimizations.capture.step.observer import Observer, StepDiffers, StepRefused, storage
 from optimizations.capture.step.observing import CHECKPOINT_DRAWS, host_change
 from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs
@@ -27,7 +29,11 @@ from optimizations.report.steps import RecordedStep, Refusal
 
 @dataclass(slots=True)
 class Recording:
-    """A captured step. `written` are inputs it writes, `mutated` other tensors; `kept` holds what it reads."""
+    """A captured step.
+
+    `written` are inputs it writes, `mutated` other tensors; `kept` holds what it reads, and `region` lasts as long as
+    autocast keeps the casts among these.
+    """
 
     graph: Any
     inputs: CopiedInputs
@@ -38,11 +44,20 @@ class Recording:
     mutated: list[torch.Tensor]
     kept: list[torch.Tensor]
     report: RecordedStep
+    region: RegionMark | None = None
     replays: int = 0
 
-    def fits(self) -> bool:
-        """Whether a launch now would do what the call would do."""
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether a launch with these inputs would do what the call would do."""
+        if self.region is not None and not self.region.lasts():
+            return False
+        if self.written and shared_with_written(tensors, self.written) is not None:
+            return False
         return self.watch.unchanged() and self.gradients.fit()
+
+    def is_over(self) -> bool:
+        """Whether it can never be used again: something else stands in the place of what it reads."""
+        return self.watch.moved() or (self.region is not None and not self.region.lasts())
 
     def launch(self, tensors: Sequence[torch.Tensor], rates: LearningRates) -> Any:
         """Do the work of a call with these inputs, and give its results."""
@@ -72,7 +87,8 @@ def capture(
     """Capture the call into `graph`. Python runs, nothing is executed.
 
     Raises:
-        StepRefused: the captured call is not what was observed, or does not fit into the budget.
+        StepDiffers: the captured call is not what was observed.
+        StepRefused: it cannot be repeated, or does not fit into the budget.
         Exception: what the capture raised.
     """
     with device.here():
@@ -81,17 +97,14 @@ def capture(
     stand_ins = iter(placeholders)
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
     pool_before = device.pool_bytes(pool)
-    observer = Observer(
-        device.holds, by_storage(placeholders, call.labels), forbid=True, generators=progress.generators
-    )
+    observer = Observer(device.holds, call.known(placeholders), forbid=True, generators=progress.generators)
     random = forbidden_calls.RandomState()
     versions = {
         id(tensor): tensor._version
         for tensor in [*call.state.tensors.values(), *placeholders]
         if not tensor.is_inference()
     }
-    torch.clear_autocast_cache()
-    with rates.as_tensors():
+    with rates.as_tensors(), _no_casts_of_the_graph_kept(observer, progress):
         snapshot = call.state.snapshot()
         with (
             device.capturing(graph, pool, progress.generators),
@@ -100,7 +113,6 @@ def capture(
         ):
             returned = step(*args, **kwargs)
         changes = list(call.state.changes(snapshot))
-    torch.clear_autocast_cache()
     _check(observer, random, progress, changes)
     pool_bytes = device.pool_bytes(pool)
     if memory_budget_bytes is not None and pool_bytes > memory_budget_bytes:
@@ -118,16 +130,20 @@ def capture(
         for address, (reference, _) in observer.outside.items()
         if address in progress.outside and address not in unread and (tensor := reference()) is not None
     ]
+    written = [index for index, tensor in enumerate(placeholders) if _was_written(tensor, versions)]
+    mutated = [tensor for tensor in call.state.tensors.values() if _was_written(tensor, versions)]
+    _check_shared_memory(call, written, mutated)
     static = [*call.state.tensors.values(), *(gradient for gradient in call.before if gradient is not None)]
     return Recording(
         graph=graph,
         inputs=inputs,
-        written=[index for index, tensor in enumerate(placeholders) if _was_written(tensor, versions)],
+        written=written,
         gradients=Gradients(call.parameters, call.before, after, indifferent=indifferent),
         watch=Watch(call.state, rates.stands_for, _reads(device, graph, observer, call), kept),
         outputs=Outputs(returned, placeholders, _storages(static) - unread),
-        mutated=[tensor for tensor in call.state.tensors.values() if _was_written(tensor, versions)],
+        mutated=mutated,
         kept=kept,
+        region=_mark(call) if observer.kept_casts else None,
         report=RecordedStep(
             signature=describe(call.tensors),
             operations=len(observer.operations),
@@ -153,18 +169,84 @@ def why(error: Exception) -> Refusal:
     )
 
 
+@contextlib.contextmanager
+def _no_casts_of_the_graph_kept(observer: Observer, progress: Progress) -> Iterator[None]:
+    """Inside the block casts are made again, unless the calls before read kept ones; those that lie in the graph's
+    memory are forgotten behind it."""
+    if not progress.kept_casts:
+        torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        if observer.new_casts or not progress.kept_casts:
+            torch.clear_autocast_cache()
+
+
+def _mark(call: Call) -> RegionMark:
+    """A mark in the region that surrounds the call.
+
+    Raises:
+        StepRefused: there is none that lasts.
+    """
+    held = next((t.device for t in [*call.state.parameters(), *call.tensors]), torch.device("cuda"))
+    mark = RegionMark(held)
+    if not mark.lasts():
+        raise StepRefused(KEPT_CASTS)
+    return mark
+
+
+KEPT_CASTS = Refusal(
+    "reads some weights as autocast keeps them from earlier calls, and casts others itself",
+    "enter autocast inside of the step, or around each call",
+)
+
+
+def shared_with_written(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> tuple[int, int] | None:
+    """An input that is written and another that lies in the same memory, if there are such."""
+    places = list(map(storage, tensors))
+    for index in written:
+        for other, place in enumerate(places):
+            if place and place == places[index] and tensors[other] is not tensors[index]:
+                return index, other
+    return None
+
+
+def _check_shared_memory(call: Call, written: Sequence[int], mutated: Sequence[torch.Tensor]) -> None:
+    """Inputs are read from copies of their own, so nothing may write memory that two of them share.
+
+    Raises:
+        StepRefused: something does.
+    """
+    if (pair := shared_with_written(call.tensors, written)) is not None:
+        index, other = pair
+        raise StepRefused(
+            Refusal(
+                f"writes into {call.labels[index]}, which shares memory with {call.labels[other]}",
+                "pass a copy (`clone()`) of one of them",
+            )
+        )
+    places = _storages(mutated)
+    for tensor, label in zip(call.tensors, call.labels, strict=True):
+        if storage(tensor) and storage(tensor) in places:
+            raise StepRefused(
+                Refusal(f"writes a tensor that shares memory with {label}", "pass a copy (`clone()`) of the argument")
+            )
+
+
 def _check(observer: Observer, random: forbidden_calls.RandomState, progress: Progress, changes: Sequence[str]) -> None:
     """The captured call must be what was observed, and have changed nothing on the host.
 
     Raises:
-        StepRefused: it is not.
+        StepDiffers, StepRefused: it is not.
     """
     if observer.refusals:  # the step may have caught the exception
         raise StepRefused(observer.refusals[0])
     if random.kept and (observer.draws or progress.draws):
         raise StepRefused(CHECKPOINT_DRAWS)
+    if observer.kept_casts and observer.new_casts:
+        raise StepRefused(KEPT_CASTS)
     if (difference := first_difference(progress.trace, observer.operations)) is not None:
-        raise StepRefused(difference)
+        raise StepDiffers(difference)
     if changes:
         raise StepRefused(host_change(changes[0]))
 
