@@ -12,6 +12,7 @@ from step_programs import batches, loss_of, network, sgd
 from optimizations import torch_internals
 from optimizations.capture import inner_graphs
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.trees.manager import EncoreManager
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
@@ -120,5 +121,6 @@ def test_graphs_of_compiled_modules_rest_for_a_while_and_no_longer() -> None:
         assert inner_graphs.resting()
         assert manager._run(Manager(), [1, 2], 7) == [2, 3]
         assert manager.run is outer  # functions that are compiled meanwhile keep a reference to it
+        assert EncoreManager.run(Manager(), [1, 2], 7) == [2, 3]  # before any of its own bookkeeping
     assert manager._run is stock
     assert not inner_graphs.resting()

@@ -40,6 +40,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.capture.inner_graphs import resting
 from optimizations.capture.trees.containers import shut_down, thread_containers
 from optimizations.capture.trees.endings import free_before_process_groups_end, in_a_process_group
 from optimizations.capture.trees.function import RecordableFunction, forget_recordings
@@ -103,6 +104,8 @@ class EncoreManager(CUDAGraphTreeManager):
 
     def run(self, new_inputs: list[Any], function_id: Any) -> Any:
         """As stock's. Notes [Kept results], [Uncaptured forwards], [Threads]; steady calls: see `lean`."""
+        if resting():
+            return self.ids_to_funcs[function_id].model(new_inputs)
         with self._turn:
             if self._running:  # stock calls itself once more after it ended an iteration
                 return super().run(new_inputs, function_id)
