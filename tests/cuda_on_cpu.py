@@ -38,15 +38,6 @@ class FakeStream:
         pass
 
 
-class FakeMemPool:
-    """`torch.cuda.MemPool`."""
-
-    cuda: CudaOnCpu
-
-    def __init__(self) -> None:
-        self.id = self.cuda.new_pool()
-
-
 class FakeDeviceTools(SimulatedTools):
     """`device.DeviceTools` over the simulated driver."""
 
@@ -70,6 +61,8 @@ class CudaOnCpu:
         self.pools = itertools.count(1)
         self.generators: list[Any] = []
         self.stream = 1
+        self.inside_capture = False
+        self.ended: list[Any] = []
         self.waits: list[int] = []
 
     def new_pool(self) -> tuple[int, int]:
@@ -201,7 +194,6 @@ def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
     """See the module."""
     cuda = CudaOnCpu()
     graph_class = type("BoundGraph", (FakeGraph,), {"cuda": cuda})
-    pool_class = type("BoundPool", (FakeMemPool,), {"cuda": cuda})
     trees = torch_internals.cudagraph_trees
 
     def nothing(*args: Any, **kwargs: Any) -> Any:
@@ -209,14 +201,14 @@ def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
 
     for owner, name, value in (
         (torch.cuda, "synchronize", lambda *_: None),
+        (torch.cuda, "is_current_stream_capturing", lambda: cuda.inside_capture),
         (torch.cuda, "current_stream", lambda *_: FakeStream()),
         (torch.cuda, "Stream", FakeStream),
         (torch.cuda, "device", nothing),
         (torch.cuda, "CUDAGraph", graph_class),
-        (torch.cuda, "MemPool", pool_class),
         (torch.cuda, "stream", nothing),
         (torch_internals, "begin_allocating", cuda.begin_allocating),
-        (torch_internals, "end_allocating", lambda *_: None),
+        (torch_internals, "end_allocating", lambda device, pool: cuda.ended.append(pool)),
         (torch_internals, "release_pool", lambda *_: None),
         (torch.cuda, "graph", cuda.capture),
         (torch.cuda, "graph_pool_handle", cuda.new_pool),

@@ -212,9 +212,7 @@ def test_work_that_is_due_goes_the_full_way(
     assert len(full_ways) > waited
 
 
-@pytest.mark.parametrize(
-    "option", ["fast_path_cudagraph_asserts", "force_cudagraph_sync", "force_cudagraphs_warmup"]
-)
+@pytest.mark.parametrize("option", ["fast_path_cudagraph_asserts", "force_cudagraph_sync", "force_cudagraphs_warmup"])
 def test_with_inductors_debugging_options_there_are_no_steady_calls(cuda_on_cpu: CudaOnCpu, option: str) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W)

@@ -31,6 +31,7 @@ from suite.measure import copies
 
 __all__ = ["cuda_on_cpu"]
 
+
 @pytest.mark.parametrize("choice", [Choice.AUTO, Choice.HOST, Choice.PRELUDE])
 def test_warm_up_recording_and_replays_compute_the_same(cuda_on_cpu: CudaOnCpu, choice: Choice) -> None:
     model, w = Model(cuda_on_cpu), values(7)
@@ -253,6 +254,20 @@ def test_a_recording_that_fails_costs_the_graph_and_nothing_else(cuda_on_cpu: Cu
     (calls,) = compiled.functions[0].uncaptured()
     assert calls.calls == 4
     assert "not allocated in pool" in calls.reason
+    assert cuda_on_cpu.ended == [one.cuda_graphs_thread_pool for one in managers()], "the allocator was told"
+
+
+def test_inside_a_capture_of_the_program_nothing_is_captured_or_tried(cuda_on_cpu: CudaOnCpu) -> None:
+    model, w = Model(cuda_on_cpu), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=2)
+    cuda_on_cpu.inside_capture = True
+    check(compiled, w, calls=6)
+    assert model.runs == ["plain", "captured"]
+    cuda_on_cpu.inside_capture = False
+    check(compiled, w, calls=6)
+    assert model.runs == ["plain", "captured", "captured"]
+    assert compiled.reports[0].copied_bytes == 0
 
 
 def test_parameters_that_move_are_recorded_twice_and_then_patched(cuda_on_cpu: CudaOnCpu) -> None:

@@ -2,7 +2,7 @@
 
 Note [A capture that broke]. When the driver invalidates a capture, `capture_end` raises before PyTorch's random
 generators leave their capturing state, and the next dropout would fail. A small capture that succeeds takes them out
-of it.
+of it. The allocator is told apart from that; see `captured.pools.end_failed_capture`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import torch
 
 from optimizations.capture.inner_graphs import at_rest
 from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
+from optimizations.captured.pools import end_failed_capture, pool_memory
 from optimizations.captured.read import read_graph
-from optimizations.captured.recapture import pool_memory, uncollected
+from optimizations.captured.recapture import uncollected
 
 
 class Graph(Protocol):
@@ -128,10 +129,11 @@ class CudaDevice:
             finally:
                 torch.cuda.set_stream(outside)
                 if broken:
-                    self._recover()
+                    self._recover(pool)
 
-    def _recover(self) -> None:
+    def _recover(self, pool: Any) -> None:
         """Note [A capture that broke]. What fails here is no worse than what failed before."""
+        end_failed_capture(self.index, pool)
         with contextlib.suppress(RuntimeError):
             small = torch.cuda.CUDAGraph()
             with torch.cuda.graph(small, stream=self._stream, capture_error_mode="thread_local"):

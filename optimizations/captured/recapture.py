@@ -1,7 +1,7 @@
 """Captures a function once more, next to its recording, to compare the two graphs.
 
-Nothing of such a capture is ever run. It has a memory pool of its own, which goes when the capture has been read, so
-its intermediates lie at other addresses than the recording's; which memory each graph owns is part of the record.
+Nothing of such a capture is ever run. It has a memory pool of its own (`pools`), which goes when the capture has been
+read, so its intermediates lie at other addresses than the recording's; which memory each graph owns is part of the record.
 
 Note [What a second capture may touch]. The function is run once more by the host, as in its warm-up. Its inputs must
 not own memory: the function drops its inputs one after another. The random state is put back; the kernels' random
@@ -26,6 +26,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.captured.driver import check
 from optimizations.captured.graph import CapturedGraph, MemoryRange
+from optimizations.captured.pools import end_failed_capture, pool_memory, scratch_pool
 from optimizations.captured.read import read_graph
 
 
@@ -55,11 +56,10 @@ def recapture(
         CudaCallFailed: the graph cannot be read.
     """
     arguments = list(inputs)
-    memory = torch.cuda.MemPool()  # gives its memory back to the device when it goes
-    pool: Any = memory.id
     with (
-        uncollected(),
         torch.cuda.device(device),
+        scratch_pool(device) as pool,
+        uncollected(),
         torch_internals.cudagraph_trees.clear_cublas_manager(),
         torch.cuda.stream(stream),
     ):
@@ -107,6 +107,9 @@ def _captured_by_torch(
             finally:
                 graph.capture_end()
         return Recaptured(read_graph(driver, driver.CUgraph(graph.raw_cuda_graph())), pool_memory(pool))
+    except BaseException:
+        end_failed_capture(device, pool)
+        raise
     finally:
         graph.reset()
 
@@ -117,23 +120,6 @@ def register_generators(graph: torch.cuda.CUDAGraph, inputs: Iterable[Any], devi
         for generator in inputs:
             if isinstance(generator, torch.Generator):
                 graph.register_generator_state(generator)
-
-
-def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
-    """The segments of a memory pool, ascending, those that adjoin joined."""
-    segments = torch_internals.cudagraph_trees.get_cudagraph_segments(tuple(pool))
-    return joined((segment["address"], segment["total_size"]) for segment in segments)
-
-
-def joined(segments: Iterable[tuple[int, int]]) -> tuple[MemoryRange, ...]:
-    """(address, size in bytes) pairs as ranges, ascending, those that adjoin joined."""
-    ranges: list[list[int]] = []
-    for address, size in sorted(segments):
-        if ranges and sum(ranges[-1]) == address:
-            ranges[-1][1] += size
-        else:
-            ranges.append([address, size])
-    return tuple(MemoryRange(address=address, size_bytes=size) for address, size in ranges)
 
 
 @contextlib.contextmanager

@@ -56,6 +56,8 @@ class FixedInputs:
         Returns:
             What to do, and the results where it is served.
         """
+        if self._session.inside():
+            return Answer.SERVED, run(inputs)
         if self.refused is None and not self.following:
             try:
                 if self._pending is not None:

@@ -33,7 +33,8 @@ from optimizations.captured.driver import CudaCallFailed, check
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
 from optimizations.captured.read import read_graph
-from optimizations.captured.recapture import Recaptured, pool_memory
+from optimizations.captured.pools import pool_memory
+from optimizations.captured.recapture import Recaptured
 from optimizations.indirection.exclusions import alignment_bytes, limit, with_reasons
 from optimizations.indirection.plan import Available, Choice, Plan, PtxNode, make_plan
 from optimizations.indirection.pointers import Analysis, InputVerdict, ReasonCode, UseKind, find_pointer_uses
@@ -147,6 +148,7 @@ class Session:
         capture: captures the function once more with these inputs.
         tools: gives what is needed of the device.
         alone: whether one thread calls the function, so that no other draws random numbers while it is captured.
+        inside: whether the call lies inside a capture of the program's own, where nothing may be added.
     """
 
     def __init__(
@@ -158,6 +160,7 @@ class Session:
         capture: Callable[[Sequence[Any]], Recaptured],
         tools: Callable[[], Tools],
         alone: Callable[[], bool] = lambda: True,
+        inside: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.recorded = recorded
@@ -167,6 +170,7 @@ class Session:
         self._capture = capture
         self._tools_of = tools
         self._alone = alone
+        self.inside = inside
         self._clock = clock
         self._tools: Tools | None = None
         self._code: GeneratedCode | None = None
@@ -200,7 +204,7 @@ class Session:
         if not self._counted:
             self.use.called(started)
         self._counted = False
-        if not self.use.due:
+        if not self.use.due or self.inside():
             return replay(inputs)
         if self.stage is Stage.WAITING:
             self._guarded(self._try_capture)

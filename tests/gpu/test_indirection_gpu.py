@@ -43,7 +43,7 @@ from optimizations.indirection.tensor_map import driver_replace_address
 
 pytestmark = pytest.mark.gpu
 
-SAME = "it held the same data in each trial call"
+SAME = "held the same data in each"
 """Why a tensor that is always the same is copied: a pointer to it that was missed would not show."""
 
 CHOICES = ("auto", "host", "prelude", "ptx")

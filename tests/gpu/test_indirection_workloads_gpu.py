@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from models.registry import Inputs, find, workloads
 from suite.iteration import callable_for, iteration, set_numerics
 from suite.measure.copies import counting
 from suite.measure.memory import Peak, peak, restart_peak
-from suite.measure.results import State, run_checked
+from suite.measure.results import Results, State, run_checked
 from suite.modes import MODES
 
 pytestmark = pytest.mark.gpu
@@ -36,6 +37,18 @@ ALLOWED_COPIES = (
 )
 """Patterns of the reasons for which an input may be copied. What is copied, and why, is kept in the results as the
 property `copied`."""
+
+OVERWRITTEN = "overwritten by a subsequent run"
+"""What stock raises where a program keeps results, as detection models of torchvision do."""
+
+FEWEST_REPLAYS = 8
+"""A recording that is replayed less often is left as stock made it; see `recording.budget`."""
+
+MOST_OF_STOCKS_SPREAD = 3.0
+"""Where stock never gives the same bits twice: the largest difference, in those that stock has from itself."""
+
+EAGERS_TOLERANCE = 0.05
+"""Where stock cannot run the program: the largest difference from eager, as a share of the tensor's norm."""
 
 KEPT_WORKLOADS = ("ALNET", "DCGAN", "EOS")
 KEPT_BYTES = 300_000
@@ -60,12 +73,13 @@ def check_copies(acronym: str, copied_bytes: int) -> str:
     Args:
         copied_bytes: what one call of the workload copied.
     """
-    copied = [one for recording in recordings() for one in recording.inputs if not one.indirect]
+    used = [recording for recording in recordings() if recording.replays >= FEWEST_REPLAYS]
+    copied = [one for recording in used for one in recording.inputs if not one.indirect]
     lines = [f"{len(recordings())} recordings, {copied_bytes} bytes in one call"]
     lines += [f"{one.name}, {one.data_bytes} bytes: {'; '.join(one.reasons)}" for one in copied]
     found = "\n".join(lines)
     assert all(one.reasons for one in copied), found
-    assert recordings(), "nothing was recorded"
+    assert used, "nothing was recorded, or nothing replayed"
     reasons = [reason for one in copied for reason in one.reasons]
     assert all(any(re.search(allowed, one) for allowed in ALLOWED_COPIES) for one in reasons), found
     assert copied or copied_bytes == 0, found
@@ -78,38 +92,107 @@ def workload_iteration(instance: Instance, mode: str) -> Callable[[Inputs], Any]
     return iteration(instance, callable_for(chosen, instance.module), uses_cuda_graphs=chosen.uses_cuda_graphs)
 
 
+@pytest.fixture
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without atomic additions, as far as PyTorch can: otherwise stock has other bits in each call."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@dataclass
+class Outcomes:
+    """What calls on one set of inputs gave: their digests, the first call's results, and how far others were off."""
+
+    digests: list[str] = field(default_factory=list)
+    reference: Results | None = None
+    spread: dict[str, float] = field(default_factory=dict)
+
+    def add(self, results: Results) -> None:
+        self.digests.append(results.digest())
+        if self.reference is None:
+            self.reference = results
+        elif results.digest() != self.digests[0]:
+            for name, difference in differences(results, self.reference).items():
+                self.spread[name] = max(self.spread.get(name, 0.0), difference)
+
+
+def differences(results: Results, reference: Results) -> dict[str, float]:
+    """By tensor: the norm of the difference as a share of the reference's norm; infinite where they do not compare."""
+    assert results.tensors.keys() == reference.tensors.keys()
+    return {name: relative_difference(value, reference.tensors[name]) for name, value in results.tensors.items()}
+
+
+def relative_difference(value: torch.Tensor, reference: torch.Tensor) -> float:
+    if value.shape != reference.shape or value.dtype != reference.dtype:
+        return float("inf")
+    if value.numel() == 0 or torch.equal(value, reference):
+        return 0.0
+    wide = torch.complex128 if value.is_complex() else torch.float64
+    one, other = value.to(wide), reference.to(wide)
+    finite = other.isfinite()
+    if not torch.equal(finite, one.isfinite()):
+        return float("inf")
+    return float((one - other)[finite].abs().norm() / other[finite].abs().norm().clamp_min(1e-30))
+
+
 @pytest.mark.parametrize("acronym", sorted(workloads()))
 def test_a_workload_replays_bit_for_bit_as_stock_does(
-    acronym: str, searched: list[Searched], record_property: Callable[[str, object], None]
+    acronym: str, searched: list[Searched], record_property: Callable[[str, object], None], deterministic: None
 ) -> None:
     """Outputs, loss, gradients, buffers and mutated inputs over 50 calls; each set of inputs at several addresses.
-    Whatever is still copied has a reason."""
+    Whatever is still copied has a reason.
+
+    Where stock differs from itself all the same, what counts is the set of its outcomes; and where it never gives the
+    same twice, how far it is from itself.
+    """
     workload = find(acronym)
     set_numerics(workload)
     instance = instantiate(workload, size="tiny", device="cuda", seed=SEED)
     sets = [instance.inputs(index % 3) for index in range(6)]
     states = [State(instance.module, inputs) for inputs in sets]
 
-    def digests(iterate: Callable[[Inputs], Any], calls: int) -> list[str]:
-        return [
-            run_checked(instance, iterate, sets[index % 6], states[index % 6], SEED).digest() for index in range(calls)
-        ]
+    def results(iterate: Callable[[Inputs], Any], index: int) -> Results:
+        return run_checked(instance, iterate, sets[index % 6], states[index % 6], SEED)
 
-    first = digests(workload_iteration(instance, "graph"), REPLAYS)
+    def outcomes_of(mode: str) -> list[Outcomes]:
+        outcomes = [Outcomes() for _ in range(3)]
+        iterate = workload_iteration(instance, mode)
+        # The first call of a function warms up, the second records; from the third on everything is replayed.
+        for index in range(REPLAYS):
+            found = results(iterate, index)
+            if index >= 2:
+                outcomes[index % 3].add(found)
+        return outcomes
+
+    try:
+        stock, tolerance = outcomes_of("graph"), None
+    except Exception as error:
+        if OVERWRITTEN not in str(error):
+            raise
+        forget()
+        stock, tolerance = outcomes_of("eager"), EAGERS_TOLERANCE
     indirect = workload_iteration(instance, "indirection")
-    found = digests(indirect, REPLAYS)
+    off: list[str] = []
+    for index in range(REPLAYS):
+        found = results(indirect, index)
+        expected = stock[index % 3]
+        if index < 2 or found.digest() in expected.digests:
+            continue
+        assert expected.reference is not None
+        several = len(set(expected.digests)) > 1
+        for name, difference in differences(found, expected.reference).items():
+            allowed = tolerance or (MOST_OF_STOCKS_SPREAD * expected.spread.get(name, 0.0) if several else 0.0)
+            if difference > allowed:
+                off.append(f"call {index}, {name}: {difference:.2g} off, {allowed:.2g} allowed")
     keep_workload(acronym, searched)
     with counting() as count:
-        digests(indirect, 1)
+        results(indirect, 0)
     record_property("copied", check_copies(acronym, count.copied_bytes))
-    # Atomic additions make stock differ from itself; so what counts is the set of its outcomes, over as many calls.
-    # The first call of a function warms up, the second records; from the third on everything is replayed.
-    outcomes = [set(first[2 + (index - 2) % 3 :: 3]) for index in range(3)]
-    odd = [index for index in range(2, REPLAYS) if found[index] not in outcomes[index % 3]]
-    if any(len(one) > 1 for one in outcomes):
-        assert len(odd) <= REPLAYS // 4, f"stock had {[len(one) for one in outcomes]} outcomes\n{said()}"
-    else:
-        assert odd == [], said()
+    own = [len(set(one.digests)) for one in stock]
+    record_property("outcomes", f"stock had {own}; tolerance {tolerance}")
+    assert off == [], f"stock had {own} outcomes\n{said()}"
 
 
 @pytest.mark.alone

@@ -46,6 +46,7 @@ from optimizations.capture.trees.endings import free_before_process_groups_end, 
 from optimizations.capture.trees.function import RecordableFunction, forget_recordings
 from optimizations.capture.trees.lean import MOST_KEPT, Fit, SteadyCall, any_alive, steady_call
 from optimizations.capture.trees.node import EncoreNode
+from optimizations.captured.pools import Pool, end_failed_capture
 from optimizations.recording.fixed_inputs import Answer
 from optimizations.replay.streams import make_context_current, wait_for_stream
 from optimizations.torch_internals.rebind import with_globals
@@ -96,7 +97,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self._running = False
         self._checkpoint_due = False
         self._callers: set[int] = set()
-        self._memory: Any = None
+        self._pool: Pool | None = None
         self._steady: dict[Any, list[SteadyCall]] = {}
         super().__init__(device_index)
 
@@ -311,8 +312,8 @@ class EncoreManager(CUDAGraphTreeManager):
         self.num_rerecord.clear()
         self._held_in_generation = None
         self._held_iterations = 0
-        self._memory = torch.cuda.MemPool()  # keeps the pool, without a capture
-        self.cuda_graphs_thread_pool = self._memory.id
+        self._pool = Pool(self.device_index)  # kept by this, not by a capture
+        self.cuda_graphs_thread_pool = self._pool.id
 
     # Recording
 
@@ -364,6 +365,7 @@ class EncoreManager(CUDAGraphTreeManager):
         if replayed:
             self.path_state = trees.ExecutionState.RECORDING  # the allocator knows what is live
         torch.cuda.synchronize()
+        end_failed_capture(self.device_index, self.cuda_graphs_thread_pool)
         self._end_capturing()
         arguments = [torch_internals.clone_preserve_strides(value) if copied else value for value, copied in inputs]
         inputs.clear()

@@ -184,6 +184,7 @@ class EncoreNode(CUDAGraphNode):
             ),
             lambda: RecordingTools(device_tools(device), triton_kernels(function.generated, device)),
             lambda: len(function.callers) <= 1,
+            lambda: torch.cuda.is_current_stream_capturing(),
         )
         storages = {one.untyped_storage().data_ptr() for one in self.static_output_tensors if one is not None}
         self.fixed_inputs = FixedInputs(

@@ -1,0 +1,79 @@
+"""Memory pools of Encore's own, as captures use them.
+
+Note [Why not torch.cuda.MemPool]. Its destructor gives memory back to the device, and PyTorch refuses that with an
+exception while any thread captures a graph. An exception in a destructor ends the process. A capture that failed counts
+as under way for good, unless `end_failed_capture` is called. So a pool here is a reference that PyTorch's allocator
+counts, and memory is given back by `torch.cuda.empty_cache`, which leaves alone what it must.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.captured.graph import MemoryRange
+
+SPARE_BYTES = 16 * 2**20
+"""So much of the memory of pools that are gone may stay with the allocator before it is given back to the device."""
+
+_spare_bytes: dict[int, int] = {}
+
+
+class Pool:
+    """A memory pool, alive as long as this object or a graph that was captured in it.
+
+    Attributes:
+        id: its handle, as `torch.cuda.CUDAGraph.capture_begin` takes it.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.id: Any = torch.cuda.graph_pool_handle()
+        torch_internals.begin_allocating(device, self.id)  # counts a reference
+        torch_internals.end_allocating(device, self.id)
+        self.release = weakref.finalize(self, torch_internals.release_pool, device, self.id)
+        self.release.atexit = False  # the process's end frees everything
+
+
+@contextlib.contextmanager
+def scratch_pool(device: int) -> Iterator[Any]:
+    """The handle of a pool for the block alone. See Note [Why not torch.cuda.MemPool] for when its memory goes."""
+    pool = Pool(device)
+    try:
+        yield pool.id
+    finally:
+        size = sum(one.size_bytes for one in pool_memory(pool.id))
+        pool.release()
+        _spare_bytes[device] = _spare_bytes.get(device, 0) + size
+        if _spare_bytes[device] > SPARE_BYTES:
+            _spare_bytes[device] = 0
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.empty_cache()
+
+
+def end_failed_capture(device: int, pool: Any) -> None:
+    """To be called after a capture in `pool` failed. PyTorch 2.11 goes on allocating for it otherwise, and never frees
+    memory of other pools again."""
+    with contextlib.suppress(RuntimeError):  # it had ended
+        torch_internals.end_allocating(device, pool)
+
+
+def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
+    """The segments of a memory pool, ascending, those that adjoin joined."""
+    segments = torch_internals.cudagraph_trees.get_cudagraph_segments(tuple(pool))
+    return joined((segment["address"], segment["total_size"]) for segment in segments)
+
+
+def joined(segments: Iterable[tuple[int, int]]) -> tuple[MemoryRange, ...]:
+    """(address, size in bytes) pairs as ranges, ascending, those that adjoin joined."""
+    ranges: list[list[int]] = []
+    for address, size in sorted(segments):
+        if ranges and sum(ranges[-1]) == address:
+            ranges[-1][1] += size
+        else:
+            ranges.append([address, size])
+    return tuple(MemoryRange(address=address, size_bytes=size) for address, size in ranges)

@@ -1,0 +1,61 @@
+"""Second captures next to other captures of the process: failed ones, and those of other threads. Needs an NVIDIA GPU."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from indirection_on_gpu import call, encore, recordings, said
+
+pytestmark = pytest.mark.gpu
+
+
+def fails_to_capture() -> None:
+    """What a program may do that tries to capture something it cannot, and goes on without."""
+    x = torch.ones(4, device="cuda")
+    with pytest.raises(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x.sum().item()
+
+
+def runs_right() -> None:
+    """A function of which a second capture is made, with inputs at changing addresses."""
+    weight = torch.randn(64, 64, device="cuda")
+    compiled = encore(lambda x: torch.relu(x @ weight) + x)
+    kept = []
+    for step in range(40):
+        x = torch.randn(16, 64, device="cuda")
+        kept.append(x)
+        (result,) = call(compiled, x)
+        torch.testing.assert_close(result, torch.relu(x @ weight) + x, rtol=1e-2, atol=1e-2)
+    assert any(one.indirect for report in recordings() for one in report.inputs), said()
+
+
+def test_after_a_capture_of_the_program_that_failed() -> None:
+    runs_right()
+    fails_to_capture()
+    runs_right()
+
+
+def test_while_another_thread_captures() -> None:
+    runs_right()
+    begun, done = threading.Event(), threading.Event()
+    graph, out = torch.cuda.CUDAGraph(), torch.zeros(4, device="cuda")
+
+    def capture() -> None:
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+            out.add_(1)
+            begun.set()
+            done.wait(120)
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        runs_right()
+    finally:
+        done.set()
+        thread.join()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert out.tolist() == [1.0] * 4

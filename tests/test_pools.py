@@ -1,0 +1,106 @@
+"""Memory pools: what PyTorch's allocator is told, and when memory goes back to the device."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from optimizations import torch_internals
+from optimizations.captured import pools
+from optimizations.captured.pools import SPARE_BYTES, Pool, end_failed_capture, joined, scratch_pool
+
+
+class Allocator:
+    """PyTorch's, as far as pools go: references by pool, and a size for all of them."""
+
+    def __init__(self) -> None:
+        self.references: dict[Any, int] = {}
+        self.allocating: set[Any] = set()
+        self.size = 0
+        self.emptied = 0
+
+    def begin(self, device: int, pool: Any) -> None:
+        self.references[pool] = self.references.get(pool, 0) + 1
+        self.allocating.add(pool)
+
+    def end(self, device: int, pool: Any) -> None:
+        if pool not in self.allocating:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.allocating.remove(pool)
+
+    def release(self, device: int, pool: Any) -> None:
+        self.references[pool] -= 1
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+    def segments(self, pool: Any) -> list[dict[str, int]]:
+        assert self.references[pool] > 0, "read before it goes"
+        return [{"address": 4096, "total_size": self.size}]
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    found = Allocator()
+    handles = iter(range(1, 1000))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
+    monkeypatch.setattr(torch.cuda, "empty_cache", found.empty_cache)
+    monkeypatch.setattr(torch_internals, "begin_allocating", found.begin)
+    monkeypatch.setattr(torch_internals, "end_allocating", found.end)
+    monkeypatch.setattr(torch_internals, "release_pool", found.release)
+    monkeypatch.setattr(torch_internals.cudagraph_trees, "get_cudagraph_segments", found.segments)
+    monkeypatch.setattr(pools, "_spare_bytes", {})
+    return found
+
+
+def test_a_pool_is_one_reference_until_it_goes(allocator: Allocator) -> None:
+    pool = Pool(0)
+    handle = pool.id
+    assert allocator.references == {handle: 1}
+    assert not allocator.allocating, "nothing else is allocated there"
+    del pool
+    gc.collect()
+    assert allocator.references == {handle: 0}
+
+
+def test_a_scratch_pool_goes_with_its_block_also_by_an_exception(allocator: Allocator) -> None:
+    with pytest.raises(ZeroDivisionError), scratch_pool(0) as handle:
+        assert allocator.references == {handle: 1}
+        raise ZeroDivisionError
+    assert allocator.references == {handle: 0}
+
+
+def test_memory_is_given_back_when_there_is_enough_of_it(allocator: Allocator) -> None:
+    allocator.size = SPARE_BYTES // 2
+    for expected in (0, 0, 1, 1, 1, 2):
+        with scratch_pool(0):
+            pass
+        assert allocator.emptied == expected
+
+
+def test_an_allocator_that_refuses_to_give_memory_back_is_let_be(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
+    allocator.size = 2 * SPARE_BYTES
+    with scratch_pool(0) as handle:
+        pass
+    assert allocator.references == {handle: 0}
+
+
+def test_a_failed_capture_is_ended_once(allocator: Allocator) -> None:
+    allocator.begin(0, (0, 9))
+    end_failed_capture(0, (0, 9))
+    assert not allocator.allocating
+    end_failed_capture(0, (0, 9))
+
+
+def test_segments_that_adjoin_are_one() -> None:
+    found = joined([(300, 50), (100, 100), (200, 100), (400, 10)])
+    assert [(one.address, one.size_bytes) for one in found] == [(100, 250), (400, 10)]
