@@ -8,25 +8,20 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, at_address, cuda_on_cpu
-from simulated_cuda import Function, Node, floats, word
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
 from optimizations.capture.trees import manager
 from optimizations.capture.trees.containers import managers, others_have_managers, shut_down
 from optimizations.capture.trees.function import forget_recordings
-from optimizations.capture.trees.maker import EncoreMaker
-from optimizations.capture.trees.node import EncoreNode
 from optimizations.indirection.plan import Choice
 from optimizations.recording import fixed_inputs, session
 from optimizations.recording.generated import GeneratedCode
-from optimizations.report.recordings import RecordingReport
 from suite.measure import copies
 
 __all__ = ["cuda_on_cpu"]

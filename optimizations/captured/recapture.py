@@ -1,7 +1,8 @@
 """Captures a function once more, next to its recording, to compare the two graphs.
 
 Nothing of such a capture is ever run. It has a memory pool of its own (`pools`), which goes when the capture has been
-read, so its intermediates lie at other addresses than the recording's; which memory each graph owns is part of the record.
+read, so its intermediates lie at other addresses than the recording's. Which memory each graph owns is part of the
+record.
 
 Note [What a second capture may touch]. The function is run once more by the host, as in its warm-up. Its inputs must
 not own memory: the function drops its inputs one after another. The random state is put back; the kernels' random

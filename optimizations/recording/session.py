@@ -32,8 +32,8 @@ from optimizations.captured.displaced import buffer_bytes, displace, memory_of, 
 from optimizations.captured.driver import CudaCallFailed, check
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
-from optimizations.captured.read import read_graph
 from optimizations.captured.pools import pool_memory
+from optimizations.captured.read import read_graph
 from optimizations.captured.recapture import Recaptured
 from optimizations.indirection.exclusions import alignment_bytes, limit, with_reasons
 from optimizations.indirection.plan import Available, Choice, Plan, PtxNode, make_plan

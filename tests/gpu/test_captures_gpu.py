@@ -1,4 +1,4 @@
-"""Second captures next to other captures of the process: failed ones, and those of other threads. Needs an NVIDIA GPU."""
+"""Second captures next to other captures: failed ones, and those of other threads. Needs an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def runs_right() -> None:
     weight = torch.randn(64, 64, device="cuda")
     compiled = encore(lambda x: torch.relu(x @ weight) + x)
     kept = []
-    for step in range(40):
+    for _ in range(40):
         x = torch.randn(16, 64, device="cuda")
         kept.append(x)
         (result,) = call(compiled, x)

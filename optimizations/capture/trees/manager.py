@@ -81,8 +81,10 @@ def container(device_index: int) -> EncoreContainer:
 class EncoreManager(CUDAGraphTreeManager):
     """CUDAGraph Trees whose functions are `RecordableFunction`s and whose nodes are `EncoreNode`s."""
 
+    current_gen: int
     current_node: Any
     roots: dict[Any, list[EncoreNode]]
+    running_forwards_with_pending_backwards: bool
 
     add_function = with_globals(CUDAGraphTreeManager.add_function, get_container=container)
     _record_function = with_globals(CUDAGraphTreeManager.record_function, CUDAGraphNode=EncoreNode)
