@@ -138,7 +138,10 @@ def test_recordings_for_two_sets_of_parameters_take_turns_steadily(
     assert len(compiled.reports) == 2
 
 
-def test_parameters_that_are_patched_are_patched_in_steady_calls(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_parameters_that_are_patched_are_patched_in_steady_calls(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
     compiled, weights = Compiled(Model(cuda_on_cpu)), [values(step) for step in range(12)]
     for _ in range(4):
         for w in weights:

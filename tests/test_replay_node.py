@@ -22,6 +22,7 @@ from optimizations.capture.trees.function import forget_recordings
 from optimizations.indirection.plan import Choice
 from optimizations.recording import fixed_inputs, session
 from optimizations.recording.generated import GeneratedCode
+from optimizations.replay.swaps import Swaps
 from suite.measure import copies
 
 __all__ = ["cuda_on_cpu"]
@@ -265,7 +266,10 @@ def test_inside_a_capture_of_the_program_nothing_is_captured_or_tried(cuda_on_cp
     assert compiled.reports[0].copied_bytes == 0
 
 
-def test_parameters_that_move_are_recorded_twice_and_then_patched(cuda_on_cpu: CudaOnCpu) -> None:
+def test_parameters_that_move_are_recorded_twice_and_then_patched(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
     model = Model(cuda_on_cpu)
     compiled = Compiled(model)
     weights = [values(7 + swap) for swap in range(12)]
