@@ -33,6 +33,12 @@ def frames(stack_trace: str) -> list[Frame]:
     ]
 
 
+def reason_and_frame(message: str) -> tuple[str, Frame | None]:
+    """One of Inductor's messages as (reason, the user's frame), its set phrase and the trace at its end taken off."""
+    reason, _, trace = message.partition("Found from")
+    return reason.strip().rstrip(". \n").removeprefix("skipping cudagraphs due to "), user_frame(trace)
+
+
 def user_frame(stack_trace: str | None) -> Frame | None:
     """The innermost frame outside PyTorch, or inside if all are; None without a frame.
 

@@ -6,9 +6,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from optimizations.stack_trace import Frame, user_frame
+from optimizations.stack_trace import Frame, reason_and_frame, user_frame
 
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
+_LINE = re.compile(r"(?P<path>.+?)(?P<rest>:\d+ in .*)", re.DOTALL)
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -24,9 +25,15 @@ def line_of_frame(frame: Frame) -> str:
 
 
 def reason_and_line(message: str) -> tuple[str, str | None]:
-    """One of Inductor's messages as (reason, the user's source line), the stack trace at its end taken off."""
-    reason, _, trace = message.partition("Found from")
-    return reason.strip().rstrip(". \n"), user_line(trace)
+    """One of Inductor's messages as (reason, the user's source line); see `stack_trace.reason_and_frame`."""
+    reason, frame = reason_and_frame(message)
+    return reason, None if frame is None else line_of_frame(frame)
+
+
+def short_line(line: str) -> str:
+    """A line as `stack_trace.Frame` prints it, its path shortened."""
+    place = _LINE.fullmatch(line)
+    return line if place is None else short_path(place["path"]) + place["rest"]
 
 
 def short_path(path: str) -> str:

@@ -56,7 +56,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         [sys.executable, "-W", "ignore", str(here / "capture_programs.py"), str(answer), *NAMES],
         env={
             **os.environ,
-            "PYTHONPATH": str(here),
+            "PYTHONPATH": os.pathsep.join((str(here.parent), str(here))),
             "PATH": str(folder),  # no C++ compiler: none is needed
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",

@@ -5,71 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from optimizations import torch_internals
+from optimizations.torch_internals.outcome import NO_CUDA_WORK
 from suite.iteration import callable_for
 from suite.measure.compile_times import restart_timers
-from suite.measure.graphs import FORWARD_NOT_CAPTURED, NO_CUDA_WORK, GraphLog, recorded_graphs, split_reason
+from suite.measure.graphs import GraphLog, recorded_graphs
 from suite.modes import MODES
 
 FRAME = 'File "/x/site-packages/mine/net.py", line 12, in forward\n    y = x + self.table\n'
 LINE = "mine/net.py:12 in forward: y = x + self.table"
 
 
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        (f"skipping cudagraphs due to cpu device (arg3_1). Found from : \n {FRAME}", ("cpu device (arg3_1)", LINE)),
-        (f"disabling cudagraphs due to incompatible op aten.x Found from {FRAME}\n",
-         ("disabling cudagraphs due to incompatible op aten.x", LINE)),
-        ("skipping cudagraphs due to multiple devices: cpu, cuda:0", ("multiple devices: cpu, cuda:0", None)),
-        ("complex memory overlap", ("complex memory overlap", None)),
-    ],
-)  # fmt: skip
-def test_messages_of_inductor_are_taken_apart(message, expected):
-    assert split_reason(message) == expected
-
-
-def graph(**fields) -> SimpleNamespace:
-    """A `CompiledFxGraph` that was captured whole, unless `fields` say otherwise."""
-    defaults = {"partition_maps": None, "disabled_cudagraphs_reason": None, "device_types": {"cuda"}}
-    return SimpleNamespace(**{**defaults, "cudagraph_info": SimpleNamespace(cudagraph_fail_reasons=[]), **fields})
-
-
 def reasons(log: GraphLog) -> list[tuple[str, str | None, int]]:
     return [(each.reason, each.source_line, each.count) for each in log.counts(0).not_captured]
-
-
-def test_partitions_of_captured_graphs_add_up():
-    log = GraphLog(wants_cuda_graphs=True)
-    log.note_graph(graph(), wanted=True, enabled=True)
-    log.note_graph(graph(partition_maps=["a", "b", "c"]), wanted=True, enabled=True)
-    counts = log.counts(5)
-    assert (counts.partitions, counts.cuda_graphs, counts.not_captured) == (4, 5, [])
-
-
-def test_each_way_of_not_being_captured_has_its_reason():
-    log = GraphLog(wants_cuda_graphs=True)
-    overlapping = graph(cudagraph_info=SimpleNamespace(cudagraph_fail_reasons=["complex memory overlap"]))
-    log.note_graph(graph(device_types={"cpu"}, cudagraph_info=None), wanted=False, enabled=False)
-    log.note_graph(
-        graph(disabled_cudagraphs_reason=f"skipping cudagraphs due to cpu device (a). Found from : \n {FRAME}"),
-        wanted=False,
-        enabled=False,
-    )
-    log.note_graph(overlapping, wanted=True, enabled=False)
-    log.note_graph(overlapping, wanted=True, enabled=False)
-    log.note_graph(graph(cudagraph_info=None), wanted=False, enabled=False)
-    log.note_graph(graph(partition_maps=[]), wanted=True, enabled=False)  # all of it left out, told node by node
-    assert reasons(log) == [
-        (NO_CUDA_WORK, None, 1),
-        ("cpu device (a)", LINE, 1),
-        ("complex memory overlap", None, 2),
-        (FORWARD_NOT_CAPTURED, None, 1),
-    ]
-    assert log.counts(0).partitions == 0
 
 
 def test_mutated_inputs_are_read_from_pytorchs_own_message():
@@ -101,7 +51,7 @@ class Scale(torch.nn.Module):
 
 def test_a_compilation_for_cuda_graphs_is_told_with_reasons_and_lines():
     """Real Inductor on the CPU: every node is left out, and PyTorch says so at the same places as on a GPU."""
-    stock = torch_internals.CompiledFxGraph.post_compile, torch_internals.Scheduler.graph_partition
+    stock = torch_internals.CompiledFxGraph.post_compile, torch_internals.graph_partition
     handlers = list(torch_internals.cudagraph_utils.cudagraphs_log.handlers)
     log = GraphLog(wants_cuda_graphs=True)
     restart_timers()
@@ -117,7 +67,7 @@ def test_a_compilation_for_cuda_graphs_is_told_with_reasons_and_lines():
         for reason, line in told
         if line
     )
-    assert stock == (torch_internals.CompiledFxGraph.post_compile, torch_internals.Scheduler.graph_partition)
+    assert stock == (torch_internals.CompiledFxGraph.post_compile, torch_internals.graph_partition)
     assert torch_internals.cudagraph_utils.cudagraphs_log.handlers == handlers
     torch.compiler.reset()
 

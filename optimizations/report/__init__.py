@@ -137,16 +137,28 @@ class ShortcutReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something that no CUDA graph will hold, in Inductor's words, with the user's line where PyTorch knows it."""
+
+    reason: str
+    source_line: str | None
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledGraph:
     """What Inductor made of one direction of an FX graph.
 
-    `partitions` counts the pieces that become CUDA graphs (1 without graph partition), `not_captured` gives Inductor's
-    own words where there are none.
+    Attributes:
+        partitions: pieces that become CUDA graphs; 1 for a graph that is captured whole.
+        not_captured: why there is none.
+        left_out: operations outside of these pieces; empty for a graph from a warm cache.
     """
 
     direction: Direction
     partitions: int
-    not_captured: tuple[str, ...]
+    not_captured: tuple[LeftOut, ...]
+    left_out: tuple[LeftOut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,8 +205,8 @@ NAMES: dict[str, Private] = {
     "CompiledFxGraph": Private(
         "torch._inductor.output_code", "CompiledFxGraph", _CHECKED, "count graphs and partitions"
     ),
-    "Scheduler": Private(
-        "torch._inductor.scheduler", "Scheduler", _CHECKED, "see what a partition was split at, and why"
+    "graph_partition": Private(
+        "torch._inductor.scheduler", "Scheduler.graph_partition", _CHECKED, "see what a graph was split at, and why"
     ),
     "cudagraph_utils": Private("torch._inductor.cudagraph_utils", None, _CHECKED, "read why a graph was not captured"),
     # suite: explain, which compiles for a GPU that is not there

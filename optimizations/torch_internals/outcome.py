@@ -1,87 +1,69 @@
-"""What Inductor made of a graph: how many pieces become CUDA graphs, or why none does.
+"""What Inductor made of a graph: how many pieces become CUDA graphs, and why the rest does not.
 
-It is seen in `CompiledFxGraph.post_compile`, the one place that every graph passes, compiled or loaded from a cache.
-Like the making of CUDA graphs (see `replay.hook`), it has to be watched at both ends: around `compile_fx`, and around
-each `inner_compile`, because a backward is compiled when it first runs. Several threads may compile at once.
+This is the only observer of it; the backend's report, the suite's measurements and `encore explain` read what it notes.
+
+* `CompiledFxGraph.post_compile` is the one place that every graph passes, compiled or loaded from a cache. It tells how
+  many pieces will be captured, or why none is.
+* `Scheduler.graph_partition` splits a graph, and is asked for the reason of each operation that it leaves out. A graph
+  from a warm cache was split earlier, maybe in another process: such reasons are then missing.
+* Mutated inputs are found when a graph is called, and only the `cudagraphs` log hears of them (`mutations_noted`).
+
+Like the making of CUDA graphs (see `capture.trees.hook`), compilation has to be watched at both ends: around
+`compile_fx`, and around each `inner_compile`, because a backward is compiled when it first runs. Several threads may
+compile at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 from optimizations import torch_internals
-from optimizations.report import CompiledGraph, Direction
+from optimizations.report import CompiledGraph, Direction, LeftOut
+from optimizations.stack_trace import Frame, reason_and_frame, user_frame
+
+MUTATED = "skipping cudagraphs due to mutated inputs"
+NO_CUDA_WORK = "nothing in the graph runs on a CUDA device"
+FORWARD_NOT_CAPTURED = "backward of a graph that was not captured"
+SWITCHED_OFF = "CUDA graphs are switched off"
 
 Note = Callable[[CompiledGraph], None]
 
 _noting: ContextVar[Note | None] = ContextVar("encore_noting", default=None)
+_noting_all: list[Note] = []
+_of_this_thread = threading.local()
 
 
 @contextlib.contextmanager
-def watched(note: Note) -> Iterator[None]:
-    """Gives `note` the record of each graph that passes during the block, in this thread.
+def watched(note: Note, *, every_thread: bool = False) -> Iterator[None]:
+    """Gives `note` the record of each graph that passes during the block, in this thread or in any.
 
-    A block within a block does nothing.
+    A block within a block of the same thread does nothing; those for every thread are all told.
     """
+    if every_thread:
+        with _OBSERVER:
+            _noting_all.append(note)
+            try:
+                yield
+            finally:
+                _noting_all.remove(note)
+        return
     if _noting.get() is not None:
         yield
         return
+    _left_out_so_far()  # of a compilation that failed
     with _OBSERVER:
         token = _noting.set(note)
         try:
             yield
         finally:
             _noting.reset(token)
-
-
-class _Observer:
-    """The method in PyTorch's class: put in by the first block to begin, of any thread, taken out by the last to end.
-
-    Threads that ended in another order than they began would otherwise put each other's method back.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._blocks = 0
-        self._stock: Any = None
-        self._observing: Any = None
-
-    def __enter__(self) -> None:
-        owner, attribute = torch_internals.place("post_compile")
-        with self._lock:
-            if not self._blocks:
-                self._stock = getattr(owner, attribute)
-                self._observing = _observing(self._stock)
-                setattr(owner, attribute, self._observing)
-            self._blocks += 1
-
-    def __exit__(self, *_: object) -> None:
-        owner, attribute = torch_internals.place("post_compile")
-        with self._lock:
-            self._blocks -= 1
-            # Someone may have put a wrapper of their own around the method; it then stays, and passes on.
-            if not self._blocks and getattr(owner, attribute) is self._observing:
-                setattr(owner, attribute, self._stock)
-
-
-_OBSERVER = _Observer()
-
-
-def _observing(stock: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(stock)
-    def post_compile(graph: Any, *arguments: Any, **keywords: Any) -> Any:
-        result = stock(graph, *arguments, **keywords)
-        note = _noting.get()
-        if note is not None:
-            note(_outcome(graph))
-        return result
-
-    return post_compile
 
 
 def watching(inner_compile: Callable[..., Any], note: Note) -> Callable[..., Any]:
@@ -95,19 +77,142 @@ def watching(inner_compile: Callable[..., Any], note: Note) -> Callable[..., Any
     return compile_watched
 
 
-def _outcome(graph: Any) -> CompiledGraph:
+@contextlib.contextmanager
+def mutations_noted(note: Callable[[LeftOut], None]) -> Iterator[None]:
+    """Gives `note` each graph that is not captured because of mutated inputs, when it is first called."""
+    logger = torch_internals.cudagraph_utils.cudagraphs_log
+    handler = _MutationHandler(note)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _MutationHandler(logging.Handler):
+    """Passes on what CUDAGraph Trees say of mutated inputs; all other messages of that log are known otherwise."""
+
+    def __init__(self, note: Callable[[LeftOut], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (message := record.getMessage()).startswith(MUTATED):
+            self._note(in_words(message))
+
+
+class _Observer:
+    """Methods in PyTorch's classes: put in by the first block to begin, of any thread, taken out by the last to end.
+
+    Threads that ended in another order than they began would otherwise put each other's method back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._stock: dict[str, Any] = {}
+        self._observing: dict[str, Any] = {}
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                for name, observing in _OBSERVED.items():
+                    owner, attribute = torch_internals.place(name)
+                    self._stock[name] = getattr(owner, attribute)
+                    self._observing[name] = observing(self._stock[name])
+                    setattr(owner, attribute, self._observing[name])
+            self._blocks += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._blocks -= 1
+            for name in () if self._blocks else _OBSERVED:
+                owner, attribute = torch_internals.place(name)
+                # Someone may have put a wrapper of their own around the method; it then stays, and passes on.
+                if getattr(owner, attribute) is self._observing[name]:
+                    setattr(owner, attribute, self._stock[name])
+
+
+def _observing_post_compile(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def post_compile(graph: Any, example_inputs: Any, constants: Any, graph_kwargs: Any) -> Any:
+        wanted = bool(graph_kwargs["cudagraphs"])
+        result = stock(graph, example_inputs, constants, graph_kwargs)
+        outcome = _outcome(graph, wanted, bool(graph_kwargs["cudagraphs"]), _left_out_so_far())
+        mine = _noting.get()
+        for note in (*_noting_all, *(() if mine is None else (mine,))):
+            note(outcome)
+        return result
+
+    return post_compile
+
+
+def _observing_graph_partition(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def graph_partition(scheduler: Any) -> Any:
+        partitions, signatures = stock(scheduler)
+        found = _of_this_thread.__dict__.setdefault("left_out", [])
+        for partition, signature in zip(partitions, signatures, strict=True):
+            if signature.skip_cudagraph:
+                found.extend(_left_out(scheduler, partition))
+        return partitions, signatures
+
+    return graph_partition
+
+
+_OBSERVED = {"post_compile": _observing_post_compile, "graph_partition": _observing_graph_partition}
+_OBSERVER = _Observer()
+
+
+def _left_out_so_far() -> tuple[LeftOut, ...]:
+    """What partitions of this thread left out since it was asked last."""
+    found = Counter(_of_this_thread.__dict__.pop("left_out", ()))
+    return tuple(LeftOut(reason, line, count) for (reason, line), count in found.items())
+
+
+def _left_out(scheduler: Any, partition: Any) -> Iterator[tuple[str, str | None]]:
+    """The operations of one partition that will run outside of CUDA graphs."""
+    for group in partition:
+        for node in group.get_nodes():
+            launches = not isinstance(node, torch_internals.NopKernelSchedulerNode)
+            if launches and (reason := scheduler.should_partition(node)):
+                frame = scheduled_frame(node)
+                yield reason, None if frame is None else str(frame)
+
+
+def scheduled_frame(node: Any) -> Frame | None:
+    """The user's line that a node of Inductor's schedule comes from."""
+    ir_nodes = [part.node for part in node.get_nodes() if part.node is not None]
+    origins = [origin for each in ir_nodes for origin in (each.get_origin_node(), *each.get_origins()) if origin]
+    frames = (user_frame(origin.meta.get("stack_trace")) for origin in origins)
+    return next((frame for frame in frames if frame is not None), None)
+
+
+def in_words(message: str) -> LeftOut:
+    """One of Inductor's messages."""
+    reason, frame = reason_and_frame(message)
+    return LeftOut(reason, None if frame is None else str(frame))
+
+
+def _outcome(graph: Any, wanted: bool, enabled: bool, left_out: tuple[LeftOut, ...]) -> CompiledGraph:
+    """`wanted`, `enabled`: whether there were to be CUDA graphs before `post_compile`, and after it."""
     direction: Direction = "forward"
     if graph.fx_kwargs.get("is_backward"):
         direction = "backward"
     elif graph.fx_kwargs.get("is_inference"):
         direction = "inference"
-    reasons: list[str] = []
-    if graph.disabled_cudagraphs_reason:
-        reasons.append(graph.disabled_cudagraphs_reason.strip())
-    if graph.cudagraph_info is not None:
-        reasons.extend(graph.cudagraph_info.cudagraph_fail_reasons)
-    partitions = 0
-    if not reasons and "cuda" in graph.device_types:
-        partitioned = torch_internals.inductor_config.graph_partition
-        partitions = len(graph.partition_maps or ()) if partitioned else 1
-    return CompiledGraph(direction, partitions, tuple(dict.fromkeys(reasons)))
+    if enabled:
+        # None: the graph was not partitioned, and is captured whole.
+        return CompiledGraph(direction, 1 if graph.partition_maps is None else len(graph.partition_maps), (), left_out)
+    reasons: tuple[str, ...] = ()
+    if "cuda" not in graph.device_types:
+        reasons = (NO_CUDA_WORK,)
+    elif graph.disabled_cudagraphs_reason:
+        reasons = (graph.disabled_cudagraphs_reason,)
+    elif not torch_internals.inductor_config.triton.cudagraphs:
+        reasons, left_out = (SWITCHED_OFF,), ()
+    elif not wanted:
+        reasons = (FORWARD_NOT_CAPTURED,)
+    elif graph.cudagraph_info is not None:
+        reasons = tuple(graph.cudagraph_info.cudagraph_fail_reasons)
+    return CompiledGraph(direction, 0, tuple(map(in_words, dict.fromkeys(reasons))), left_out)

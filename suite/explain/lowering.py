@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -19,9 +18,11 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.torch_internals import outcome
 from suite.explain.generated_code import Body, GeneratedModule, read_module
+from suite.reasons import Reasons
 from suite.schema import NotCaptured
-from suite.source_line import reason_and_line, user_line
+from suite.source_line import line_of_frame
 
 Compiler = Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
 
@@ -111,7 +112,7 @@ def lower(
         except Exception as error:
             first_line = str(error).strip().partition("\n")[0]
             raise LoweringFailed(f"{type(error).__name__}: {first_line}") from error
-    return observer.outcome()
+    return observer.lowered()
 
 
 @dataclass(slots=True)
@@ -119,7 +120,7 @@ class _Observer:
     """Stands where Inductor would load the module and record graphs, and keeps what it sees."""
 
     sources: list[str] = field(default_factory=list)
-    reasons: Counter[tuple[str, str | None]] = field(default_factory=Counter)
+    reasons: Reasons = field(default_factory=Reasons)
     recorded: list[int] = field(default_factory=list)
     takes_cpu_tensors: dict[str, None] = field(default_factory=dict)
     _partition: int = -1
@@ -129,29 +130,29 @@ class _Observer:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.replaced("compile_to_module_lines", self._load_nothing()))
             stack.enter_context(torch_internals.replaced("cudagraphify", self._record))
-            stack.enter_context(torch_internals.replaced("post_compile", self._post_compile()))
+            stack.enter_context(outcome.watched(self.reasons.add_graph))
             yield
 
     def _load_nothing(self) -> Callable[[Any, Any], Any]:
         def compile_to_module_lines(graph: Any, wrapper_code: Any) -> Any:
             self.sources.append(wrapper_code.value)
-            self._explain_partitions(graph)
+            self._note_cpu_inputs(graph)
             runner = SimpleNamespace(partitions=[], recursively_apply_fns=self._record_partitions)
             return SimpleNamespace(call=_never_called, runner=runner, __file__="<not loaded>")
 
         return compile_to_module_lines
 
-    def _explain_partitions(self, graph: Any) -> None:
+    def _note_cpu_inputs(self, graph: Any) -> None:
+        """Operations in partitions that read a CPU tensor."""
         if not torch_internals.inductor_config.graph_partition:
             return
         for node in graph.scheduler.nodes:
-            if isinstance(node, torch_internals.NopKernelSchedulerNode):
+            launches = not isinstance(node, torch_internals.NopKernelSchedulerNode)
+            if not launches or graph.scheduler.should_partition(node) is not None:
                 continue
-            reason = graph.scheduler.should_partition(node)
-            if reason is not None:
-                self.reasons[(reason, _line(node))] += 1
-            elif any(_is_cpu_data(graph.try_get_buffer(read.name)) for read in node.read_writes.reads):
-                self.takes_cpu_tensors[_line(node) or node.get_name()] = None
+            if any(_is_cpu_data(graph.try_get_buffer(read.name)) for read in node.read_writes.reads):
+                frame = outcome.scheduled_frame(node)
+                self.takes_cpu_tensors[node.get_name() if frame is None else line_of_frame(frame)] = None
 
     def _record_partitions(self, record: Sequence[Callable[[Any], Any]]) -> None:
         for self._partition, function in enumerate(record):
@@ -170,45 +171,20 @@ class _Observer:
         # that an earlier CUDA graph made; which these are is known at run time only, so none is taken for one here.
         mutated = [index for index in mutated_input_idxs if index not in static_input_idxs]
         if mutated:
-            self._skip(torch_internals.cudagraph_utils.get_mutation_stack_trace(placeholders, mutated))
+            message = torch_internals.cudagraph_utils.get_mutation_stack_trace(placeholders, mutated)
+            self.reasons.add(outcome.in_words(message))
         else:
             self.recorded.append(self._partition)
         return model
 
-    def _post_compile(self) -> Callable[..., None]:
-        original = torch_internals.post_compile
-
-        def post_compile(compiled: Any, *arguments: Any, **keywords: Any) -> None:
-            if compiled.disabled_cudagraphs_reason:
-                self._skip(compiled.disabled_cudagraphs_reason)
-            elif compiled.cudagraph_info is not None:
-                for reason in compiled.cudagraph_info.cudagraph_fail_reasons:
-                    self._skip(reason)
-            original(compiled, *arguments, **keywords)
-
-        return post_compile
-
-    def _skip(self, message: str) -> None:
-        self.reasons[reason_and_line(message)] += 1
-
-    def outcome(self) -> LoweredGraph:
+    def lowered(self) -> LoweredGraph:
         return LoweredGraph(
             source="\n".join(self.sources),
             module=read_module("\n".join(self.sources)),
             recorded=tuple(self.recorded),
-            not_captured=tuple(
-                NotCaptured(reason=reason, source_line=line, count=count)
-                for (reason, line), count in self.reasons.items()
-            ),
+            not_captured=tuple(self.reasons.records()),
             takes_cpu_tensors=tuple(self.takes_cpu_tensors),
         )
-
-
-def _line(scheduler_node: Any) -> str | None:
-    """The user's line a node of Inductor's schedule comes from."""
-    ir_nodes = [part.node for part in scheduler_node.get_nodes() if part.node is not None]
-    origins = [origin for node in ir_nodes for origin in (node.get_origin_node(), *node.get_origins()) if origin]
-    return next(filter(None, (user_line(origin.meta.get("stack_trace")) for origin in origins)), None)
 
 
 def _is_cpu_data(buffer: Any) -> bool:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 
 from pydantic import JsonValue
 
 import optimizations
 from suite.environment import without_paths
-from suite.source_line import reason_and_line, short_path
+from suite.source_line import reason_and_line, short_line
 
 _SOURCE_LINE = "source_line"
-_PLACE = re.compile(r"(?P<path>.+?)(?P<rest>:\d+ in .*)", re.DOTALL)
 
 
 def encore_report() -> list[JsonValue]:
@@ -34,7 +32,7 @@ def with_short_paths(value: JsonValue) -> JsonValue:
             return [with_short_paths(one) for one in value]
         case dict():
             return {
-                key: _short(one) if key == _SOURCE_LINE and isinstance(one, str) else with_short_paths(one)
+                key: short_line(one) if key == _SOURCE_LINE and isinstance(one, str) else with_short_paths(one)
                 for key, one in value.items()
             }
         case _:
@@ -45,8 +43,3 @@ def _said(text: str) -> str:
     """A message of Inductor's that ends with a stack trace: its first part, and the user's line."""
     reason, line = reason_and_line(text)
     return text if line is None else f"{reason} [{line}]"
-
-
-def _short(line: str) -> str:
-    place = _PLACE.fullmatch(line)
-    return line if place is None else short_path(place["path"]) + place["rest"]
