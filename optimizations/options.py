@@ -6,9 +6,23 @@ import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 Attributes = Literal["hoist", "stage", "trust"]
+
+
+class Choice(StrEnum):
+    """The option `indirection`. All but `off` and `auto` name an applier, a module of `optimizations.appliers`.
+
+    The applier that is named is tried first; others take the nodes for which it cannot be used.
+    """
+
+    OFF = "off"
+    AUTO = "auto"
+    HOST = "host"
+    PRELUDE = "prelude"
+    PTX = "ptx"
 
 
 class WrongOption(ValueError):
@@ -46,7 +60,7 @@ class Options:
     hoist_limit_bytes: int = 256 * 2**20
     stage_limit_bytes: int = 64 * 2**20
     process_limit_bytes: int = 2**30
-    indirection: Literal["off", "auto", "host", "prelude", "ptx"] = "auto"
+    indirection: str = Choice.AUTO.value
     lean: bool = True
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
@@ -64,7 +78,7 @@ class Options:
                 hint = f"did you mean {', '.join(near)}? " if near else ""
                 raise WrongOption(f"unknown option {name!r} of backend 'encore'; {hint}Known: {', '.join(known)}.")
         options = cls(**(given or {}))
-        types = get_type_hints(cls)
+        types = {**get_type_hints(cls), "indirection": Literal[*(choice.value for choice in Choice)]}
         for name in given or {}:
             _check(name, getattr(options, name), types[name])
         return options

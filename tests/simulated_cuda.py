@@ -19,10 +19,12 @@ from typing import Any
 import torch
 from cuda.bindings import driver as real
 
+from optimizations.appliers.prelude_kernel import KERNEL_NAME
+from optimizations.appliers.registry import APPLIERS
 from optimizations.appliers.table import CAPACITIES
 from optimizations.appliers.table import KERNEL_NAME as TABLE_KERNEL
 from optimizations.captured.graph import CapturedGraph, KernelNode
-from optimizations.indirection.plan import Available, PtxNode
+from optimizations.indirection.plan import Available, PlannedNode
 
 OK, INVALID = real.CUresult.CUDA_SUCCESS, real.CUresult.CUDA_ERROR_INVALID_VALUE
 UPDATABLE = real.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE
@@ -434,7 +436,7 @@ class SimulatedTools:
         self.driver = driver
         self.replace_address = replace_address
         self.off = off or {}
-        self.rewritten: dict[str, Callable[[PtxNode], int]] = {}
+        self.rewritten: dict[str, Callable[[Sequence[int]], int]] = {}
         self.broken_ptx: dict[str, str] = {}
 
     def is_current(self) -> bool:
@@ -455,8 +457,8 @@ class SimulatedTools:
     def table_function(self, capacity: int) -> Any:
         return real.CUfunction(self.driver.table_functions[capacity])
 
-    def prelude_function(self) -> Any:
-        return real.CUfunction(self.driver.prelude_function)
+    def own_function(self, build: Any, name: str) -> Any:
+        return real.CUfunction({KERNEL_NAME: self.driver.prelude_function}[name])
 
     def available(self, graph: CapturedGraph) -> Available:
         ptx = {
@@ -464,14 +466,14 @@ class SimulatedTools:
             for path, node in graph.walk()
             if isinstance(node, KernelNode) and node.name in self.rewritten
         }
-        return Available(self.off, ptx)
+        return Available(self.off, ptx, APPLIERS)
 
-    def ptx_refusal(self, node: PtxNode, record: KernelNode) -> str | None:
+    def ptx_refusal(self, node: PlannedNode, record: KernelNode) -> str | None:
         return self.broken_ptx.get(record.name or "")
 
-    def rewritten_function(self, node: PtxNode, record: KernelNode) -> Any:
+    def rewritten_function(self, parameters: Sequence[int], record: KernelNode) -> Any:
         assert record.name is not None
-        return real.CUfunction(self.rewritten[record.name](node))
+        return real.CUfunction(self.rewritten[record.name](parameters))
 
 
 class SimulatedGraph:

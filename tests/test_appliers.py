@@ -16,6 +16,7 @@ from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, Simu
 from optimizations.appliers.applied import AppliedPlan
 from optimizations.appliers.cubin_cache import CubinCache
 from optimizations.appliers.host import HostUpdates
+from optimizations.appliers.registry import APPLIERS
 from optimizations.appliers.table import (
     CAPACITIES,
     WORDS_PER_NODE,
@@ -27,7 +28,7 @@ from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.editing import EditableGraph, LaunchParameters
 from optimizations.captured.graph import KernelNode
 from optimizations.captured.read import read_graph
-from optimizations.indirection.plan import Available, Choice, Plan, PtxNode, Slot, make_plan
+from optimizations.indirection.plan import Available, Choice, Plan, Slot, make_plan
 from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, UseKind
 from optimizations.indirection.tensor_map import AddressRefused
 
@@ -108,6 +109,8 @@ def program() -> Program:
     return Program(driver, graph, x, y, out, total, copied)
 
 
+NOTHING_ELSE = Available({}, {}, APPLIERS)
+
 USES = (
     PointerUse((0,), 0, 0, 0, 0),
     PointerUse((1,), 1, 0, 1, DELTA),
@@ -122,14 +125,14 @@ def analysis_of(*uses: PointerUse) -> Analysis:
     )
 
 
-def dereferencing(driver: SimulatedDriver, body: Callable[..., None], sizes: Sequence[int]) -> Callable[[PtxNode], int]:
+def dereferencing(
+    driver: SimulatedDriver, body: Callable[..., None], sizes: Sequence[int]
+) -> Callable[[Sequence[int]], int]:
     """What stands for a rewritten Triton kernel: reads the node's parameters through the table."""
 
-    def rewritten(node: PtxNode) -> int:
-        places = {parameter for parameter, _ in node.parameters}
-
+    def rewritten(replaced: Sequence[int]) -> int:
         def run(*parameters: bytes) -> None:
-            body(*(through(one) if place in places else one for place, one in enumerate(parameters)))
+            body(*(through(one) if place in replaced else one for place, one in enumerate(parameters)))
 
         return driver.add_function(Function("rewritten", tuple(sizes), run))
 
@@ -165,9 +168,9 @@ def test_a_graph_follows_its_inputs(program: Program, choice: Choice) -> None:
     """Several times to new addresses, one input alone and both; where they lay before is poisoned."""
     tools = tools_for(program)
     captured = read_graph(program.driver, real.CUgraph(program.graph))
-    available = tools.available(captured) if choice is Choice.PTX else Available({}, {})
+    available = tools.available(captured) if choice is Choice.PTX else NOTHING_ELSE
     plan = make_plan(captured, analysis_of(*USES), choice, available)
-    assert (len(plan.host_nodes), len(plan.prelude_nodes), len(plan.ptx_nodes)) == NODES[choice]
+    assert tuple(len(plan.of(applier)) for applier in APPLIERS) == NODES[choice]
     applied, graph = apply(program, choice, tools, available)
     at = {0: program.x.data_ptr(), 1: program.y.data_ptr()}
     applied.point(at)
@@ -191,7 +194,7 @@ def test_a_graph_follows_its_inputs(program: Program, choice: Choice) -> None:
 
 
 def test_only_nodes_of_moved_inputs_are_set_and_each_once(program: Program) -> None:
-    applied, _ = apply(program, Choice.HOST, SimulatedTools(program.driver), Available({}, {}))
+    applied, _ = apply(program, Choice.HOST, SimulatedTools(program.driver), NOTHING_ELSE)
     program.driver.calls.clear()
     assert applied.point({0: program.x.data_ptr()}) == 8
     assert program.driver.calls == ["cuGraphExecKernelNodeSetParams"]
@@ -213,7 +216,7 @@ def test_a_node_with_several_moved_inputs_is_set_once() -> None:
     driver.add_node(graph, Node("KERNEL", adding, contents))
     uses = (PointerUse((0,), 0, 0, 0, 0), PointerUse((0,), 1, 0, 1, 0))
     captured = read_graph(driver, real.CUgraph(graph))
-    plan = make_plan(captured, analysis_of(*uses), Choice.HOST, Available({}, {}))
+    plan = make_plan(captured, analysis_of(*uses), Choice.HOST, NOTHING_ELSE)
     tools = SimulatedTools(driver)
     applied = AppliedPlan(EditableGraph.of(driver, real.CUgraph(graph), captured), plan, tools)
     run = SimulatedGraph(driver, graph)
@@ -234,7 +237,7 @@ def test_a_fill_follows_its_destination() -> None:
     driver.add_node(graph, Node("MEMSET", fill={"address": memory.data_ptr() + 4, "bytes": 8}))
     captured = read_graph(driver, real.CUgraph(graph))
     use = PointerUse((0,), 0, 0, 3, 4, UseKind.MEMSET)
-    plan = make_plan(captured, analysis_of(use), Choice.PTX, Available({}, {}))
+    plan = make_plan(captured, analysis_of(use), Choice.PTX, NOTHING_ELSE)
     tools = SimulatedTools(driver)
     applied = AppliedPlan(EditableGraph.of(driver, real.CUgraph(graph), captured), plan, tools)
     run = SimulatedGraph(driver, graph)
@@ -256,7 +259,7 @@ def test_tensor_maps_are_made_for_the_new_address(choice: Choice) -> None:
     driver.add_node(graph, Node("KERNEL", function, [word(0), make_tensor_map(0x1000)]))
     captured = read_graph(driver, real.CUgraph(graph))
     use = PointerUse((0,), 1, 0, 0, 0x20, UseKind.TENSOR_MAP)
-    plan = make_plan(captured, analysis_of(use), choice, Available({}, {}))
+    plan = make_plan(captured, analysis_of(use), choice, NOTHING_ELSE)
     tools = SimulatedTools(driver, replace_address)
     applied = AppliedPlan(EditableGraph.of(driver, real.CUgraph(graph), captured), plan, tools)
     run = SimulatedGraph(driver, graph)
@@ -271,7 +274,7 @@ def test_tensor_maps_are_made_for_the_new_address(choice: Choice) -> None:
 
 
 def test_the_prelude_runs_before_the_nodes_it_writes_and_only_they_become_updatable(program: Program) -> None:
-    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(program.driver), Available({}, {}))
+    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(program.driver), NOTHING_ELSE)
     driver = program.driver
     nodes = driver.graphs[program.graph].nodes
     assert [driver.nodes[node].updatable for node in nodes] == [True, True, False, False, False]
@@ -296,7 +299,7 @@ def test_an_update_that_failed_on_the_device_is_told(program: Program) -> None:
         ctypes.memmove(int.from_bytes(status, "little"), (98).to_bytes(4, "little"), 4)
 
     driver.functions[driver.prelude_function].body = refuses
-    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(driver), Available({}, {}))
+    applied, graph = apply(program, Choice.PRELUDE, SimulatedTools(driver), NOTHING_ELSE)
     assert applied.failure() is None
     graph.replay()
     assert applied.failure() == "the prelude could not update a node (cudaError_t 98)"
@@ -373,7 +376,7 @@ def test_a_table_that_is_as_it_should_be_is_not_written_again(program: Program, 
 def test_a_failing_call_is_named(program: Program) -> None:
     program.driver.failing = {"cuGraphAddDependencies"}
     with pytest.raises(CudaCallFailed, match="cuGraphAddDependencies"):
-        apply(program, Choice.PRELUDE, SimulatedTools(program.driver), Available({}, {}))
+        apply(program, Choice.PRELUDE, SimulatedTools(program.driver), NOTHING_ELSE)
 
 
 def test_content_that_does_not_fit_a_parameter_is_refused() -> None:

@@ -10,6 +10,7 @@ from test_plan import kernel, word
 from typer.testing import CliRunner
 
 from optimizations.appliers.ptx_rewriting import dereference, read_kernel
+from optimizations.appliers.registry import APPLIERS
 from optimizations.captured.graph import CapturedGraph
 from optimizations.indirection.plan import Available, Choice, make_plan
 from optimizations.indirection.pointers import PointerUse
@@ -128,7 +129,7 @@ def test_a_plan_with_another_applier_is_not_the_variant() -> None:
     from suite.micro.indirection import _objection
 
     graph = CapturedGraph(nodes=(kernel([word(1)]),), edges=())
-    plan = make_plan(graph, analysis_of(PointerUse((0,), 0, 0, 0, 0)), Choice.PTX, Available({}, {}))
+    plan = make_plan(graph, analysis_of(PointerUse((0,), 0, 0, 0, 0)), Choice.PTX, Available({}, {}, APPLIERS))
     assert _objection(plan, "ptx") == "ptx: no PTX of this kernel is at hand"
     assert _objection(plan, "prelude") is None
 

@@ -18,12 +18,13 @@ from optimizations.appliers import prelude_kernel as prelude
 from optimizations.appliers.cubin_cache import CubinCache
 from optimizations.appliers.prelude_kernel import (
     KERNEL_NAME,
+    ParameterUpdate,
     PreludeUnavailable,
     build_prelude,
     pack_tables,
     unavailable_reason,
 )
-from optimizations.indirection.plan import ParameterUpdate, Slot
+from optimizations.indirection.plan import Slot
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])

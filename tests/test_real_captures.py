@@ -19,6 +19,7 @@ import pytest
 from fake_tensor_map import make_tensor_map, replace_address
 from test_plan import replay
 
+from optimizations.appliers.registry import APPLIERS
 from optimizations.captured.graph import (
     Capture,
     CapturedGraph,
@@ -30,8 +31,16 @@ from optimizations.captured.graph import (
     NodePath,
     RecordedCaptures,
 )
-from optimizations.indirection.exclusions import LIBRARY_ALIGNMENT_BYTES, alignment_bytes, limit
-from optimizations.indirection.plan import ALIGNMENT_BYTES, AUTO_HOST_NODES, Available, Choice, Plan, make_plan
+from optimizations.indirection.exclusions import limit
+from optimizations.indirection.plan import (
+    ALIGNMENT_BYTES,
+    AUTO_HOST_NODES,
+    LIBRARY_ALIGNMENT_BYTES,
+    Available,
+    Choice,
+    Plan,
+    make_plan,
+)
 from optimizations.indirection.pointers import Analysis, ReasonCode, UseKind, find_pointer_uses
 
 FOLDER = Path(__file__).parent / "data" / "captures"
@@ -134,12 +143,12 @@ def is_triton(node: Node) -> bool:
 def with_ptx(graph: CapturedGraph) -> Available:
     """Where the PTX of Triton's kernels is at hand, as it is where they were compiled."""
     kernels = {path: node for path, node in graph.walk() if isinstance(node, KernelNode) and is_triton(node)}
-    return Available({}, {path: (None,) * len(node.parameters) for path, node in kernels.items()})
+    return Available({}, {path: (None,) * len(node.parameters) for path, node in kernels.items()}, APPLIERS)
 
 
 def appliers(plan: Plan) -> dict[str, list[int]]:
     """The nodes of each applier."""
-    nodes = {"host": plan.host_nodes, "prelude": plan.prelude_nodes, "ptx": plan.ptx_nodes}
+    nodes = {choice.value: plan.of(choice) for choice in APPLIERS}
     return {applier: [node.node[0] for node in found] for applier, found in nodes.items() if found}
 
 
@@ -309,7 +318,7 @@ def test_maps_of_libraries_are_found_as_words(name: str) -> None:
 
 def planned(name: str, choice: Choice, *, ptx: bool = True) -> tuple[RecordedCaptures, Plan]:
     pair = load(name)
-    available = with_ptx(pair.first.graph) if ptx else Available({}, {})
+    available = with_ptx(pair.first.graph) if ptx else Available({}, {}, APPLIERS)
     return pair, make_plan(pair.first.graph, analyse(pair), choice, available)
 
 
@@ -373,7 +382,7 @@ def test_kernels_without_ptx_say_so_and_get_another_applier(name: str) -> None:
     graph = load(name).first.graph
     kernels = expected_appliers(graph, USES[name], Choice.PRELUDE).get("prelude", [])
     fallbacks = {node[0]: reason for node, reason in plan.fallbacks if reason.startswith("ptx: ")}
-    assert not plan.ptx_nodes
+    assert not plan.of(Choice.PTX)
     for node in kernels:
         assert fallbacks[node] == "ptx: no PTX of this kernel is at hand"
     copies = [node for node in fallbacks if isinstance(graph.nodes[node], MemcpyNode)]
@@ -391,10 +400,8 @@ def test_off_copies_everything(name: str) -> None:
 def test_only_kernels_of_triton_and_copies_do_with_16_bytes_of_alignment() -> None:
     found = {}
     for name in FILES:
-        pair, plan = planned(name, Choice.AUTO)
-        triton = with_ptx(pair.first.graph).ptx.keys()
-        uses = {verdict.input: verdict.uses for verdict in analyse(pair).verdicts}
-        found |= {(name, one.input): alignment_bytes(one, uses[one.input], triton) for one in plan.inputs}
+        _, plan = planned(name, Choice.AUTO)
+        found |= {(name, one.input): one.alignment_bytes for one in plan.inputs}
     libraries = {("attention", 0), ("batched_matmul", 0), ("many_nodes", 1)}
     libraries |= {(name, index) for name in ("matmul_bf16", "matmul_fp32") for index in (0, 1)}
     assert {place for place, alignment in found.items() if alignment == LIBRARY_ALIGNMENT_BYTES} == libraries

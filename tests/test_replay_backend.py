@@ -40,7 +40,7 @@ class FakeEncore(FakeMaker):
 
     made_with: ClassVar[list[Any]] = []
 
-    def __init__(self, choice: Choice, report: Callable[[Any], None]) -> None:
+    def __init__(self, choice: Choice, report: Callable[[Any], None], *, lean: bool) -> None:
         super().__init__()
         self.made_with.append(choice)
         report(FakeFunction(RecordingReport("inference", 3, 2, (), 0, 16, (), None, 6, 0.5)))

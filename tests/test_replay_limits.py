@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from test_plan import kernel, word
+from test_plan import kernel, with_ptx, word
 
 from optimizations.captured.graph import CapturedGraph, MemcpyEnd, MemcpyNode, Node
-from optimizations.indirection.exclusions import LIBRARY_ALIGNMENT_BYTES, alignment_bytes, limit, with_reasons
-from optimizations.indirection.plan import ALIGNMENT_BYTES, TENSOR_MAP_ALIGNMENT_BYTES, InputPlan
+from optimizations.indirection.exclusions import limit, with_reasons
+from optimizations.indirection.plan import (
+    ALIGNMENT_BYTES,
+    LIBRARY_ALIGNMENT_BYTES,
+    TENSOR_MAP_ALIGNMENT_BYTES,
+    Choice,
+    make_plan,
+)
 from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, ReasonCode, UseKind
 
 END = MemcpyEnd(memory="device", address=4096)
@@ -89,21 +95,18 @@ def test_reasons_add_up_and_the_uses_stay() -> None:
     assert twice.uses == (use,)
 
 
-TRITON = {(0,)}
-
-
 @pytest.mark.parametrize(
-    ("uses", "planned", "expected"),
+    ("uses", "expected"),
     [
-        ([PointerUse((0,), 0, 0, 0, 0)], ALIGNMENT_BYTES, ALIGNMENT_BYTES),
-        ([PointerUse((1,), 0, 0, 0, 0)], ALIGNMENT_BYTES, LIBRARY_ALIGNMENT_BYTES),
-        ([PointerUse((0,), 0, 0, 0, 0), PointerUse((1,), 0, 0, 0, 0)], ALIGNMENT_BYTES, LIBRARY_ALIGNMENT_BYTES),
-        ([PointerUse((1,), 0, 0, 0, 0, UseKind.MEMCPY_SOURCE)], ALIGNMENT_BYTES, ALIGNMENT_BYTES),
-        ([PointerUse((1,), 0, 0, 0, 0, UseKind.MEMSET)], ALIGNMENT_BYTES, ALIGNMENT_BYTES),
-        ([PointerUse((0,), 0, 0, 0, 0, UseKind.TENSOR_MAP)], TENSOR_MAP_ALIGNMENT_BYTES, TENSOR_MAP_ALIGNMENT_BYTES),
+        ([PointerUse((0,), 0, 0, 0, 0)], ALIGNMENT_BYTES),
+        ([PointerUse((1,), 0, 0, 0, 0)], LIBRARY_ALIGNMENT_BYTES),
+        ([PointerUse((0,), 0, 0, 0, 0), PointerUse((1,), 0, 0, 0, 0)], LIBRARY_ALIGNMENT_BYTES),
+        ([PointerUse((1,), 0, 0, 0, 0, UseKind.MEMCPY_SOURCE)], ALIGNMENT_BYTES),
+        ([PointerUse((1,), 0, 0, 0, 0, UseKind.MEMSET)], ALIGNMENT_BYTES),
+        ([PointerUse((0,), 0, 0, 0, 0, UseKind.TENSOR_MAP)], TENSOR_MAP_ALIGNMENT_BYTES),
     ],
 )
-def test_kernels_of_libraries_get_the_alignment_they_were_chosen_for(
-    uses: list[PointerUse], planned: int, expected: int
-) -> None:
-    assert alignment_bytes(InputPlan(0, (), planned, (), ()), uses, TRITON) == expected
+def test_kernels_of_libraries_get_the_alignment_they_were_chosen_for(uses: list[PointerUse], expected: int) -> None:
+    graph = graph_of(kernel([bytes(128)]), copy_of())
+    plan = make_plan(graph, analysis_of(*uses, inputs=1), Choice.HOST, with_ptx(0))
+    assert plan.inputs[0].alignment_bytes == expected

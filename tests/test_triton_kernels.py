@@ -26,7 +26,8 @@ from optimizations.appliers.ptx_rewriting import read_kernel
 from optimizations.appliers.triton_kernels import TritonKernel, read_folder, triton_kernels
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import CapturedGraph, KernelNode
-from optimizations.indirection.plan import Applier, PtxNode, Slot
+from optimizations.indirection.plan import Choice, PlannedNode
+from optimizations.indirection.pointers import PointerUse
 
 KERNEL = corpus()[0]
 
@@ -161,8 +162,8 @@ def tools(driver: LoadingDriver, tmp_path: Path) -> DeviceTools:
     return DeviceTools(driver, torch.device("cuda", 0), "sm_90", CubinCache(tmp_path / "cubins"), None)
 
 
-def node_of(parameter: int) -> PtxNode:
-    return PtxNode((0,), ((parameter, Slot(0, 0, 0)),))
+def node_of(parameter: int) -> PlannedNode:
+    return PlannedNode((0,), Choice.PTX, (PointerUse((0,), parameter, 0, 0, 0),))
 
 
 def record_of(name: str | None, shared_bytes: int = 0) -> KernelNode:
@@ -178,11 +179,11 @@ def test_a_rewritten_kernel_is_assembled_and_loaded_once(
     with_kernels = RecordingTools(tools, {KERNEL.name: kernel})
     node, record = node_of(KERNEL.pointers[0]), record_of(KERNEL.name, DEFAULT_SHARED_BYTES + 1)
     assert with_kernels.ptx_refusal(node, record) is None
-    function = with_kernels.rewritten_function(node, record)
+    function = with_kernels.rewritten_function([KERNEL.pointers[0]], record)
     assert function == (1, KERNEL.name.encode())
     assert len(driver.images) == 1
     assert driver.shared == [DEFAULT_SHARED_BYTES + 1] * 2
-    with_kernels.rewritten_function(node_of(KERNEL.pointers[1]), record_of(KERNEL.name))
+    with_kernels.rewritten_function([KERNEL.pointers[1]], record_of(KERNEL.name))
     assert len(driver.images) == 2, "other parameters make another kernel"
     tools.unload()
     assert sorted(driver.unloaded) == [1, 2]
@@ -211,8 +212,8 @@ def test_only_kernels_whose_ptx_is_at_hand_are_available(cache: Path, tools: Dev
 
 def test_an_old_driver_turns_the_prelude_off_and_nothing_else(driver: LoadingDriver, tools: DeviceTools) -> None:
     driver.version = 12030
-    assert list(tools.off) == [Applier.PRELUDE]
-    assert "12.4 or newer, and this one is for 12.3" in tools.off[Applier.PRELUDE]
+    assert list(tools.off) == [Choice.PRELUDE]
+    assert "12.4 or newer, and this one is for 12.3" in tools.off[Choice.PRELUDE]
 
 
 def test_without_a_compiler_only_the_host_is_left(tools: DeviceTools, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,14 +221,14 @@ def test_without_a_compiler_only_the_host_is_left(tools: DeviceTools, monkeypatc
         raise table.TableUnavailable("no NVRTC")
 
     monkeypatch.setattr(table, "build_table_kernel", missing)
-    assert set(tools.off) == {Applier.PRELUDE, Applier.PTX}
+    assert set(tools.off) == {Choice.PRELUDE, Choice.PTX}
 
 
 def test_encores_own_kernels_load(driver: LoadingDriver, tools: DeviceTools) -> None:
-    assert tools.prelude_function()[1] == prelude.KERNEL_NAME.encode()
+    assert tools.own_function(prelude.build_prelude, prelude.KERNEL_NAME)[1] == prelude.KERNEL_NAME.encode()
     assert tools.table_function(16)[1] == table.KERNEL_NAME.encode()
     assert len(driver.images) == 2
-    tools.prelude_function()
+    tools.own_function(prelude.build_prelude, prelude.KERNEL_NAME)
     assert len(driver.images) == 2
 
 
@@ -243,7 +244,7 @@ def test_a_device_keeps_its_tools_until_they_are_unloaded(
     monkeypatch.setattr(DeviceTools, "synchronize", lambda self: driver.unloaded.append(-1))
     assert device_tools(0) is device_tools(0) is tools
     monkeypatch.setattr(tools_module.torch.cuda, "device", lambda index: nullcontext())
-    tools.prelude_function()
+    tools.own_function(prelude.build_prelude, prelude.KERNEL_NAME)
     unload_kernels()
     assert driver.unloaded == [-1, 1], "the device is waited for first"
     assert not tools_module._DEVICES

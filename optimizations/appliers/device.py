@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.appliers import prelude_kernel as prelude
 from optimizations.appliers import table
 from optimizations.appliers.cubin_cache import CubinCache, default_directory
 from optimizations.appliers.modules import LoadedModules
+from optimizations.appliers.protocol import BuildKernel, Gpu
 from optimizations.appliers.ptx_rewriting import PtxError, dereference, read_kernel
 from optimizations.appliers.ptxas import PtxasFailed, PtxasMissing, assemble
+from optimizations.appliers.registry import APPLIERS
 from optimizations.appliers.triton_kernels import TritonKernel
 from optimizations.captured.driver import CudaCallFailed, check
 from optimizations.captured.graph import CapturedGraph, KernelNode
-from optimizations.indirection.plan import Applier, Available, PtxNode
+from optimizations.indirection.plan import Available, Choice, PlannedNode
 from optimizations.indirection.tensor_map import ReplaceAddress, driver_replace_address
 
 TENSOR_MAP_CAPABILITY = (9, 0)
@@ -46,8 +47,8 @@ class DeviceTools:
         self.driver = driver
         self.device = device
         self.replace_address = replace_address
-        self._target = target
-        self._cache = cache
+        self.target = target
+        self.cache = cache
         self._modules = LoadedModules(driver)
 
     @classmethod
@@ -71,46 +72,48 @@ class DeviceTools:
         )
 
     @functools.cached_property
-    def off(self) -> Mapping[Applier, str]:
+    def off(self) -> Mapping[Choice, str]:
         """The appliers that cannot be used on this GPU, each with the reason."""
+        return _Unavailable(self)
+
+    def driver_version(self) -> int:
+        """See `protocol.Gpu`."""
+        return int(check(self.driver.cuDriverGetVersion))
+
+    def table_refusal(self) -> str | None:
+        """See `protocol.Gpu`."""
         try:
             for capacity in table.CAPACITIES:
-                table.build_table_kernel(self._target, self._cache, capacity)
+                table.build_table_kernel(self.target, self.cache, capacity)
         except table.TableUnavailable as error:
-            return {Applier.PRELUDE: str(error), Applier.PTX: str(error)}
-        reason = prelude.unavailable_reason(check(self.driver.cuDriverGetVersion), self._target)
-        if reason is None:
-            try:
-                prelude.build_prelude(self._target, self._cache)
-            except prelude.PreludeUnavailable as error:
-                reason = str(error)
-        return {} if reason is None else {Applier.PRELUDE: reason}
+            return str(error)
+        return None
 
     def table_function(self, capacity: int) -> Any:
-        """See `apply.ApplierTools`."""
-        image = table.build_table_kernel(self._target, self._cache, capacity)
+        """See `protocol.ApplierTools`."""
+        image = table.build_table_kernel(self.target, self.cache, capacity)
         return self._modules.function(image, table.KERNEL_NAME)
 
-    def prelude_function(self) -> Any:
-        """See `apply.ApplierTools`."""
-        return self._modules.function(prelude.build_prelude(self._target, self._cache), prelude.KERNEL_NAME)
+    def own_function(self, build: BuildKernel, name: str) -> Any:
+        """See `protocol.ApplierTools`."""
+        return self._modules.function(build(self.target, self.cache), name)
 
-    def rewritten(self, kernel: TritonKernel, node: PtxNode, shared_bytes: int) -> Any:
-        """`kernel` with the node's parameters dereferenced, loaded.
+    def rewritten(self, kernel: TritonKernel, parameters: Sequence[int], shared_bytes: int) -> Any:
+        """`kernel` with these parameters dereferenced, loaded.
 
         Raises:
             PtxError, PtxasFailed, PtxasMissing: it cannot be rewritten or assembled.
         """
-        ptx = dereference(kernel.ptx, [parameter for parameter, _ in node.parameters], kernel.kernel.name)
-        assembled = assemble(ptx, read_kernel(ptx, kernel.kernel.name), cache=self._cache, options=kernel.options)
+        ptx = dereference(kernel.ptx, parameters, kernel.kernel.name)
+        assembled = assemble(ptx, read_kernel(ptx, kernel.kernel.name), cache=self.cache, options=kernel.options)
         return self._modules.function(assembled.cubin, kernel.kernel.name, shared_bytes)
 
     def is_current(self) -> bool:
-        """See `apply.ApplierTools`."""
+        """See `protocol.ApplierTools`."""
         return bool(torch_internals.current_device() == self.device.index)
 
     def on_device(self) -> AbstractContextManager[Any]:
-        """See `apply.ApplierTools`."""
+        """See `protocol.ApplierTools`."""
         return torch.cuda.device(self.device)
 
     def stream(self) -> Any:
@@ -138,7 +141,7 @@ class RecordingTools:
         self.device = tools.device
         self.replace_address = tools.replace_address
         self.table_function = tools.table_function
-        self.prelude_function = tools.prelude_function
+        self.own_function = tools.own_function
         self.is_current = tools.is_current
         self.on_device = tools.on_device
         self.stream = tools.stream
@@ -151,46 +154,50 @@ class RecordingTools:
         """What can be used on the nodes of `graph`."""
         named = {path: node.name for path, node in graph.walk() if isinstance(node, KernelNode) and node.name}
         at_hand = {path: self._kernels[name] for path, name in named.items() if name in self._kernels}
-        return Available(
-            _Lazily(lambda: self._tools.off), {path: found.kernel.refusals for path, found in at_hand.items()}
-        )
+        ptx = {path: found.kernel.refusals for path, found in at_hand.items()}
+        return Available(self._tools.off, ptx, APPLIERS)
 
-    def rewritten_function(self, node: PtxNode, record: KernelNode) -> Any:
-        """See `apply.ApplierTools`."""
+    def rewritten_function(self, parameters: Sequence[int], record: KernelNode) -> Any:
+        """See `protocol.ApplierTools`."""
         if record.name is None:
             raise PtxError("a kernel without a name has no PTX at hand")
-        return self._tools.rewritten(self._kernels[record.name], node, record.shared_bytes)
+        return self._tools.rewritten(self._kernels[record.name], parameters, record.shared_bytes)
 
-    def ptx_refusal(self, node: PtxNode, record: KernelNode) -> str | None:
+    def ptx_refusal(self, node: PlannedNode, record: KernelNode) -> str | None:
         """Why this node cannot have a rewritten kernel after all; None where it is built and loaded."""
         try:
-            self.rewritten_function(node, record)
+            self.rewritten_function([use.parameter for use in node.uses], record)
         except (PtxError, PtxasFailed, PtxasMissing, CudaCallFailed) as error:
             return str(error)
         return None
 
 
-class _Lazily(Mapping[Applier, str]):
-    """A mapping that is made when it is first looked at: finding out what is off compiles Encore's own kernels."""
+class _Unavailable(Mapping[Choice, str]):
+    """Reasons by applier. Each is found out when it is first asked for: that may compile Encore's own kernels."""
 
-    def __init__(self, make: Callable[[], Mapping[Applier, str]]) -> None:
-        self._make = make
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._known: dict[Choice, str | None] = {}
 
-    @functools.cached_property
-    def _made(self) -> Mapping[Applier, str]:
-        return self._make()
+    def _reason(self, choice: Choice) -> str | None:
+        if choice not in self._known:
+            self._known[choice] = APPLIERS[choice].unavailable(self._gpu)
+        return self._known[choice]
 
-    def __contains__(self, applier: object) -> bool:
-        return applier is not Applier.HOST and applier in self._made  # the host needs nothing of Encore's own
+    def __contains__(self, choice: object) -> bool:
+        return isinstance(choice, Choice) and choice in APPLIERS and self._reason(choice) is not None
 
-    def __getitem__(self, applier: Applier) -> str:
-        return self._made[applier]
+    def __getitem__(self, choice: Choice) -> str:
+        reason = self._reason(choice) if choice in APPLIERS else None
+        if reason is None:
+            raise KeyError(choice)
+        return reason
 
-    def __iter__(self) -> Iterator[Applier]:
-        return iter(self._made)
+    def __iter__(self) -> Iterator[Choice]:
+        return (choice for choice in APPLIERS if choice in self)
 
     def __len__(self) -> int:
-        return len(self._made)
+        return sum(1 for _ in self)
 
 
 _DEVICES: dict[int, DeviceTools] = {}

@@ -14,43 +14,39 @@ all that is left to do.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from optimizations.appliers.protocol import ApplierTools, Attached, Cell, Gpu, NodeUpdate, Place
 from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph, LaunchParameters
-from optimizations.captured.graph import WORD_BYTES, KernelNode, MemcpyNode
-from optimizations.indirection.plan import HostNode
-from optimizations.indirection.pointers import UseKind
+from optimizations.captured.graph import WORD_BYTES, KernelNode, MemcpyNode, Node
+from optimizations.indirection.plan import Available, Choice, PlannedNode, Slots
+from optimizations.indirection.pointers import PointerUse, UseKind
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES, ReplaceAddress, TensorMapCell
 
 
-class Cell(Protocol):
-    """Where an address goes."""
+class Host:
+    """Sets each node that uses a moved input, one driver call per node."""
 
-    value: Any
+    stand_ins: Sequence[Choice] = ()
+
+    def refusal(self, use: PointerUse, available: Available) -> str | None:
+        return None
+
+    def planned(self, record: Node, node: PlannedNode, slots: Slots) -> PlannedNode:
+        return node
+
+    def unavailable(self, gpu: Gpu) -> str | None:
+        return None
+
+    def attach(
+        self, target: EditableGraph, nodes: Sequence[PlannedNode], table_address: int, tools: ApplierTools
+    ) -> Attached:
+        return Attached([_node_update(target, node, tools.replace_address) for node in nodes])
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A cell, `size_bytes` long, that holds the address of `input` plus `delta`."""
-
-    input: int
-    delta: int
-    size_bytes: int
-    cell: Cell
-
-
-class NodeUpdate(Protocol):
-    """A node that can be set again and again."""
-
-    @property
-    def places(self) -> Iterable[Place]:
-        """Everything that depends on an address."""
-
-    def set(self, executable: Any) -> None:
-        """Give what the cells hold now to the node in `executable`."""
+APPLIER = Host()
 
 
 class HostUpdates:
@@ -64,7 +60,7 @@ class HostUpdates:
                 self._places[place.input].append((place.cell, place.delta, place.size_bytes, update))
 
     def point(self, addresses: Mapping[int, int]) -> int:
-        """See `following.Pointers`. A node that uses several of these inputs is set once.
+        """See `replay.addresses.Pointers`. A node that uses several of these inputs is set once.
 
         Raises:
             AddressRefused: an address cannot be put into a tensor map.
@@ -81,7 +77,7 @@ class HostUpdates:
         return written
 
 
-def host_update(target: EditableGraph, node: HostNode, replace_address: ReplaceAddress | None) -> NodeUpdate:
+def _node_update(target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> NodeUpdate:
     """The update of a node of `target`."""
     (index,) = node.node
     record = target.captured.nodes[index]
@@ -93,7 +89,7 @@ def host_update(target: EditableGraph, node: HostNode, replace_address: ReplaceA
 
 
 class _KernelUpdate:
-    def __init__(self, target: EditableGraph, node: HostNode, replace_address: ReplaceAddress | None) -> None:
+    def __init__(self, target: EditableGraph, node: PlannedNode, replace_address: ReplaceAddress | None) -> None:
         record = target.kernel(node.node)
         self._call = target.driver.cuGraphExecKernelNodeSetParams
         self._handle = target.handle(node.node)
@@ -133,7 +129,7 @@ class _Field:
 
 
 class _MemcpyUpdate:
-    def __init__(self, target: EditableGraph, node: HostNode) -> None:
+    def __init__(self, target: EditableGraph, node: PlannedNode) -> None:
         self._call = target.driver.cuGraphExecMemcpyNodeSetParams
         self._handle = target.handle(node.node)
         self._context = target.context
@@ -148,7 +144,7 @@ class _MemcpyUpdate:
 
 
 class _MemsetUpdate:
-    def __init__(self, target: EditableGraph, node: HostNode) -> None:
+    def __init__(self, target: EditableGraph, node: PlannedNode) -> None:
         self._call = target.driver.cuGraphExecMemsetNodeSetParams
         self._handle = target.handle(node.node)
         self._context = target.context

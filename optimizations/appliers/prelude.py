@@ -9,29 +9,89 @@ the device wrote), and the graph never goes through `cuGraphExecUpdate`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from optimizations.appliers.prelude_kernel import THREADS_PER_BLOCK, pack_tables
+from optimizations.appliers import prelude_kernel
+from optimizations.appliers.prelude_kernel import ParameterUpdate
+from optimizations.appliers.protocol import ApplierTools, Attached, Gpu
 from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph, LaunchParameters, pointer, unsigned
-from optimizations.indirection.plan import PreludeNode
+from optimizations.captured.graph import KernelNode, Node
+from optimizations.indirection.plan import IN_KERNELS, Available, Choice, PlannedNode, Slots
+from optimizations.indirection.pointers import PointerUse, UseKind
+from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
 
 
-class AttachedPrelude:
+@dataclass(frozen=True, slots=True)
+class PreludeNode(PlannedNode):
+    """A kernel node that is made device-updatable."""
+
+    updates: tuple[ParameterUpdate, ...]
+
+    @property
+    def through_table(self) -> bool:
+        return True
+
+
+class Prelude:
+    """Makes kernel nodes device-updatable and lets one kernel write their parameters, whatever their number."""
+
+    stand_ins: Sequence[Choice] = (Choice.HOST,)
+
+    def refusal(self, use: PointerUse, available: Available) -> str | None:
+        return None if use.kind in IN_KERNELS else "only kernel nodes can be updated from the device"
+
+    def planned(self, record: Node, node: PlannedNode, slots: Slots) -> PlannedNode:
+        assert isinstance(record, KernelNode)
+        return PreludeNode(node.node, node.applier, node.uses, tuple(_update(record, use, slots) for use in node.uses))
+
+    def unavailable(self, gpu: Gpu) -> str | None:
+        reason = gpu.table_refusal() or prelude_kernel.unavailable_reason(gpu.driver_version(), gpu.target)
+        if reason is None:
+            try:
+                prelude_kernel.build_prelude(gpu.target, gpu.cache)
+            except prelude_kernel.PreludeUnavailable as error:
+                reason = str(error)
+        return reason
+
+    def attach(
+        self, target: EditableGraph, nodes: Sequence[PlannedNode], table_address: int, tools: ApplierTools
+    ) -> Attached:
+        function = tools.own_function(prelude_kernel.build_prelude, prelude_kernel.KERNEL_NAME)
+        kernel = _AttachedKernel(target, nodes, function, table_address, tools.device)
+        return Attached(first=(kernel.handle,), device_updatable=True, failure=kernel.failure, keep=kernel)
+
+
+APPLIER = Prelude()
+
+
+def _update(record: KernelNode, use: PointerUse, slots: Slots) -> ParameterUpdate:
+    parameter = record.parameters[use.parameter]
+    window = parameter.data[use.byte_offset : use.byte_offset + TENSOR_MAP_BYTES]
+    slot = slots.slot(use.input, use.delta, window if use.kind is UseKind.TENSOR_MAP else None)
+    return ParameterUpdate(parameter.offset + use.byte_offset, slot)
+
+
+class _AttachedKernel:
     """The prelude of a graph about to be instantiated. Owns what the kernel reads: keep it as long as the graph."""
 
     def __init__(
         self,
         target: EditableGraph,
-        nodes: Sequence[PreludeNode],
+        nodes: Sequence[PlannedNode],
         function: Any,
         table_address: int,
         device: torch.device,
     ) -> None:
-        handles = [(_make_updatable(target.driver, target.handle(node.node)), node.updates) for node in nodes]
-        tables = pack_tables(handles)
+        handles = [
+            (_make_updatable(target.driver, target.handle(node.node)), node.updates)
+            for node in nodes
+            if isinstance(node, PreludeNode)
+        ]
+        tables = prelude_kernel.pack_tables(handles)
         self._nodes = _on_device(tables.nodes, device)
         self._updates = _on_device(tables.updates, device)
         self._status = torch.zeros(1, dtype=torch.int32, device=device)
@@ -44,11 +104,12 @@ class AttachedPrelude:
                 pointer(self._status.data_ptr()),
             ]
         )
-        self.handle, _ = target.add_kernel(function, tables.blocks, THREADS_PER_BLOCK, arguments)
+        self.handle, _ = target.add_kernel(function, tables.blocks, prelude_kernel.THREADS_PER_BLOCK, arguments)
 
-    def error_code(self) -> int:
-        """The `cudaError_t` of the first update that failed, 0 where none did. Waits for the device."""
-        return int(self._status.item())
+    def failure(self) -> str | None:
+        """The first update that failed in an earlier launch; None where none did. Waits for the device."""
+        code = int(self._status.item())
+        return f"the prelude could not update a node (cudaError_t {code})" if code else None
 
 
 def _make_updatable(driver: Any, handle: Any) -> int:

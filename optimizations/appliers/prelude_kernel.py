@@ -21,7 +21,7 @@ from typing import Any
 from optimizations.appliers.cubin_cache import Compiled, CubinCache
 from optimizations.appliers.nvrtc import CompilationFailed, compile_cubin
 from optimizations.captured.driver import check
-from optimizations.indirection.plan import ParameterUpdate
+from optimizations.indirection.plan import Slot
 
 KERNEL_NAME = "encore_prelude"
 THREADS_PER_BLOCK = 128
@@ -61,6 +61,14 @@ extern "C" __global__ void encore_prelude(
 
 _NODE = struct.Struct("<QII")
 _UPDATE = struct.Struct("<III")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterUpdate:
+    """The prelude writes `slot` at `buffer_offset` bytes into the node's parameter buffer."""
+
+    buffer_offset: int
+    slot: Slot
 
 
 class PreludeUnavailable(RuntimeError):

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from optimizations.appliers.cubin_cache import CubinCache
-from optimizations.appliers.host import Cell, Place
 from optimizations.appliers.nvrtc import compile_cubin
+from optimizations.appliers.protocol import Cell, Place
 from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.captured.graph import WORD_BYTES
@@ -103,7 +103,7 @@ class PointerTable:
 
 
 class TableNode:
-    """A node that writes some slots, one after the other in the table. A `host_apply.NodeUpdate`."""
+    """A node that writes some slots, one after the other in the table. A `protocol.NodeUpdate`."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class TableNode:
         return TensorMapCell(self._parameters.place(_WORDS, offset, slot.size_bytes), slot.tensor_map, replace_address)
 
     def set(self, executable: Any) -> None:
-        """See `host_apply.NodeUpdate`."""
+        """See `protocol.NodeUpdate`."""
         check(self._set, executable, self.handle, self._launch)
         if not self._enabled:
             check(self._set_enabled, executable, self.handle, 1)

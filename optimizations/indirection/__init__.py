@@ -3,12 +3,11 @@
 `find_pointer_uses` compares two captures, `make_plan` decides.
 """
 
-from optimizations.indirection.plan import Applier, Available, Choice, Plan, make_plan
+from optimizations.indirection.plan import Available, Choice, Plan, make_plan
 from optimizations.indirection.pointers import Analysis, PointerUse, Reason, ReasonCode, find_pointer_uses
 
 __all__ = [
     "Analysis",
-    "Applier",
     "Available",
     "Choice",
     "Plan",

@@ -6,13 +6,9 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 
 from optimizations.captured.difference import format_path
-from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, NodePath
+from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode
 from optimizations.indirection.collectives import is_collective_kernel
-from optimizations.indirection.plan import InputPlan
-from optimizations.indirection.pointers import Analysis, PointerUse, Reason, ReasonCode, UseKind
-
-LIBRARY_ALIGNMENT_BYTES = 256
-"""What a library's kernel may rely on: cuBLASLt is told the alignment of its operands up to this when it picks one."""
+from optimizations.indirection.pointers import Analysis, Reason, ReasonCode, UseKind
 
 
 def limit(analysis: Analysis, graph: CapturedGraph, aliased: Collection[int]) -> Analysis:
@@ -59,19 +55,3 @@ def _multidimensional_copies(analysis: Analysis, graph: CapturedGraph) -> Iterab
             copy = copies[use.node]
             if copy.height * copy.depth != 1:
                 yield use.input, f"node {format_path(use.node)} copies in several dimensions and cannot be updated"
-
-
-def alignment_bytes(plan: InputPlan, uses: Iterable[PointerUse], triton: Collection[NodePath]) -> int:
-    """The alignment an address of this input needs to be read in place.
-
-    Kernels were chosen for the placeholder, which is aligned to 512 bytes. Inductor's own rely on what it guards; what
-    others were chosen for cannot be seen, so they get as much as a library looks at.
-
-    Args:
-        uses: where the graph holds the input's address.
-        triton: the nodes that launch Triton kernels.
-    """
-    kernels = (use for use in uses if use.kind in (UseKind.PARAMETER, UseKind.TENSOR_MAP))
-    if any(use.node not in triton for use in kernels):
-        return max(plan.alignment_bytes, LIBRARY_ALIGNMENT_BYTES)
-    return plan.alignment_bytes

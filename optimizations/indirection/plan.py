@@ -1,7 +1,7 @@
 """Decides, once per recording, who replaces which pointer and what replay does when an input moves.
 
-Pure: pointer uses, what is available and the user's option go in, an immutable `Plan` comes out. There are three
-appliers:
+Pure: pointer uses, what is available and the user's option go in, an immutable `Plan` comes out. The appliers are the
+modules of `optimizations.appliers` that `options.Choice` names; each says which pointers it can replace:
 
 * `host`: the node's parameters are set from the host (kernel, memcpy and memset nodes); one driver call per node that
   uses a moved input;
@@ -26,15 +26,15 @@ get the same applier. Where none takes them all, inputs are given up (copied, wi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from typing import Protocol
 
 from optimizations.captured.difference import format_path
-from optimizations.captured.graph import WORD_BYTES, CapturedGraph, KernelNode, NodePath
+from optimizations.captured.graph import WORD_BYTES, CapturedGraph, Node, NodePath
 from optimizations.indirection.pointers import Analysis, PointerUse, Reason, ReasonCode, UseKind
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
+from optimizations.options import Choice as Choice
 
 AUTO_HOST_NODES = 4
 """Up to how many nodes `auto` updates from the host; see Note [The rule of auto]."""
@@ -48,23 +48,11 @@ ALIGNMENT_BYTES = 16
 TENSOR_MAP_ALIGNMENT_BYTES = 32
 """What `cuTensorMapEncodeTiled` asks of an address at most (32 with 32-byte interleave, else 16)."""
 
+LIBRARY_ALIGNMENT_BYTES = 256
+"""What a library's kernel may rely on: cuBLASLt is told the alignment of its operands up to this when it picks one."""
 
-class Applier(StrEnum):
-    """Who replaces the pointers of a node."""
-
-    HOST = "host"
-    PRELUDE = "prelude"
-    PTX = "ptx"
-
-
-class Choice(StrEnum):
-    """The user's option. All but `off` name the applier tried first; the others stand in where it cannot."""
-
-    AUTO = "auto"
-    HOST = "host"
-    PRELUDE = "prelude"
-    PTX = "ptx"
-    OFF = "off"
+IN_KERNELS = (UseKind.PARAMETER, UseKind.TENSOR_MAP)
+"""Pointers among the parameters of a kernel node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +60,26 @@ class Available:
     """What can be used here.
 
     `off` holds the reason for each applier that cannot be used at all. `ptx` holds, for each kernel node whose PTX is
-    at hand, a refusal (or None) per parameter.
+    at hand, a refusal (or None) per parameter. `appliers` are all there are, by name.
     """
 
-    off: Mapping[Applier, str]
+    off: Mapping[Choice, str]
     ptx: Mapping[NodePath, Sequence[str | None]]
+    appliers: Mapping[Choice, PlansNodes]
+
+
+class PlansNodes(Protocol):
+    """An applier as the plan sees it; `appliers.protocol.Applier` is the whole of it."""
+
+    @property
+    def stand_ins(self) -> Sequence[Choice]:
+        """The appliers to try, best first, for nodes that this one cannot be used for."""
+
+    def refusal(self, use: PointerUse, available: Available) -> str | None:
+        """Why it cannot replace this pointer; None if it can. Called for uses in nodes of the graph itself only."""
+
+    def planned(self, record: Node, node: PlannedNode, slots: Slots) -> PlannedNode:
+        """What it needs to know of a node to update it. Slots that it asks for are in the pointer table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,35 +101,22 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class HostNode:
-    """A node set from the host when one of its inputs moved; all its uses are written at once."""
+class PlannedNode:
+    """A node that gets new addresses, and how. Appliers that need to know more derive from it.
+
+    Attributes:
+        applier: who replaces the pointers of this node.
+        uses: all pointers that are replaced.
+    """
 
     node: NodePath
+    applier: Choice
     uses: tuple[PointerUse, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class ParameterUpdate:
-    """The prelude writes `slot` at `buffer_offset` bytes into the node's parameter buffer."""
-
-    buffer_offset: int
-    slot: Slot
-
-
-@dataclass(frozen=True, slots=True)
-class PreludeNode:
-    """A kernel node that is made device-updatable."""
-
-    node: NodePath
-    updates: tuple[ParameterUpdate, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PtxNode:
-    """A kernel node that launches the rewritten kernel: each parameter listed takes the address of its slot."""
-
-    node: NodePath
-    parameters: tuple[tuple[int, Slot], ...]
+    @property
+    def through_table(self) -> bool:
+        """Whether the node reads its addresses from the pointer table; else the host writes each use."""
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +124,12 @@ class InputPlan:
     """What replay does for one input.
 
     With reasons it is copied. Else, if it moved to an address that is a multiple of `alignment_bytes`, replay writes
-    `slots` and sets `host_nodes`; at any other address it is copied for this call.
+    its slots and sets its nodes; at any other address it is copied for this call.
     """
 
     input: int
     reasons: tuple[Reason, ...]
     alignment_bytes: int
-    slots: tuple[Slot, ...]
-    host_nodes: tuple[HostNode, ...]
 
     @property
     def indirect(self) -> bool:
@@ -155,9 +143,7 @@ class Plan:
     choice: Choice
     inputs: tuple[InputPlan, ...]
     slots: tuple[Slot, ...]
-    host_nodes: tuple[HostNode, ...]
-    prelude_nodes: tuple[PreludeNode, ...]
-    ptx_nodes: tuple[PtxNode, ...]
+    nodes: tuple[PlannedNode, ...]
     fallbacks: tuple[tuple[NodePath, str], ...]
 
     @property
@@ -165,28 +151,9 @@ class Plan:
         """Size of the pointer table."""
         return sum(slot.size_bytes for slot in self.slots)
 
-    def summary(self) -> dict[str, Any]:
-        """What the report shows of the plan, as JSON values."""
-        return {
-            "choice": self.choice.value,
-            "nodes": {
-                Applier.HOST.value: len(self.host_nodes),
-                Applier.PRELUDE.value: len(self.prelude_nodes),
-                Applier.PTX.value: len(self.ptx_nodes),
-            },
-            "table_bytes": self.table_bytes,
-            "inputs": [
-                {
-                    "input": one.input,
-                    "indirect": one.indirect,
-                    "slots": len(one.slots),
-                    "host_nodes": len(one.host_nodes),
-                    "reasons": [{"code": reason.code.value, "message": reason.message} for reason in one.reasons],
-                }
-                for one in self.inputs
-            ],
-            "fallbacks": [{"node": format_path(node), "reason": reason} for node, reason in self.fallbacks],
-        }
+    def of(self, applier: Choice) -> tuple[PlannedNode, ...]:
+        """The nodes of one applier."""
+        return tuple(node for node in self.nodes if node.applier is applier)
 
 
 def make_plan(graph: CapturedGraph, analysis: Analysis, choice: Choice, available: Available) -> Plan:
@@ -209,7 +176,7 @@ def make_plan(graph: CapturedGraph, analysis: Analysis, choice: Choice, availabl
         }
         given_up = {index: reason for assignment in assigned.values() for index, reason in assignment.given_up.items()}
         if not given_up:
-            return _lay_out(graph, analysis, choice, against, uses, assigned)
+            return _lay_out(graph, analysis, choice, available, against, uses, assigned)
         for index, message in given_up.items():
             against[index].append(Reason(ReasonCode.NO_APPLIER, message))
 
@@ -218,7 +185,7 @@ def make_plan(graph: CapturedGraph, analysis: Analysis, choice: Choice, availabl
 class _Assignment:
     """The applier of one node, what spoke against those before it, and inputs to copy where there is none."""
 
-    applier: Applier | None
+    applier: Choice | None
     fallbacks: tuple[str, ...]
     given_up: Mapping[int, str]
 
@@ -234,37 +201,35 @@ def _uses_by_node(analysis: Analysis, against: Mapping[int, Sequence[Reason]]) -
 
 def _orders(
     uses: Mapping[NodePath, Sequence[PointerUse]], choice: Choice, available: Available
-) -> Iterable[tuple[NodePath, Sequence[PointerUse], tuple[Applier, ...]]]:
+) -> Iterable[tuple[NodePath, Sequence[PointerUse], tuple[Choice, ...]]]:
     """Each node with its uses and the appliers to try on it, best first. Note [The rule of auto]."""
-    order = {
-        Choice.HOST: (Applier.HOST,),
-        Choice.PRELUDE: (Applier.PRELUDE, Applier.HOST),
-        Choice.PTX: (Applier.PTX, Applier.PRELUDE, Applier.HOST),
-        Choice.AUTO: (Applier.PRELUDE, Applier.PTX, Applier.HOST),
-        Choice.OFF: (),
-    }[choice]
-    if choice is Choice.AUTO:
-        if len(uses) <= AUTO_HOST_NODES:
-            order = (Applier.HOST, Applier.PTX, Applier.PRELUDE)
-            without_ptx = []
-        else:
-            without_ptx = [node for node, found in uses.items() if any(_refusals(Applier.PTX, found, available))]
-        if (
-            len(uses) > AUTO_HOST_NODES
-            and len(without_ptx) <= AUTO_HOST_NODES
-            and len(uses) - len(without_ptx) <= AUTO_PTX_NODES
-        ):
-            order = (Applier.PTX, Applier.HOST, Applier.PRELUDE)
+    order: tuple[Choice, ...]
+    if choice is Choice.OFF:
+        order = ()
+    elif choice is Choice.AUTO:
+        order = _order_of_auto(uses, available)
+    else:
+        order = (choice, *available.appliers[choice].stand_ins)
     for node, found in uses.items():
         yield node, found, order
 
 
-def _assign(node: NodePath, uses: Sequence[PointerUse], order: Sequence[Applier], available: Available) -> _Assignment:
+def _order_of_auto(uses: Mapping[NodePath, Sequence[PointerUse]], available: Available) -> tuple[Choice, ...]:
+    """Note [The rule of auto]."""
+    if len(uses) <= AUTO_HOST_NODES:
+        return Choice.HOST, Choice.PTX, Choice.PRELUDE
+    without_ptx = sum(any(_refusals(Choice.PTX, found, available)) for found in uses.values())
+    if without_ptx <= AUTO_HOST_NODES and len(uses) - without_ptx <= AUTO_PTX_NODES:
+        return Choice.PTX, Choice.HOST, Choice.PRELUDE
+    return Choice.PRELUDE, Choice.PTX, Choice.HOST
+
+
+def _assign(node: NodePath, uses: Sequence[PointerUse], order: Sequence[Choice], available: Available) -> _Assignment:
     """The first applier that takes every use; if there is none, the inputs of uses that no applier takes are given up.
 
     Such uses exist then: `ptx` alone answers use by use, the others take all uses of a kernel node or none.
     """
-    refusals: dict[Applier, list[str | None]] = {}
+    refusals: dict[Choice, list[str | None]] = {}
     for applier in order:
         refusals[applier] = _refusals(applier, uses, available)
         if not any(refusals[applier]):
@@ -282,97 +247,74 @@ def _assign(node: NodePath, uses: Sequence[PointerUse], order: Sequence[Applier]
     return _Assignment(None, (), given_up)
 
 
-def _refusals(applier: Applier, uses: Sequence[PointerUse], available: Available) -> list[str | None]:
+def _refusals(applier: Choice, uses: Sequence[PointerUse], available: Available) -> list[str | None]:
     return [_refusal(applier, use, available) for use in uses]
 
 
-def _refusal(applier: Applier, use: PointerUse, available: Available) -> str | None:
+def _refusal(applier: Choice, use: PointerUse, available: Available) -> str | None:
     """Why the applier cannot replace this pointer; None if it can."""
     if applier in available.off:
         return available.off[applier]
     if len(use.node) > 1:
         return "the node is in a child graph, whose nodes cannot be updated one by one"
-    in_kernel = use.kind in (UseKind.PARAMETER, UseKind.TENSOR_MAP)
-    if applier is Applier.PRELUDE and not in_kernel:
-        return "only kernel nodes can be updated from the device"
-    if applier is Applier.PTX:
-        if use.kind is not UseKind.PARAMETER:
-            return "only pointer parameters of kernels can be dereferenced"
-        if use.node not in available.ptx:
-            return "no PTX of this kernel is at hand"
-        if use.byte_offset:
-            return f"the pointer lies {use.byte_offset} bytes into parameter {use.parameter}"
-        refusals = available.ptx[use.node]
-        if use.parameter >= len(refusals):
-            return f"its PTX has {len(refusals)} parameters only, so it is of another kernel"
-        return refusals[use.parameter]
-    return None
+    return available.appliers[applier].refusal(use, available)
 
 
 def _lay_out(
     graph: CapturedGraph,
     analysis: Analysis,
     choice: Choice,
+    available: Available,
     against: Mapping[int, Sequence[Reason]],
     uses: Mapping[NodePath, Sequence[PointerUse]],
     assigned: Mapping[NodePath, _Assignment],
 ) -> Plan:
     """Slots for everything updated through the table, and the nodes of each applier."""
-    table = _Table()
-    kernels = {path: node for path, node in graph.walk() if isinstance(node, KernelNode)}
-    host_nodes, prelude_nodes, ptx_nodes = [], [], []
+    slots = Slots()
+    records = dict(graph.walk())
+    nodes = []
     for node, found in uses.items():
-        match assigned[node].applier:
-            case Applier.HOST:
-                host_nodes.append(HostNode(node, tuple(found)))
-            case Applier.PRELUDE:
-                updates = []
-                for use in found:
-                    parameter = kernels[node].parameters[use.parameter]
-                    window = parameter.data[use.byte_offset : use.byte_offset + TENSOR_MAP_BYTES]
-                    tensor_map = window if use.kind is UseKind.TENSOR_MAP else None
-                    slot = table.slot(use.input, use.delta, tensor_map)
-                    updates.append(ParameterUpdate(parameter.offset + use.byte_offset, slot))
-                prelude_nodes.append(PreludeNode(node, tuple(updates)))
-            case Applier.PTX:
-                parameters = tuple((use.parameter, table.slot(use.input, use.delta, None)) for use in found)
-                ptx_nodes.append(PtxNode(node, parameters))
-    inputs = []
-    for verdict in analysis.verdicts:
-        index = verdict.input
-        maps = any(use.kind is UseKind.TENSOR_MAP for use in verdict.uses)
-        inputs.append(
-            InputPlan(
-                index,
-                tuple(against[index]),
-                TENSOR_MAP_ALIGNMENT_BYTES if maps else ALIGNMENT_BYTES,
-                tuple(slot for slot in table.slots if slot.input == index),
-                tuple(node for node in host_nodes if any(use.input == index for use in node.uses)),
-            )
-        )
-    return Plan(
-        choice,
-        tuple(inputs),
-        tuple(table.slots),
-        tuple(host_nodes),
-        tuple(prelude_nodes),
-        tuple(ptx_nodes),
-        tuple((node, reason) for node, assignment in assigned.items() for reason in assignment.fallbacks),
+        applier = assigned[node].applier
+        if applier is not None:
+            planned = PlannedNode(node, applier, tuple(found))
+            nodes.append(available.appliers[applier].planned(records[node], planned, slots))
+    inputs = tuple(
+        InputPlan(verdict.input, tuple(against[verdict.input]), _alignment_bytes(verdict.uses, available.ptx.keys()))
+        for verdict in analysis.verdicts
     )
+    fallbacks = tuple((node, reason) for node, assignment in assigned.items() for reason in assignment.fallbacks)
+    return Plan(choice, inputs, tuple(slots.all), tuple(nodes), fallbacks)
 
 
-class _Table:
-    """Slots in order, one for each distinct content."""
+def _alignment_bytes(uses: Collection[PointerUse], triton: Collection[NodePath]) -> int:
+    """The alignment an address of an input needs to be read in place.
+
+    Kernels were chosen for the placeholder, which is aligned to 512 bytes. Inductor's own rely on what it guards. What
+    others were chosen for cannot be seen, so they get as much as a library looks at.
+
+    Args:
+        uses: where the graph holds the input's address.
+        triton: the nodes that launch Triton kernels.
+    """
+    kinds = {use.kind for use in uses}
+    if any(use.kind in IN_KERNELS and use.node not in triton for use in uses):
+        return LIBRARY_ALIGNMENT_BYTES
+    return TENSOR_MAP_ALIGNMENT_BYTES if UseKind.TENSOR_MAP in kinds else ALIGNMENT_BYTES
+
+
+class Slots:
+    """The slots of a pointer table in order, one for each distinct content."""
 
     def __init__(self) -> None:
-        self.slots: list[Slot] = []
+        self.all: list[Slot] = []
         self._end_bytes = 0
         self._known: dict[tuple[int, int, bytes | None], Slot] = {}
 
-    def slot(self, index: int, delta: int, tensor_map: bytes | None) -> Slot:
+    def slot(self, index: int, delta: int, tensor_map: bytes | None = None) -> Slot:
+        """The slot for the address of input `index` plus `delta`, or for a tensor map of it; see `Slot`."""
         key = (index, delta, tensor_map)
         if key not in self._known:
             slot = self._known[key] = Slot(self._end_bytes, index, delta, tensor_map)
-            self.slots.append(slot)
+            self.all.append(slot)
             self._end_bytes += slot.size_bytes
         return self._known[key]

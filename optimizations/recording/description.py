@@ -10,7 +10,7 @@ from typing import Any
 from optimizations.captured.difference import format_path
 from optimizations.captured.displaced import size_bytes
 from optimizations.captured.graph import WORD_BYTES, KernelNode, NodePath
-from optimizations.indirection.plan import Applier, Plan
+from optimizations.indirection.plan import Plan, PlannedNode
 from optimizations.indirection.pointers import PointerUse, UseKind
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
 from optimizations.recording.fixed_inputs import FixedInputs
@@ -44,10 +44,10 @@ def describe(
     recorded, findings = session.recorded, session.findings
     against, uses = _findings(findings)
     plan = findings.plan if findings is not None else None
-    appliers = _appliers(plan)
+    planned = {node.node: node for node in plan.nodes} if plan is not None else {}
     in_place = set(tracker.indices) if tracker is not None else set()
     replayed = tuple(
-        _input(index, recorded.inputs[index], names, mutated, uses[index], appliers, in_place, against, session)
+        _input(index, recorded.inputs[index], names, mutated, uses[index], planned, in_place, against, session)
         for index in recorded.copied
     )
     nodes = list(findings.captured.walk()) if findings is not None else None
@@ -58,7 +58,7 @@ def describe(
         kernels=None if nodes is None else sum(isinstance(node, KernelNode) for _, node in nodes),
         inputs=replayed,
         copied_bytes=counted.copied_per_replay,
-        pointer_bytes=_pointer_bytes(plan, appliers, pointers) if in_place else 0,
+        pointer_bytes=_pointer_bytes(plan, planned, pointers) if in_place else 0,
         fallbacks=_fallbacks(plan),
         off=session.off,
         proof_runs=session.trial_calls,
@@ -81,7 +81,7 @@ def _input(
     names: Sequence[str],
     mutated: frozenset[int],
     uses: Sequence[PointerUse],
-    appliers: Mapping[NodePath, Applier],
+    planned: Mapping[NodePath, PlannedNode],
     in_place: set[int],
     against: Mapping[int, tuple[str, ...]],
     session: Session,
@@ -95,7 +95,9 @@ def _input(
         mutated=index in mutated,
         nodes=len({use.node for use in uses}),
         pointers=len(uses),
-        appliers=tuple(sorted({appliers[use.node].value for use in uses if use.node in appliers})) if indirect else (),
+        appliers=tuple(sorted({planned[use.node].applier.value for use in uses if use.node in planned}))
+        if indirect
+        else (),
         reasons=() if indirect else _reasons(value, against.get(index, ()), session),
     )
 
@@ -121,22 +123,12 @@ def _findings(
     return against, defaultdict(tuple, uses)
 
 
-def _appliers(plan: Plan | None) -> dict[NodePath, Applier]:
-    if plan is None:
-        return {}
-    return (
-        {node.node: Applier.HOST for node in plan.host_nodes}
-        | {node.node: Applier.PRELUDE for node in plan.prelude_nodes}
-        | {node.node: Applier.PTX for node in plan.ptx_nodes}
-    )
-
-
-def _pointer_bytes(plan: Plan | None, appliers: Mapping[NodePath, Applier], uses: Sequence[PointerUse]) -> int:
+def _pointer_bytes(plan: Plan | None, planned: Mapping[NodePath, PlannedNode], uses: Sequence[PointerUse]) -> int:
     """Bytes written when everything moved: the pointer table, and each place set from the host."""
     from_host = (
         TENSOR_MAP_BYTES if use.kind is UseKind.TENSOR_MAP else WORD_BYTES
         for use in uses
-        if appliers.get(use.node) is Applier.HOST
+        if use.node in planned and not planned[use.node].through_table
     )
     return sum(from_host) + (plan.table_bytes if plan is not None else 0)
 

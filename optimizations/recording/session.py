@@ -35,8 +35,8 @@ from optimizations.captured.graph import Capture, CapturedGraph, KernelNode, Mem
 from optimizations.captured.pools import pool_memory
 from optimizations.captured.read import read_graph
 from optimizations.captured.recapture import Recaptured
-from optimizations.indirection.exclusions import alignment_bytes, limit, with_reasons
-from optimizations.indirection.plan import Available, Choice, Plan, PtxNode, make_plan
+from optimizations.indirection.exclusions import limit, with_reasons
+from optimizations.indirection.plan import Available, Choice, Plan, PlannedNode, make_plan
 from optimizations.indirection.pointers import Analysis, InputVerdict, ReasonCode, UseKind, find_pointer_uses
 from optimizations.recording.budget import Use, waiting_for_memory
 from optimizations.recording.generated import GeneratedCode
@@ -63,7 +63,7 @@ class Tools(TrialTools, Protocol):
     def available(self, graph: CapturedGraph) -> Available:
         """What can be used on the nodes of `graph`."""
 
-    def ptx_refusal(self, node: PtxNode, record: KernelNode) -> str | None:
+    def ptx_refusal(self, node: PlannedNode, record: KernelNode) -> str | None:
         """Why this node cannot have a rewritten kernel after all; None where it is ready."""
 
     def free_bytes(self) -> int:
@@ -308,7 +308,7 @@ class Session:
             findings = self.findings = self._planned(findings, analysis)
             indirect = [one.input for one in findings.plan.inputs if one.indirect]
             unproven = [index for index in unproven if index in indirect]
-        if not unproven and not findings.plan.prelude_nodes and not findings.plan.ptx_nodes:
+        if not unproven and not findings.plan.slots:
             self.commit(findings)
             return
         self._candidate = self.candidate(findings)
@@ -418,7 +418,7 @@ class Session:
         kernels = {path: node for path, node in captured.walk() if isinstance(node, KernelNode)}
         while True:
             plan = make_plan(captured, analysis, choice, available)
-            refusals = {node.node: self._tools.ptx_refusal(node, kernels[node.node]) for node in plan.ptx_nodes}
+            refusals = {node.node: self._tools.ptx_refusal(node, kernels[node.node]) for node in plan.of(Choice.PTX)}
             refused = {path: reason for path, reason in refusals.items() if reason is not None}
             if not refused:
                 return plan, available
@@ -485,13 +485,13 @@ class Session:
             return
         assert self.findings is not None
         if verdict is Verdict.PROVEN:
-            failed = self._candidate.failure() if self.findings.plan.prelude_nodes and self._candidate else None
+            failed = self._candidate.failure() if self._candidate else None
             if failed is None:
                 self.commit(self.findings)
                 return
             self._proof.objection = failed
         if verdict is Verdict.PARTLY:
-            failed = self._candidate.failure() if self.findings.plan.prelude_nodes and self._candidate else None
+            failed = self._candidate.failure() if self._candidate else None
             choice = Choice.HOST if failed or self._fixed else self._choice
             self._refuse("it held the same data in each trial call", self._proof.always_the_same, choice)
             return
@@ -579,11 +579,10 @@ class Session:
 
     def tracked(self, findings: Findings) -> list[TrackedInput]:
         copied = set(self.recorded.copied)
-        uses = {verdict.input: verdict.uses for verdict in findings.analysis.verdicts}
         return [
             TrackedInput(
                 one.input,
-                alignment_bytes(one, uses[one.input], findings.triton),
+                one.alignment_bytes,
                 self.recorded.inputs[one.input].data_ptr() if one.input in copied else None,
             )
             for one in findings.plan.inputs

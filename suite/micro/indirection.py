@@ -246,7 +246,6 @@ def _objection(plan: Plan, variant: Variant) -> str | None:
     copied = [reason.message for one in plan.inputs for reason in one.reasons]
     if copied:
         return copied[0]
-    nodes = {"host": plan.host_nodes, "prelude": plan.prelude_nodes, "ptx": plan.ptx_nodes}
-    if any(found for name, found in nodes.items() if name != variant):
+    if any(node.applier != variant for node in plan.nodes):
         return next((reason for _, reason in plan.fallbacks), "another applier was taken")
     return None

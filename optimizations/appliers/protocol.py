@@ -1,0 +1,129 @@
+"""What an applier is: it says which pointers it can replace, what it needs to know of a node, and attaches to a graph.
+
+Each is a module of this package with the name that `options.Choice` has for it. It holds an `APPLIER`, which `registry`
+finds there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from optimizations.appliers.cubin_cache import CubinCache
+from optimizations.captured.editing import EditableGraph
+from optimizations.captured.graph import KernelNode
+from optimizations.indirection.plan import PlannedNode, PlansNodes
+from optimizations.indirection.tensor_map import ReplaceAddress
+
+BuildKernel = Callable[[str, CubinCache], bytes]
+"""Gives the cubin of one of Encore's own kernels for a target (`sm_90`), from the cache or compiled."""
+
+
+class Gpu(Protocol):
+    """What an applier looks at to say whether it can be used at all. `device.DeviceTools` has it."""
+
+    @property
+    def target(self) -> str:
+        """What to compile for, such as `sm_90`."""
+
+    @property
+    def cache(self) -> CubinCache:
+        """Compiled kernels on disk."""
+
+    def driver_version(self) -> int:
+        """As `cuDriverGetVersion` gives it: 12040 is CUDA 12.4."""
+
+    def table_refusal(self) -> str | None:
+        """Why there can be no pointer table; None where its kernels are built."""
+
+
+class ApplierTools(Protocol):
+    """What the appliers need of a device and of the function that was captured."""
+
+    device: torch.device
+    replace_address: ReplaceAddress | None
+
+    def is_current(self) -> bool:
+        """Whether the device is the current one."""
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        """Makes the device current."""
+
+    def table_function(self, capacity: int) -> Any:
+        """The kernel that writes up to `capacity` words of a pointer table, loaded."""
+
+    def own_function(self, build: BuildKernel, name: str) -> Any:
+        """The kernel `name` of what `build` gives, loaded."""
+
+    def rewritten_function(self, parameters: Sequence[int], record: KernelNode) -> Any:
+        """The Triton kernel of this node with these parameters dereferenced, loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A cell, `size_bytes` long, that holds the address of `input` plus `delta`."""
+
+    input: int
+    delta: int
+    size_bytes: int
+    cell: Cell
+
+
+class Cell(Protocol):
+    """Where an address goes."""
+
+    value: Any
+
+
+class NodeUpdate(Protocol):
+    """A node that can be set again and again."""
+
+    @property
+    def places(self) -> Iterable[Place]:
+        """Everything that depends on an address."""
+
+    def set(self, executable: Any) -> None:
+        """Give what the cells hold now to the node in `executable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What an applier did to a graph.
+
+    Attributes:
+        updates: nodes that the host sets when an input has moved.
+        first: handles of nodes that it added, to run before everything that was captured, in this order.
+        device_updatable: the graph now holds device-updatable nodes, and must be uploaded before its first launch.
+        failure: what went wrong on the device in an earlier launch, or None; waits for the device.
+        keep: what has to live as long as the graph.
+    """
+
+    updates: Sequence[NodeUpdate] = ()
+    first: Sequence[Any] = ()
+    device_updatable: bool = False
+    failure: Callable[[], str | None] | None = None
+    keep: Any = None
+
+
+class Applier(PlansNodes, Protocol):
+    """A way for the addresses of moved inputs to reach the nodes of a graph."""
+
+    def unavailable(self, gpu: Gpu) -> str | None:
+        """Why it cannot be used on this GPU; None where it can. May compile kernels."""
+
+    def attach(
+        self, target: EditableGraph, nodes: Sequence[PlannedNode], table_address: int, tools: ApplierTools
+    ) -> Attached:
+        """Change `target`, which is not instantiated yet, so that these nodes get their addresses.
+
+        Args:
+            nodes: what its `planned` returned.
+            table_address: where the pointer table is; 0 where no node of the plan needs one.
+
+        Raises:
+            CudaCallFailed, AddressRefused: the graph cannot be changed as planned.
+        """
