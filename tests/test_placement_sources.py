@@ -68,9 +68,7 @@ def test_attributes_of_modules(attribute: str, guard: Guard | None, trusted: Gua
     source = _source(Reader())
     assert source.kind is SourceKind.ATTRIBUTE
     assert source.guard is guard
-    assert f"L['self'].{attribute}" in source.text.replace("._parameters['parameter']", ".parameter").replace(
-        "._buffers['buffer']", ".buffer"
-    )
+    assert source.text == f"self.{attribute}"
 
 
 def test_tensors_in_containers_of_modules() -> None:
@@ -78,7 +76,7 @@ def test_tensors_in_containers_of_modules() -> None:
         def forward(self) -> Any:
             return self.listed[0] * 2
 
-    assert _source(Reader()) == InputSource(SourceKind.ATTRIBUTE, "L['self'].listed[0]", Guard.VALUE)
+    assert _source(Reader()) == InputSource(SourceKind.ATTRIBUTE, "self.listed[0]", Guard.VALUE)
 
 
 def test_globals_and_closures_are_attributes() -> None:

@@ -90,7 +90,7 @@ def test_attributes_that_require_gradients_are_left() -> None:
     ((graph_module, inputs),) = graphs_of(on_cuda(Trained(), mode), fake_cuda(x, mode), weights, mode=mode)
     report = place(graph_module, inputs).report
     (left,) = report.left
-    assert "L['self'].mask requires a gradient" in left.reason
+    assert "self.mask requires a gradient" in left.reason
     assert "mask.to(x.device)" in (left.source_line or "")
 
 

@@ -5,6 +5,6 @@ inputs at run time. See the design page for what is moved, what never is, and wh
 """
 
 from optimizations.placement.feeds import Feeds
-from optimizations.placement.placing import Placement, place, untouched
+from optimizations.placement.placing import Placement, place, residency_of, untouched
 
-__all__ = ["Feeds", "Placement", "place", "untouched"]
+__all__ = ["Feeds", "Placement", "place", "residency_of", "untouched"]

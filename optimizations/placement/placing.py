@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,14 +75,30 @@ def place(
         observation = observe(graph_module, layouts, same_memory_as=example_inputs)
     except CannotObserve as error:
         return untouched(graph_module, f"not analysed: {error}")
+    graph = _residency(graph_module, example_inputs, observation, options)
+    return _Attempts(graph_module, layouts, observation, graph, options, held_bytes).outcome()
+
+
+def residency_of(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Residency:
+    """Where every value of a graph of Dynamo lives, on which `place` decides.
+
+    Raises:
+        CannotObserve: the graph cannot be run on fake tensors.
+    """
+    observation = observe(graph_module, _layouts(graph_module, example_inputs), same_memory_as=example_inputs)
+    return _residency(graph_module, example_inputs, observation, Options())
+
+
+def _residency(
+    graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], observation: Observation, options: Options
+) -> Residency:
     placeholders = [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
     requires_grad = {
         name: isinstance(example, torch.Tensor) and example.requires_grad
         for name, example in zip(placeholders, example_inputs, strict=True)
     }
     sources = input_sources(graph_module, list(example_inputs), options.attributes)
-    graph = residency(graph_module, observation, sources, requires_grad)
-    return _Attempts(graph_module, layouts, observation, graph, options, held_bytes).outcome()
+    return residency(graph_module, observation, sources, requires_grad)
 
 
 class _Attempts:
@@ -174,27 +190,18 @@ class _Attempts:
         )
 
     def _before(self) -> PlacementReport:
-        nodes = self.graph.nodes.values()
-        cpu_nodes = tuple(self._cpu_node(node) for node in nodes if node.on_cpu and node.tensors)
+        cpu_nodes = tuple(map(self._cpu_node, self.graph.cpu_nodes()))
         return PlacementReport(
             device=self.graph.devices[0] if len(self.graph.devices) == 1 else None,
             untouched=None,
             nodes=self.graph.node_count,
             cpu_nodes_before=cpu_nodes,
-            copies_before=tuple(self._copies()),
+            copies_before=tuple(self.graph.copies()),
         )
 
     def _cpu_node(self, node: Node) -> CpuNode:
         kind = self.graph.kind(node)
         return CpuNode(node.name, node.operation, kind, node.shape, node.dtype, node.source_line)
-
-    def _copies(self) -> Iterator[Copy]:
-        for node in self.graph.nodes.values():
-            for operand in node.operands if node.is_call and node.on_gpu else ():
-                value = self.graph.nodes[operand]
-                if value.on_cpu:
-                    # A CPU tensor of rank 0 is passed to kernels by value, or goes over asynchronously with others.
-                    yield Copy(node.name, operand, value.value_bytes, value.shape != (), node.source_line)
 
     def _hoisted(self, hoist: Hoist) -> Hoisted:
         node = self.graph.nodes[hoist.value]

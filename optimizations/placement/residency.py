@@ -5,7 +5,7 @@ Node names stand for nodes, numbers for storages. Nothing here refers to FX, so 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,14 @@ from optimizations import torch_internals
 from optimizations.placement.observe import Observation, TensorFacts
 from optimizations.placement.operators import tensors_in
 from optimizations.placement.sources import InputSource
-from optimizations.report import CpuKind, Size
+from optimizations.report import Copy, CopyKind, CpuKind, Size
 from optimizations.stack_trace import user_frame
 
 CPU = "cpu"
+_TRANSFERS = frozenset({"to", "cuda", "copy_", "type_as", "type"})
+"""Methods whose business is to bring a value to where another one is."""
+_TAKE_NON_BLOCKING = frozenset({"to", "cuda", "copy_"})
+"""Those among them that take `non_blocking` by position."""
 MIXED = "several devices"
 
 
@@ -37,6 +41,8 @@ class Node:
         awaited: what it copies to the GPU may be changed by the program as soon as it is done.
         switches: it changes a mode (gradients, autocast) that the calls after it run in.
         tensors: how many tensors its value holds.
+        transfers: its business is to bring a value to another device.
+        asynchronous: it asks for a copy that the host does not wait for.
         static: all sizes are numbers, none of them of a symbolic operand.
         requires_grad: autograd may want a gradient for it.
     """
@@ -59,6 +65,8 @@ class Node:
     exact: bool = False
     awaited: bool = True
     switches: bool = False
+    transfers: bool = False
+    asynchronous: bool = False
     shape: tuple[Size, ...] | None = None
     dtype: str | None = None
     value_bytes: int | None = None
@@ -107,6 +115,26 @@ class Residency:
             return "attribute" if node.source.kind == "attribute" else "argument"
         reads_tensors = any(self.nodes[operand].tensors for operand in node.operands)
         return "computed" if reads_tensors else "constant"
+
+    def cpu_nodes(self) -> Iterator[Node]:
+        """The nodes whose value lives on the CPU, in order."""
+        return (node for node in self.nodes.values() if node.on_cpu and node.tensors)
+
+    def copies(self) -> Iterator[Copy]:
+        """A host-to-device copy for each CPU value that a node on the GPU reads, as the graph is written."""
+        for node in self.nodes.values():
+            read = [self.nodes[operand] for operand in node.operands] if node.is_call and node.on_gpu else []
+            transfers = node.transfers or not any(value.on_gpu for value in read)
+            for value in read:
+                if value.on_cpu:
+                    yield _copy(node, value, transfers)
+
+
+def _copy(node: Node, value: Node, transfers: bool) -> Copy:
+    by_value = not transfers and value.shape == ()
+    kind: CopyKind = "copy" if transfers else "scalar" if by_value else "implicit"
+    blocking = not by_value and not node.asynchronous
+    return Copy(node.name, value.name, value.value_bytes, blocking, node.source_line, kind)
 
 
 def residency(
@@ -187,6 +215,8 @@ def _node(
         exact=effects.exact,
         awaited=effects.awaited,
         switches=fx_node.op == "call_function" and fx_node.target in _switches(),
+        transfers=_operation(fx_node) in _TRANSFERS,
+        asynchronous=_asynchronous(fx_node),
         shape=tuple(size if isinstance(size, int) else str(size) for size in single.shape) if single else None,
         dtype=str(single.dtype).removeprefix("torch.") if single else None,
         value_bytes=_bytes(facts),
@@ -198,6 +228,11 @@ def _node(
 def _operation(fx_node: torch.fx.Node) -> str:
     target = fx_node.target
     return target if isinstance(target, str) else getattr(target, "__name__", str(target))
+
+
+def _asynchronous(fx_node: torch.fx.Node) -> bool:
+    by_position = _operation(fx_node) in _TAKE_NON_BLOCKING and any(flag is True for flag in fx_node.args[1:])
+    return by_position or fx_node.kwargs.get("non_blocking") is True
 
 
 def _is_static(facts: TensorFacts) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +14,10 @@ import torch.fx
 from optimizations import torch_internals
 from optimizations.options import Attributes
 from optimizations.placement.fx_editing import attribute
+
+_FROM_NUMPY = re.compile(r"^___from_numpy\((.*)\)$")
+_VARIABLE = re.compile(r"\b[LG]\['(\w+)'\]")
+_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 
 
 class SourceKind(StrEnum):
@@ -35,7 +40,7 @@ class Guard(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InputSource:
-    """Source of one input. `text` is how the program reaches it ("L['self'].mask"); `guard` None: it has no guard."""
+    """Source of one input. `text` is how the program writes it ("self.mask"); `guard` None: it has no guard."""
 
     kind: SourceKind
     text: str
@@ -69,10 +74,16 @@ def _placeholder_source(node: torch.fx.Node, example: Any, attributes: Attribute
     if source is None:
         return InputSource(SourceKind.ARGUMENT, str(node.target), None)
     if not stays_between_calls(source):
-        return InputSource(SourceKind.ARGUMENT, source.name, None)
+        return InputSource(SourceKind.ARGUMENT, _as_in_program(source.name), None)
     # Dynamo notes a tensor's own attributes for tensors only: what has none came as a number or a NumPy array.
     guard = _guard(example, attributes, made_per_call="tensor_dict" not in node.meta)
-    return InputSource(SourceKind.ATTRIBUTE, source.name, guard)
+    return InputSource(SourceKind.ATTRIBUTE, _as_in_program(source.name), guard)
+
+
+def _as_in_program(source_name: str) -> str:
+    """Dynamo's name of an input, L['self']._modules['text'].mask, as the program would write it: self.text.mask."""
+    name = _VARIABLE.sub(r"\1", _FROM_NUMPY.sub(r"\1", source_name))
+    return _MEMBER.sub(lambda match: f"[{match[1]}]" if match[1].isdigit() else f".{match[1]}", name)
 
 
 def stays_between_calls(source: Any) -> bool:

@@ -33,15 +33,23 @@ class CpuNode:
     source_line: str | None
 
 
+CopyKind = Literal["copy", "implicit", "scalar"]
+
+
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A host-to-device copy of each call: `node` reads `value` on the GPU. `blocking`: the host waits for it."""
+    """A host-to-device copy of each call: `node` reads `value` on the GPU. `blocking`: the host waits for it.
+
+    `kind`: the program asks for it (`copy`), or an operation on the GPU takes a CPU tensor, for example as an index
+    (`implicit`). A CPU tensor of rank 0 in GPU arithmetic (`scalar`) is passed by value and does not block.
+    """
 
     node: str
     value: str
     copied_bytes: int | None
     blocking: bool
     source_line: str | None
+    kind: CopyKind = "copy"
 
 
 HoistedForm = Literal["kept", "literal", "rebuilt"]

@@ -128,7 +128,9 @@ def _backend(found: Capture, settings: Mapping[str, Mapping[str, Any]]) -> Calla
         announce("tracing the call")
         # Only now: Dynamo may have been asked to trace the frame again, and then this graph does not count.
         index = len(found.graphs)
-        record = read_fx_graph(graph_module, index)
+        record, unknown = read_fx_graph(graph_module, example_inputs, index)
+        if unknown is not None:
+            found.limits.append(f"graph {index}: where its values live is not known: {unknown}")
         stock = lowered.get(next(iter(settings), ""))
         found.graphs.append(
             record.model_copy(

@@ -12,7 +12,7 @@ import torch
 
 from optimizations.placement import Placement
 from optimizations.report import PlacementReport
-from suite.explain.fx_graph import line_of
+from suite.explain.fx_graph import short_source_line
 from suite.explain.lowering import LoweredGraph, lower
 from suite.explain.records import LeftInPlace, Placed, PlacedForm, PlacedValue
 from suite.modes import GRAPH_MODE, MODES
@@ -35,7 +35,7 @@ def lower_placed(placement: Placement, example_inputs: Sequence[Any], stock: Low
 
 def placed(graph_module: torch.fx.GraphModule, report: PlacementReport) -> Placed:
     """The record of a placement of `graph_module`, the graph before it."""
-    lines = {node.name: line_of(node) for node in graph_module.graph.nodes}
+    lines = {node.name: short_source_line(node) for node in graph_module.graph.nodes}
     blocking = sum(copy.blocking for copy in report.copies_after)
     return Placed(
         untouched=report.untouched,
