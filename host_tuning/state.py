@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 from host_tuning.change import Change
 from host_tuning.errors import HostTuningError, Refused
 from host_tuning.machine import Machine
+from optimizations.atomic_file import write_atomically
 
 STATE = Path("/run/encore-host-tuning/state.json")
 FORMAT = 1
@@ -34,22 +33,7 @@ def write_state(path: Path, changes: Sequence[Change], machine: Machine) -> None
         "changes": [change.as_json() for change in changes],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_atomically(path, json.dumps(content, indent=1).encode())
 
 
 def read_state(path: Path, machine: Machine) -> tuple[Change, ...]:

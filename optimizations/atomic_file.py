@@ -22,6 +22,16 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         temporary.chmod(0o644)  # mkstemp's files are for their owner alone
         temporary.replace(path)
+        _make_durable(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _make_durable(folder: Path) -> None:
+    """Lets a rename in this folder survive a crash of the machine."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from models.registry import Workload
+from optimizations.byte_units import format_bytes
 from suite.modes import Mode
-from suite.report.units import format_bytes
 from suite.schema import Environment
 
 

@@ -20,11 +20,10 @@ import torch
 from models.instance import instantiate
 from models.registry import Size, Workload
 from optimizations import torch_internals
+from optimizations.byte_units import format_bytes
 from suite.cell_errors import OomExpected
 from suite.explain.known_values import KnownValuesMode, UnknownValue
 from suite.measure.results import named_tensors
-
-GIB = 2**30
 
 LIMIT_OPERATORS = 20_000
 """Operators that are followed: more than any single pass of a model has. What repeats itself beyond, such as steps of
@@ -60,10 +59,10 @@ class MemoryNeed:
         needed = self.with_input_sets(input_sets)
         if needed <= available:
             return None
+        parts = f"weights {format_bytes(self.weights)}, {input_sets} input sets of {format_bytes(self.inputs)}"
         return (
-            f"needs at least {needed / GIB:.1f} GiB (weights {self.weights / GIB:.1f}, {input_sets} input sets of "
-            f"{self.inputs / GIB:.1f}, the rest for what eager computes) and the GPU has {available / GIB:.1f}; "
-            "use a GPU with more memory, or --size tiny"
+            f"needs at least {format_bytes(needed)} ({parts}, the rest for what eager computes) and the GPU has "
+            f"{format_bytes(available)}; use a GPU with more memory, or --size tiny"
         )
 
 

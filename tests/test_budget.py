@@ -31,4 +31,4 @@ def test_what_is_waited_for_is_said() -> None:
 
 def test_at_most_a_share_of_the_free_memory_is_taken() -> None:
     assert waiting_for_memory(int(1000 * FREE_SHARE), 1000) is None
-    assert "501 bytes are needed" in str(waiting_for_memory(501, 1000))
+    assert "501 B are needed, and half of the free 1000 B" in str(waiting_for_memory(501, 1000))

@@ -22,7 +22,7 @@ def test_each_graph_is_told_before_and_after() -> None:
     text = str(explanation)
     assert f"{len(graph.cpu_nodes_before)} nodes before, 0 after" in text
     assert "2 (2 blocking) before, 1 (0 blocking) after" in text
-    assert "staged cat (32 bytes)" in text
+    assert "staged cat (32 B)" in text
     assert "evaluated before the graph, on the CPU: " in text
     assert "placement_examples.py" in text
 

@@ -20,6 +20,7 @@ from host_tuning.machine import CGROUP, CPU, SMT_CONTROL
 from host_tuning.plan import Wishes
 from host_tuning.state import STATE
 from host_tuning.tune import restore, tune
+from optimizations import atomic_file
 
 ALL = Wishes(
     governor=True, frequency="base", no_turbo=True, c_states=True, smt_off=True, isolate="1", persistence=True,
@@ -58,7 +59,7 @@ class Case:
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of state files are written here, and the disk need not have any of them."""
-    monkeypatch.setattr(state_module.os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(atomic_file.os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture
@@ -190,7 +191,7 @@ def test_the_state_file_is_there_before_the_first_change_and_without_it_nothing_
 
     case = case.again()
     before = case.settings()
-    monkeypatch.setattr(state_module.os, "fsync", full)
+    monkeypatch.setattr(atomic_file.os, "fsync", full)
     with pytest.raises(HostTuningError, match="No space left on device; nothing was changed"):
         case.tune()
     assert case.host.steps == []

@@ -55,7 +55,7 @@ def test_the_table_puts_each_way_beside_the_one_by_hand() -> None:
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]] for line in text.getvalue().splitlines() if "DCGAN" in line
     ]
-    assert rows[0][:6] == ["DCGAN", "compile", "2,000", "4.00", "2.00", "1"]
+    assert rows[0][:6] == ["DCGAN", "compile", "2,000", "4.00", "2.0 GB", "1"]
     assert rows[1][2:4] == ["600", "1.20"]
     assert rows[3][1:4] == [BARE, NONE, NONE]
     assert rows[3][6] == "out of memory"

@@ -319,7 +319,7 @@ def test_moved_operations_are_limited_in_sum(graph: Graph) -> None:
     assert len(graph.plan("out", stage_limit_bytes=160).moves) == 4
     decided = graph.plan("out", stage_limit_bytes=159)
     assert decided.moves == ()
-    assert "takes 160 bytes with others, more than stage_limit_bytes" in _reason(decided, "copied0")
+    assert "takes 160 B with others, more than stage_limit_bytes" in _reason(decided, "copied0")
 
 
 def test_components_of_moved_operations_are_limited_together(graph: Graph) -> None:
@@ -361,7 +361,7 @@ def test_a_graph_whose_cpu_values_no_gpu_operation_needs_is_left(graph: Graph) -
     [
         ({"requires_grad": True}, {}, "requires a gradient"),
         ({"tensors": 2}, {}, "is no plain tensor"),
-        ({"value_bytes": 100}, {"stage_limit_bytes": 99}, "takes 100 bytes beside 0 others in each call"),
+        ({"value_bytes": 100}, {"stage_limit_bytes": 99}, "takes 100 B in each call in addition to 0 B"),
         ({"value_bytes": 100}, {"process_limit_bytes": 99}, "more than process_limit_bytes"),
     ],
 )
@@ -414,7 +414,7 @@ def test_graphs_of_one_process_share_a_limit(graph: Graph) -> None:
     assert graph.plan(process_limit_bytes=1000, held_bytes=900).hoists
     decided = graph.plan(process_limit_bytes=1000, held_bytes=901)
     assert decided.fed == {}
-    assert "takes 100 bytes beside 901 others on the GPU, more than process_limit_bytes" in _reason(decided, "out")
+    assert "takes 100 B of the GPU in addition to 901 B, more than process_limit_bytes" in _reason(decided, "out")
 
 
 def test_a_rebuilt_constant_counts_with_all_it_is_made_of(graph: Graph) -> None:

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.report.units import NOTHING, format_bytes, format_heading, format_value, parse_bytes, sort_key
+from optimizations.byte_units import format_bytes, parse_bytes
+from suite.report.units import NOTHING, format_heading, format_value, sort_key
 
 
 @pytest.mark.parametrize(

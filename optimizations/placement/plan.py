@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from optimizations.byte_units import format_bytes
 from optimizations.options import Options
 from optimizations.placement.regions import Memory, Regions, regions
 from optimizations.placement.residency import MIXED, Node, Residency
@@ -228,10 +229,16 @@ class _Planner:
                     how[value], kept, staged = form, kept + cost, staged + work
                     continue
             if staged + size > self.options.stage_limit_bytes:
-                how[value] = f"takes {size} bytes beside {staged} others in each call, more than stage_limit_bytes"
+                how[value] = (
+                    f"takes {format_bytes(size)} in each call in addition to {format_bytes(staged)}, "
+                    "more than stage_limit_bytes"
+                )
             elif self.held_bytes + kept + staged + size > self.options.process_limit_bytes:
                 others = self.held_bytes + kept + staged
-                how[value] = f"takes {size} bytes beside {others} others on the GPU, more than process_limit_bytes"
+                how[value] = (
+                    f"takes {format_bytes(size)} of the GPU in addition to {format_bytes(others)}, "
+                    "more than process_limit_bytes"
+                )
             else:
                 how[value], staged = "stage", staged + size
         return how
@@ -321,7 +328,10 @@ class _Planner:
             blocker, reason = next(((name, reason) for name, reason in reasons if reason is not None), (None, None))
             size = sum(self.nodes[name].value_bytes or 0 for name in members)
             if reason is None and moved + size > self.options.stage_limit_bytes:
-                blocker, reason = members[0], f"takes {moved + size} bytes with others, more than stage_limit_bytes"
+                blocker, reason = (
+                    members[0],
+                    f"takes {format_bytes(moved + size)} with others, more than stage_limit_bytes",
+                )
             moved += size if reason is None else 0
             yield _Component(members, blocker, reason)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from optimizations.byte_units import format_bytes
+
 SHARE = 0.1
 """The work beyond a recording takes at most this share of the time that the graph has been in use."""
 
@@ -63,5 +65,6 @@ class Use:
 def waiting_for_memory(needed_bytes: int, free_bytes: int) -> str | None:
     """What is waited for before work that takes this much device memory for a while; None where it may be done."""
     if needed_bytes > FREE_SHARE * free_bytes:
-        return f"memory: {needed_bytes} bytes are needed, and half of the {free_bytes} free ones may be taken"
+        free = format_bytes(free_bytes)
+        return f"memory: {format_bytes(needed_bytes)} are needed, and half of the free {free} may be taken"
     return None

@@ -10,6 +10,7 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
+from optimizations.byte_units import format_bytes
 from optimizations.options import Options
 from optimizations.placement.placing import place
 from optimizations.report import Copy, PlacementReport
@@ -57,11 +58,11 @@ def _lines(index: int, graph: PlacementReport) -> Iterator[str]:
     yield f"  on the CPU:       {len(graph.cpu_nodes_before)} nodes before, {len(graph.cpu_nodes_after)} after"
     yield f"  copied to device: {_copies(graph.copies_before)} before, {_copies(graph.copies_after)} after"
     for hoisted in graph.hoisted:
-        what = f"{hoisted.hoisted_bytes} bytes" if hoisted.form == "kept" else hoisted.form
+        what = format_bytes(hoisted.hoisted_bytes) if hoisted.form == "kept" else hoisted.form
         depends = f", depends on {', '.join(hoisted.attributes)}" if hoisted.attributes else ""
         yield f"  hoisted {hoisted.node} ({what}{depends}){_at(hoisted.source_line)}"
     for staged in graph.staged:
-        size = f"{staged.staged_bytes} bytes" if staged.staged_bytes is not None else "size differs between calls"
+        size = format_bytes(staged.staged_bytes) if staged.staged_bytes is not None else "size differs between calls"
         yield f"  staged {staged.argument} ({size}){_at(staged.source_line)}"
     if graph.before:
         yield f"  evaluated before the graph, on the CPU: {', '.join(graph.before)}"

@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from optimizations.byte_units import format_bytes
 from suite.explain.records import Copy, CpuNode, Explanation, FxGraph, Lowering, Placed, PlacedValue
 from suite.modes import GRAPH_MODE
-from suite.report.units import format_bytes
 
 MOST_ROWS = 16
 """Longer lists are cut; the JSON output has all of it."""

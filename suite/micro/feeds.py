@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from optimizations.byte_units import format_bytes
 from suite.micro.feed_costs import FeedCost, measure_steady_feeds
 from suite.schema import Environment, Record
 
@@ -43,7 +44,7 @@ def table(run: FeedRun) -> Table:
     shown = Table(
         "scalars",
         "tensors",
-        "KiB each",
+        "each",
         "other arguments",
         "µs per call",
         "fastest to slowest round",
@@ -57,7 +58,7 @@ def table(run: FeedRun) -> Table:
         shown.add_row(
             str(cost.scalars),
             str(cost.tensors),
-            f"{cost.tensor_bytes / 1024:g}" if cost.tensors else "",
+            format_bytes(cost.tensor_bytes) if cost.tensors else "",
             str(cost.kept),
             f"{cost.host_us:.2f}",
             f"{cost.fastest_us:.2f} to {cost.slowest_us:.2f}",

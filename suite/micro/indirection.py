@@ -16,6 +16,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.appliers.applied import AppliedPlan
 from optimizations.appliers.device import RecordingTools, device_tools, unload_kernels
+from optimizations.byte_units import format_bytes
 from optimizations.captured.displaced import GRANULE_BYTES, buffer_bytes, displace, memory_of
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import Capture, CapturedGraph, MemoryRange, Placeholder
@@ -74,7 +75,7 @@ class Bench:
         """
         free, _ = torch.cuda.mem_get_info(self._device)
         if point.device_bytes > FREE_SHARE * free:
-            reason = f"it takes {point.device_bytes} bytes of device memory, and {free} are free"
+            reason = f"it takes {format_bytes(point.device_bytes)} of device memory, and {format_bytes(free)} are free"
             return self._record(point, [], skipped=reason)
         before = self._read_gpu()
         with torch.cuda.device(self._device):

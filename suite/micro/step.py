@@ -24,6 +24,7 @@ from models.instance import Instance, instantiate
 from models.nests import tensors_of
 from models.registry import Inputs, Size
 from optimizations import torch_internals
+from optimizations.byte_units import format_bytes
 from suite.errors import WrongUse
 from suite.iteration import callable_for, iteration, set_numerics
 from suite.modes import select_modes
@@ -244,7 +245,7 @@ def table(run: StepRun) -> Table:
         "way",
         "µs per iteration",
         "times the one by hand",
-        "GiB reserved",
+        "reserved",
         "graphs",
         "refused",
         title=f"CUDA graphs of a training iteration, {run.environment.gpu.name if run.environment.gpu else 'no GPU'}",
@@ -258,7 +259,7 @@ def table(run: StepRun) -> Table:
             cost.way,
             NONE if median is None else f"{median:,.0f}",
             NONE if median is None or not floor else f"{median / floor:.2f}",
-            NONE if cost.reserved_bytes is None else f"{cost.reserved_bytes / 2**30:.2f}",
+            NONE if cost.reserved_bytes is None else format_bytes(cost.reserved_bytes),
             NONE if cost.graphs is None else str(cost.graphs),
             cost.refused or "",
         )

@@ -16,13 +16,14 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
+from optimizations.byte_units import format_bytes
 from suite import stats
 from suite.modes import MODES
 from suite.report.conclusion import ENCORE_BACKEND, Conclusion
 from suite.report.provenance import Provenance
 from suite.report.published import Source
 from suite.report.table import Detailed, Table, printed_rows
-from suite.report.units import NOTHING, format_bytes, format_heading, is_missing, sort_key
+from suite.report.units import NOTHING, format_heading, is_missing, sort_key
 from suite.schema import Environment, Status
 
 _PAGE = Path(__file__).parent / "page"

@@ -1,6 +1,6 @@
 """How numbers are printed: the unit is read off the column's name, as everywhere in Encore (`host_us`, `copied_bytes`).
 
-Byte units are binary (1 KB = 1024 B), as in the papers.
+Bytes are printed by `optimizations.byte_units`.
 """
 
 from __future__ import annotations
@@ -8,36 +8,16 @@ from __future__ import annotations
 import math
 import re
 
+from optimizations.byte_units import format_bytes as format_bytes
+from optimizations.byte_units import parse_bytes as parse_bytes
+
 NOTHING = "\N{EN DASH}"
 """Printed where nothing was measured."""
 
-_BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
 _RATIO_NAMES = ("speedup", "low", "high", "ratio")
 _UNITS = {"us": "µs", "s": "s", "percent": "%", "mhz": "MHz", "w": "W", "c": "°C"}
 _PROPER_NAMES = {"grace": "GraCE", "pygraph": "PyGraph", "fx": "FX", "cpu": "CPU", "cuda": "CUDA", "sm": "SM"}
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?")
-
-
-def format_bytes(count: float) -> str:
-    """Bytes with a binary unit and one decimal, as the papers print them: 8192 -> "8.0 KB"; below 1 KB "16 B"."""
-    scaled = float(count)
-    for unit in _BYTE_UNITS:
-        if abs(scaled) < 1024 or unit == _BYTE_UNITS[-1]:
-            break
-        scaled /= 1024
-    return f"{scaled:.0f} {unit}" if unit == "B" else f"{scaled:.1f} {unit}"
-
-
-def parse_bytes(text: str) -> int:
-    """The inverse of `format_bytes`, as exact as the printed digits: "8.0 KB" -> 8192.
-
-    Raises:
-        ValueError: the text is no number followed by one of B, KB, MB, GB, TB.
-    """
-    number, _, unit = text.partition(" ")
-    if unit not in _BYTE_UNITS:
-        raise ValueError(f"{text!r} is no byte count; expected a number and one of {', '.join(_BYTE_UNITS)}")
-    return round(float(number) * 1024 ** _BYTE_UNITS.index(unit))
 
 
 def is_missing(value: object) -> bool:

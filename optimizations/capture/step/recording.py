@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from optimizations.byte_units import format_bytes
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import describe, replaced
@@ -118,7 +119,8 @@ def capture(
     if memory_budget_bytes is not None and pool_bytes > memory_budget_bytes:
         raise StepRefused(
             Refusal(
-                f"its graphs need {pool_bytes} bytes and memory_budget_bytes is {memory_budget_bytes}",
+                f"its graphs need {format_bytes(pool_bytes)}, and memory_budget_bytes is "
+                f"{format_bytes(memory_budget_bytes)}",
                 "raise the budget, or make the batch smaller",
             )
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from optimizations.byte_units import format_bytes, parse_bytes
 from suite.modes import GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Results, chart_or_none, labels_of, reasons
 from suite.report.table import make_table
-from suite.report.units import format_bytes, parse_bytes
 
 _MODES = (GRAPH_MODE, PLACEMENT_MODE, INDIRECTION_MODE)
 _DIFFERS = (
