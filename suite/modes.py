@@ -65,7 +65,7 @@ MODES: dict[str, Mode] = {
             "Encore's placement, then stock CUDA graphs",
             baselines=("compile", "graph", "graph-unpartitioned"),
             backend="encore",
-            options={"indirection": "off"},
+            options={"indirection": "off", "lean": False},
             uses_cuda_graphs=True,
             # Stock graphs compute some chains of constants on the GPU (XLNet's table), and the bits differ;
             # unpartitioned ones, and placement, compute them where the program does. And Inductor may tune a kernel
@@ -78,9 +78,18 @@ MODES: dict[str, Mode] = {
             "Encore's placement, then CUDA graphs that read their inputs in place",
             baselines=("compile", "graph", "placement"),
             backend="encore",
-            options={"indirection": "auto"},
+            options={"indirection": "auto", "lean": False},
             uses_cuda_graphs=True,
             bitwise_with=("placement", "graph", "graph-unpartitioned", "compile"),
+        ),
+        Mode(
+            "lean",
+            "as indirection, with the host out of the way of replay",
+            baselines=("compile", "graph", "indirection"),
+            backend="encore",
+            options={"indirection": "auto"},
+            uses_cuda_graphs=True,
+            bitwise_with=("indirection", "placement", "graph", "graph-unpartitioned", "compile"),
         ),
     )
 }
@@ -99,6 +108,10 @@ PLACEMENT_MODE = "placement"
 
 INDIRECTION_MODE = "indirection"
 """Placement, and graphs that read their inputs in place."""
+
+
+LEAN_MODE = "lean"
+"""The same with lean replay."""
 
 
 def select_modes(names: Iterable[str]) -> tuple[Mode, ...]:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured import pools
-from optimizations.captured.pools import SPARE_BYTES, Pool, end_failed_capture, joined, scratch_pool
+from optimizations.captured.pools import Pool, end_failed_capture, joined, scratch_pool
 
 
 class Allocator:
@@ -52,7 +51,6 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     monkeypatch.setattr(torch_internals, "end_allocating", found.end)
     monkeypatch.setattr(torch_internals, "release_pool", found.release)
     monkeypatch.setattr(torch_internals.cudagraph_trees, "get_cudagraph_segments", found.segments)
-    monkeypatch.setattr(pools, "_spare_bytes", {})
     return found
 
 
@@ -73,12 +71,12 @@ def test_a_scratch_pool_goes_with_its_block_also_by_an_exception(allocator: Allo
     assert allocator.references == {handle: 0}
 
 
-def test_memory_is_given_back_when_there_is_enough_of_it(allocator: Allocator) -> None:
-    allocator.size = SPARE_BYTES // 2
-    for expected in (0, 0, 1, 1, 1, 2):
-        with scratch_pool(0):
-            pass
-        assert allocator.emptied == expected
+@pytest.mark.parametrize("size", [0, 2**21])
+def test_memory_is_given_back_if_there_was_any(allocator: Allocator, size: int) -> None:
+    allocator.size = size
+    with scratch_pool(0):
+        assert allocator.emptied == 0
+    assert allocator.emptied == (1 if size else 0)
 
 
 def test_an_allocator_that_refuses_to_give_memory_back_is_let_be(
@@ -88,7 +86,7 @@ def test_an_allocator_that_refuses_to_give_memory_back_is_let_be(
         raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
 
     monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
-    allocator.size = 2 * SPARE_BYTES
+    allocator.size = 2**21
     with scratch_pool(0) as handle:
         pass
     assert allocator.references == {handle: 0}

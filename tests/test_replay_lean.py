@@ -17,7 +17,7 @@ from optimizations import torch_internals
 from optimizations.capture.trees import lean, manager
 from optimizations.capture.trees.containers import managers
 from optimizations.recording import budget
-from optimizations.replay.swaps import MOST_SETS, Swaps
+from optimizations.replay.swaps import MOST_SETS, SHARE, Swaps
 
 __all__ = ["cuda_on_cpu"]
 
@@ -179,8 +179,8 @@ def test_parameters_that_come_back_get_a_recording_when_patching_has_cost_one(
     assert sum(node.replays > before for node, before in zip(nodes(), settings, strict=True)) > 2
 
 
-def test_a_set_of_addresses_is_worth_a_recording_when_patching_has_cost_one() -> None:
-    swaps, first, second = Swaps([0], 1.0), [values(1)], [values(2)]
+def test_a_set_of_addresses_is_worth_a_recording_when_patching_has_cost_its_share() -> None:
+    swaps, first, second = Swaps([0], 1.0 / SHARE), [values(1)], [values(2)]
     swaps.patched(first, 0.6)
     swaps.patched(second, 0.6)
     assert not swaps.worth_recording(first)

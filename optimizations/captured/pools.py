@@ -18,11 +18,6 @@ import torch
 from optimizations import torch_internals
 from optimizations.captured.graph import MemoryRange
 
-SPARE_BYTES = 16 * 2**20
-"""So much of the memory of pools that are gone may stay with the allocator before it is given back to the device."""
-
-_spare_bytes: dict[int, int] = {}
-
 
 class Pool:
     """A memory pool, alive as long as this object or a graph that was captured in it.
@@ -48,11 +43,14 @@ def scratch_pool(device: int) -> Iterator[Any]:
     finally:
         size = sum(one.size_bytes for one in pool_memory(pool.id))
         pool.release()
-        _spare_bytes[device] = _spare_bytes.get(device, 0) + size
-        if _spare_bytes[device] > SPARE_BYTES:
-            _spare_bytes[device] = 0
-            with contextlib.suppress(RuntimeError):
-                torch.cuda.empty_cache()
+        if size:
+            give_back()
+
+
+def give_back() -> None:
+    """Give the device memory back that lies in pools which are gone. What else the allocator has cached goes, too."""
+    with contextlib.suppress(RuntimeError):
+        torch.cuda.empty_cache()
 
 
 def end_failed_capture(device: int, pool: Any) -> None:

@@ -1,14 +1,18 @@
 """Addresses of parameters that come back: when another recording is cheaper than patching again.
 
 A program that swaps weights mostly swaps between a few sets of them (adapters, averaged weights), and the allocator
-gives the same addresses again and again. A recording for such a set is replayed without patching. It costs once what a
-recording costs, so it is made when patching for this set has cost as much; until then nobody knows that it will pay.
+gives the same addresses again and again. A recording for such a set is replayed without patching. Stock makes one at
+once. Here it is made when patching for this set has cost a share of what a recording costs: a set that never comes back
+costs no recording, and one that does costs little more than with stock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+SHARE = 0.25
+"""Of the cost of a recording: what patching for one set of addresses may cost before there is a recording for it."""
 
 MOST_SETS = 64
 """Sets of addresses that are remembered. One that has not come back for so many others is forgotten."""
@@ -39,12 +43,8 @@ class Swaps:
         self._patching_s[key] = before + seconds
 
     def worth_recording(self, inputs: Sequence[Any]) -> bool:
-        """Whether patching for the addresses of these inputs has cost as much as a recording."""
-        return not self._closed and self._patching_s.get(self._key(inputs), 0.0) >= self._recording_s
-
-    def recorded(self, inputs: Sequence[Any]) -> None:
-        """To be told that there is a recording for these addresses now."""
-        self._patching_s.pop(self._key(inputs), None)
+        """Whether patching for the addresses of these inputs has cost its share of a recording."""
+        return not self._closed and self._patching_s.get(self._key(inputs), 0.0) >= SHARE * self._recording_s
 
     def close(self) -> None:
         """There are as many recordings as there may be."""

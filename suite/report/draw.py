@@ -41,6 +41,7 @@ COLOURS = {
     "graph-unpartitioned": "#D55E00",
     "placement": "#009E73",
     "indirection": "#CC79A7",
+    "lean": "#6A51A3",
     "encore": "#0072B2",
 }
 OTHER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")

@@ -22,6 +22,7 @@ _COVERAGE_SYSTEM = {
     "graph-unpartitioned": "stock",
     "placement": "placement",
     "indirection": "placement",
+    "lean": "placement",
     "encore": "placement",
 }
 """Which published coverage stands beside which mode: stock CUDA graphs, or those after placement."""
@@ -31,6 +32,7 @@ _COPIES_SYSTEM = {
     "graph-unpartitioned": "before",
     "placement": "before",
     "indirection": "after",
+    "lean": "after",
     "encore": "after",
 }
 """Which published bytes stand beside which mode. `before` is GraCE with placement, without indirection: not stock."""

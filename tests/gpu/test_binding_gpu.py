@@ -20,7 +20,8 @@ ROUNDS = READS_BEFORE + 3
 
 
 def close(results: Any, expected: Any) -> None:
-    torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-5)
+    # Generated code rounds otherwise than eager, and layer norms make that larger.
+    torch.testing.assert_close(results, expected, rtol=1e-3, atol=1e-3)
 
 
 def called(run: Any, x: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,9 @@ def fails_to_capture() -> None:
     x = torch.ones(4, device="cuda")
     with pytest.raises(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
         x.sum().item()
+    # PyTorch's generator stays in the failed capture until another one succeeds.
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        x.add_(1)
 
 
 def runs_right() -> None:

@@ -34,6 +34,7 @@ ALLOWED_COPIES = (
     "undecided after",
     "kernels of unknown construction read it",
     "two copying runs by",
+    "no input explains it",  # library kernels that add in a fixed order carry bytes of the host's stack
 )
 """Patterns of the reasons for which an input may be copied. What is copied, and why, is kept in the results as the
 property `copied`."""
@@ -149,9 +150,13 @@ def test_a_workload_replays_bit_for_bit_as_stock_does(
     """
     workload = find(acronym)
     set_numerics(workload)
-    instance = instantiate(workload, size="tiny", device="cuda", seed=SEED)
-    sets = [instance.inputs(index % 3) for index in range(6)]
-    states = [State(instance.module, inputs) for inputs in sets]
+
+    def fresh() -> tuple[Instance, list[Inputs], list[State]]:
+        instance = instantiate(workload, size="tiny", device="cuda", seed=SEED)
+        sets = [instance.inputs(index % 3) for index in range(6)]
+        return instance, sets, [State(instance.module, inputs) for inputs in sets]
+
+    instance, sets, states = fresh()
 
     def results(iterate: Callable[[Inputs], Any], index: int) -> Results:
         return run_checked(instance, iterate, sets[index % 6], states[index % 6], SEED)
@@ -172,6 +177,7 @@ def test_a_workload_replays_bit_for_bit_as_stock_does(
         if OVERWRITTEN not in str(error):
             raise
         forget()
+        instance, sets, states = fresh()  # the module may hold a result of stock's graphs
         stock, tolerance = outcomes_of("eager"), EAGERS_TOLERANCE
     indirect = workload_iteration(instance, "indirection")
     off: list[str] = []

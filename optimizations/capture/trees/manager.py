@@ -46,7 +46,7 @@ from optimizations.capture.trees.endings import free_before_process_groups_end, 
 from optimizations.capture.trees.function import RecordableFunction, forget_recordings
 from optimizations.capture.trees.lean import MOST_KEPT, Fit, SteadyCall, any_alive, steady_call
 from optimizations.capture.trees.node import EncoreNode
-from optimizations.captured.pools import Pool, end_failed_capture
+from optimizations.captured.pools import Pool, end_failed_capture, give_back
 from optimizations.recording.fixed_inputs import Answer
 from optimizations.replay.streams import make_context_current, wait_for_stream
 from optimizations.torch_internals.rebind import with_globals
@@ -63,6 +63,9 @@ FORWARD_UNCAPTURED = "its forward ran without a graph"
 
 RECORDINGS_BEFORE_FOLLOWING = 2
 """As many recordings differ in nothing but fixed addresses before these are patched instead."""
+
+MANY_COPIES = 4
+"""As many results are copied by one call, with a kernel for many at a time, instead of one by one."""
 
 MOST_RECORDINGS = 8
 """Recordings of one function at one place for sets of addresses that come back; see `replay.swaps`."""
@@ -268,10 +271,11 @@ class EncoreManager(CUDAGraphTreeManager):
         handed = list(outputs)
         del outputs
         if isinstance(node, EncoreNode) and node.function is function and function.kept_outputs <= node.lone_outputs:
-            for place in function.kept_outputs:
-                handed[place] = handed[place].clone()
-                function.kept_bytes += handed[place].nbytes
-            function.kept_copies += len(function.kept_outputs)
+            places = sorted(function.kept_outputs)
+            for place, copied in zip(places, _copies([handed[place] for place in places]), strict=True):
+                handed[place] = copied
+                function.kept_bytes += copied.nbytes
+            function.kept_copies += len(places)
             return handed
         pool = {
             reference.data_ptr()
@@ -316,6 +320,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self._held_iterations = 0
         self._pool = Pool(self.device_index)  # kept by this, not by a capture
         self.cuda_graphs_thread_pool = self._pool.id
+        give_back()
 
     # Recording
 
@@ -479,6 +484,15 @@ class EncoreManager(CUDAGraphTreeManager):
             super().shutdown()
             for node in nodes:
                 node.release()
+
+
+def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Of tensors that fill their memory without gaps: the same values, sizes and strides in memory of their own."""
+    if len(tensors) < MANY_COPIES:
+        return [tensor.clone() for tensor in tensors]
+    made = [torch.empty_like(tensor) for tensor in tensors]
+    torch_internals.foreach_copy_(made, tensors)
+    return made
 
 
 def over(storage: torch.UntypedStorage, like: torch.Tensor, offset: int) -> torch.Tensor:
