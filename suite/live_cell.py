@@ -32,6 +32,7 @@ import optimizations
 from models.instance import Instance, instantiate
 from models.registry import find
 from optimizations import torch_internals
+from suite.captured_iteration import CapturedIteration, captured_iteration
 from suite.cell_errors import Inaccurate, Unsupported
 from suite.gpu import LEAST_COMPUTE_CAPABILITY
 from suite.iteration import Iterate, callable_for, iteration, seed_all, set_numerics
@@ -61,6 +62,9 @@ from suite.schema import Block, CompileConditions, CompileTimes, Copies, Correct
 SETTLE_S = 20.0
 """How long a cell is called before it is measured, at most, so that Encore's graphs become what they will stay."""
 
+CALLS_TO_CAPTURE = 4
+"""`graph_step` runs the first call as it is, looks at two, and launches a graph from the fourth on."""
+
 CALLS_TO_REPLAY = 3
 """CUDAGraph Trees warm a function up in the first call, record it in the second, and replay it from the third on."""
 
@@ -75,6 +79,7 @@ class LiveCell:
         self._captures = CaptureLog()
         self._graphs = GraphLog(wants_cuda_graphs=self._mode.uses_cuda_graphs)
         self._compile_peak: Peak | None = None
+        self._captured: CapturedIteration | None = None
         self._eager: list[Results] | None = None
         self._trial_verdict: Verdict | None = None
 
@@ -150,7 +155,7 @@ class LiveCell:
         """Everything that is measured once. The profiler comes last, because it slows down what follows."""
         device, on_gpu = self._instance.device, self._instance.device.type == "cuda"
         memory = self._replay_memory()
-        counted = self._placeholder_copies() if on_gpu and self._mode.uses_cuda_graphs else None
+        counted = self._placeholder_copies() if on_gpu and self._mode.needs_gpu else None
         profile = profile_iterations(self._iterate_set) if on_gpu else None
         graphs = recorded_graphs(device) if self._mode.uses_cuda_graphs else []
         coverage = profile.coverage if profile else None
@@ -195,6 +200,23 @@ class LiveCell:
     def _iteration(self, call: Callable[..., object]) -> Iterate:
         return iteration(self._instance, call, uses_cuda_graphs=self._mode.uses_cuda_graphs)
 
+    def _compiled_iteration(self, call: Callable[..., object]) -> Iterate:
+        """The iteration with what the mode makes of the module, captured as the mode says."""
+        if not self._mode.captures_more:
+            return self._iteration(call)
+        self._free_capture()
+        self._captured = captured_iteration(self._mode, self._instance, call)
+        return self._captured
+
+    @property
+    def _calls_to_replay(self) -> int:
+        return CALLS_TO_CAPTURE if self._mode.captures_more else CALLS_TO_REPLAY
+
+    def _free_capture(self) -> None:
+        if self._captured is not None:
+            self._captured.close()
+            self._captured = None
+
     def _results(self, iterate: Iterate) -> list[Results]:
         """Results on each checked input."""
         return [
@@ -218,12 +240,14 @@ class LiveCell:
         """Verdict on a stochastic workload, compiled with eager's random numbers; None where the real one can tell."""
         if self._mode.backend is None or not self._instance.workload.stochastic:
             return None
+        calls = self._calls_to_replay
         cache_dir = self._spec.cache_dir
         torch.compiler.reset()  # in a later process the real compilation came first, and would be found
         with torch_internals.fresh_cache(dir=cache_dir), torch_internals.inductor_config.patch(fallback_random=True):
-            iterate = self._iteration(callable_for(self._mode, self._instance.module))
-            for _ in range(CALLS_TO_REPLAY):
+            iterate = self._compiled_iteration(callable_for(self._mode, self._instance.module))
+            for _ in range(calls):
                 compiled = self._results(iterate)
+            self._free_capture()
             verdict = self._verdict(compiled, eager)
             if verdict.undecided:
                 verdict = self._widened(verdict)
@@ -251,7 +275,7 @@ class LiveCell:
         announce = (lambda phase: None) if again else self._announce  # phases follow one another, and none comes back
         announce("compile")
         self._call = callable_for(self._mode, self._instance.module)
-        self._iterate = self._iteration(self._call)
+        self._iterate = self._compiled_iteration(self._call)
         seed_all(spec.seed)
         restart_timers()
         restart_peak(device)
@@ -264,11 +288,13 @@ class LiveCell:
             self._timer.synchronize()
             first_call_s = time.perf_counter() - begin
             announce("warm-up")
-            for position in range(1, max(spec.warm_up, CALLS_TO_REPLAY - 1 + spec.input_sets)):
+            for position in range(1, max(spec.warm_up, self._calls_to_replay - 1 + spec.input_sets)):
                 self._iterate_set(position)
             self._timer.synchronize()
             warm_up_s = time.perf_counter() - begin
             settle_calls = self._settle()
+        if self._captured is not None:
+            self._captured.require_replays()
         for error in self._captures.errors:
             print(f"captured nodes not counted: {error}")
         self._compile_peak = peak(device)
@@ -327,17 +353,28 @@ class LiveCell:
         )
 
     def _take_optimizer_in(self) -> None:
-        """From here on each iteration steps the optimizer, if asked for; checks ran without, on unchanged weights."""
-        if not self._spec.with_optimizer or self._instance.workload.task != "training":
+        """From here on each iteration steps the optimizer, if asked for; checks ran without, on unchanged weights.
+
+        What is captured is captured again, for loops whose steps return the loss and nothing else.
+        """
+        wanted = self._spec.with_optimizer and self._instance.workload.task == "training"
+        optimizer = self._instance.optimizer() if wanted else None
+        if self._captured is not None:
+            self._free_capture()
+            self._iterate = self._captured = captured_iteration(
+                self._mode, self._instance, self._call, optimizer=optimizer, outputs=False
+            )
+        elif optimizer is None:
             return
-        self._iterate = iteration(
-            self._instance,
-            self._call,
-            uses_cuda_graphs=self._mode.uses_cuda_graphs,
-            optimizer=self._instance.optimizer(),
-        )
-        for position in range(len(self._input_sets)):
+        else:
+            self._iterate = iteration(
+                self._instance, self._call, uses_cuda_graphs=self._mode.uses_cuda_graphs, optimizer=optimizer
+            )
+        calls = len(self._input_sets) + (CALLS_TO_CAPTURE if self._captured is not None else 0)
+        for position in range(calls):
             self._iterate_set(position)
+        if self._captured is not None:
+            self._captured.require_replays()
 
     def _replay_memory(self) -> Memory | None:
         device = self._instance.device
@@ -356,6 +393,8 @@ class LiveCell:
         )
 
     def _placeholder_copies(self) -> copies.CopyCount:
+        if self._captured is not None:
+            return self._captured.copies()
         with copies.counting() as count:
             self._iterate_set(0)
         return count

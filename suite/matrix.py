@@ -42,17 +42,18 @@ def select_workloads(
 
 
 def select_modes_for(device: str, names: Sequence[str] | None) -> tuple[Mode, ...]:
-    """Modes of these names, or all that this device has a use for, in their order of declaration.
+    """Modes of these names, or the usual ones that this device has a use for, in their order of declaration.
 
     Raises:
         WrongUse: a name is unknown, or a mode with CUDA graphs is asked for on a CPU.
     """
     if names is None:
-        return tuple(mode for mode in MODES.values() if device == "cuda" or not mode.uses_cuda_graphs)
+        usual = [mode for mode in MODES.values() if not mode.captures_more]
+        return tuple(mode for mode in usual if device == "cuda" or not mode.needs_gpu)
     modes = select_modes(names)
     if not modes:
         raise WrongUse(f"--modes names no mode; known: {', '.join(MODES)}")
-    graphs = [mode.name for mode in modes if mode.uses_cuda_graphs]
+    graphs = [mode.name for mode in modes if mode.needs_gpu]
     if device == "cpu" and graphs:
         raise WrongUse(f"modes {', '.join(graphs)} use CUDA graphs and need --device cuda")
     return modes

@@ -9,9 +9,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from suite.errors import WrongUse
+
+Captures = Literal["graphs", "step", "callables"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class Mode:
     not hold more than two modes. `bitwise_with` names modes, one of which it must reproduce bit for bit (of those that
     are deterministic with themselves); other bits are `fail_accuracy`, not a remark. `same_as` names modes that this
     one is the same program as, wherever kernels, launches and copies come out the same: then a difference found between
-    the two is a false finding.
+    the two is a false finding. `captures` says what becomes a CUDA graph around what the backend
+    compiled: the whole iteration ("step"), or the module with its loss ("callables").
     """
 
     name: str
@@ -33,6 +36,22 @@ class Mode:
     uses_cuda_graphs: bool = False
     bitwise_with: tuple[str, ...] = ()
     same_as: tuple[str, ...] = ()
+    captures: Captures = "graphs"
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether the mode is nothing without CUDA graphs."""
+        return self.uses_cuda_graphs or self.captures_more
+
+    @property
+    def captures_more(self) -> bool:
+        """Whether more is captured than what the backend compiles. Such modes are measured where they are named."""
+        return self.captures != "graphs"
+
+    @property
+    def is_encores(self) -> bool:
+        """Whether it is Encore that makes the CUDA graphs."""
+        return self.backend == "encore" or self.captures_more
 
     @property
     def compared_with(self) -> tuple[str, ...]:
@@ -90,6 +109,18 @@ MODES: dict[str, Mode] = {
             options={"indirection": "auto"},
             uses_cuda_graphs=True,
             bitwise_with=("indirection", "placement", "graph", "graph-unpartitioned", "compile"),
+        ),
+        Mode(
+            "step",
+            "torch.compile inside of graph_step: a training iteration as one CUDA graph; where it is named",
+            baselines=("compile", "graph", "indirection"),
+            captures="step",
+        ),
+        Mode(
+            "callables",
+            "torch.compile inside of graph_callables: module and loss, forward and backward; where it is named",
+            baselines=("compile", "graph", "indirection"),
+            captures="callables",
         ),
     )
 }

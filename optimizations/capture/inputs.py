@@ -55,6 +55,7 @@ class CopiedInputs:
             data_of(self.recording_inputs[index]) if as_bytes else self.recording_inputs[index].detach()
             for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
         ]
+        self.copied_tensors = len(self._copied)
         self.copied_bytes = sum(size_bytes(inputs[index]) for index in self._copied)
         self.bind(inputs)
 

@@ -31,7 +31,7 @@ class RecordedStep:
     Attributes:
         signature: shapes and dtypes of the batch it is for.
         operations: operators it ran through PyTorch's dispatcher; kernels of compiled modules are not among them.
-        copied_bytes: data copied into placeholders before each replay.
+        copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
         pool_bytes: memory that its graphs' pool grew by.
         replays: how often it was launched.
         record_s: time from the beginning of the recording to its first launch.
@@ -40,6 +40,7 @@ class RecordedStep:
     signature: str
     operations: int
     copied_bytes: int
+    copied_tensors: int
     pool_bytes: int
     replays: int
     record_s: float

@@ -67,7 +67,7 @@ class Conclusion:
 
 def of_run(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpeedup]) -> Conclusion:
     """What a run says of Encore beside stock CUDA graphs, or where it has none, of graphs beside compiled code."""
-    own = [mode for mode in run.modes if mode in MODES and MODES[mode].backend == ENCORE_BACKEND]
+    own = [mode for mode in run.modes if mode in MODES and MODES[mode].is_encores]
     graphs = [mode for mode in run.modes if mode in MODES and MODES[mode].uses_cuda_graphs]
     baseline = GRAPH_MODE if own and GRAPH_MODE in run.modes else REFERENCE_MODE
     modes = own or graphs or [mode for mode in run.modes if mode != baseline]
@@ -107,7 +107,7 @@ def _sentence(run: Run, mode: str | None, baseline: str, items: Sequence[Compari
     if mode is None or not items:
         return f"Nothing can be compared: the run has {len(run.cells)} cells in {len(run.modes)} modes."
     stock = "stock CUDA graphs" if baseline == GRAPH_MODE else f"mode {baseline}"
-    ours = f"Encore ({mode})" if MODES[mode].backend == ENCORE_BACKEND else f"Mode {mode}"
+    ours = f"Encore ({mode})" if MODES[mode].is_encores else f"Mode {mode}"
     gains = [item for item in items if item.is_gain]
     if not gains or mean is None:
         withdrawn = sum(item.ratio is not None for item in items)

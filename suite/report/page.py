@@ -19,7 +19,7 @@ from markupsafe import Markup
 from optimizations.byte_units import format_bytes
 from suite import stats
 from suite.modes import MODES
-from suite.report.conclusion import ENCORE_BACKEND, Conclusion
+from suite.report.conclusion import Conclusion
 from suite.report.provenance import Provenance
 from suite.report.published import Source
 from suite.report.table import Detailed, Table, printed_rows
@@ -31,7 +31,7 @@ _SHORT = 44
 """Texts up to this length are not wrapped."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
 
-OWN_MODES = frozenset(name for name, mode in MODES.items() if mode.backend == ENCORE_BACKEND)
+OWN_MODES = frozenset(name for name, mode in MODES.items() if mode.is_encores)
 """Encore's own modes, which the page sets off from stock's."""
 
 

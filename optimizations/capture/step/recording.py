@@ -150,6 +150,7 @@ def capture(
             signature=describe(call.tensors),
             operations=len(observer.operations),
             copied_bytes=inputs.copied_bytes,
+            copied_tensors=inputs.copied_tensors,
             pool_bytes=pool_bytes - pool_before,
             replays=0,
             record_s=0.0,

@@ -1,0 +1,137 @@
+"""Iterations of modes that capture more than `torch.compile` does: all of it, or the module with its loss.
+
+The kernels are those of mode `compile`, whose compiled module runs inside. An iteration that cannot be captured is not
+timed as something else: its cell ends as unsupported, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+import optimizations
+from models.instance import Instance
+from models.registry import Inputs
+from suite.cell_errors import Unsupported
+from suite.iteration import Iterate, Outcome, iteration
+from suite.measure.copies import CopyCount
+from suite.modes import Mode
+
+
+class CapturedIteration(Protocol):
+    """An iteration that is captured in its first calls. Its `Outcome` has no output unless one was asked for."""
+
+    def __call__(self, inputs: Inputs) -> Outcome: ...
+
+    def require_replays(self) -> None:
+        """
+        Raises:
+            Unsupported: calls run without the graphs this mode is about; the message says why.
+        """
+
+    def copies(self) -> CopyCount:
+        """What is copied into the placeholders of its graphs in one iteration."""
+
+    def close(self) -> None:
+        """Free the graphs."""
+
+
+def captured_iteration(
+    mode: Mode,
+    instance: Instance,
+    call: Callable[..., Any],
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    outputs: bool = True,
+) -> CapturedIteration:
+    """The iteration of `instance` through `call`, captured as `mode` says. `outputs`: the module's are handed out too.
+
+    Raises:
+        Unsupported: the workload does not train.
+    """
+    if instance.workload.task != "training":
+        raise Unsupported(f"mode {mode.name} captures training iterations, and this workload is for inference")
+    if mode.captures == "step":
+        return StepIteration(iteration(instance, call, uses_cuda_graphs=False, optimizer=optimizer), outputs=outputs)
+    return CallableIteration(instance, call, optimizer, outputs=outputs)
+
+
+class StepIteration:
+    """Forward, loss, backward and the optimizer's step as one graph."""
+
+    def __init__(self, iterate: Iterate, *, outputs: bool) -> None:
+        def step(inputs: Inputs) -> Outcome:
+            outcome = iterate(inputs)
+            return outcome if outputs else Outcome(None, outcome.loss)
+
+        self._graphed = optimizations.graph_step(step)
+
+    def __call__(self, inputs: Inputs) -> Outcome:
+        outcome: Outcome = self._graphed(inputs)
+        return outcome
+
+    def require_replays(self) -> None:
+        report = self._graphed.report()
+        if report.refusals or not report.replays:
+            raise Unsupported("; ".join(map(str, report.refusals)) or "nothing was recorded")
+
+    def copies(self) -> CopyCount:
+        report = self._graphed.report()
+        recording = max(report.recordings, key=lambda found: found.replays)
+        return CopyCount(copied_bytes=recording.copied_bytes, tensors=recording.copied_tensors)
+
+    def close(self) -> None:
+        self._graphed.close()
+
+
+class CallableIteration:
+    """The module and its loss as a forward and a backward graph; autograd between them, the optimizer as it is."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        call: Callable[..., Any],
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        outputs: bool,
+    ) -> None:
+        def forward(inputs: Inputs) -> Outcome:
+            with instance.autocast():
+                output = call(*inputs.args, **inputs.kwargs)
+                return Outcome(output if outputs else None, instance.loss(output))
+
+        self._forward = forward
+        self._parameters = list(instance.module.parameters())
+        self._optimizer = optimizer
+        self._graphed: Any = None
+
+    def __call__(self, inputs: Inputs) -> Outcome:
+        if self._graphed is None:
+            try:
+                self._graphed = optimizations.graph_callables(self._forward, [(inputs,)])
+            except RuntimeError as error:
+                raise Unsupported(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+        for parameter in self._parameters:
+            parameter.grad = None
+        outcome: Outcome = self._graphed[0](inputs)
+        assert outcome.loss is not None, "a workload that trains has a loss"
+        outcome.loss.backward()
+        if self._optimizer is not None:
+            self._optimizer.step()
+        return outcome
+
+    def require_replays(self) -> None:
+        if self._graphed is None or self._graphed.calls_without_graph or not all(r.replays for r in self._reports()):
+            raise Unsupported("calls of the module run without its graphs: their shapes or modes are others each time")
+
+    def copies(self) -> CopyCount:
+        return CopyCount(copied_bytes=sum(report.copied_bytes for report in self._reports()))
+
+    def close(self) -> None:
+        if self._graphed is not None:
+            self._graphed.close()
+
+    def _reports(self) -> Any:
+        return self._graphed.report()

@@ -1,0 +1,138 @@
+"""Modes `step` and `callables` of the suite: what is checked and timed is captured, and what is not says so."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from tiny_workloads import WholeCell, instance_of, workload_of
+
+import optimizations
+from models import registry
+from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.step.graphed_step import GraphedStep
+from suite.captured_iteration import CallableIteration, StepIteration, captured_iteration
+from suite.cell_errors import Unsupported
+from suite.errors import WrongUse
+from suite.iteration import iteration
+from suite.matrix import select_modes_for
+from suite.modes import MODES
+from suite.protocol import CellSpec, Measure
+from suite.schema import Status
+from suite.worker import failure
+
+CAPTURING = ("step", "callables")
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu())
+
+
+class Reads(Mlp):
+    """Decides by a value, which no graph repeats."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2 if x.sum().item() > 0 else 1)
+
+
+def loss(output: torch.Tensor) -> torch.Tensor:
+    return output.square().mean()
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Captures are made of CPU operators; the graphs there are."""
+    device = CpuDevice()
+    monkeypatch.setattr(optimizations, "graph_step", functools.partial(GraphedStep, device=device))
+    monkeypatch.setattr(optimizations, "graph_callables", functools.partial(graph_callables, device=device))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    yield device.graphs
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
+    """Makes the cell of a module that trains, in a mode whose module is not compiled."""
+
+    def make(build: Any, mode: str, **fields: Any) -> WholeCell:
+        registry.workloads()
+        options = {"task": "training", "loss": loss, "optimizer": "sgd", **fields}
+        monkeypatch.setitem(registry._REGISTRY, "TINY", workload_of(build, **options))
+        monkeypatch.setitem(MODES, mode, replace(MODES[mode], backend=None))
+        spec = CellSpec(
+            workload="TINY", variant="published", size="tiny", mode=mode, device="cpu", with_optimizer=True, seed=7,
+            input_sets=3, warm_up=2, check_inputs=2, cpu_threads=1, cache_dir=str(tmp_path), warm_cache=True,
+        )  # fmt: skip
+        return WholeCell(spec, lambda phase: None)
+
+    return make
+
+
+@pytest.mark.parametrize("mode", CAPTURING)
+def test_what_is_checked_and_what_is_timed_are_captured(mode: str, cell: Any, graphs: list[Any]) -> None:
+    live = cell(Mlp, mode)
+    prepared = live.prepare()
+    assert prepared.correctness.passed
+    assert prepared.correctness.compared_tensors == 1 + 1 + 4  # the output, the loss, the gradients
+    assert all(graph.freed for graph in graphs[: -1 if mode == "step" else -2])  # those that were checked
+    before = sum(graph.replays for graph in graphs)
+    weights = [parameter.detach().clone() for parameter in live._instance.module.parameters()]
+    block = live.measure(Measure(index=0, turn=0, samples=4, throughput_iterations=0, lead_in=1))
+    launched = sum(graph.replays for graph in graphs) - before
+    assert launched == (1 if mode == "step" else 2) * (4 + 1) and len(block.host_us) == 4
+    assert not any(torch.equal(a, b) for a, b in zip(weights, live._instance.module.parameters(), strict=True))
+    assert live._placeholder_copies().copied_bytes == (4 * 8 * 4 if mode == "step" else 4 * 8 * 4 + 4)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("mode", CAPTURING)
+def test_what_cannot_be_captured_is_unsupported_and_says_why(mode: str, cell: Any, graphs: list[Any]) -> None:
+    with pytest.raises(Unsupported, match="reads a value of the GPU on the host") as raised:
+        cell(Reads, mode).prepare()
+    assert failure(raised.value, "warm-up").status is Status.UNSUPPORTED
+    assert not any(graph.replays for graph in graphs)
+
+
+@pytest.mark.parametrize("mode", CAPTURING)
+def test_inference_is_unsupported(mode: str) -> None:
+    instance = instance_of(Mlp)
+    with pytest.raises(Unsupported, match="this workload is for inference"):
+        captured_iteration(MODES[mode], instance, instance.module)
+
+
+@pytest.mark.parametrize("outputs", [True, False])
+def test_both_train_as_the_plain_iteration_does(outputs: bool, graphs: list[Any]) -> None:
+    found = []
+    for kind in ("plain", *CAPTURING):
+        instance = instance_of(Mlp, task="training", loss=loss, optimizer="sgd")
+        optimizer = instance.optimizer()
+        run: Any = iteration(instance, instance.module, uses_cuda_graphs=False, optimizer=optimizer)
+        if kind == "step":
+            run = StepIteration(run, outputs=outputs)
+        elif kind == "callables":
+            run = CallableIteration(instance, instance.module, optimizer, outputs=outputs)
+        outcomes = [run(instance.inputs(index)) for index in range(6)]
+        kept = [outcome.loss for outcome in outcomes]
+        kept += [outcome.output for outcome in outcomes if outputs]
+        assert kind == "plain" or outputs or all(outcome.output is None for outcome in outcomes)
+        if kind != "plain":
+            run.require_replays()
+        found.append([tensor.detach() for tensor in [*kept, *instance.module.parameters()]])
+    for captured in found[1:]:
+        assert all(torch.equal(mine, plain) for mine, plain in zip(captured, found[0], strict=True))
+
+
+def test_they_are_measured_where_they_are_named_and_need_a_gpu() -> None:
+    assert not set(CAPTURING) & {mode.name for mode in select_modes_for("cuda", None)}
+    assert [mode.name for mode in select_modes_for("cuda", ["step", "compile"])] == ["compile", "step"]
+    with pytest.raises(WrongUse, match="step use CUDA graphs"):
+        select_modes_for("cpu", ["step"])
