@@ -327,6 +327,44 @@ def a_call_that_differs_where_it_would_be_recorded(device: str) -> Program:
     return made
 
 
+class Remembering(nn.Module):
+    """Keeps its last activations, and its batch, as users do to look at them behind the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.hidden: torch.Tensor | None = None
+        self.seen: dict[str, torch.Tensor | None] = {"x": None}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen["x"] = x
+        self.hidden = self.first(x).relu()
+        return self.second(self.hidden)
+
+
+@program
+def activations_kept_in_attributes(device: str) -> Program:
+    torch.manual_seed(7)
+    model = Remembering().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    last: torch.Tensor | None = None
+    looked_at: list[torch.Tensor] = []
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        nonlocal last
+        optimizer.zero_grad()
+        last = loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def between(index: int) -> None:
+        assert last is not None and model.hidden is not None
+        looked_at.extend([last.detach(), model.hidden.detach(), model.seen["x"]])
+
+    return Program(step, batches(device), lambda: [*state_of(model), *looked_at], between)
+
+
 @program
 def checkpointed_activations(device: str) -> Program:
     from torch.utils.checkpoint import checkpoint

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,34 @@ class Container:
             (held.update if isinstance(held, set) else held.extend)(content)
 
 
+@dataclass(frozen=True, slots=True)
+class Rebound:
+    """An entry of a container that a call bound to another tensor. `key` is None for a closure cell."""
+
+    container: Container
+    key: Any
+    old: torch.Tensor | None
+    new: torch.Tensor
+
+    def current(self) -> Any:
+        """What the entry holds now; None if it is gone."""
+        content = self.container.held
+        if isinstance(content, types.CellType):
+            return cell_content(content)
+        content = content.content() if isinstance(content, (Scope, Slots)) else content
+        return content.get(self.key)
+
+    def bind(self, value: torch.Tensor) -> None:
+        """Let the entry hold `value`."""
+        held = self.container.held
+        if isinstance(held, types.CellType):
+            held.cell_contents = value
+        elif isinstance(held, (Scope, Slots)):
+            held.update({self.key: value})
+        else:
+            held[self.key] = value
+
+
 @dataclass(slots=True)
 class HostState:
     """What a step reaches. `tensors` by path; `iterators` are paths of objects that `next` changes."""
@@ -76,11 +104,30 @@ class HostState:
         """Shallow copies of all containers."""
         return [container.content() for container in self.containers]
 
-    def changes(self, before: list[Any]) -> Iterator[str]:
-        """What is no longer as in `before`, as text with the program's names.
+    def rebound(self, before: list[Any]) -> list[Rebound]:
+        """Entries that held a tensor or None in `before` and hold another tensor now."""
+        found = []
+        for container, old in zip(self.containers, before, strict=True):
+            new = container.content()
+            if isinstance(container.held, types.CellType):
+                pairs = [(None, old, new)]
+            elif isinstance(old, dict) and isinstance(new, dict):
+                pairs = [(key, old[key], value) for key, value in new.items() if key in old]
+            else:
+                continue
+            found += [
+                Rebound(container, key, was, now)
+                for key, was, now in pairs
+                if type(now) is torch.Tensor and now is not was and (was is None or type(was) is torch.Tensor)
+            ]
+        return found
+
+    def changes(self, before: list[Any], but: Iterable[Rebound] = ()) -> Iterator[str]:
+        """What is no longer as in `before`, as text with the program's names; not the entries in `but`.
 
         A container that was replaced is compared with what stands in its place now.
         """
+        left_out = {(id(entry.container.held), entry.key) for entry in but}
         contents = {id(container.held): old for container, old in zip(self.containers, before, strict=True)}
         replaced: set[int] = set()
         for container, old in zip(self.containers, before, strict=True):
@@ -88,8 +135,10 @@ class HostState:
             if id(container.held) in replaced or new is old:
                 continue
             replaced |= _replaced(old, new)
+            if (id(container.held), None) in left_out:
+                continue
             if not alike(old, new, contents):
-                yield from _named_changes(container, old, new, contents)
+                yield from _named_changes(container, old, new, contents, left_out)
 
     def restore(self, before: list[Any]) -> None:
         """Put back what was changed since `before`."""
@@ -200,11 +249,15 @@ def _keys(mapping: dict[Any, Any]) -> set[Any]:
     return {id(key) if isinstance(key, torch.Tensor) else key for key in mapping}
 
 
-def _named_changes(container: Container, old: Any, new: Any, contents: Mapping[int, Any]) -> Iterator[str]:
+def _named_changes(
+    container: Container, old: Any, new: Any, contents: Mapping[int, Any], left_out: Collection[tuple[int, Any]]
+) -> Iterator[str]:
     path = container.path
     if isinstance(old, dict) and isinstance(new, dict):
         by_name = {key_name(key): key for key in [*old, *new]}
         for name, key in by_name.items():
+            if (id(container.held), key) in left_out:
+                continue
             if key not in old or key not in new or not alike(old[key], new[key], contents):
                 dotted = f"{path}.{name}" if container.is_attributes and path else f"{path}[{name!r}]" if path else name
                 yield _change(dotted, old.get(key, _ABSENT), new.get(key, _ABSENT))

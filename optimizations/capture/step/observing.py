@@ -14,6 +14,7 @@ from optimizations.capture.step import forbidden_calls
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_random import HostRandom
+from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation
@@ -52,7 +53,8 @@ def observe(
         snapshot = call.state.snapshot()
         with forbidden_calls.watched(observer, random, capturing=False), observer:
             returned = step(*call.args, **call.kwargs)
-        findings = [*observer.refusals, *(host_change(change) for change in call.state.changes(snapshot))]
+        kept = kept_results(call, snapshot, observer)
+        findings = [*observer.refusals, *(host_change(change) for change in call.state.changes(snapshot, kept))]
     findings += _beside_operators(call, host_random, marks)
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
     if draws and random.kept:
@@ -70,6 +72,19 @@ def observe(
         draws=draws,
         kept_casts=observer.kept_casts,
     )
+
+
+def kept_results(call: Call, snapshot: list[Any], observer: Observer) -> list[Rebound]:
+    """Attributes and variables that the call bound to tensors it made, or to its batch, without reading what they held.
+
+    As a module does that keeps its last activations. A graph can leave them as it leaves its results.
+    """
+    reached = {storage(tensor) for tensor in call.state.tensors.values()}
+    return [
+        entry
+        for entry in call.state.rebound(snapshot)
+        if storage(entry.new) not in reached and (entry.old is None or storage(entry.old) not in observer.outside)
+    ]
 
 
 def host_change(change: str) -> Refusal:

@@ -17,9 +17,10 @@ from optimizations.capture.step import forbidden_calls
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.casts import RegionMark
 from optimizations.capture.step.gradients import Gradients, gradients, memory
+from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, StepDiffers, StepRefused, storage
-from optimizations.capture.step.observing import CHECKPOINT_DRAWS, host_change
+from optimizations.capture.step.observing import CHECKPOINT_DRAWS, host_change, kept_results
 from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs
 from optimizations.capture.step.progress import Progress
@@ -33,7 +34,7 @@ class Recording:
     """A captured step.
 
     `written` are inputs it writes, `mutated` other tensors; `kept` holds what it reads, and `region` lasts as long as
-    autocast keeps the casts among these.
+    autocast keeps the casts among these. `bound` are attributes and variables that a call binds to what it made.
     """
 
     graph: Any
@@ -45,6 +46,7 @@ class Recording:
     mutated: list[torch.Tensor]
     kept: list[torch.Tensor]
     report: RecordedStep
+    bound: Sequence[Rebound] = ()
     region: RegionMark | None = None
     replays: int = 0
 
@@ -53,6 +55,8 @@ class Recording:
         if self.region is not None and not self.region.lasts():
             return False
         if self.written and shared_with_written(tensors, self.written) is not None:
+            return False
+        if not all(map(_held_such, self.bound)):
             return False
         return self.watch.unchanged() and self.gradients.fit()
 
@@ -72,7 +76,12 @@ class Recording:
         if self.mutated:
             torch.autograd.graph.increment_version(self.mutated)
         self.replays += 1
-        return self.outputs.take(tensors)
+        if not self.bound:
+            return self.outputs.take(tensors)
+        returned, values = self.outputs.take(tensors)
+        for entry, value in zip(self.bound, values, strict=True):
+            entry.bind(value)
+        return returned
 
 
 def capture(
@@ -113,8 +122,10 @@ def capture(
             observer,
         ):
             returned = step(*args, **kwargs)
-        changes = list(call.state.changes(snapshot))
+        results = kept_results(call, snapshot, observer)
+        changes = list(call.state.changes(snapshot, results))
     _check(observer, random, progress, changes)
+    _check_unread(device, graph, results)
     pool_bytes = device.pool_bytes(pool)
     if memory_budget_bytes is not None and pool_bytes > memory_budget_bytes:
         raise StepRefused(
@@ -135,16 +146,28 @@ def capture(
     written = [index for index, tensor in enumerate(placeholders) if _was_written(tensor, versions)]
     mutated = [tensor for tensor in call.state.tensors.values() if _was_written(tensor, versions)]
     _check_shared_memory(call, written, mutated)
-    static = [*call.state.tensors.values(), *(gradient for gradient in call.before if gradient is not None)]
+    state = [tensor for tensor in call.state.tensors.values() if not any(tensor is entry.old for entry in results)]
+    static = [*state, *(gradient for gradient in call.before if gradient is not None)]
+
+    def ignored(held: Any, key: Any) -> bool:
+        return rates.stands_for(held, key) or any(
+            entry.container.held is held and entry.key == key for entry in results
+        )
+
     return Recording(
         graph=graph,
         inputs=inputs,
         written=written,
         gradients=Gradients(call.parameters, call.before, after, indifferent=indifferent),
-        watch=Watch(call.state, rates.stands_for, _reads(device, graph, observer, call), kept),
-        outputs=Outputs(returned, placeholders, _storages(static) - unread),
+        watch=Watch(call.state, ignored, _reads(device, graph, observer, call), kept),
+        outputs=Outputs(
+            (returned, [entry.new for entry in results]) if results else returned,
+            placeholders,
+            _storages(static) - unread,
+        ),
         mutated=mutated,
         kept=kept,
+        bound=results,
         region=_mark(call) if observer.kept_casts else None,
         report=RecordedStep(
             signature=describe(call.tensors),
@@ -234,6 +257,26 @@ def _check_shared_memory(call: Call, written: Sequence[int], mutated: Sequence[t
             raise StepRefused(
                 Refusal(f"writes a tensor that shares memory with {label}", "pass a copy (`clone()`) of the argument")
             )
+
+
+def _check_unread(device: Device, graph: Any, results: Sequence[Rebound]) -> None:
+    """What attributes held before the call was not read by compiled code either.
+
+    Raises:
+        StepRefused: it was.
+    """
+    for entry in results:
+        if entry.old is not None and device.mentions(graph, memory([entry.old])):
+            name = f"{entry.container.path}.{entry.key}" if entry.key is not None else entry.container.path
+            raise StepRefused(host_change(f"{name} is bound to another tensor"))
+
+
+def _held_such(entry: Rebound) -> bool:
+    """Whether an entry holds something of the kind it held before the recording: its code may ask."""
+    now = entry.current()
+    if entry.old is None:
+        return now is None
+    return isinstance(now, torch.Tensor) and now.shape == entry.old.shape and now.dtype == entry.old.dtype
 
 
 def _check(observer: Observer, random: forbidden_calls.RandomState, progress: Progress, changes: Sequence[str]) -> None:

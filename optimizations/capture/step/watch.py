@@ -158,10 +158,14 @@ def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[
     """What to look into, and its keys and values."""
     held = container.held
     if isinstance(held, types.CellType):
-        return _Cell(held), [("cell_contents", container.content())]
+        return _Cell(held), [] if ignore(held, None) else [("cell_contents", container.content())]
     names = container.names
     if isinstance(held, (Scope, Slots)):
-        found = [(key, value) for key, value in held.content().items() if names is None or key in names]
+        found = [
+            (key, value)
+            for key, value in held.content().items()
+            if (names is None or key in names) and not ignore(held, key)
+        ]
         return _Scoped(held.scope) if isinstance(held, Scope) else held, found
     if isinstance(held, dict):
         found = [
