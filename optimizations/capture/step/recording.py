@@ -148,6 +148,8 @@ def capture(
     _check_shared_memory(call, written, mutated)
     state = [tensor for tensor in call.state.tensors.values() if not any(tensor is entry.old for entry in results)]
     static = [*state, *(gradient for gradient in call.before if gradient is not None)]
+    known = call.known(placeholders)
+    unknown = [tensor for tensor in kept if storage(tensor) not in known]
 
     def ignored(held: Any, key: Any) -> bool:
         return rates.stands_for(held, key) or any(
@@ -159,7 +161,7 @@ def capture(
         inputs=inputs,
         written=written,
         gradients=Gradients(call.parameters, call.before, after, indifferent=indifferent),
-        watch=Watch(call.state, ignored, _reads(device, graph, observer, call), kept),
+        watch=Watch(call.state, ignored, _reads(device, graph, observer, call), unknown),
         outputs=Outputs(
             (returned, [entry.new for entry in results]) if results else returned,
             placeholders,

@@ -2,16 +2,20 @@
 
 Looked at before every launch, so everything is compared in bulk, in C: numbers by value, all of one set of keys at
 once; tensors and other objects by identity, over live views of the dicts and lists they stand in; the memory of tensors
-by its address. (What an optimizer keeps is compared by identity only: `load_state_dict` puts other tensors there.)
+by its address. (Of what an optimizer keeps, the memory of the first two and the last two tensors: `load_state_dict` puts
+other tensors there, and what moves them elsewhere moves all of them.) Dicts of modules and optimizers, most of all,
+are compared by one call into C++.
 Names are looked up only where something differs.
 """
 
 from __future__ import annotations
 
 import operator
+import time
 import types
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -20,10 +24,72 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.signature import PLAIN
 from optimizations.capture.step.host_state import Container, HostState, Scope, Slots, copy_of, key_name
+from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded, same_entries
 
 LONG = 1000
 """Lists with more members (data, not settings) are compared by their length."""
+_PLAIN = (dict, OrderedDict, defaultdict, list)
 _OBJECTS = (dict, list, torch.nn.Module)
+
+
+class _Entries:
+    """Entries of dicts, lists and cells, compared in bulk: numbers by value, objects by identity."""
+
+    def __init__(self) -> None:
+        self._views: list[Iterable[Any]] = []
+        self._members: list[Any] = []
+        self._owners: list[Any] = []
+        self._keys: list[Any] = []
+        self._single: list[Any] = []
+        self._sized: list[Any] = []
+        self._sizes: list[int] = []
+        self._by_keys: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = {}
+
+    def add(self, owner: Any, watched: Sequence[tuple[Any, Any]], *, may_view: bool, sized: Any) -> None:
+        """Look at these entries of `owner` from now on, and at the size of `sized` if it is not None."""
+        if numbers := [(key, value) for key, value in watched if _is_number(value)]:
+            keys = tuple([key for key, _ in numbers])
+            owners, values = self._by_keys.setdefault(keys, ([], []))
+            owners.append(owner)
+            values.append(numbers[0][1] if len(numbers) == 1 else tuple([value for _, value in numbers]))
+        objects = [(key, value) for key, value in watched if not _is_number(value)]
+        if objects and may_view and len(objects) == len(owner):
+            self._views.append(owner.values() if isinstance(owner, dict) else owner)
+            self._members += [value for _, value in objects]
+        else:
+            self._owners += [owner] * len(objects)
+            self._keys += [key for key, _ in objects]
+            self._single += [value for _, value in objects]
+        if sized is not None:
+            self._sized.append(sized)
+            self._sizes.append(len(sized))
+
+    def freeze(self) -> None:
+        """Nothing more is added."""
+        self._numbers = [
+            (operator.itemgetter(*keys), owners, values) for keys, (owners, values) in self._by_keys.items()
+        ]
+
+    def unchanged(self) -> bool:
+        """Whether numbers and sizes are as they were, and the same objects stand in the same places."""
+        for getter, owners, values in self._numbers:
+            if list(map(getter, owners)) != values:
+                return False
+        return list(map(len, self._sized)) == self._sizes and self.objects_stand()
+
+    def objects_stand(self) -> bool:
+        """Whether the same objects stand in the same places."""
+        members = list(chain.from_iterable(self._views))
+        return (
+            len(members) == len(self._members)
+            and all(map(operator.is_, members, self._members))
+            and all(map(operator.is_, map(operator.getitem, self._owners, self._keys), self._single))
+        )
+
+    def other_sizes(self) -> list[int]:
+        """The sizes that are not as they were."""
+        sizes = map(len, self._sized)
+        return [now for now, then in zip(sizes, self._sizes, strict=True) if now != then]
 
 
 class Watch:
@@ -40,13 +106,9 @@ class Watch:
         reads: Callable[[torch.Tensor], bool],
         extra: Sequence[torch.Tensor],
     ) -> None:
-        self._entries: list[tuple[str, Any, Any, Any]] = []
-        self._views: list[Iterable[Any]] = []
-        self._sized: list[Any] = []
-        scalars: dict[tuple[Any, ...], list[Any]] = defaultdict(list)
-        owners: list[Any] = []
-        keys: list[Any] = []
-        self._single: list[Any] = []
+        self._named: list[tuple[str, Any, Any, Any]] = []
+        self._in_dicts, self._others = _Entries(), _Entries()
+        held_in_dicts: list[HeldEntries] = []
         for container in state.containers:
             owner, entries = _entries(container, ignore)
             watched = [
@@ -55,90 +117,139 @@ class Watch:
                 if _is_watched(value, container)
                 and (container.always_read or not isinstance(value, torch.Tensor) or reads(value))
             ]
-            self._entries += [(f"{container.path}.{key_name(key)}", owner, key, value) for key, value in watched]
-            if numbers := tuple([key for key, value in watched if _is_number(value)]):
-                scalars[numbers].append(owner)
-            objects = [(key, value) for key, value in watched if not _is_number(value)]
-            plain = type(owner) in (dict, list) and container.names is None
-            if objects and plain and len(objects) == len(owner):
-                self._views.append(owner.values() if type(owner) is dict else owner)
-                continue
-            for key, value in objects:
-                owners.append(owner)
-                keys.append(key)
-                self._single.append(value)
-            if not container.is_attributes and isinstance(container.held, (dict, list, set)):
-                self._sized.append(container.held)
-        self._owners, self._keys = owners, keys
-        self._scalars = [(operator.itemgetter(*found), held) for found, held in scalars.items()]
-        self._numbers = [list(map(getter, held)) for getter, held in self._scalars]
-        self._sizes = list(map(len, self._sized))
-        self._members = list(chain.from_iterable(self._views))
-        by_optimizers = {
-            id(value)
-            for optimizer in state.optimizers.values()
-            for kept in optimizer.state.values()
-            if isinstance(kept, dict)
-            for value in kept.values()
-        }
-        held = {
-            id(value)
-            for container in state.containers
-            if container.always_read and isinstance(container.held, dict)
-            for value in container.held.values()
-        }
-        reached = [
-            tensor
-            for tensor in state.tensors.values()
-            if id(tensor) not in by_optimizers and (id(tensor) in held or reads(tensor))
-        ]
-        self._tensors = list({id(tensor): tensor for tensor in [*reached, *extra]}.values())
+            self._named += [(f"{container.path}.{key_name(key)}", owner, key, value) for key, value in watched]
+            plain = type(owner) in _PLAIN and container.names is None
+            counted = isinstance(container.held, (dict, list, set)) and not isinstance(container.held, (Scope, Slots))
+            sized = container.held if counted and (container.always_read or not container.is_attributes) else None
+            if sized is not None and container.is_attributes and container.held is not owner:
+                sized = None  # entries that are ignored may come and go
+            guarded = owner is container.held and can_be_guarded(owner) and _is_a_librarys(container)
+            if guarded and (watched or sized is not None):
+                held_in_dicts.append(HeldEntries(owner, tuple(watched), None if sized is None else len(sized)))
+            (self._in_dicts if guarded else self._others).add(owner, watched, may_view=plain, sized=sized)
+        self._in_dicts.freeze()
+        self._others.freeze()
+        self._guard = Guard(held_in_dicts)
+        self._tensors = _with_addresses(state, reads, extra)
         self._indices = list(range(len(self._tensors)))
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
 
     def unchanged(self) -> bool:
         """Whether everything is as it was."""
         try:
-            for (getter, held), numbers in zip(self._scalars, self._numbers, strict=True):
-                if list(map(getter, held)) != numbers:
+            if not self._guard.holds():
+                if not self._in_dicts.unchanged():
                     return False
-            return list(map(len, self._sized)) == self._sizes and self._objects_stand()
+                self._guard.was_wrong()
+            return self._others.unchanged() and self._in_place()
         except (KeyError, IndexError, TypeError):
             return False
 
-    def _objects_stand(self) -> bool:
-        """Whether the same objects stand in the same places, and tensors have the same memory."""
-        members = list(chain.from_iterable(self._views))
-        return (
-            len(members) == len(self._members)
-            and all(map(operator.is_, members, self._members))
-            and all(map(operator.is_, map(operator.getitem, self._owners, self._keys), self._single))
-            and bool(torch_internals.data_ptrs_equal(self._tensors, self._addresses, self._indices))
-        )
+    def _in_place(self) -> bool:
+        """Whether tensors have the same memory."""
+        return bool(torch_internals.data_ptrs_equal(self._tensors, self._addresses, self._indices))
 
     def host_key(self) -> tuple[Any, ...]:
         """What is different now, with its values: calls for which this is equal may share a recording. () for none."""
         found = []
-        for name, owner, key, old in self._entries:
+        for name, owner, key, old in self._named:
             try:
                 new = owner[key]
             except (KeyError, IndexError):
                 new = None
             if new is not old and not (_is_number(new) and _is_number(old) and new == old):
                 found.append((name, new if _is_number(new) else id(new)))
-        sizes = map(len, self._sized)
-        found += [("size", now) for now, then in zip(sizes, self._sizes, strict=True) if now != then]
+        found += [("size", now) for entries in (self._in_dicts, self._others) for now in entries.other_sizes()]
         return tuple(found)
 
     def moved(self) -> bool:
         """Whether something else stands in the place of a tensor or object: the recording cannot be used again."""
         try:
-            return not self._objects_stand()
+            return not (self._in_dicts.objects_stand() and self._others.objects_stand() and self._in_place())
         except (KeyError, IndexError, TypeError):
             return True
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._named)
+
+
+class Guard:
+    """One comparison in C++ of entries of dicts, by identity. It may fail where nothing changed.
+
+    A number that was written anew is another object; and once a dict was written, C++ looks into all of them. Then the
+    comparison is made new, at most once in so many calls, twice as many each time.
+    """
+
+    def __init__(self, held: Sequence[HeldEntries]) -> None:
+        self._held = held
+        self._same = same_entries(held)
+        self._calls = 0
+        self._wait = PROBE_EVERY
+        self._next = PROBE_EVERY
+        self._fastest_ns = 0
+
+    def holds(self) -> bool:
+        """Whether all entries hold the very same objects."""
+        self._calls += 1
+        if self._calls < self._next:
+            return self._same()
+        began = time.perf_counter_ns()
+        same = self._same()
+        took_ns = time.perf_counter_ns() - began
+        self._next = self._calls + PROBE_EVERY
+        self._fastest_ns = min(self._fastest_ns or took_ns, took_ns)
+        if same and took_ns > SLOW * self._fastest_ns:
+            self._renew()
+        return same
+
+    def was_wrong(self) -> None:
+        """Take in that nothing had changed when it failed."""
+        self._held = [
+            replace(one, entries=tuple([(key, one.dictionary[key]) for key, _ in one.entries])) for one in self._held
+        ]
+        self._renew()
+
+    def _renew(self) -> None:
+        if self._calls >= self._wait:
+            self._wait = self._calls + 2 * self._wait
+            self._same = same_entries(self._held)
+
+
+PROBE_EVERY = 64
+"""Calls between two measurements of how long the comparison in C++ takes."""
+SLOW = 4
+"""One that takes this many times the fastest looks into all dicts."""
+
+
+def _is_a_librarys(container: Container) -> bool:
+    """Whether a dict is one that programs rarely write: of a module, or what an optimizer keeps of a parameter."""
+    of_module = isinstance(container.held, dict) and "_parameters" in container.held
+    return of_module or container.always_read or (container.is_attributes and container.names is None)
+
+
+def _with_addresses(
+    state: HostState, reads: Callable[[torch.Tensor], bool], extra: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Tensors whose memory is compared: those of modules, those the graph reads, and two of each optimizer's own."""
+    by_optimizers: set[int] = set()
+    ends: list[torch.Tensor] = []
+    for optimizer in state.optimizers.values():
+        kept = [value for one in optimizer.state.values() if isinstance(one, dict) for value in one.values()]
+        found = [value for value in kept if isinstance(value, torch.Tensor)]
+        by_optimizers |= set(map(id, found))
+        ends += [*found[:2], *found[-2:]]
+    held = {
+        id(value)
+        for container in state.containers
+        if container.always_read and isinstance(container.held, dict)
+        for value in container.held.values()
+    }
+    reached = [
+        tensor
+        for tensor in state.tensors.values()
+        if id(tensor) not in by_optimizers and (id(tensor) in held or reads(tensor))
+    ]
+    return list({id(tensor): tensor for tensor in [*reached, *ends, *extra]}.values())
 
 
 class _Cell:

@@ -1,0 +1,66 @@
+"""Whether dictionaries still hold the objects they held, asked of PyTorch's guards: one call into C++ for all of them.
+
+See `identity_guard` for how such a tree of guards works, and when it walks.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+
+
+@dataclass(frozen=True, slots=True)
+class HeldEntries:
+    """Entries of a dictionary, as keys and values; `size` is how many it has, None where that does not matter."""
+
+    dictionary: dict[Any, Any]
+    entries: tuple[tuple[Any, Any], ...]
+    size: int | None
+
+
+class _Root(torch.nn.Module):
+    """What the tree begins at: C++ watches dictionaries below a module."""
+
+
+def can_be_guarded(dictionary: Any) -> bool:
+    """Whether C++ reads the dictionary as Python does. It compares keys, which tensors do element by element."""
+    return type(dictionary) in (dict, OrderedDict, defaultdict) and all(type(key) is str for key in dictionary)
+
+
+def same_entries(held: Sequence[HeldEntries]) -> Callable[[], bool]:
+    """A function that tells whether each dictionary still holds the very same objects under these keys.
+
+    It keeps the dictionaries and the objects alive, for an identity means nothing once its object is gone.
+    """
+    tree = torch_internals.RootGuardManager()
+    kind = torch_internals.GuardManagerType.GUARD_MANAGER
+    root = _Root()
+    for index, one in enumerate(held):
+        root.__dict__[f"held {index}"] = one.dictionary
+    node = tree.tuple_getitem_manager(0, "root", root, kind)
+    attributes = node.get_generic_dict_manager("attributes", root.__dict__, kind)
+    for index, one in enumerate(held):
+        name = f"held {index}"
+        entries = attributes.dict_getitem_manager(name, name, one.dictionary, kind)
+        if one.size is not None:
+            entries.add_dict_length_check_guard(one.size, (name,), None)
+        for key, value in one.entries:
+            leaf = entries.dict_getitem_manager(key, name, None, kind)
+            leaf.add_id_match_guard(id(value), (name,), None)
+            leaf.mark_tag_safe()
+        entries.mark_tag_safe()
+    attributes.mark_tag_safe()
+    node.mark_tag_safe()
+    node.mark_tag_safe_root()
+    arguments, check, kept = (root,), tree.check, tuple(held)
+
+    def same() -> bool:
+        return bool(check(arguments)) if kept else True
+
+    return same

@@ -1,0 +1,143 @@
+"""What Python may change between launches is noticed, by one comparison in C++ where it stands in dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_programs import batches, loss_of, network
+from torch import nn
+
+from optimizations.capture.step import watch
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.watch import Watch
+from optimizations.torch_internals.dict_guard import HeldEntries, same_entries
+
+
+class Loop:
+    """A loop whose step is recorded; `settings` and `rates` are Python's."""
+
+    def __init__(self) -> None:
+        self.model = network("cpu", norm=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1, fused=True)
+        self.settings = {"scale": 1.5}
+        self.graphed = GraphedStep(self.step, device=CpuDevice())
+        for batch in batches("cpu", 5):
+            self.graphed(*batch)
+        assert self.graphed.report().replays == 2
+
+    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = loss_of(self.model, batch) * self.settings["scale"]
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    @property
+    def watch(self) -> Watch:
+        ((recording,),) = self.graphed._recordings.values()
+        return recording.watch
+
+
+def moved(tensor: torch.Tensor) -> None:
+    tensor.data = tensor.data.clone()
+
+
+def states_moved(loop: Loop) -> None:
+    for kept in loop.optimizer.state.values():
+        for tensor in kept.values():
+            moved(tensor)
+
+
+def state_exchanged(loop: Loop) -> None:
+    kept = loop.optimizer.state[loop.model[0].weight]
+    kept["exp_avg"] = kept["exp_avg"].clone()
+
+
+CHANGES: dict[str, Callable[[Loop], Any]] = {
+    "a parameter is exchanged": lambda loop: setattr(loop.model[0], "weight", nn.Parameter(torch.ones(16, 8))),
+    "a parameter's data is exchanged": lambda loop: moved(loop.model[0].weight),
+    "a buffer is exchanged": lambda loop: setattr(loop.model[1], "running_mean", torch.zeros(16)),
+    "a buffer is added": lambda loop: loop.model[0].register_buffer("other", torch.zeros(1)),
+    "a module is added": lambda loop: loop.model.append(nn.Linear(4, 4)),
+    "a module is exchanged": lambda loop: loop.model.__setitem__(2, nn.ReLU()),
+    "a number of a module": lambda loop: setattr(loop.model[1], "momentum", 0.2),
+    "the mode of one module": lambda loop: loop.model[1].eval(),
+    "a state of the optimizer": state_exchanged,
+    "the memory of the optimizer's states": states_moved,
+    "another parameter group": lambda loop: loop.optimizer.add_param_group({"params": [torch.ones(1)]}),
+    "a hyperparameter": lambda loop: loop.optimizer.param_groups[0].update(weight_decay=0.5),
+    "a setting of the loop": lambda loop: loop.settings.update(scale=2.0),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CHANGES))
+def test_every_change_is_noticed(name: str) -> None:
+    loop = Loop()
+    assert loop.watch.unchanged()
+    CHANGES[name](loop)
+    assert not loop.watch.unchanged()
+
+
+def test_what_stands_in_dicts_of_modules_and_optimizers_is_not_looked_at_in_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = Loop()
+    in_python = loop.watch._others
+    assert len(loop.watch._in_dicts._single) + len(loop.watch._in_dicts._members) > 20
+    assert len(in_python._members) + len(in_python._single) < 20
+    monkeypatch.setattr(loop.watch._in_dicts, "unchanged", lambda: pytest.fail("C++ was asked before"))
+    for batch in batches("cpu", 3):
+        loop.graphed(*batch)
+    assert loop.graphed.report().replays == 5
+
+
+def test_what_was_written_anew_with_the_same_value_is_no_change() -> None:
+    loop = Loop()
+    loop.model[1].momentum = float("0.1")  # another object
+    loop.model.train()
+    for batch in batches("cpu", 3):
+        loop.graphed(*batch)
+    assert loop.graphed.report().replays == 5
+
+
+def test_a_comparison_that_fails_without_a_change_is_made_new_ever_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+
+    def counted(held: Any) -> Callable[[], bool]:
+        made.append(1)
+        return same_entries(held)
+
+    monkeypatch.setattr(watch, "same_entries", counted)
+    held = {"number": 1.0}
+    guard = watch.Guard([HeldEntries(held, (("number", held["number"]),), 1)])
+    for call in range(1000):
+        held["number"] = float(f"1.{0 * call}")  # another object, with the same value
+        if not guard.holds():
+            guard.was_wrong()
+    assert 3 <= len(made) <= 6
+    assert guard._held[0].entries[0][1] == 1.0
+
+
+def test_entries_are_the_same_until_one_is_exchanged_added_or_deleted() -> None:
+    def made() -> tuple[dict[str, Any], Callable[[], bool]]:
+        held = {"a": torch.ones(1), "b": None}
+        return held, same_entries([HeldEntries(held, tuple(held.items()), len(held)), HeldEntries({}, (), 0)])
+
+    held, same = made()
+    assert same() and same()
+    held["a"] = torch.ones(1)
+    assert not same()
+    held, same = made()
+    assert same()
+    held["c"] = 1
+    assert not same()
+    held, same = made()
+    del held["b"]
+    assert not same()
+    assert same_entries([])()
