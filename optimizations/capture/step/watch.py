@@ -1,11 +1,10 @@
 """What a recording was made with and Python may change between calls: numbers, and which tensors stand where.
 
-Looked at before every launch, so everything is compared in bulk, in C: numbers by value, all of one set of keys at
-once; tensors and other objects by identity, over live views of the dicts and lists they stand in; the memory of tensors
-by its address. (Of what an optimizer keeps, the memory of the first two and the last two tensors: `load_state_dict` puts
-other tensors there, and what moves them elsewhere moves all of them.) Dicts of modules and optimizers, most of all,
-are compared by one call into C++.
-Names are looked up only where something differs.
+Looked at before every launch, so everything is compared in bulk, in C: what stands in dicts of modules and optimizers
+by one call into C++; other numbers by value, all of one set of keys at once; other tensors and objects by identity,
+over live views of the dicts and lists they stand in; the memory of tensors by its address. (Of what an optimizer keeps,
+the first two and the last two tensors: `load_state_dict` puts other tensors there, and what moves them elsewhere moves
+all of them.) Names are looked up only where something differs.
 """
 
 from __future__ import annotations
