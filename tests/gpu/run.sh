@@ -15,11 +15,13 @@ folder OUT, at most eight files:
   tests.log, tests.tar.gz (results as XML, and real captures to test with elsewhere)
   micro.log, micro.tar.gz
   run.log, run.tar.gz (the run and its report)
+  fuzz.log                                   only if --stages names fuzz
   programs.log (a table), programs.jsonl     only if --stages names programs
   nanogpt.log (tables), nanogpt.tar.gz       only if --stages names nanogpt
 
   --minutes N     time for all of it (9)
-  --stages LIST   only these (tests,micro,suite); programs: tests/gpu/programs.py; nanogpt: encore run nanogpt
+  --stages LIST   only these (tests,micro,suite); fuzz: three minutes of random programs (tests/fuzz/on_gpu.py);
+                  programs: tests/gpu/programs.py; nanogpt: encore run nanogpt
   --run ARCHIVE   a run.tar.gz from an earlier stay, to go on with
 
 PYTHON names the interpreter (.venv/bin/python, else python3). The exit code is 0 if every stage's was.
@@ -94,6 +96,10 @@ fi
 if [[ ",$stages," == *,micro,* ]]; then
     stage micro $(($(left) * 10 / 100)) "$python" -P -m suite micro --all --out "$work/micro"
     [ ! -d "$work/micro" ] || tar -C "$work" -czf "$out/micro.tar.gz" micro
+fi
+if [[ ",$stages," == *,fuzz,* ]]; then
+    limit=$(($(left) < 210 ? $(left) : 210))
+    stage fuzz "$limit" "$python" -m tests.fuzz.on_gpu --seconds $((limit - 30))
 fi
 if [[ ",$stages," == *,programs,* ]]; then
     # The last processes are timed after the budget has ended, and their rows written.

@@ -1,0 +1,255 @@
+"""Random programs on a GPU: eager against Encore, with graphs that are recorded, looked at and replayed.
+
+    python -m tests.fuzz.on_gpu --seconds 180 --jobs 13
+
+Two programs take turns in each step, so that their graphs share memory. Arguments come at new addresses, on some calls
+misaligned; attributes are written from outside between calls; buffers are pinned with a copy into them in flight; all
+results are kept, some overwritten by the caller, and looked at when everything is done. Where Encore differs from eager
+the same is asked of stock's compiler without CUDA graphs: what differs there too is arithmetic, and not counted.
+
+Workers are processes: a program that loses the CUDA context costs its worker, and is reported. Exit code 1 if any
+program differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .compare import _generator, _write
+from .programs import CALLS, Built, Program, build, draw, text
+from .sources import INPUTS, Input, memory_and_view
+
+STEPS = 14
+"""Calls of each program: warm-up, recording, second capture, trials and replays."""
+
+PAIR = 2
+"""Programs that take turns."""
+
+FROM_CHANCE = ("rand", "bernoulli", "dropout")
+"""Operations whose results differ between eager and compiled programs."""
+
+
+class Model(torch.nn.Module):
+    """A program as a user's module: what it holds are attributes, the rest are arguments."""
+
+    def __init__(self, built: Built, held: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        super().__init__()
+        self.body = built.graph_module
+        self.order = [(entry.name, entry.kind == "attribute") for entry in built.used]
+        self.show(held)
+
+    def show(self, held: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        for name, is_held in self.order:
+            if is_held:
+                setattr(self, f"held_{name}", held[name][1])
+
+    def forward(self, **given: torch.Tensor) -> Any:
+        return self.body(*[getattr(self, f"held_{name}") if held else given[name] for name, held in self.order])
+
+
+def outcome(programs: Sequence[Program], compiled: Callable[[Model], Callable[..., Any]]) -> list[Any]:
+    """All results of all calls, as eager or compiled modules give them; the name of an error where one ends it."""
+    pairs = []
+    for program in programs:
+        built = build(program)
+        held = {one.name: memory_and_view(one, _generator(one, 0)) for one in INPUTS if one.kind == "attribute"}
+        held = {name: _pinned(name, value) for name, value in held.items()}
+        model = Model(built, held)
+        pairs.append((program, built, held, model, compiled(model)))
+    kept: list[Any] = []
+    for step in range(STEPS):
+        torch.compiler.cudagraph_mark_step_begin()
+        for program, built, held, model, call in pairs:
+            if step:
+                for name, way in program.writes[(step - 1) % (CALLS - 1)].items():
+                    _write(held, name, way, step)
+                    if way == "replaced":
+                        held[name] = _pinned(name, held[name])
+            model.show(held)
+            given = {one.name: _given(one, step) for one in built.used if one.kind != "attribute"}
+            for one in built.used:
+                if one.landing and step >= STEPS // 2:
+                    target = given.get(one.name, held.get(one.name, (None, None))[1])
+                    target.copy_(memory_and_view(one, _generator(one, step + 100))[1].cuda(), non_blocking=True)
+            try:
+                with torch.no_grad():
+                    results = call(**given)
+            except IndexError as error:
+                return [*kept, type(error).__name__]
+            first = results[0] if results else None
+            kept.append((list(results), list(given.values())))
+            if program.scribbles[step % CALLS] and isinstance(first, torch.Tensor):
+                with contextlib.suppress(RuntimeError):  # overlapping memory cannot be written
+                    first.fill_(1)
+    torch.cuda.synchronize()
+    return [
+        [value.detach().cpu().clone() for value in (*results, *given) if isinstance(value, torch.Tensor)]
+        for results, given in kept
+    ]
+
+
+def differs(found: list[Any], expected: list[Any]) -> str | None:
+    """How two outcomes differ by more than rounding."""
+    for number, (one, other) in enumerate(zip(found, expected, strict=False)):
+        if isinstance(one, str) or isinstance(other, str):
+            if one != other:
+                return f"call {number}: {one if isinstance(one, str) else 'a result'}, eager {other}"
+            continue
+        for place, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+            try:
+                torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2, equal_nan=True)
+            except AssertionError as error:
+                return f"call {number}, tensor {place}: {' '.join(str(error).split())[:200]}"
+    return None if len(found) == len(expected) else f"{len(found)} calls instead of {len(expected)}"
+
+
+def compare(seed: int, number: int) -> tuple[str, str | None]:
+    """What became of a pair of programs ("right", "refused", "as stock", "wrong"), and how it differs."""
+    programs = [draw(seed, PAIR * number + index) for index in range(PAIR)]
+    targets = {str(node.target) for program in programs for node in build(program).graph_module.graph.nodes}
+    if any(chance in target for target in targets for chance in FROM_CHANCE):
+        return "refused", None
+    try:
+        expected = outcome(programs, lambda model: model)
+    except (RuntimeError, ValueError, TypeError):
+        return "refused", None
+    try:
+        what = differs(outcome(programs, _encore(programs[0].options)), expected)
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:
+        what = f"raises {type(error).__name__}: {error}"[:300]
+    if what is None:
+        return "right", None
+    torch.compiler.reset()
+    try:
+        stock = differs(outcome(programs, lambda model: torch.compile(model)), expected)
+    except Exception as error:
+        stock = f"raises {type(error).__name__}"
+    return ("wrong" if stock is None else "as stock"), what
+
+
+def _encore(options: dict[str, Any]) -> Callable[[Model], Callable[..., Any]]:
+    return lambda model: torch.compile(model, backend="encore", options=options)
+
+
+def _pinned(name: str, value: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    entry = next(one for one in INPUTS if one.name == name)
+    if not entry.landing:
+        return value
+    memory = value[0].pin_memory()
+    return memory, memory
+
+
+def _given(entry: Input, step: int) -> torch.Tensor:
+    value = memory_and_view(entry, _generator(entry, step if entry.kind == "argument" else step // 2))[1]
+    if entry.landing:
+        return value.pin_memory()
+    if not entry.on_gpu:
+        return value
+    if step % 3 != 2:
+        return value.cuda()
+    room = torch.empty(value.numel() + 1, dtype=value.dtype, device="cuda")[1:].view(value.shape)
+    return room.copy_(value)
+
+
+def work(seed: int, first: int, every: int, seconds: float) -> int:
+    """Compare every `every`-th pair from `first` on; a line of JSON before and after each."""
+    import optimizations
+    from optimizations.recording import budget
+
+    budget.SHARE, budget.FEWEST_REPLAYS = 1e9, 1
+    torch.set_num_threads(1)
+    ends, number = time.monotonic() + seconds, first
+    while time.monotonic() < ends:
+        print(json.dumps({"begins": number}), flush=True)
+        status, what = compare(seed, number)
+        print(json.dumps({"number": number, "status": status, "what": what}), flush=True)
+        optimizations.reset()
+        torch.compiler.reset()
+        number += every
+    return 0
+
+
+def main() -> int:
+    assert __doc__
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) - 2))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, metavar="N", help="only pair N, in this process")
+    parser.add_argument("--worker", nargs=2, type=int, metavar=("FIRST", "EVERY"), help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("PyTorch finds no NVIDIA GPU here; `python -m tests.fuzz` runs without one")
+    if chosen.worker:
+        return work(chosen.seed, *chosen.worker, chosen.seconds)
+    if chosen.only is not None:
+        print(*compare(chosen.seed, chosen.only))
+        return 0
+    lines: queue.Queue[dict[str, Any]] = queue.Queue()
+    ends = time.monotonic() + chosen.seconds
+    threads = [
+        threading.Thread(target=_supervise, args=(chosen.seed, index, chosen.jobs, ends, lines))
+        for index in range(chosen.jobs)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen: Counter[str] = Counter()
+    while not lines.empty():
+        line = lines.get()
+        seen[line["status"]] += 1
+        if line["status"] in ("wrong", "lost"):
+            print(f"{line['status']}: {line['what']}")
+            for index in range(PAIR):
+                program = draw(chosen.seed, PAIR * line["number"] + index)
+                print(text(program, repeat=f"python -m tests.fuzz.on_gpu --seed {chosen.seed} --only {line['number']}"))
+            print()
+    print(f"{chosen.seconds:.0f} s: {', '.join(f'{name} {count}' for name, count in sorted(seen.items()))}")
+    return 1 if seen["wrong"] or seen["lost"] or not seen["right"] else 0
+
+
+def _supervise(seed: int, first: int, every: int, ends: float, lines: queue.Queue[dict[str, Any]]) -> None:
+    while (left := ends - time.monotonic()) > 1:
+        command = [sys.executable, "-m", "tests.fuzz.on_gpu", "--seed", str(seed), "--seconds", str(left)]
+        command += ["--worker", str(first), str(every)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        timer = threading.Timer(left + 20, process.kill)
+        timer.start()
+        begun: int | None = None
+        assert process.stdout
+        for line in process.stdout:
+            if not line.startswith("{"):
+                continue
+            read = json.loads(line)
+            if "begins" in read:
+                begun = read["begins"]
+            else:
+                begun = None
+                lines.put(read)
+        timer.cancel()
+        process.wait()
+        if begun is None:
+            return
+        if time.monotonic() < ends:
+            lines.put({"number": begun, "status": "lost", "what": f"its process ended with {process.returncode}"})
+        first = begun + every
+
+
+if __name__ == "__main__":
+    sys.exit(main())
