@@ -1,0 +1,214 @@
+"""Which candidate is kept, from rounds of timings: a pure function.
+
+In a round each candidate that is still considered serves a block of consecutive calls, and has one number: the median of
+the block's times, its first calls left out. Differences of two candidates' logarithms within rounds are what is judged
+(`interval`): what changes from round to round, a warmer GPU or a busier host, is in both.
+
+* A candidate that is slower than another beyond the noise is dropped.
+* The simplest candidate left that is not slower by more than `Rules.margin` than any other left is kept. So if nothing
+  is faster beyond the noise, the simplest stays: *same*.
+* Where measuring ends before that is sure, estimates decide, by the same margin: *unresolved*. The intervals say how
+  much that may cost.
+
+Looks are taken at numbers of rounds that are fixed beforehand, and share the error among them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from optimizations.selection.interval import Interval, fewest, paired_interval
+
+Outcome = Literal["faster", "same", "unresolved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How much is measured, and what counts.
+
+    Attributes:
+        block_calls: consecutive calls of one candidate.
+        lead_in_calls: the first calls of a block, which are not counted: they pay for what the candidate before left in
+            caches and queues.
+        lead_in_rounds: rounds at the beginning that are not counted: a candidate's first calls load kernels and
+            allocate.
+        margin: a share of time; less than that is not worth a candidate that is not the simplest.
+        error: how probable a wrong verdict is at most, over all looks and pairs, where candidates are equal.
+        most_calls: calls after which a verdict is reached in any case.
+        look_growth: from one look to the next, rounds grow by this factor.
+    """
+
+    block_calls: int = 4
+    lead_in_calls: int = 1
+    lead_in_rounds: int = 1
+    margin: float = 0.0125
+    error: float = 0.02
+    most_calls: int = 4000
+    look_growth: float = 1.3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lead_in_calls < self.block_calls:
+            raise ValueError(f"of a block of {self.block_calls} calls, {self.lead_in_calls} cannot be left out")
+        if self.most_calls < 1 or self.lead_in_rounds < 0 or self.look_growth <= 1:
+            raise ValueError(f"rules that never end or never look: {self}")
+        if not 0 < self.error < 1 or not 0 < self.margin < 1:
+            raise ValueError(f"margin and error are shares between 0 and 1: {self}")
+
+    def error_per_look(self, candidates: int) -> float:
+        """What is left of `error` for one bound of one pair at one look."""
+        pairs = max(1, candidates * (candidates - 1) // 2)
+        return self.error / (pairs * len(self._looks(candidates)))
+
+    def looks(self, candidates: int) -> tuple[int, ...]:
+        """Numbers of counted rounds at which it is decided, ascending."""
+        first = fewest(self.error_per_look(candidates))
+        return tuple(look for look in self._looks(candidates) if look >= first) or self._looks(candidates)[-1:]
+
+    def most_rounds(self, candidates: int) -> int:
+        """Counted rounds that `most_calls` allow while no candidate is dropped; 1 at least."""
+        return max(1, self.most_calls // (candidates * self.block_calls) - self.lead_in_rounds)
+
+    def _looks(self, candidates: int) -> tuple[int, ...]:
+        looks, rounds = [], 6
+        last = self.most_rounds(2)  # where all but two are dropped at once there are as many
+        while rounds < last:
+            looks.append(rounds)
+            rounds = math.ceil(rounds * self.look_growth)
+        return (*looks, last)
+
+
+Round = Mapping[str, float]
+"""The median time of a block in seconds, by candidate; dropped candidates are not in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How many times the time of `candidate` `other` takes, by `rounds` rounds in which both were measured."""
+
+    candidate: str
+    other: str
+    ratio: Interval
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is kept, and why.
+
+    Attributes:
+        kept: the candidate.
+        outcome: "faster" if a simpler one than `kept` was dropped, "same" if the simplest is kept because no other is
+            faster by more than the margin, "unresolved" if measuring ended before either was sure.
+        comparisons: of each candidate with `kept`.
+        dropped: candidates that were slower than another beyond the noise.
+    """
+
+    kept: str
+    outcome: Outcome
+    comparisons: tuple[Comparison, ...]
+    dropped: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The state of affairs: candidates that are still considered, simplest first, and the decision once there is one."""
+
+    left: tuple[str, ...]
+    decision: Decision | None
+
+
+def block_median(seconds: Sequence[float], rules: Rules) -> float:
+    """The time of a block: the median of its calls, the first ones left out.
+
+    Raises:
+        ValueError: the block is not whole, or a time is not a positive number.
+    """
+    if len(seconds) != rules.block_calls:
+        raise ValueError(f"a block has {rules.block_calls} calls, not {len(seconds)}")
+    counted = sorted(seconds[rules.lead_in_calls :])
+    if not all(0 < value < math.inf for value in counted):
+        raise ValueError(f"times are positive numbers of seconds; these are {list(seconds)}")
+    middle = len(counted) // 2
+    return counted[middle] if len(counted) % 2 else (counted[middle - 1] + counted[middle]) / 2
+
+
+def judge(candidates: Sequence[str], rounds: Sequence[Round], rules: Rules, *, at_the_end: bool = False) -> Judged:
+    """Who is left after these counted rounds, in the order in which they were measured.
+
+    `candidates` stand simplest first. Only numbers of rounds in `Rules.looks` are looked at, so that the answer for the
+    same rounds does not depend on how often it was asked for. `at_the_end`: no more rounds will come.
+
+    Raises:
+        ValueError: there is no candidate, or one stands twice.
+    """
+    if not candidates or len(set(candidates)) != len(candidates):
+        raise ValueError(f"candidates are different names, one at least; these are {list(candidates)}")
+    left = tuple(candidates)
+    if len(left) == 1:
+        return Judged(left, Decision(left[0], "same", (), frozenset()))
+    looks = [look for look in rules.looks(len(candidates)) if look <= len(rounds)]
+    if at_the_end and len(rounds) not in looks:
+        looks.append(len(rounds))
+    error = rules.error_per_look(len(candidates))
+    for look in looks:
+        seen = rounds[:look]
+        left = _without_slower(left, seen, error)
+        if all(_is_close(left[0], other, seen, error, rules.margin) for other in left[1:]):
+            return Judged(left, _decision(candidates, left, left[0], seen, error, resolved=True))
+    if not at_the_end:
+        return Judged(left, None)
+    likely = (one for one in left if all(_seems_close(one, other, rounds, error, rules.margin) for other in left))
+    return Judged(left, _decision(candidates, left, next(likely, left[0]), rounds, error, resolved=False))
+
+
+def compare(candidate: str, other: str, rounds: Sequence[Round], error: float) -> Comparison | None:
+    """`other` over `candidate` by the rounds that have both; None where there is none."""
+    both = [math.log(one[other] / one[candidate]) for one in rounds if candidate in one and other in one]
+    if not both:
+        return None
+    log = paired_interval(both, error)
+    return Comparison(candidate, other, Interval(*(math.exp(one) for one in (log.estimate, log.low, log.high))), len(both))
+
+
+def _without_slower(left: tuple[str, ...], rounds: Sequence[Round], error: float) -> tuple[str, ...]:
+    """Those that are not slower than another beyond the noise."""
+    slower = set()
+    for one, other in itertools.combinations(left, 2):
+        found = compare(one, other, rounds, error)
+        if found is not None and found.ratio.low > 1:
+            slower.add(other)
+        elif found is not None and found.ratio.high < 1:
+            slower.add(one)
+    # A circle (a before b before c before a) can come of noise. Then nothing was told apart.
+    return tuple(one for one in left if one not in slower) or left
+
+
+def _is_close(one: str, other: str, rounds: Sequence[Round], error: float, margin: float) -> bool:
+    """Whether `one` is slower than `other` by no more than the margin, with the certainty that is asked for."""
+    found = compare(other, one, rounds, error)
+    return found is not None and found.ratio.high <= 1 + margin
+
+
+def _seems_close(one: str, other: str, rounds: Sequence[Round], error: float, margin: float) -> bool:
+    """`_is_close`, by the estimates."""
+    found = compare(other, one, rounds, error) if one != other else None
+    return found is None or found.ratio.estimate <= 1 + margin
+
+
+def _decision(
+    candidates: Sequence[str],
+    left: Sequence[str],
+    kept: str,
+    rounds: Sequence[Round],
+    error: float,
+    *,
+    resolved: bool,
+) -> Decision:
+    compared = (compare(kept, other, rounds, error) for other in candidates if other != kept)
+    outcome: Outcome = "unresolved" if not resolved else "same" if kept == candidates[0] else "faster"
+    dropped = frozenset(candidates) - frozenset(left)
+    return Decision(kept, outcome, tuple(one for one in compared if one is not None), dropped)

@@ -1,0 +1,95 @@
+"""What a verdict is stored under: the generated code, and everything else that decides how fast it is."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from optimizations.selection.verdict import Circumstances
+
+_DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\S+)")
+_COMMENT = re.compile(r"^\s*#")
+
+
+def graph_digest(generated: Callable[..., Any], integers: Sequence[int], extra: Sequence[str] = ()) -> str | None:
+    """SHA-256 of a function that Inductor generated, with its kernels; None where its source cannot be read.
+
+    Lines that are comments are left out: they hold paths of one machine. `integers` are the sizes it is called with,
+    `extra` is what else makes it another graph.
+    """
+    plain = getattr(generated, "__func__", generated)
+    try:
+        source_file = inspect.getsourcefile(plain)
+        source = Path(source_file).read_text() if source_file is not None else None
+    except (OSError, TypeError, ValueError):
+        return None
+    if source is None:
+        return None
+    code = "\n".join(line for line in source.splitlines() if not _COMMENT.match(line))
+    parts = (code, getattr(plain, "__qualname__", ""), ",".join(map(str, integers)), *extra)
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
+
+
+def circumstances(graph: str, options: str, objective: Any, device_index: int) -> Circumstances:
+    """What a verdict about this graph holds for, on this machine."""
+    return Circumstances(
+        graph=graph,
+        options=options,
+        objective=objective,
+        gpu=_gpu(device_index),
+        driver=driver_version(),
+        host=_processor(),
+        torch=torch.__version__,
+        encore=_encore(),
+    )
+
+
+@functools.cache
+def _gpu(device_index: int) -> str:
+    properties = torch.cuda.get_device_properties(device_index)
+    return (
+        f"{properties.name}, compute capability {properties.major}.{properties.minor}, "
+        f"{properties.multi_processor_count} multiprocessors, {properties.total_memory} bytes"
+    )
+
+
+@functools.cache
+def driver_version(path: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """The version of the NVIDIA driver; "unknown" where its kernel module does not tell."""
+    try:
+        found = _DRIVER.search(path.read_text(errors="replace"))
+    except OSError:
+        found = None
+    return found[1] if found else "unknown"
+
+
+@functools.cache
+def _processor(path: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name: how long the host takes to launch is half of what is compared."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+@functools.cache
+def _encore() -> str:
+    """Version and a digest of the backend's code: a checkout changes without its version, and what runs was measured."""
+    try:
+        released = version("encore")
+    except PackageNotFoundError:
+        released = "unknown"
+    digest = hashlib.sha256()
+    package = Path(__file__).resolve().parents[1]
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return f"{released}+{digest.hexdigest()[:16]}"

@@ -1,0 +1,161 @@
+"""Selection for one group of graphs as a state machine: asked before each call, told the time after it.
+
+It knows candidates by name and times by seconds, and nothing of graphs, devices or files. Times may come late and in any
+order (the device has not reached the end of a call yet), or never (a call that was not what it was to be): a block that
+lacks one is measured again in a later round.
+
+Note [Void]. A verdict holds for the circumstances under which it was reached. `void` forgets it and all times, and
+measuring begins again; after `MOST_VOIDS` of them the next verdict stands whatever happens, or a program whose
+circumstances change all the time would be measured for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from optimizations.selection.decide import Decision, Round, Rules, block_median, judge
+from optimizations.selection.schedule import Turn, turns
+
+MOST_VOIDS = 3
+"""Verdicts that are given up because circumstances changed; the next one stays."""
+
+
+FEWEST_ROUNDS = 3
+"""Counted rounds before a budget may end measuring: fewer say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What measuring took: `calls` in `rounds` rounds, `seconds` in all, `excess_s` more than the best candidate's
+    calls would have taken."""
+
+    calls: int = 0
+    rounds: int = 0
+    seconds: float = 0.0
+    excess_s: float = 0.0
+
+
+class Selector:
+    """See the module.
+
+    Args:
+        candidates: names, simplest first.
+        rules: how much is measured.
+        budget_s: measuring ends when `Spent.excess_s` exceeds this; None for no such limit.
+        seed: of the order in which candidates take turns.
+
+    Attributes:
+        decision: the verdict; None while there is none.
+        voided: why earlier verdicts were given up.
+    """
+
+    def __init__(self, candidates: Sequence[str], rules: Rules | None = None, *, budget_s: float | None = None, seed: int = 0) -> None:
+        self.candidates = tuple(candidates)
+        self.rules = rules or Rules()
+        self.decision: Decision | None = None
+        self.voided: list[str] = []
+        self._budget_s = budget_s
+        self._seed = seed
+        self._earlier = Spent()
+        self._looks = frozenset(self.rules.looks(len(self.candidates)))
+        self._begin()
+
+    def _begin(self) -> None:
+        self.decision = None
+        self._generation = len(self.voided)
+        self._left = self.candidates
+        self._rounds: list[Round] = []
+        self._round_index = 0
+        self._queue: deque[Turn] = deque()
+        self._open: dict[int, dict[str, list[float | None]]] = {}
+        self._calls = 0
+        self._seconds: dict[str, list[float]] = {name: [] for name in self.candidates}
+        if len(self.candidates) == 1:
+            self.decision = judge(self.candidates, (), self.rules).decision
+
+    def next_turn(self) -> Turn | None:
+        """Who is to serve the next call; None once it is decided. Each turn is to be answered by `record` or `lost`."""
+        if self.decision is not None:
+            return None
+        if not self._queue:
+            self._queue.extend(turns(self._left, self._round_index, self.rules.block_calls, self._seed))
+            self._open[self._round_index] = {name: [None] * self.rules.block_calls for name in self._left}
+            self._round_index += 1
+        self._calls += 1
+        return self._queue.popleft()
+
+    def record(self, turn: Turn, seconds: float) -> None:
+        """The time of a call.
+
+        Raises:
+            ValueError: it is not a positive number of seconds.
+        """
+        if not 0 < seconds < float("inf"):
+            raise ValueError(f"a call takes a positive number of seconds, not {seconds}")
+        blocks = self._open.get(turn.round)
+        if self.decision is not None or blocks is None:
+            return
+        blocks[turn.candidate][turn.place] = seconds
+        self._seconds[turn.candidate].append(seconds)
+        if all(one is not None for block in blocks.values() for one in block):
+            self._round_done(turn.round)
+
+    def lost(self, turn: Turn) -> None:
+        """The call of this turn was not what it was to be: its round does not count."""
+        self._open.pop(turn.round, None)
+        self._queue = deque(one for one in self._queue if one.round != turn.round)
+        self._end_at_cap()
+
+    @property
+    def spent(self) -> Spent:
+        """What measuring took so far, for verdicts that were given up as well."""
+        times = [one for one in self._seconds.values() if one]
+        best = min((sorted(one)[len(one) // 2] for one in times), default=0.0)
+        seconds = sum(sum(one) for one in times)
+        excess = sum(max(0.0, sum(one) - best * len(one)) for one in times)
+        return Spent(
+            self._earlier.calls + self._calls,
+            self._earlier.rounds + len(self._rounds),
+            self._earlier.seconds + seconds,
+            self._earlier.excess_s + excess,
+        )
+
+    @property
+    def steadfast(self) -> bool:
+        """Whether the verdict stands whatever happens. Note [Void]."""
+        return len(self.voided) >= MOST_VOIDS
+
+    def void(self, reason: str) -> bool:
+        """Circumstances changed: forget the verdict and all times. False where that is not done any more."""
+        if self.steadfast:
+            return False
+        self._earlier = self.spent
+        self.voided.append(reason)
+        self._begin()
+        return True
+
+    def take(self, decision: Decision) -> None:
+        """Adopt a verdict that was reached elsewhere, for instance by an earlier process."""
+        self.decision = decision
+        self._queue.clear()
+        self._open.clear()
+
+    def _round_done(self, index: int) -> None:
+        blocks = self._open.pop(index)
+        if index >= self.rules.lead_in_rounds:
+            self._rounds.append({name: block_median([one for one in block if one is not None], self.rules) for name, block in blocks.items()})
+            if len(self._rounds) in self._looks:
+                judged = judge(self.candidates, self._rounds, self.rules)
+                self._left = judged.left
+                self.decision = judged.decision
+        self._end_at_cap()
+
+    def _end_at_cap(self) -> None:
+        if self.decision is not None:
+            return
+        enough = len(self._rounds) >= FEWEST_ROUNDS
+        over_budget = enough and self._budget_s is not None and self.spent.excess_s > self._budget_s
+        if self._calls >= self.rules.most_calls or over_budget:
+            self.decision = judge(self.candidates, self._rounds, self.rules, at_the_end=True).decision

@@ -1,0 +1,165 @@
+"""Verdicts on disk: a folder with one file per graph and circumstances, named by their digest.
+
+Files are written atomically, so processes may share the folder: a reader finds a whole verdict or none. Two processes
+that measure the same graph both write; the later one stays, and either is right. A file that is damaged, of another
+version, or of other circumstances than its name says is left alone and counts for nothing; why is logged, and listed
+by `encore decisions`.
+
+A verdict on several graphs together is one file for each, which name one another. It counts only if all are there and
+agree: a process may end between two of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optimizations.atomic_file import write_atomically
+from optimizations.selection.verdict import Circumstances, StoredVerdict, UnreadableVerdict, parse_verdict
+from optimizations.user_cache import user_cache
+
+SUFFIX = ".verdict.json"
+MOST_BYTES = 1 << 20
+"""A larger file is no verdict, and is not read."""
+
+_NAME = re.compile(r"[0-9a-f]{64}")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file of the folder: its verdict, or why it is ignored."""
+
+    path: Path
+    verdict: StoredVerdict | None
+    ignored: str | None
+
+    @property
+    def key(self) -> str:
+        """What the file is named by."""
+        return self.path.name.removesuffix(SUFFIX)
+
+
+def default_directory() -> Path:
+    """`$ENCORE_CACHE_DIR/verdicts`, else `encore/verdicts` in the user's cache folder."""
+    chosen = os.environ.get("ENCORE_CACHE_DIR")
+    return Path(chosen) / "verdicts" if chosen else user_cache() / "verdicts"
+
+
+def key_of(circumstances: Circumstances) -> str:
+    """The name of the verdict for these circumstances."""
+    return hashlib.sha256(json.dumps(circumstances.model_dump(), sort_keys=True).encode()).hexdigest()
+
+
+class VerdictStore:
+    """A folder of verdicts, which may not be there yet."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def get(self, circumstances: Circumstances) -> StoredVerdict | None:
+        """The verdict for these circumstances; None where there is none that counts."""
+        found = self._read(self._path(key_of(circumstances)))
+        if found.verdict is None:
+            if found.ignored is not None:
+                log.warning("%s is ignored: %s", found.path, found.ignored)
+            return None
+        for other in found.verdict.group:
+            if other == found.verdict.circumstances.graph:
+                continue
+            neighbour = self._read(self._path(key_of(circumstances.model_copy(update={"graph": other})))).verdict
+            if neighbour is None or (neighbour.group, neighbour.kept) != (found.verdict.group, found.verdict.kept):
+                log.warning("%s is ignored: a graph that it was judged together with has no such verdict", found.path)
+                return None
+        return found.verdict
+
+    def put(self, verdicts: Sequence[StoredVerdict]) -> str | None:
+        """Store the verdicts of graphs that were judged together. Why they could not be; None where they are.
+
+        A folder that cannot be written, or a full disk, costs measuring again.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for verdict in verdicts:
+                write_atomically(self._path(key_of(verdict.circumstances)), verdict.to_json())
+        except OSError as error:
+            log.warning("cannot store a verdict in %s: %s", self.directory, error)
+            return f"{type(error).__name__}: {error.strerror or error}"
+        return None
+
+    def list(self) -> tuple[Found, ...]:
+        """Every file of the folder that is named as verdicts are, oldest first.
+
+        Raises:
+            OSError: the folder is there and cannot be read.
+        """
+        return tuple(self._read(path) for path in sorted(self._files(), key=_age))
+
+    def clear(self, keys: Sequence[str] | None = None) -> int:
+        """Remove these verdicts, by default all, damaged ones and what a crash left behind too. How many there were.
+
+        Raises:
+            OSError: a file cannot be removed.
+        """
+        removed = 0
+        for path in self._files():
+            if keys is None or path.name.removesuffix(SUFFIX) in keys:
+                removed += _remove(path)
+        if keys is None and self.directory.is_dir():
+            for path in self.directory.glob(f".*{SUFFIX}.*"):  # a write that was cut off
+                _remove(path)
+        return removed
+
+    def _files(self) -> Iterator[Path]:
+        if not self.directory.is_dir():
+            return
+        for path in self.directory.iterdir():
+            if path.name.endswith(SUFFIX) and not path.name.startswith("."):
+                yield path
+
+    def _path(self, key: str) -> Path:
+        return self.directory / f"{key}{SUFFIX}"
+
+    def _read(self, path: Path) -> Found:
+        key = path.name.removesuffix(SUFFIX)
+        try:
+            with path.open("rb") as file:
+                content = file.read(MOST_BYTES + 1)
+        except FileNotFoundError:
+            return Found(path, None, None)
+        except OSError as error:
+            return Found(path, None, f"it cannot be read ({error.strerror or error})")
+        if len(content) > MOST_BYTES:
+            return Found(path, None, f"it is larger than {MOST_BYTES} bytes")
+        try:
+            verdict = parse_verdict(content)
+        except UnreadableVerdict as error:
+            return Found(path, None, str(error))
+        if not _NAME.fullmatch(key) or key_of(verdict.circumstances) != key:
+            return Found(path, None, "it holds for other circumstances than its name says")
+        if verdict.circumstances.graph not in verdict.group:
+            return Found(path, None, "its group does not name its own graph")
+        return Found(path, verdict, None)
+
+
+def _age(path: Path) -> tuple[float, str]:
+    try:
+        return path.stat().st_mtime, path.name
+    except OSError:
+        return 0.0, path.name
+
+
+def _remove(path: Path) -> int:
+    """1 if it was there; another process may have removed it."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    return 1

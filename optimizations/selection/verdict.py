@@ -1,0 +1,128 @@
+"""A verdict as it is stored: one JSON file, checked field by field when it is read."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from optimizations.selection.decide import Decision
+
+FORMAT = "encore verdict"
+VERSION = 1
+
+
+class UnreadableVerdict(ValueError):
+    """A file is not a verdict of this version; the message says what is wrong with it."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Circumstances(_Record):
+    """What a verdict holds for. `graph` is a digest of the generated code, `options` of what else decides how it runs.
+
+    `objective` is what was measured: host time to completion, or time back to back.
+    """
+
+    graph: str = Field(pattern=r"^[0-9a-f]{64}$")
+    options: str
+    objective: Literal["latency", "throughput"]
+    gpu: str
+    driver: str
+    host: str
+    torch: str
+    encore: str
+
+
+class Compared(_Record):
+    """How many times the time of the kept candidate `candidate` takes, with an interval, over `rounds` rounds.
+
+    `low` and `high` are None where there were too few rounds for a bound.
+    """
+
+    candidate: str
+    ratio: float = Field(gt=0, allow_inf_nan=False)
+    low: float | None = Field(ge=0, allow_inf_nan=False)
+    high: float | None = Field(ge=0, allow_inf_nan=False)
+    rounds: int = Field(ge=0)
+
+
+class StoredVerdict(_Record):
+    """What was found for one graph, alone or judged together with its neighbours.
+
+    Attributes:
+        circumstances: what it holds for; the file's name is their digest.
+        group: digests of all graphs that were judged together, sorted; this one's is among them.
+        candidates: simplest first; `kept` is one of them.
+        moving: whether addresses of inputs moved from call to call.
+        calls, measuring_s, excess_s: what measuring took; see `selector.Spent`.
+        median_s: median time of a call by candidate, in seconds.
+        name: what the program calls it, for people.
+    """
+
+    format: Literal["encore verdict"] = FORMAT
+    version: Literal[1] = VERSION
+    circumstances: Circumstances
+    group: tuple[str, ...]
+    candidates: tuple[str, ...]
+    kept: str
+    outcome: Literal["faster", "same", "unresolved"]
+    compared: tuple[Compared, ...]
+    median_s: dict[str, float]
+    moving: bool
+    calls: int = Field(ge=0)
+    measuring_s: float = Field(ge=0, allow_inf_nan=False)
+    excess_s: float = Field(ge=0, allow_inf_nan=False)
+    measured_at: str
+    name: str
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> StoredVerdict:
+        if self.kept not in self.candidates:
+            raise ValueError(f"{self.kept!r} is kept and not among the candidates {self.candidates}")
+        if list(self.group) != sorted(set(self.group)):
+            raise ValueError("the group is not sorted, or names a graph twice")
+        return self
+
+    def to_json(self) -> bytes:
+        return self.model_dump_json(indent=1).encode() + b"\n"
+
+
+def parse_verdict(content: bytes) -> StoredVerdict:
+    """The verdict in a file.
+
+    Raises:
+        UnreadableVerdict: it is not one.
+    """
+    try:
+        raw = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableVerdict(f"it is not JSON ({error})".splitlines()[0]) from None
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise UnreadableVerdict("it is not a verdict of Encore's")
+    if raw.get("version") != VERSION:
+        raise UnreadableVerdict(f"it has version {raw.get('version')!r}, and this Encore reads version {VERSION}")
+    try:
+        return StoredVerdict.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the whole"
+        raise UnreadableVerdict(f"{place}: {first['msg']}") from None
+
+
+def compared(decision: Decision) -> tuple[Compared, ...]:
+    """The comparisons of a decision as they are stored."""
+    return tuple(
+        Compared(
+            candidate=one.other,
+            ratio=one.ratio.estimate,
+            low=one.ratio.low if one.ratio.low > 0 else None,
+            high=one.ratio.high if math.isfinite(one.ratio.high) else None,
+            rounds=one.rounds,
+        )
+        for one in decision.comparisons
+    )
