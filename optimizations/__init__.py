@@ -152,7 +152,8 @@ def settled() -> bool:
     import sys
 
     containers = sys.modules.get("optimizations.capture.trees.containers")  # not imported where nothing was compiled
-    return containers is None or bool(containers.settled())
+    groups = sys.modules.get("optimizations.selection.group")
+    return (containers is None or bool(containers.settled())) and (groups is None or bool(groups.settled()))
 
 
 def reset() -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
@@ -25,6 +26,9 @@ from optimizations.replay.bound import bound, release_bindings
 from optimizations.replay.shortcut import shortcuts
 from optimizations.report import LEDGER, BindingReport, Entry
 from optimizations.torch_internals.outcome import watched, watching
+
+if TYPE_CHECKING:
+    from optimizations.selection.settings import Settings
 
 _FEEDS: weakref.WeakSet[Feeds] = weakref.WeakSet()
 """Run-time state of all graphs compiled in this process, for `reset`."""
@@ -52,11 +56,13 @@ def encore(
     placement = _placed(graph_module, example_inputs, settings)
     entry = Entry(placement.report)
     inner_compile = watching(torch_internals.compile_fx_inner, entry.compiled.append)
-    maker = _maker(settings, inductor, entry)
+    selection = _selection(settings)
+    maker = _maker(settings, inductor, entry, selection)
     if maker is not None:
         inner_compile = asking(inner_compile, maker)
     lean = shortcuts(entry.note_shortcut) if settings.lean else contextlib.nullcontext()
     captured = contextlib.nullcontext() if maker is None else captured_by(maker)
+    started = time.perf_counter()
     with watched(entry.compiled.append), lean, captured:
         compiled = torch_internals.compile_fx.compile_fx(
             placement.graph_module,
@@ -64,6 +70,8 @@ def encore(
             inner_compile=inner_compile,
             config_patches=inductor,
         )
+    if selection is not None:
+        selection.compile_s = time.perf_counter() - started
     LEDGER.add(entry)
     if placement.feeds is not None:
         feeds = Feeds(placement.feeds, graph_module.forward if placement.feeds.apart else None)
@@ -125,7 +133,20 @@ def _binding(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, Bindin
         return None, BindingReport(0, reason)
 
 
-def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Maker | None:
+def _selection(settings: Options) -> Settings | None:
+    """What is asked of selection; None where it is off."""
+    if settings.selection == "off":
+        return None
+    from optimizations.selection.settings import Settings
+
+    # What decides how fast a graph is served and is not in its code.
+    options = f"indirection={settings.indirection}, lean={settings.lean}"
+    return Settings(settings.selection, settings.objective, options)
+
+
+def _maker(
+    settings: Options, inductor: Mapping[str, Any], entry: Entry, selection: Settings | None = None
+) -> Maker | None:
     """Who makes the CUDA graphs; None for stock."""
     with torch_internals.inductor_config.patch(inductor):
         triton = torch_internals.inductor_config.triton
@@ -135,7 +156,7 @@ def _maker(settings: Options, inductor: Mapping[str, Any], entry: Entry) -> Make
     from optimizations.capture.trees.maker import EncoreMaker
     from optimizations.indirection.plan import Choice
 
-    return EncoreMaker(Choice(settings.indirection), entry.functions.append, lean=settings.lean)
+    return EncoreMaker(Choice(settings.indirection), entry.functions.append, lean=settings.lean, selection=selection)
 
 
 def _fed(compiled: Callable[..., Any], feeds: Feeds) -> Callable[..., Any]:

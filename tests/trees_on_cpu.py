@@ -21,6 +21,7 @@ from optimizations.capture.trees.node import EncoreNode
 from optimizations.indirection.plan import Choice
 from optimizations.recording.generated import GeneratedCode
 from optimizations.report.recordings import RecordingReport
+from optimizations.selection.settings import Settings
 
 COUNT = 16
 
@@ -105,12 +106,13 @@ class Compiled:
         outputs: int = 1,
         static_inputs: tuple[int, ...] = (2,),
         lean: bool = True,
+        selection: Settings | None = None,
         **keywords: Any,
     ) -> None:
         self.functions: list[Any] = []
         placeholders = [torch_internals.cudagraph_utils.PlaceholderInfo(name, None, [], None) for name in "xyw"]
         settings = {"is_backward": False, "is_inference": True, "stack_traces": [None] * outputs, **keywords}
-        self.function = EncoreMaker(choice, self.functions.append, lean=lean).cudagraphify(
+        self.function = EncoreMaker(choice, self.functions.append, lean=lean, selection=selection).cudagraphify(
             model, static_inputs, device_index=0, placeholders=placeholders, constants=(), **settings
         )
 

@@ -250,6 +250,11 @@ class Session:
         if self.stage is not Stage.DONE:
             self._give_up("it was not proven before an input at a fixed address moved")
 
+    def decline(self, reason: str) -> None:
+        """Leave the recording as stock made it."""
+        if self.stage is not Stage.DONE:
+            self._give_up(reason)
+
     def resume_with(self, fixed: Iterable[int]) -> None:
         """Look at the copied inputs again, now that these inputs at fixed addresses are followed."""
         if not self.in_place and self._may_gain():

@@ -111,6 +111,7 @@ class AddressTracker:
     ) -> None:
         inputs = sorted(inputs, key=lambda one: one.index)
         self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder) for one in inputs]
+        self._all_checks = self._checks
         self._fixed = [(one.index, one.alignment_bytes - 1) for one in inputs if one.placeholder is None]
         self._fixed_indices = [index for index, _ in self._fixed]
         self._pointers = pointers
@@ -166,18 +167,36 @@ class AddressTracker:
         if not moved:
             return
         started = time.perf_counter()
+        self._point(moved)
+        self.moves += 1
+        if self.swaps is not None and not moved.keys().isdisjoint(self._fixed_indices):
+            self.swaps.patched(inputs, time.perf_counter() - started)
+
+    def _point(self, moved: Mapping[int, int]) -> None:
         try:
             self.pointer_bytes += self._pointers.point(moved)
         except BaseException:
             for index in moved:
-                addresses[index] = 0  # unknown: the next call writes them all again
+                self.addresses[index] = 0  # unknown: the next call writes them all again
             raise
-        self._pending = True
-        self.moves += 1
+        self._pending, self._written = True, False
         for index, address in moved.items():
-            addresses[index] = address
-        if self.swaps is not None and not moved.keys().isdisjoint(self._fixed_indices):
-            self.swaps.patched(inputs, time.perf_counter() - started)
+            self.addresses[index] = address
+
+    def rest(self, resting: bool) -> None:
+        """Let the graph read inputs that have a placeholder from there, whoever fills it, until told otherwise."""
+        checks = [one for one in self._all_checks if one[2] is None] if resting else self._all_checks
+        if checks == self._checks:
+            return
+        self._checks = checks
+        self.indices = [index for index, _, _ in checks]
+        moved = {
+            index: placeholder
+            for index, _, placeholder in self._all_checks
+            if placeholder is not None and self.addresses[index] != placeholder
+        }
+        if resting and moved:
+            self._point(moved)
 
     def launched(self) -> None:
         """To be called after each launch."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from optimizations.report.recordings import Direction, KeptResults, RecordingReport, UncapturedCalls
+from optimizations.report.selection import SelectionReport
 
 CpuKind = Literal["constant", "attribute", "argument", "computed"]
 Size = int | str
@@ -175,6 +176,8 @@ class GraphReport:
 
     `recordings` holds a record for each CUDA graph, in the order they were recorded. `kept` are the results that are
     copied out of graph memory because the program keeps them, `uncaptured` the calls that ran without a graph.
+    `selection` tells, for each function that graphs are recorded of, how its calls are served and by what times that
+    was decided; it is empty where nothing is selected.
     """
 
     index: int
@@ -185,6 +188,7 @@ class GraphReport:
     shortcut: ShortcutReport | None = None
     kept: tuple[KeptResults, ...] = ()
     uncaptured: tuple[UncapturedCalls, ...] = ()
+    selection: tuple[SelectionReport, ...] = ()
 
 
 class ReportedFunction(Protocol):
@@ -198,6 +202,9 @@ class ReportedFunction(Protocol):
 
     def uncaptured(self) -> Sequence[UncapturedCalls]:
         """Calls without a graph, by reason."""
+
+    def selection(self) -> SelectionReport | None:
+        """How its calls are served, and why; None where nothing is selected."""
 
 
 @dataclass(slots=True)
@@ -223,6 +230,7 @@ class Entry:
             self.shortcut,
             tuple(kept for function in self.functions if (kept := function.kept()) is not None),
             tuple(calls for function in self.functions for calls in function.uncaptured()),
+            tuple(found for function in self.functions if (found := function.selection()) is not None),
         )
 
 

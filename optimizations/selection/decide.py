@@ -1,8 +1,8 @@
 """Which candidate is kept, from rounds of timings: a pure function.
 
-In a round each candidate that is still considered serves a block of consecutive calls, and has one number: the median of
-the block's times, its first calls left out. Differences of two candidates' logarithms within rounds are what is judged
-(`interval`): what changes from round to round, a warmer GPU or a busier host, is in both.
+In a round each candidate that is still considered serves a block of consecutive calls, and has one number: the median
+of the block's times, its first calls left out. Differences of two candidates' logarithms within rounds are what is
+judged (`interval`): what changes from round to round, a warmer GPU or a busier host, is in both.
 
 * A candidate that is slower than another beyond the noise is dropped.
 * The simplest candidate left that is not slower by more than `Rules.margin` than any other left is kept. So if nothing
@@ -115,7 +115,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The state of affairs: candidates that are still considered, simplest first, and the decision once there is one."""
+    """Candidates that are still considered, simplest first, and the decision once there is one."""
 
     left: tuple[str, ...]
     decision: Decision | None
@@ -171,7 +171,8 @@ def compare(candidate: str, other: str, rounds: Sequence[Round], error: float) -
     if not both:
         return None
     log = paired_interval(both, error)
-    return Comparison(candidate, other, Interval(*(math.exp(one) for one in (log.estimate, log.low, log.high))), len(both))
+    ratio = Interval(math.exp(log.estimate), math.exp(log.low), math.exp(log.high))
+    return Comparison(candidate, other, ratio, len(both))
 
 
 def _without_slower(left: tuple[str, ...], rounds: Sequence[Round], error: float) -> tuple[str, ...]:

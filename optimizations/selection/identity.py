@@ -83,7 +83,7 @@ def _processor(path: Path = Path("/proc/cpuinfo")) -> str:
 
 @functools.cache
 def _encore() -> str:
-    """Version and a digest of the backend's code: a checkout changes without its version, and what runs was measured."""
+    """Version and a digest of the backend's code: a checkout changes without its version."""
     try:
         released = version("encore")
     except PackageNotFoundError:

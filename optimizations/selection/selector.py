@@ -1,8 +1,8 @@
 """Selection for one group of graphs as a state machine: asked before each call, told the time after it.
 
-It knows candidates by name and times by seconds, and nothing of graphs, devices or files. Times may come late and in any
-order (the device has not reached the end of a call yet), or never (a call that was not what it was to be): a block that
-lacks one is measured again in a later round.
+It knows candidates by name and times by seconds, and nothing of graphs, devices or files. Times may come late and in
+any order (the device has not reached the end of a call yet), or never (a call that was not what it was to be): a round
+that lacks one does not count.
 
 Note [Void]. A verdict holds for the circumstances under which it was reached. `void` forgets it and all times, and
 measuring begins again; after `MOST_VOIDS` of them the next verdict stands whatever happens, or a program whose
@@ -45,20 +45,30 @@ class Selector:
         rules: how much is measured.
         budget_s: measuring ends when `Spent.excess_s` exceeds this; None for no such limit.
         seed: of the order in which candidates take turns.
+        earlier, voided: what was spent before, and verdicts given up, of a selector that this one follows.
 
     Attributes:
         decision: the verdict; None while there is none.
         voided: why earlier verdicts were given up.
     """
 
-    def __init__(self, candidates: Sequence[str], rules: Rules | None = None, *, budget_s: float | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        candidates: Sequence[str],
+        rules: Rules | None = None,
+        *,
+        budget_s: float | None = None,
+        seed: int = 0,
+        earlier: Spent | None = None,
+        voided: Sequence[str] = (),
+    ) -> None:
         self.candidates = tuple(candidates)
         self.rules = rules or Rules()
         self.decision: Decision | None = None
-        self.voided: list[str] = []
+        self.voided = list(voided)
         self._budget_s = budget_s
         self._seed = seed
-        self._earlier = Spent()
+        self._earlier = earlier or Spent()
         self._looks = frozenset(self.rules.looks(len(self.candidates)))
         self._begin()
 
@@ -112,7 +122,7 @@ class Selector:
     def spent(self) -> Spent:
         """What measuring took so far, for verdicts that were given up as well."""
         times = [one for one in self._seconds.values() if one]
-        best = min((sorted(one)[len(one) // 2] for one in times), default=0.0)
+        best = min(self.medians.values(), default=0.0)
         seconds = sum(sum(one) for one in times)
         excess = sum(max(0.0, sum(one) - best * len(one)) for one in times)
         return Spent(
@@ -121,6 +131,16 @@ class Selector:
             self._earlier.seconds + seconds,
             self._earlier.excess_s + excess,
         )
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """The median of all times of each candidate, in seconds, since the last verdict that was given up."""
+        return {name: sorted(one)[len(one) // 2] for name, one in self._seconds.items() if one}
+
+    @property
+    def measured_calls(self) -> dict[str, int]:
+        """How many times each candidate has, since the same moment."""
+        return {name: len(one) for name, one in self._seconds.items()}
 
     @property
     def steadfast(self) -> bool:
@@ -136,16 +156,11 @@ class Selector:
         self._begin()
         return True
 
-    def take(self, decision: Decision) -> None:
-        """Adopt a verdict that was reached elsewhere, for instance by an earlier process."""
-        self.decision = decision
-        self._queue.clear()
-        self._open.clear()
-
     def _round_done(self, index: int) -> None:
         blocks = self._open.pop(index)
         if index >= self.rules.lead_in_rounds:
-            self._rounds.append({name: block_median([one for one in block if one is not None], self.rules) for name, block in blocks.items()})
+            times = {name: [one for one in block if one is not None] for name, block in blocks.items()}
+            self._rounds.append({name: block_median(block, self.rules) for name, block in times.items()})
             if len(self._rounds) in self._looks:
                 judged = judge(self.candidates, self._rounds, self.rules)
                 self._left = judged.left

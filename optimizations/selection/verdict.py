@@ -60,8 +60,8 @@ class StoredVerdict(_Record):
         candidates: simplest first; `kept` is one of them.
         moving: whether addresses of inputs moved from call to call.
         calls, measuring_s, excess_s: what measuring took; see `selector.Spent`.
-        median_s: median time of a call by candidate, in seconds.
-        name: what the program calls it, for people.
+        median_s: median time of an iteration by candidate, in seconds.
+        direction: "inference", "forward" or "backward".
     """
 
     format: Literal["encore verdict"] = FORMAT
@@ -78,7 +78,7 @@ class StoredVerdict(_Record):
     measuring_s: float = Field(ge=0, allow_inf_nan=False)
     excess_s: float = Field(ge=0, allow_inf_nan=False)
     measured_at: str
-    name: str
+    direction: Literal["inference", "forward", "backward"]
 
     @model_validator(mode="after")
     def _is_whole(self) -> StoredVerdict:

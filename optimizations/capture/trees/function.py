@@ -20,12 +20,28 @@ from optimizations import torch_internals
 from optimizations.indirection.plan import Choice
 from optimizations.recording.generated import GeneratedCode, read_generated
 from optimizations.report.recordings import Direction, KeptResults, RecordingReport, UncapturedCalls
+from optimizations.report.selection import SelectionReport
+from optimizations.selection.group import Candidate, Member, Standing
+
+SELECTED = "selection: served without a graph"
+"""Why a function runs without a graph that could be recorded."""
 
 
-class Described(Protocol):
-    """A recording that can be described for as long as it lives."""
+class Recording(Protocol):
+    """A node, as long as it lives."""
 
     def describe(self) -> RecordingReport: ...
+
+    def copy_inputs(self, copying: bool) -> None:
+        """Let replays copy all inputs, as stock does, instead of reading some in place."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it can read an input in place that stock copies."""
+
+    @property
+    def waiting(self) -> str | None:
+        """Why it is not as it will stay yet; None where it is."""
 
 
 class RecordableFunction:
@@ -42,7 +58,9 @@ class RecordableFunction:
         kept_outputs: places of results that the program was found to keep; they are copied out of graph memory.
         returned_inputs: by place among the results: the input that it is, for inputs that stock copies.
         callers: the threads that call functions of its manager.
-        without_graph: why the function is never recorded again; None where it is.
+        without_graph: why the function runs without a graph; None where it does not.
+        copies_inputs: whether recordings copy all their inputs, as stock does.
+        member: its place in selection; None where nothing is selected.
     """
 
     def __init__(
@@ -65,8 +83,11 @@ class RecordableFunction:
         self.kept_bytes = 0
         self.without_graph: str | None = None
         self.callers: set[int] = set()
+        self.copies_inputs = False
+        self.member: Member | None = None
+        self._served: Candidate | None = None
         self._uncaptured: Counter[str] = Counter()
-        self._recordings: list[tuple[weakref.ref[Described], list[RecordingReport]]] = []
+        self._recordings: list[tuple[weakref.ref[Recording], list[RecordingReport]]] = []
 
     def __call__(self, inputs: list[Any]) -> Any:
         return self.run(inputs)
@@ -85,11 +106,45 @@ class RecordableFunction:
         """What is known of the generated function, from its source."""
         return self._code
 
-    def recorded(self, node: Described) -> None:
+    # Selection
+
+    def serve(self, candidate: Candidate) -> None:
+        """See `selection.group.Function`."""
+        if candidate == self._served:
+            return
+        self._served = candidate
+        if self.without_graph in (None, SELECTED):
+            self.without_graph = SELECTED if candidate == "none" else None
+        copying = candidate == "copy"
+        if copying != self.copies_inputs:
+            self.copies_inputs = copying
+            for reference, _ in self._recordings:
+                node = reference()
+                if node is not None:
+                    node.copy_inputs(copying)
+
+    def standing(self) -> Standing:
+        """See `selection.group.Function`."""
+        nodes = [node for reference, last in self._recordings if not last and (node := reference()) is not None]
+        waiting = "no graph was recorded yet" if not nodes else next(filter(None, (one.waiting for one in nodes)), None)
+        return Standing(
+            waiting=waiting,
+            refused=None if self.without_graph == SELECTED else self.without_graph,
+            in_place=any(node.in_place for node in nodes),
+            recordings=len(self._recordings),
+            uncaptured=sum(self._uncaptured.values()),
+            threads=len(self.callers),
+        )
+
+    def selection(self) -> SelectionReport | None:
+        """See `report.ReportedFunction`."""
+        return self.member.describe() if self.member is not None else None
+
+    def recorded(self, node: Recording) -> None:
         """To be told of each recording."""
         self._recordings.append((weakref.ref(node), []))
 
-    def last_seen(self, node: Described) -> None:
+    def last_seen(self, node: Recording) -> None:
         """To be told before a recording goes: its report stays."""
         for reference, last in self._recordings:
             if reference() is node:
@@ -126,6 +181,9 @@ Record = Callable[..., tuple[Callable[[list[Any]], Any], Any]]
 """`torch._inductor.cudagraph_trees.cudagraphify` with Encore's managers: what to call from now on, and a result."""
 
 
+Admit = Callable[[RecordableFunction, Sequence[int], Sequence[int]], Member | None]
+
+
 class GraphedFunction:
     """A function that is warmed up, recorded and replayed; called with the list of its inputs, which it empties.
 
@@ -133,6 +191,8 @@ class GraphedFunction:
         model: the function as Inductor generated it.
         recordable: makes what is recorded of a function whose inputs are aligned.
         record: see `Record`.
+        admit: lets a function take part in selection, with the sizes it is called with and the inputs that may move;
+            None where it does not.
         mutated_input_idxs, keywords: as for `torch._inductor.compile_fx.cudagraphify`.
     """
 
@@ -144,9 +204,11 @@ class GraphedFunction:
         *,
         static_input_idxs: Sequence[int],
         mutated_input_idxs: Sequence[int],
+        admit: Admit = lambda function, integers, watched: None,
         **keywords: Any,
     ) -> None:
         self._model = model
+        self._admit = admit
         self._recordable = recordable
         self._record = record
         self._static_input_idxs = static_input_idxs
@@ -186,14 +248,18 @@ class GraphedFunction:
         if not self._warned:
             self._warned = trees.maybe_warning_due_to_dynamic_shape(self._recorded, sizes)
         static = trees.remove_unaligned_input_idxs(inputs, self._static_input_idxs)
-        self._recorded[key], outputs = self._record(
-            self._recordable(aligned),
+        watched = [index for index, value in enumerate(inputs) if not isinstance(value, int) and index not in static]
+        recordable = self._recordable(aligned)
+        member = self._admit(recordable, key, watched)
+        recorded, outputs = self._record(
+            recordable,
             inputs,
             static,
             mutated_input_idxs=self._mutated_input_idxs,
             compile_id=self._compile_id,
             **self._keywords,
         )
+        self._recorded[key] = recorded if member is None else member.served(recorded)
         return outputs
 
 

@@ -11,6 +11,8 @@ from optimizations.capture.trees.function import GraphedFunction, RecordableFunc
 from optimizations.indirection.plan import Choice
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
+from optimizations.selection.group import Member
+from optimizations.selection.settings import Settings
 
 
 class EncoreMaker:
@@ -20,12 +22,21 @@ class EncoreMaker:
         choice: the user's option; anything but `off`.
         lean: the user's option.
         report: takes every function that is made into CUDA graphs, which is then asked for what is reported of it.
+        selection: how it is found out which calls a graph serves; None where it serves all that it can.
     """
 
-    def __init__(self, choice: Choice, report: Callable[[ReportedFunction], None], *, lean: bool = True) -> None:
+    def __init__(
+        self,
+        choice: Choice,
+        report: Callable[[ReportedFunction], None],
+        *,
+        lean: bool = True,
+        selection: Settings | None = None,
+    ) -> None:
         self._choice = choice
         self._lean = lean
         self._report = report
+        self._selection = selection
         # Made in the thread that compiles, which hands it on to its autograd threads; made there it would not last.
         containers.thread_containers()
 
@@ -46,11 +57,18 @@ class EncoreMaker:
             self._report(function)
             return function
 
+        def admit(function: RecordableFunction, integers: Sequence[int], watched: Sequence[int]) -> Member | None:
+            if self._selection is not None:
+                device_index = keywords["device_index"]
+                function.member = Member(function, self._selection, device_index, integers=integers, watched=watched)
+            return function.member
+
         keywords.setdefault("mutated_input_idxs", ())
         return GraphedFunction(
             model,
             recordable,
             manager.record,
+            admit=admit,
             static_input_idxs=static_input_idxs,
             is_backward=is_backward,
             is_inference=is_inference,

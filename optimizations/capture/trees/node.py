@@ -61,6 +61,8 @@ class EncoreNode(CUDAGraphNode):
         self._seen: list[Any] = []
         self._returned: dict[int, int] = {}
         self._fixed: list[int] = []
+        self._copied: list[int] = []
+        self._in_place: list[int] = []
         self._recording_s = 0.0
         self.fixed_inputs: FixedInputs | None = None
         self.replays = 0
@@ -156,6 +158,7 @@ class EncoreNode(CUDAGraphNode):
     def _begin_session(self, seconds: float) -> None:
         function = self.function
         self._fixed = list(self.non_managed_static_input_idxs)
+        self._copied = list(self.non_static_input_idx)
         tensors = [index for index in self.non_static_input_idx if isinstance(self._seen[index], torch.Tensor)]
         self.copied_per_replay = sum(self._seen[index].nbytes for index in tensors)
         recorded = Recorded(
@@ -191,8 +194,30 @@ class EncoreNode(CUDAGraphNode):
             self._session,
             frozenset(index for index in recorded.fixed if self._seen[index].untyped_storage().data_ptr() in storages),
         )
+        if function.copies_inputs:
+            self._session.decline("selection found that copying the inputs costs no more")
         self._active = self._session.active
         function.recorded(self)
+        self._tell_selection()
+
+    def _tell_selection(self) -> None:
+        """Functions whose results this graph reads in graph memory are judged together with its own."""
+        member = self.function.member
+        if member is None:
+            return
+        read = {
+            self._seen[index].untyped_storage().data_ptr()
+            for index in self.cudagraph_managed_idxs
+            if isinstance(self._seen[index], torch.Tensor)
+        }
+        producers = [
+            producer
+            for node in self._path_from_root
+            if node is not self
+            and (producer := node.wrapped_function.model.member) is not None
+            and any(isinstance(one, dict) and one["data_ptr"] in read for one in node.outputs_metadata)
+        ]
+        member.reads_results_of(producers)
 
     # Replay
 
@@ -352,11 +377,7 @@ class EncoreNode(CUDAGraphNode):
     def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
         """See `session.Host`."""
         followed = {*tracker.indices, *unused}
-        copied = [index for index in self.non_static_input_idx if index not in followed]
-        self.copied_per_replay = sum(
-            self._seen[index].nbytes for index in copied if isinstance(self._seen[index], torch.Tensor)
-        )
-        self.non_static_input_idx = copied
+        self._in_place = [index for index in self._copied if index in followed or index in self._in_place]
         managed = set(self.cudagraph_managed_idxs)
         self.static_input_idxs = [one for one in self.static_input_idxs if one not in followed or one in managed]
         self.non_managed_static_input_idxs = [one for one in self.non_managed_static_input_idxs if one not in followed]
@@ -364,7 +385,31 @@ class EncoreNode(CUDAGraphNode):
         if fixed:
             tracker.swaps = self.swaps or Swaps(fixed, self._recording_s)
         self._tracker = tracker
+        self.copy_inputs(self.function.copies_inputs)
+
+    # Selection
+
+    def copy_inputs(self, copying: bool) -> None:
+        """See `function.Recording`."""
+        if self._tracker is None:
+            return
+        self._tracker.rest(copying)
+        copied = self._copied if copying else [one for one in self._copied if one not in self._in_place]
+        self.copied_per_replay = sum(
+            self._seen[index].nbytes for index in copied if isinstance(self._seen[index], torch.Tensor)
+        )
+        self.non_static_input_idx = copied
         self.state += 1
+
+    @property
+    def in_place(self) -> bool:
+        """See `function.Recording`."""
+        return bool(self._in_place)
+
+    @property
+    def waiting(self) -> str | None:
+        """See `function.Recording`."""
+        return self._session.waiting if self._session is not None and self._session.pending else None
 
 
 def _is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:

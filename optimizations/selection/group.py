@@ -1,0 +1,666 @@
+"""Functions that are judged together, and how their calls are served while they are and afterwards.
+
+A group is one function of Inductor's, or several whose graphs hand results to one another in graph memory: without the
+graph of the first, the second would have its inputs elsewhere. A forward and its backward are a group. All members are
+served alike: by the generated function (`none`), by the graph with its inputs copied (`copy`), or by the graph that
+reads them in place (`indirection`).
+
+What is timed is an *iteration*: from the call of the first member (the leader) to the end of the last one, what the
+program does in between included. An iteration counts if its calls were those that were learned before measuring began,
+and each was served as it was to be.
+
+    waiting     graphs are not as they will stay yet, or another group is being measured; calls are served as without
+                selection
+    learning    the order of calls in an iteration is noted
+    measuring   each iteration is a turn of `Selector`
+    decided     the verdict serves; every `LOOK_EVERY` calls of the leader it is looked whether it still holds
+    off         as without selection, for a reason
+
+Note [One at a time]. One group of the process is measured at a time: another that changes how it is served would change
+what this one's inputs are, and how busy the device is.
+
+Note [Doubt]. Every call is served exactly once, by the function that is called here, whatever selection does before and
+after. What fails in selection itself switches it off for the group, with the reason, and reaches no program. Exceptions
+of the program pass through.
+
+Note [What makes a verdict void]. Inputs whose addresses moved from call to call and do not any more, or the other way
+round: reading in place may pay off now. Another stream. A new shape is another function, with a verdict of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.report.recordings import Direction
+from optimizations.report.selection import SelectionReport, State
+from optimizations.selection import timing
+from optimizations.selection.decide import Decision
+from optimizations.selection.description import describe
+from optimizations.selection.identity import circumstances, graph_digest
+from optimizations.selection.schedule import Turn
+from optimizations.selection.selector import Selector, Spent
+from optimizations.selection.settings import BUDGET_SHARE, Settings, refused_for_ranks
+from optimizations.selection.verdict import Circumstances, StoredVerdict, compared
+
+Candidate = Literal["none", "copy", "indirection"]
+CANDIDATES: tuple[Candidate, ...] = ("none", "copy", "indirection")
+"""Simplest first."""
+
+UNSELECTED: Candidate = "indirection"
+"""How calls are served without selection."""
+
+LOOK_EVERY = 128
+"""Calls of the leader from one look at the circumstances to the next."""
+
+WINDOW = 9
+"""Consecutive calls of one look."""
+
+MOVING_SHARE, RESTING_SHARE = 0.75, 0.25
+"""Inputs move if their addresses differ in this share of calls from those of the call before, and rest below that."""
+
+LONGEST_PAUSE = 64
+"""Calls between two looks of a group that waits."""
+
+PATIENCE = 400
+"""Iterations in a row that are not as they were learned, before that order is given up; and calls of others after which
+a group that is being measured and not called any more makes way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a function stands.
+
+    Attributes:
+        waiting: why its graphs are not as they will stay yet; None where they are.
+        refused: why it cannot be served by a graph at all; None where it can.
+        in_place: whether a graph of it reads an input in place that stock would copy.
+        recordings: graphs recorded so far; `uncaptured` calls without one.
+        threads: that called functions of its manager.
+    """
+
+    waiting: str | None
+    refused: str | None
+    in_place: bool
+    recordings: int
+    uncaptured: int
+    threads: int
+
+
+class Function(Protocol):
+    """What is selected for; `capture.trees.function.RecordableFunction`."""
+
+    direction: Direction
+    generated: Callable[..., Any]
+
+    def serve(self, candidate: Candidate) -> None:
+        """Let the next calls be served like this."""
+
+    def standing(self) -> Standing: ...
+
+
+class Member:
+    """One function in its group.
+
+    Args:
+        integers: the sizes it is called with, where these differ from call to call.
+        watched: inputs whose addresses may move.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        settings: Settings,
+        device_index: int,
+        *,
+        integers: Sequence[int] = (),
+        watched: Sequence[int] = (),
+    ) -> None:
+        self.serial = next(_SERIALS)
+        self._function = weakref.ref(function)
+        self.settings = settings
+        self.device_index = device_index
+        self.direction: Direction = function.direction
+        self.watched = tuple(watched)
+        self.producers: set[int] = set()
+        self.pause = 0
+        self.circumstances: Circumstances | None = None
+        digest = graph_digest(function.generated, integers, (function.direction,))
+        if digest is not None:
+            self.circumstances = circumstances(digest, settings.options, settings.objective, device_index)
+        self.group = Group(self)
+
+    @property
+    def function(self) -> Function | None:
+        """The function; None once it is gone."""
+        return self._function()
+
+    def served(self, recorded: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """What is called in place of `recorded`, which serves a call as the manager does."""
+
+        def call(inputs: list[Any]) -> Any:
+            if self.pause:
+                self.pause -= 1
+                return recorded(inputs)
+            return self.group.call(self, recorded, inputs)
+
+        return call
+
+    def reads_results_of(self, producers: Sequence[Member]) -> None:
+        """To be told when a graph of this function was recorded that reads results of graphs of these."""
+        for producer in producers:
+            if producer is not self:
+                self.producers.add(producer.serial)
+                self.group.join(producer.group)
+
+    def describe(self) -> SelectionReport:
+        """The report of this function."""
+        group = self.group
+        return describe(
+            self.direction,
+            group.state,
+            group.reason,
+            group.number,
+            len(group.members),
+            self.settings.objective,
+            group.selector,
+            group.decision,
+            group.stored,
+            group.not_stored,
+        )
+
+
+class Group:
+    """See the module."""
+
+    def __init__(self, member: Member) -> None:
+        self.number = next(_NUMBERS)
+        self.members: dict[int, weakref.ref[Member]] = {member.serial: weakref.ref(member)}
+        self.state: State = "waiting"
+        self.reason: str | None = "no graph was recorded yet"
+        self.selector: Selector | None = None
+        self.decision: Decision | None = None
+        self.stored: StoredVerdict | None = None
+        self.not_stored: str | None = None
+        self._timer: timing.Timer | None = None
+        self._leader: int | None = None
+        self._calls: list[int] = []
+        self._order: tuple[int, ...] | None = None
+        self._last_order: tuple[int, ...] | None = None
+        self._out_of_order = 0
+        self._turn: Turn | None = None
+        self._before: dict[int, tuple[int, int]] = {}
+        self._under_way: deque[tuple[Turn, timing.Timing]] = deque()
+        self._serving: Candidate = UNSELECTED
+        self._pauses = 0
+        self._addresses: list[int] | None = None
+        self._moved = 0
+        self._compared = 0
+        self._window = 0
+        self._stream: int | None = None
+        self._moving = False
+        self._earlier = Spent()
+        self._voided: tuple[str, ...] = ()
+        _GROUPS.add(self)
+        self._look_in_store(member)
+
+    # Membership
+
+    def _alive(self) -> Iterator[Member]:
+        for reference in list(self.members.values()):
+            member = reference()
+            if member is not None and member.function is not None:
+                yield member
+
+    def join(self, other: Group) -> None:
+        """Take the other group's members in. What was measured of either alone says nothing of both."""
+        if other is self:
+            return
+        with _LOCK:
+            agreed = (
+                self.stored is not None and other.stored is not None and self.stored.kept == other.stored.kept
+            ) or "off" in (self.state, other.state)
+            off = self.reason if self.state == "off" else other.reason if other.state == "off" else None
+            _make_way(other)
+            for member in other._alive():
+                member.group = self
+            self.members.update(other.members)
+            other.members = {}
+            if agreed and off is None:
+                self._rest(LOOK_EVERY)
+                return
+            self.stored = None
+            self._forget_times()
+            if off is not None:
+                self._off(off)
+            else:
+                self._wait("more graphs belong together than were known")
+
+    # The program's calls
+
+    def call(self, member: Member, recorded: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
+        """A call of the program, served by `recorded`. Note [Doubt]."""
+        with _LOCK:
+            try:
+                self._begin_call(member, inputs)
+            except Exception as error:
+                self._defect(error)
+        try:
+            outputs = recorded(inputs)
+        except BaseException:
+            with _LOCK:
+                self._lose_turn()
+            raise
+        with _LOCK:
+            try:
+                self._end_call(member)
+            except Exception as error:
+                self._defect(error)
+        return outputs
+
+    def _begin_call(self, member: Member, inputs: Sequence[Any]) -> None:
+        if not timing.may_time():
+            self._lose_turn()
+            return
+        if self.state == "decided":
+            self._look(member, inputs)
+        elif self.state == "waiting":
+            self._try_to_begin()
+        elif self.state == "measuring":
+            if self._leader is None and not member.producers & self.members.keys():
+                self._leader = member.serial
+            if self._leader is None:
+                return
+            if member.serial == self._leader:
+                self._begin_iteration(member, inputs)
+            self._calls.append(member.serial)
+
+    def _end_call(self, member: Member) -> None:
+        if self._turn is None or self.state != "measuring" or tuple(self._calls) != self._order:
+            return
+        turn, self._turn = self._turn, None
+        assert self._timer is not None and self.selector is not None
+        measured = self._timer.end()
+        if self._was_served_as_asked(turn):
+            self._under_way.append((turn, measured))
+        else:
+            self.selector.lost(turn)
+        self._collect()
+        self._conclude()
+
+    # Waiting
+
+    def _try_to_begin(self) -> None:
+        self._serve(UNSELECTED)
+        members = list(self._alive())
+        settings = members[0].settings
+        if settings.mode == "stored":
+            self._off("there is no stored verdict for it")
+            return
+        refusal = refused_for_ranks()
+        if refusal is not None:
+            self._off(refusal)
+            return
+        standings = [one.function.standing() for one in members if one.function is not None]
+        refusal = next((one.refused for one in standings if one.refused is not None), None)
+        if refusal is None and any(one.threads > 1 for one in standings):
+            refusal = "several threads call it"
+        if refusal is not None:
+            self._off(refusal)
+            return
+        self.reason = next((one.waiting for one in standings if one.waiting is not None), None)
+        if self.reason is None and not _take_way(self):
+            self.reason = "another group is being measured"
+        if self.reason is not None:
+            self._pauses = min(2 * self._pauses + 1, LONGEST_PAUSE)
+            self._rest(self._pauses)
+            return
+        in_place = any(one.in_place for one in standings)
+        self._begin_measuring(CANDIDATES if in_place else CANDIDATES[:2], members)
+
+    def _begin_measuring(self, candidates: Sequence[Candidate], members: Sequence[Member]) -> None:
+        compile_s = sum({id(one.settings): one.settings.compile_s for one in members}.values())
+        settings = members[0].settings
+        if self.selector is None or self.selector.candidates != tuple(candidates) or self.selector.decision is not None:
+            self._forget_times()
+            self.selector = Selector(
+                candidates,
+                settings.rules,
+                budget_s=BUDGET_SHARE * compile_s if compile_s else None,
+                seed=self.number,
+                earlier=self._earlier,
+                voided=self._voided,
+            )
+        self.state, self.reason = "measuring", None
+        self._pauses = 0
+        self._leader = None
+        self._calls.clear()
+        self._order = self._last_order = None
+        self._out_of_order = 0
+        self._moved = self._compared = 0
+        self._addresses = None
+        self._timer = timing.timer_for(settings.objective)
+        for member in members:
+            member.pause = 0
+
+    def _forget_times(self) -> None:
+        """What was measured does not count any more; what it cost does."""
+        if self.selector is not None:
+            self._earlier, self._voided = self.selector.spent, tuple(self.selector.voided)
+            self.selector = None
+
+    # Measuring
+
+    def _begin_iteration(self, leader: Member, inputs: Sequence[Any]) -> None:
+        assert self.selector is not None
+        _is_at_it(self)
+        self._note_order()
+        self._lose_turn()
+        self._calls.clear()
+        if self.state != "measuring" or self._order is None:
+            return
+        self._collect()
+        self._conclude()
+        if self.state != "measuring":
+            return
+        members = list(self._alive())
+        if len(members) != len(self.members):
+            self.members = {one.serial: weakref.ref(one) for one in members}
+            self._forget_times()
+            self._wait("a function of the group is gone")
+            return
+        refusal = refused_for_ranks()
+        if refusal is not None:
+            self._off(refusal)
+            return
+        stream = torch_internals.current_raw_stream(leader.device_index)
+        if self._stream not in (None, stream):
+            self.selector.void("the program went on to another stream")
+        self._stream = stream
+        self._note_addresses(leader, inputs)
+        turn = self.selector.next_turn()
+        if turn is None:
+            self._conclude()
+            return
+        self._serve(_candidate(turn.candidate))
+        self._before = {one.serial: self._counts(one) for one in members}
+        self._turn = turn
+        assert self._timer is not None
+        self._timer.begin()
+
+    def _note_order(self) -> None:
+        """Learn the calls of an iteration: twice the same, with every member in it."""
+        calls = tuple(self._calls)
+        if not calls:
+            return
+        if self._order is None:
+            if calls == self._last_order and set(calls) == set(self.members):
+                self._order = calls
+            self._last_order = calls
+        self._out_of_order = 0 if calls == self._order else self._out_of_order + 1
+        if self._out_of_order > PATIENCE:
+            self._off("its calls never follow one another in one order")
+
+    def _counts(self, member: Member) -> tuple[int, int]:
+        assert member.function is not None
+        standing = member.function.standing()
+        return standing.uncaptured, standing.recordings
+
+    def _was_served_as_asked(self, turn: Turn) -> bool:
+        assert self._order is not None
+        for member in self._alive():
+            uncaptured, recordings = self._counts(member)
+            before = self._before[member.serial]
+            wanted = self._order.count(member.serial) if turn.candidate == "none" else 0
+            if (uncaptured - before[0], recordings - before[1]) != (wanted, 0):
+                return False
+        return True
+
+    def _lose_turn(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None and self.selector is not None:
+            self.selector.lost(turn)
+
+    def _collect(self) -> None:
+        """Times that have come in."""
+        assert self.selector is not None
+        while self._under_way:
+            turn, measured = self._under_way[0]
+            seconds = measured.seconds()
+            if seconds is None:
+                return
+            self._under_way.popleft()
+            if seconds > 0:
+                self.selector.record(turn, seconds)
+            else:
+                self.selector.lost(turn)
+
+    def _conclude(self) -> None:
+        if self.selector is None or self.selector.decision is None:
+            return
+        self._moving = self._moves(self._moving)
+        self._take(self.selector.decision)
+        self._put_in_store()
+
+    # A verdict
+
+    def _take(self, decision: Decision) -> None:
+        self.decision = decision
+        self.state, self.reason = "decided", None
+        self._turn = None
+        self._under_way.clear()
+        self._timer = None
+        self._addresses = None
+        self._window = 0
+        _make_way(self)
+        self._serve(_candidate(decision.kept))
+        self._rest(LOOK_EVERY)
+
+    def _look_in_store(self, member: Member) -> None:
+        if member.circumstances is None:
+            self.not_stored = "the source of its function cannot be read"
+            return
+        if refused_for_ranks() is not None:
+            return
+        found = member.settings.store.get(member.circumstances)
+        if found is None or found.kept not in CANDIDATES:
+            return
+        self.stored = found
+        self._moving = found.moving
+        self._leader = member.serial
+        self._take(Decision(found.kept, found.outcome, (), frozenset()))
+
+    def _put_in_store(self) -> None:
+        assert self.selector is not None and self.decision is not None
+        members = sorted(self._alive(), key=lambda one: one.serial)
+        known = [one.circumstances for one in members if one.circumstances is not None]
+        if len(known) < len(members):
+            self.not_stored = "the source of a function cannot be read"
+            return
+        spent = self.selector.spent
+        graphs = tuple(sorted({one.graph for one in known}))
+        verdicts = [
+            StoredVerdict(
+                circumstances=one,
+                group=graphs,
+                candidates=self.selector.candidates,
+                kept=self.decision.kept,
+                outcome=self.decision.outcome,
+                compared=compared(self.decision),
+                median_s=self.selector.medians,
+                moving=self._moving,
+                calls=spent.calls,
+                measuring_s=spent.seconds,
+                excess_s=spent.excess_s,
+                measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                direction=member.direction,
+            )
+            for one, member in zip(known, members, strict=True)
+        ]
+        self.not_stored = members[0].settings.store.put(verdicts)
+
+    # Note [What makes a verdict void]
+
+    def _look(self, member: Member, inputs: Sequence[Any]) -> None:
+        if member.serial != self._leader:
+            member.pause = LOOK_EVERY
+            return
+        if self._window == 0:
+            self._moved = self._compared = 0
+            self._addresses = None
+            refusal = refused_for_ranks()
+            if refusal is not None:
+                self._off(refusal)
+                return
+            stream = torch_internals.current_raw_stream(member.device_index)
+            changed = self._stream not in (None, stream)
+            self._stream = stream
+            if changed and self._void("the program went on to another stream"):
+                return
+        self._note_addresses(member, inputs)
+        self._window += 1
+        if self._window < WINDOW:
+            return
+        self._window = 0
+        member.pause = LOOK_EVERY
+        moving = self._moves(self._moving)
+        if moving != self._moving:
+            self._moving = moving
+            self._void(
+                "inputs move from call to call now" if moving else "inputs do not move from call to call any more"
+            )
+
+    def _note_addresses(self, leader: Member, inputs: Sequence[Any]) -> None:
+        addresses = [
+            value.data_ptr() if isinstance(value := inputs[index], torch.Tensor) else 0 for index in leader.watched
+        ]
+        if self._addresses is not None:
+            self._compared += 1
+            self._moved += addresses != self._addresses
+        self._addresses = addresses
+
+    def _moves(self, otherwise: bool) -> bool:
+        """Whether inputs move, by what was noted; `otherwise` where that is neither here nor there."""
+        if self._compared < WINDOW - 1:
+            return otherwise
+        share = self._moved / self._compared
+        return share >= MOVING_SHARE or (otherwise and share > RESTING_SHARE)
+
+    def _void(self, reason: str) -> bool:
+        """Give the verdict up; False where it stands."""
+        if self.stored is None and self.selector is not None:
+            if not self.selector.void(reason):
+                return False
+        elif next(self._alive()).settings.mode == "stored":
+            self._off(f"the stored verdict does not hold: {reason}")
+            return True
+        self.stored = None
+        self._wait(reason)
+        return True
+
+    # States
+
+    def _wait(self, reason: str) -> None:
+        self._lose_turn()
+        _make_way(self)
+        self.decision = None
+        self._under_way.clear()
+        self.state, self.reason = "waiting", reason
+        self._serve(UNSELECTED)
+        self._rest(0)
+
+    def _off(self, reason: str) -> None:
+        self._wait(reason)
+        self.state = "off"
+        self._rest(_FOR_EVER)
+
+    def _defect(self, error: Exception) -> None:
+        """Note [Doubt]."""
+        self._turn = None
+        reason = f"selection failed: {type(error).__name__}: {error}".splitlines()[0]
+        self.state, self.reason, self.decision = "off", reason, None
+        _make_way(self)
+        for member in self._alive():
+            member.pause = _FOR_EVER
+            if member.function is not None:
+                member.function.serve(UNSELECTED)
+
+    def _rest(self, calls: int) -> None:
+        """Serve this many calls of each member without a look."""
+        for member in self._alive():
+            member.pause = calls
+
+    def _serve(self, candidate: Candidate) -> None:
+        self._serving = candidate
+        for member in self._alive():
+            if member.function is not None:
+                member.function.serve(candidate)
+
+    @property
+    def settled(self) -> bool:
+        """Whether more calls would change nothing. What was never recorded waits for nothing."""
+        if self.state in ("decided", "off"):
+            return True
+        standings = [one.function.standing() for one in self._alive() if one.function is not None]
+        return not standings or any(not one.recordings for one in standings)
+
+
+_SERIALS = itertools.count(1)
+_NUMBERS = itertools.count(1)
+_FOR_EVER = 1 << 62
+_LOCK = threading.RLock()
+"""Of all groups: they are joined, and make way for each other. Not held while a call is served."""
+
+_GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+def settled() -> bool:
+    """Whether no group waits for more calls of the program."""
+    return all(group.settled for group in list(_GROUPS))
+
+
+def _candidate(name: str) -> Candidate:
+    return next(one for one in CANDIDATES if one == name)
+
+
+# Note [One at a time]
+
+
+@dataclass(slots=True)
+class _Way:
+    group: weakref.ref[Group] | None = None
+    asked: int = 0
+
+
+_WAY = _Way()
+
+
+def _take_way(group: Group) -> bool:
+    """Whether this group may be measured now. One that is not called any more makes way."""
+    other = _WAY.group() if _WAY.group is not None else None
+    if other is not None and other is not group and any(True for _ in other._alive()):
+        _WAY.asked += 1
+        if _WAY.asked < PATIENCE:
+            return False
+        other._wait("it was not called while it was to be measured")
+    _WAY.group, _WAY.asked = weakref.ref(group), 0
+    return True
+
+
+def _is_at_it(group: Group) -> None:
+    if _WAY.group is not None and _WAY.group() is group:
+        _WAY.asked = 0
+
+
+def _make_way(group: Group) -> None:
+    if _WAY.group is not None and _WAY.group() is group:
+        _WAY.group = None

@@ -1,0 +1,97 @@
+"""Timing a call of the program on the device it runs on. Thin: events and a clock.
+
+Nothing here waits inside a capture of the user's: who asks for times asks `may_time` first. Events are waited for, and
+not streams, because PyTorch's debug mode for synchronisation, which the user may have on, counts the latter.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal, Protocol
+
+import torch
+
+Objective = Literal["latency", "throughput"]
+
+
+class Timing(Protocol):
+    """A call that was timed."""
+
+    def seconds(self) -> float | None:
+        """How long it took; None while the device is not through with it."""
+
+
+class Timer(Protocol):
+    """Times one call at a time; used from one thread."""
+
+    def begin(self) -> None:
+        """To be called right before the call."""
+
+    def end(self) -> Timing:
+        """To be called right after it."""
+
+
+class _Known:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def seconds(self) -> float:
+        return self._seconds
+
+
+class LatencyTimer:
+    """Host time from the call to completion on the device, which begins with nothing under way."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()
+        self._started = 0.0
+
+    def begin(self) -> None:
+        self._wait()
+        self._started = time.perf_counter()
+
+    def end(self) -> Timing:
+        self._wait()
+        return _Known(time.perf_counter() - self._started)
+
+    def _wait(self) -> None:
+        self._event.record()
+        self._event.synchronize()
+
+
+class _BetweenEvents:
+    def __init__(self, first: torch.cuda.Event, last: torch.cuda.Event) -> None:
+        self._first = first
+        self._last = last
+
+    def seconds(self) -> float | None:
+        return float(self._first.elapsed_time(self._last)) * 1e-3 if self._last.query() else None
+
+
+class ThroughputTimer:
+    """Time on the device from where its stream comes to the call to where it leaves it; nobody waits.
+
+    While the host is ahead that is the work of the device, and otherwise the time the host takes.
+    """
+
+    def __init__(self) -> None:
+        self._first = torch.cuda.Event(enable_timing=True)
+
+    def begin(self) -> None:
+        self._first = torch.cuda.Event(enable_timing=True)
+        self._first.record()
+
+    def end(self) -> Timing:
+        last = torch.cuda.Event(enable_timing=True)
+        last.record()
+        return _BetweenEvents(self._first, last)
+
+
+def timer_for(objective: Objective) -> Timer:
+    """The timer of an objective, for the current device."""
+    return LatencyTimer() if objective == "latency" else ThroughputTimer()
+
+
+def may_time() -> bool:
+    """Whether a call may be timed here and now: not inside a capture of the user's."""
+    return not torch.cuda.is_current_stream_capturing()
