@@ -20,10 +20,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from trees_on_cpu import Compiled, Model, nodes, values
 
 import optimizations
+from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.function import SELECTED
 from optimizations.indirection.plan import Choice
-from optimizations.selection import group as group_module
-from optimizations.selection import identity, timing
+from optimizations.selection import identity, member, timing, way
 from optimizations.selection.decide import Rules
 from optimizations.selection.settings import Settings
 from optimizations.selection.store import VerdictStore
@@ -85,10 +85,8 @@ def make(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     """Makes prices and a function with selection: `make(plain=..., ...)`, the rest for `Compiled`."""
     monkeypatch.setattr(identity, "_gpu", lambda index: "a GPU that the host plays")
     # The harness has no generated code: functions are told apart by what the test calls them.
-    monkeypatch.setattr(
-        group_module, "graph_digest", lambda generated, integers, extra: getattr(generated, "digest", None)
-    )
-    monkeypatch.setattr(group_module, "_WAY", group_module._Way())
+    monkeypatch.setattr(member, "graph_digest", lambda generated, integers, extra: getattr(generated, "digest", None))
+    monkeypatch.setattr(way.WAY, "_holder", None)
     prices: list[Prices] = []
 
     def made(
@@ -393,9 +391,7 @@ def test_a_function_that_cannot_be_recorded_is_off(make: Any, cuda_on_cpu: CudaO
     assert prices.timed == 0
 
 
-def test_exceptions_of_the_program_pass_through_and_their_calls_do_not_count(
-    make: Any, cuda_on_cpu: CudaOnCpu
-) -> None:
+def test_exceptions_of_the_program_pass_through_and_their_calls_do_not_count(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
     class Interrupted(Model):
         interrupts = 0
 
@@ -475,6 +471,31 @@ def test_functions_that_pass_results_in_graph_memory_are_judged_together(
     assert (runs, launches) == ((20, 0) if kept == "none" else (0, 20))
 
 
+@pytest.mark.parametrize(("plain", "kept"), [(5e-6, "none"), (50e-6, "copy")])
+def test_a_forward_and_its_backward_are_judged_together(
+    make: Any, cuda_on_cpu: CudaOnCpu, plain: float, kept: str
+) -> None:
+    """The backward is called with what the forward left, after the next step was prepared; gradients are right."""
+    _, forward = make(model=Model(cuda_on_cpu), digest="d" * 64, plain=plain, is_inference=False)
+    _, backward = make(model=Model(cuda_on_cpu), digest="e" * 64, is_inference=False, is_backward=True)
+    kept_inputs = []
+    for step in range(500):
+        x, y = values(step), values(step + 1)
+        kept_inputs.append((x, y))
+        del kept_inputs[:-4]
+        saved = forward.function([x, y, W])
+        inputs = [*saved, y, W]
+        del saved
+        (gradient,) = backward.function(inputs)
+        assert torch.equal(gradient, 2 * (2 * x + y * W) + y * W), step
+        del gradient
+    one, other = selection(forward), selection(backward)
+    assert (one.group, one.state, one.kept, one.direction) == (other.group, "decided", kept, "forward")
+    assert other.direction == "backward"
+    (manager,) = managers()
+    assert manager._uncaptured_forwards == 0, "or steady calls of others would end"
+
+
 def test_one_group_is_measured_at_a_time(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
     _, first = make(model=Model(cuda_on_cpu), digest="d" * 64)
     _, second = make(model=Model(cuda_on_cpu), digest="e" * 64)
@@ -495,7 +516,7 @@ def test_a_group_that_is_not_called_any_more_makes_way(make: Any, cuda_on_cpu: C
     assert selection(first).state == "measuring"
     run(second, 20)
     assert selection(second).reason == "another group is being measured"
-    for _ in range(group_module.PATIENCE + 20):
+    for _ in range(way.PATIENCE + 20):
         run(second, 1)
         second.functions[0].member.pause = 0  # in each call it asks whether it is its turn
     run(second, 400)
@@ -533,4 +554,3 @@ def test_every_applier_goes_back_and_forth_between_copying_and_pointing(make: An
         run(compiled, 2)
         function.serve("indirection")
         run(compiled, 3, moving=False)
-

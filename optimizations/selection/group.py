@@ -11,13 +11,9 @@ and each was served as it was to be.
 
     waiting     graphs are not as they will stay yet, or another group is being measured; calls are served as without
                 selection
-    learning    the order of calls in an iteration is noted
-    measuring   each iteration is a turn of `Selector`
+    measuring   the order of calls in an iteration is learned; then each iteration is a turn of `Selector`
     decided     the verdict serves; every `LOOK_EVERY` calls of the leader it is looked whether it still holds
     off         as without selection, for a reason
-
-Note [One at a time]. One group of the process is measured at a time: another that changes how it is served would change
-what this one's inputs are, and how busy the device is.
 
 Note [Doubt]. Every call is served exactly once, by the function that is called here, whatever selection does before and
 after. What fails in selection itself switches it off for the group, with the reason, and reaches no program. Exceptions
@@ -35,8 +31,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -46,13 +41,17 @@ from optimizations.report.selection import SelectionReport, State
 from optimizations.selection import timing
 from optimizations.selection.decide import Decision
 from optimizations.selection.description import describe
-from optimizations.selection.identity import circumstances, graph_digest
+from optimizations.selection.movement import Movement
+from optimizations.selection.order import Order
 from optimizations.selection.schedule import Turn
 from optimizations.selection.selector import Selector, Spent
-from optimizations.selection.settings import BUDGET_SHARE, Settings, refused_for_ranks
-from optimizations.selection.verdict import Circumstances, StoredVerdict, compared
+from optimizations.selection.settings import BUDGET_SHARE, refused_for_ranks
+from optimizations.selection.verdict import StoredVerdict, compared
+from optimizations.selection.way import WAY
 
-Candidate = Literal["none", "copy", "indirection"]
+if TYPE_CHECKING:
+    from optimizations.selection.member import Candidate, Member
+
 CANDIDATES: tuple[Candidate, ...] = ("none", "copy", "indirection")
 """Simplest first."""
 
@@ -65,118 +64,8 @@ LOOK_EVERY = 128
 WINDOW = 9
 """Consecutive calls of one look."""
 
-MOVING_SHARE, RESTING_SHARE = 0.75, 0.25
-"""Inputs move if their addresses differ in this share of calls from those of the call before, and rest below that."""
-
 LONGEST_PAUSE = 64
 """Calls between two looks of a group that waits."""
-
-PATIENCE = 400
-"""Iterations in a row that are not as they were learned, before that order is given up; and calls of others after which
-a group that is being measured and not called any more makes way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a function stands.
-
-    Attributes:
-        waiting: why its graphs are not as they will stay yet; None where they are.
-        refused: why it cannot be served by a graph at all; None where it can.
-        in_place: whether a graph of it reads an input in place that stock would copy.
-        recordings: graphs recorded so far; `uncaptured` calls without one.
-        threads: that called functions of its manager.
-    """
-
-    waiting: str | None
-    refused: str | None
-    in_place: bool
-    recordings: int
-    uncaptured: int
-    threads: int
-
-
-class Function(Protocol):
-    """What is selected for; `capture.trees.function.RecordableFunction`."""
-
-    direction: Direction
-    generated: Callable[..., Any]
-
-    def serve(self, candidate: Candidate) -> None:
-        """Let the next calls be served like this."""
-
-    def standing(self) -> Standing: ...
-
-
-class Member:
-    """One function in its group.
-
-    Args:
-        integers: the sizes it is called with, where these differ from call to call.
-        watched: inputs whose addresses may move.
-    """
-
-    def __init__(
-        self,
-        function: Function,
-        settings: Settings,
-        device_index: int,
-        *,
-        integers: Sequence[int] = (),
-        watched: Sequence[int] = (),
-    ) -> None:
-        self.serial = next(_SERIALS)
-        self._function = weakref.ref(function)
-        self.settings = settings
-        self.device_index = device_index
-        self.direction: Direction = function.direction
-        self.watched = tuple(watched)
-        self.producers: set[int] = set()
-        self.pause = 0
-        self.circumstances: Circumstances | None = None
-        digest = graph_digest(function.generated, integers, (function.direction,))
-        if digest is not None:
-            self.circumstances = circumstances(digest, settings.options, settings.objective, device_index)
-        self.group = Group(self)
-
-    @property
-    def function(self) -> Function | None:
-        """The function; None once it is gone."""
-        return self._function()
-
-    def served(self, recorded: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """What is called in place of `recorded`, which serves a call as the manager does."""
-
-        def call(inputs: list[Any]) -> Any:
-            if self.pause:
-                self.pause -= 1
-                return recorded(inputs)
-            return self.group.call(self, recorded, inputs)
-
-        return call
-
-    def reads_results_of(self, producers: Sequence[Member]) -> None:
-        """To be told when a graph of this function was recorded that reads results of graphs of these."""
-        for producer in producers:
-            if producer is not self:
-                self.producers.add(producer.serial)
-                self.group.join(producer.group)
-
-    def describe(self) -> SelectionReport:
-        """The report of this function."""
-        group = self.group
-        return describe(
-            self.direction,
-            group.state,
-            group.reason,
-            group.number,
-            len(group.members),
-            self.settings.objective,
-            group.selector,
-            group.decision,
-            group.stored,
-            group.not_stored,
-        )
 
 
 class Group:
@@ -184,6 +73,7 @@ class Group:
 
     def __init__(self, member: Member) -> None:
         self.number = next(_NUMBERS)
+        self._objective = member.settings.objective
         self.members: dict[int, weakref.ref[Member]] = {member.serial: weakref.ref(member)}
         self.state: State = "waiting"
         self.reason: str | None = "no graph was recorded yet"
@@ -193,18 +83,13 @@ class Group:
         self.not_stored: str | None = None
         self._timer: timing.Timer | None = None
         self._leader: int | None = None
-        self._calls: list[int] = []
-        self._order: tuple[int, ...] | None = None
-        self._last_order: tuple[int, ...] | None = None
-        self._out_of_order = 0
+        self._order = Order()
         self._turn: Turn | None = None
         self._before: dict[int, tuple[int, int]] = {}
         self._under_way: deque[tuple[Turn, timing.Timing]] = deque()
         self._serving: Candidate = UNSELECTED
         self._pauses = 0
-        self._addresses: list[int] | None = None
-        self._moved = 0
-        self._compared = 0
+        self._movement = Movement()
         self._window = 0
         self._stream: int | None = None
         self._moving = False
@@ -230,7 +115,7 @@ class Group:
                 self.stored is not None and other.stored is not None and self.stored.kept == other.stored.kept
             ) or "off" in (self.state, other.state)
             off = self.reason if self.state == "off" else other.reason if other.state == "off" else None
-            _make_way(other)
+            WAY.leave(other)
             for member in other._alive():
                 member.group = self
             self.members.update(other.members)
@@ -282,10 +167,10 @@ class Group:
                 return
             if member.serial == self._leader:
                 self._begin_iteration(member, inputs)
-            self._calls.append(member.serial)
+            self._order.called(member.serial)
 
     def _end_call(self, member: Member) -> None:
-        if self._turn is None or self.state != "measuring" or tuple(self._calls) != self._order:
+        if self._turn is None or self.state != "measuring" or not self._order.complete:
             return
         turn, self._turn = self._turn, None
         assert self._timer is not None and self.selector is not None
@@ -318,7 +203,7 @@ class Group:
             self._off(refusal)
             return
         self.reason = next((one.waiting for one in standings if one.waiting is not None), None)
-        if self.reason is None and not _take_way(self):
+        if self.reason is None and not WAY.take(self):
             self.reason = "another group is being measured"
         if self.reason is not None:
             self._pauses = min(2 * self._pauses + 1, LONGEST_PAUSE)
@@ -343,11 +228,8 @@ class Group:
         self.state, self.reason = "measuring", None
         self._pauses = 0
         self._leader = None
-        self._calls.clear()
-        self._order = self._last_order = None
-        self._out_of_order = 0
-        self._moved = self._compared = 0
-        self._addresses = None
+        self._order = Order()
+        self._movement.restart()
         self._timer = timing.timer_for(settings.objective)
         for member in members:
             member.pause = 0
@@ -362,11 +244,13 @@ class Group:
 
     def _begin_iteration(self, leader: Member, inputs: Sequence[Any]) -> None:
         assert self.selector is not None
-        _is_at_it(self)
-        self._note_order()
+        WAY.used(self)
         self._lose_turn()
-        self._calls.clear()
-        if self.state != "measuring" or self._order is None:
+        self._order.begin(self.members)
+        if self._order.hopeless:
+            self._off("its calls never follow one another in one order")
+            return
+        if self._order.learned is None:
             return
         self._collect()
         self._conclude()
@@ -397,30 +281,17 @@ class Group:
         assert self._timer is not None
         self._timer.begin()
 
-    def _note_order(self) -> None:
-        """Learn the calls of an iteration: twice the same, with every member in it."""
-        calls = tuple(self._calls)
-        if not calls:
-            return
-        if self._order is None:
-            if calls == self._last_order and set(calls) == set(self.members):
-                self._order = calls
-            self._last_order = calls
-        self._out_of_order = 0 if calls == self._order else self._out_of_order + 1
-        if self._out_of_order > PATIENCE:
-            self._off("its calls never follow one another in one order")
-
     def _counts(self, member: Member) -> tuple[int, int]:
         assert member.function is not None
         standing = member.function.standing()
         return standing.uncaptured, standing.recordings
 
     def _was_served_as_asked(self, turn: Turn) -> bool:
-        assert self._order is not None
+        assert self._order.learned is not None
         for member in self._alive():
             uncaptured, recordings = self._counts(member)
             before = self._before[member.serial]
-            wanted = self._order.count(member.serial) if turn.candidate == "none" else 0
+            wanted = self._order.learned.count(member.serial) if turn.candidate == "none" else 0
             if (uncaptured - before[0], recordings - before[1]) != (wanted, 0):
                 return False
         return True
@@ -447,7 +318,7 @@ class Group:
     def _conclude(self) -> None:
         if self.selector is None or self.selector.decision is None:
             return
-        self._moving = self._moves(self._moving)
+        self._moving = self._movement.moves(self._moving)
         self._take(self.selector.decision)
         self._put_in_store()
 
@@ -459,9 +330,9 @@ class Group:
         self._turn = None
         self._under_way.clear()
         self._timer = None
-        self._addresses = None
+        self._movement.restart()
         self._window = 0
-        _make_way(self)
+        WAY.leave(self)
         self._serve(_candidate(decision.kept))
         self._rest(LOOK_EVERY)
 
@@ -515,8 +386,7 @@ class Group:
             member.pause = LOOK_EVERY
             return
         if self._window == 0:
-            self._moved = self._compared = 0
-            self._addresses = None
+            self._movement.restart()
             refusal = refused_for_ranks()
             if refusal is not None:
                 self._off(refusal)
@@ -532,7 +402,7 @@ class Group:
             return
         self._window = 0
         member.pause = LOOK_EVERY
-        moving = self._moves(self._moving)
+        moving = self._movement.moves(self._moving)
         if moving != self._moving:
             self._moving = moving
             self._void(
@@ -540,20 +410,8 @@ class Group:
             )
 
     def _note_addresses(self, leader: Member, inputs: Sequence[Any]) -> None:
-        addresses = [
-            value.data_ptr() if isinstance(value := inputs[index], torch.Tensor) else 0 for index in leader.watched
-        ]
-        if self._addresses is not None:
-            self._compared += 1
-            self._moved += addresses != self._addresses
-        self._addresses = addresses
-
-    def _moves(self, otherwise: bool) -> bool:
-        """Whether inputs move, by what was noted; `otherwise` where that is neither here nor there."""
-        if self._compared < WINDOW - 1:
-            return otherwise
-        share = self._moved / self._compared
-        return share >= MOVING_SHARE or (otherwise and share > RESTING_SHARE)
+        watched = (inputs[index] for index in leader.watched)
+        self._movement.note([value.data_ptr() if isinstance(value, torch.Tensor) else 0 for value in watched])
 
     def _void(self, reason: str) -> bool:
         """Give the verdict up; False where it stands."""
@@ -571,7 +429,7 @@ class Group:
 
     def _wait(self, reason: str) -> None:
         self._lose_turn()
-        _make_way(self)
+        WAY.leave(self)
         self.decision = None
         self._under_way.clear()
         self.state, self.reason = "waiting", reason
@@ -588,7 +446,7 @@ class Group:
         self._turn = None
         reason = f"selection failed: {type(error).__name__}: {error}".splitlines()[0]
         self.state, self.reason, self.decision = "off", reason, None
-        _make_way(self)
+        WAY.leave(self)
         for member in self._alive():
             member.pause = _FOR_EVER
             if member.function is not None:
@@ -605,6 +463,32 @@ class Group:
             if member.function is not None:
                 member.function.serve(candidate)
 
+    # What others read
+
+    @property
+    def is_gone(self) -> bool:
+        """See `way.Measured`."""
+        return not any(True for _ in self._alive())
+
+    def give_way(self) -> None:
+        """See `way.Measured`."""
+        self._wait("it was not called while it was to be measured")
+
+    def describe(self, direction: Direction) -> SelectionReport:
+        """The report of a member whose graphs run in this direction."""
+        return describe(
+            direction,
+            self.state,
+            self.reason,
+            self.number,
+            len(self.members),
+            self._objective,
+            self.selector,
+            self.decision,
+            self.stored,
+            self.not_stored,
+        )
+
     @property
     def settled(self) -> bool:
         """Whether more calls would change nothing. What was never recorded waits for nothing."""
@@ -614,7 +498,6 @@ class Group:
         return not standings or any(not one.recordings for one in standings)
 
 
-_SERIALS = itertools.count(1)
 _NUMBERS = itertools.count(1)
 _FOR_EVER = 1 << 62
 _LOCK = threading.RLock()
@@ -630,37 +513,3 @@ def settled() -> bool:
 
 def _candidate(name: str) -> Candidate:
     return next(one for one in CANDIDATES if one == name)
-
-
-# Note [One at a time]
-
-
-@dataclass(slots=True)
-class _Way:
-    group: weakref.ref[Group] | None = None
-    asked: int = 0
-
-
-_WAY = _Way()
-
-
-def _take_way(group: Group) -> bool:
-    """Whether this group may be measured now. One that is not called any more makes way."""
-    other = _WAY.group() if _WAY.group is not None else None
-    if other is not None and other is not group and any(True for _ in other._alive()):
-        _WAY.asked += 1
-        if _WAY.asked < PATIENCE:
-            return False
-        other._wait("it was not called while it was to be measured")
-    _WAY.group, _WAY.asked = weakref.ref(group), 0
-    return True
-
-
-def _is_at_it(group: Group) -> None:
-    if _WAY.group is not None and _WAY.group() is group:
-        _WAY.asked = 0
-
-
-def _make_way(group: Group) -> None:
-    if _WAY.group is not None and _WAY.group() is group:
-        _WAY.group = None

@@ -21,7 +21,7 @@ from optimizations.indirection.plan import Choice
 from optimizations.recording.generated import GeneratedCode, read_generated
 from optimizations.report.recordings import Direction, KeptResults, RecordingReport, UncapturedCalls
 from optimizations.report.selection import SelectionReport
-from optimizations.selection.group import Candidate, Member, Standing
+from optimizations.selection.member import Candidate, Member, Standing
 
 SELECTED = "selection: served without a graph"
 """Why a function runs without a graph that could be recorded."""
@@ -109,7 +109,7 @@ class RecordableFunction:
     # Selection
 
     def serve(self, candidate: Candidate) -> None:
-        """See `selection.group.Function`."""
+        """See `selection.member.Function`."""
         if candidate == self._served:
             return
         self._served = candidate
@@ -124,7 +124,7 @@ class RecordableFunction:
                     node.copy_inputs(copying)
 
     def standing(self) -> Standing:
-        """See `selection.group.Function`."""
+        """See `selection.member.Function`."""
         nodes = [node for reference, last in self._recordings if not last and (node := reference()) is not None]
         waiting = "no graph was recorded yet" if not nodes else next(filter(None, (one.waiting for one in nodes)), None)
         return Standing(

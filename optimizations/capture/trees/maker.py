@@ -11,7 +11,7 @@ from optimizations.capture.trees.function import GraphedFunction, RecordableFunc
 from optimizations.indirection.plan import Choice
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
-from optimizations.selection.group import Member
+from optimizations.selection.member import Member
 from optimizations.selection.settings import Settings
 
 

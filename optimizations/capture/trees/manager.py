@@ -202,6 +202,9 @@ class EncoreManager(CUDAGraphTreeManager):
         if self.current_node is not None and self._at_boundary():
             self._look_for_held_results()
         if function.without_graph is not None:
+            is_backward = self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD
+            if is_backward and self._uncaptured_forwards and not self._any_from_the_pool(inputs):
+                self._uncaptured_forwards -= 1
             return function.without_graph
         if self._held_in_generation is not None:
             return KEPT

@@ -1,0 +1,118 @@
+"""One function in its group: what is called in its place, and what it says of itself."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from optimizations.report.recordings import Direction
+from optimizations.report.selection import SelectionReport
+from optimizations.selection.group import Group
+from optimizations.selection.identity import circumstances, graph_digest
+from optimizations.selection.settings import Settings
+from optimizations.selection.verdict import Circumstances
+
+Candidate = Literal["none", "copy", "indirection"]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a function stands.
+
+    Attributes:
+        waiting: why its graphs are not as they will stay yet; None where they are.
+        refused: why it cannot be served by a graph at all; None where it can.
+        in_place: whether a graph of it reads an input in place that stock would copy.
+        recordings: graphs recorded so far; `uncaptured` calls without one.
+        threads: that called functions of its manager.
+    """
+
+    waiting: str | None
+    refused: str | None
+    in_place: bool
+    recordings: int
+    uncaptured: int
+    threads: int
+
+
+class Function(Protocol):
+    """What is selected for; `capture.trees.function.RecordableFunction`."""
+
+    direction: Direction
+    generated: Callable[..., Any]
+
+    def serve(self, candidate: Candidate) -> None:
+        """Let the next calls be served like this."""
+
+    def standing(self) -> Standing: ...
+
+
+class Member:
+    """One function in its group.
+
+    Args:
+        integers: the sizes it is called with, where these differ from call to call.
+        watched: inputs whose addresses may move.
+
+    Attributes:
+        serial: tells members apart, in the order in which they were made.
+        producers: serials of members whose results it reads in graph memory.
+        pause: calls that are served without a look.
+        circumstances: what a verdict on it holds for; None where its source cannot be read.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        settings: Settings,
+        device_index: int,
+        *,
+        integers: Sequence[int] = (),
+        watched: Sequence[int] = (),
+    ) -> None:
+        self.serial = next(_SERIALS)
+        self._function = weakref.ref(function)
+        self.settings = settings
+        self.device_index = device_index
+        self.direction: Direction = function.direction
+        self.watched = tuple(watched)
+        self.producers: set[int] = set()
+        self.pause = 0
+        self.circumstances: Circumstances | None = None
+        digest = graph_digest(function.generated, integers, (function.direction,))
+        if digest is not None:
+            self.circumstances = circumstances(digest, settings.options, settings.objective, device_index)
+        self.group = Group(self)
+
+    @property
+    def function(self) -> Function | None:
+        """The function; None once it is gone."""
+        return self._function()
+
+    def served(self, recorded: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """What is called in place of `recorded`, which serves a call as the manager does."""
+
+        def call(inputs: list[Any]) -> Any:
+            if self.pause:
+                self.pause -= 1
+                return recorded(inputs)
+            return self.group.call(self, recorded, inputs)
+
+        return call
+
+    def reads_results_of(self, producers: Sequence[Member]) -> None:
+        """To be told when a graph of this function was recorded that reads results of graphs of these."""
+        for producer in producers:
+            if producer is not self:
+                self.producers.add(producer.serial)
+                self.group.join(producer.group)
+
+    def describe(self) -> SelectionReport:
+        """The report of this function."""
+        return self.group.describe(self.direction)
+
+
+_SERIALS = itertools.count(1)

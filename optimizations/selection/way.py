@@ -1,0 +1,58 @@
+"""One group of the process is measured at a time.
+
+Another that changes how it is served would change what this one's inputs are, and how busy the device is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+PATIENCE = 400
+"""Questions of others after which a group that is not called any more makes way."""
+
+
+class Measured(Protocol):
+    """A group, for those that wait for it."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether none of its functions exists any more."""
+
+    def give_way(self) -> None:
+        """To be told when another takes its turn."""
+
+
+class Way:
+    """Who is being measured."""
+
+    def __init__(self) -> None:
+        self._holder: weakref.ref[Measured] | None = None
+        self._asked = 0
+
+    def _held_by(self) -> Measured | None:
+        return self._holder() if self._holder is not None else None
+
+    def take(self, group: Measured) -> bool:
+        """Whether this group may be measured from now on."""
+        holder = self._held_by()
+        if holder is not None and holder is not group and not holder.is_gone:
+            self._asked += 1
+            if self._asked < PATIENCE:
+                return False
+            holder.give_way()
+        self._holder, self._asked = weakref.ref(group), 0
+        return True
+
+    def used(self, group: Measured) -> None:
+        """To be told of each iteration of the group that is measured."""
+        if self._held_by() is group:
+            self._asked = 0
+
+    def leave(self, group: Measured) -> None:
+        """The group is not measured any more, if it was."""
+        if self._held_by() is group:
+            self._holder = None
+
+
+WAY = Way()
