@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suite import cli_compare, cli_micro, cli_nanogpt
+from suite import cli_compare, cli_decisions, cli_micro, cli_nanogpt
 from suite.console import console
 from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EncoreError, WrongUse
 from suite.interrupt import Interrupted, interruptible
@@ -33,6 +33,7 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_micro.app, name="micro")
+app.add_typer(cli_decisions.app, name="decisions")
 app.command("compare", epilog="Example: encore compare 20260101-120000-h200 20260102-120000-h200 --threshold 5%")(
     cli_compare.compare
 )

@@ -45,12 +45,22 @@ def test_unknown_option_names_it_the_nearest_and_all_known_ones() -> None:
         ("hoist_limit_bytes", True, "an int"),
         ("stage_limit_bytes", -1, "a number of bytes"),
         ("inductor", "max-autotune", "a mapping"),
+        ("selection", True, "'off', 'measure', 'stored'"),
+        ("objective", "speed", "'latency', 'throughput'"),
     ],
 )
 def test_wrong_value_says_what_is_allowed(name: str, value: object, allowed: str) -> None:
     with pytest.raises(WrongOption, match=name) as caught:
         Options.parse({name: value})
     assert allowed in str(caught.value)
+
+
+@pytest.mark.parametrize("selection", ["measure", "stored"])
+def test_selection_needs_graphs_of_encores(selection: str) -> None:
+    with pytest.raises(WrongOption, match="indirection='off'") as caught:
+        Options.parse({"selection": selection, "indirection": "off"})
+    assert "leave indirection at 'auto'" in str(caught.value)
+    assert Options.parse({"selection": selection, "indirection": "host"}).selection == selection
 
 
 def test_importing_the_package_imports_no_torch() -> None:

@@ -61,24 +61,24 @@ class Rules:
     def error_per_look(self, candidates: int) -> float:
         """What is left of `error` for one bound of one pair at one look."""
         pairs = max(1, candidates * (candidates - 1) // 2)
-        return self.error / (pairs * len(self._looks(candidates)))
+        return self.error / (pairs * len(self.looks(candidates)))
 
     def looks(self, candidates: int) -> tuple[int, ...]:
-        """Numbers of counted rounds at which it is decided, ascending."""
-        first = fewest(self.error_per_look(candidates))
-        return tuple(look for look in self._looks(candidates) if look >= first) or self._looks(candidates)[-1:]
+        """Numbers of counted rounds at which it is decided, ascending; intervals have bounds from the first one on."""
+        pairs = max(1, candidates * (candidates - 1) // 2)
+        last = self.most_rounds(2)  # where all but two are dropped at once there are as many
+        for first in range(1, last):
+            looks = [first]
+            while (following := math.ceil(looks[-1] * self.look_growth)) < last:
+                looks.append(following)
+            looks.append(last)
+            if fewest(self.error / (pairs * len(looks))) <= first:
+                return tuple(looks)
+        return (last,)
 
     def most_rounds(self, candidates: int) -> int:
         """Counted rounds that `most_calls` allow while no candidate is dropped; 1 at least."""
         return max(1, self.most_calls // (candidates * self.block_calls) - self.lead_in_rounds)
-
-    def _looks(self, candidates: int) -> tuple[int, ...]:
-        looks, rounds = [], 6
-        last = self.most_rounds(2)  # where all but two are dropped at once there are as many
-        while rounds < last:
-            looks.append(rounds)
-            rounds = math.ceil(rounds * self.look_growth)
-        return (*looks, last)
 
 
 Round = Mapping[str, float]

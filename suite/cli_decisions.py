@@ -1,0 +1,171 @@
+"""The command `encore decisions`: verdicts of the backend's selection that are stored on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from suite.console import console
+from suite.errors import WrongUse
+
+if TYPE_CHECKING:
+    from optimizations.selection.store import Found, VerdictStore
+    from optimizations.selection.verdict import StoredVerdict
+
+app = typer.Typer(help="List, explain or clear what selection found out about graphs, as it is stored on this machine.")
+
+SHORT = 12
+"""Characters of a verdict's name that lists show; `explain` and `clear` take any beginning that is unambiguous."""
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Where verdicts lie; default: where the backend keeps them.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+_MEANING = {
+    "none": "the generated function runs without a CUDA graph",
+    "copy": "a CUDA graph is replayed, its inputs copied",
+    "indirection": "a CUDA graph is replayed that reads its inputs in place",
+}
+
+
+@app.callback(invoke_without_command=True)
+def decisions(context: typer.Context) -> None:
+    """List, explain or clear what selection found out about graphs, as it is stored on this machine."""
+    if context.invoked_subcommand is None:
+        list_decisions()
+
+
+@app.command("list", epilog="Example: encore decisions list --json")
+def list_decisions(folder: Folder = None, as_json: Json = False) -> None:
+    """List verdicts, the oldest first, and files that are ignored."""
+    store = _store(folder)
+    found = store.list()
+    if as_json:
+        print(json.dumps([_as_json(one) for one in found], indent=2, ensure_ascii=False))
+        return
+    from rich.table import Table
+
+    table = Table("verdict", "kept", "outcome", "others take", "direction", "calls", "objective", "GPU", box=None)
+    for one in found:
+        if one.verdict is not None:
+            table.add_row(*_row(one.key, one.verdict))
+    if table.row_count:
+        console().print(table)
+    for one in found:
+        if one.ignored is not None:
+            console().print(f"{one.path.name} is ignored: {one.ignored}", markup=False)
+    if not found:
+        print(f"no verdicts in {store.directory}; options={{'selection': 'measure'}} of the backend makes some")
+
+
+@app.command(epilog="Example: encore decisions explain 3f9a")
+def explain(
+    verdict: Annotated[str, typer.Argument(metavar="VERDICT", help="How its name begins.")],
+    folder: Folder = None,
+    as_json: Json = False,
+) -> None:
+    """Tell what one verdict says, and what it holds for."""
+    found = _one(_store(folder), verdict)
+    if as_json:
+        print(json.dumps(_as_json(found), indent=2, ensure_ascii=False))
+    elif found.verdict is None:
+        print(f"{found.path}\nis ignored: {found.ignored}")
+    else:
+        print("\n".join(_lines(found.key, found.verdict)))
+
+
+@app.command(epilog="Example: encore decisions clear --all")
+def clear(
+    verdicts: Annotated[
+        list[str] | None, typer.Argument(metavar="VERDICT", help="How names begin.", show_default=False)
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them, ignored files too.")] = False,
+    folder: Folder = None,
+) -> None:
+    """Remove verdicts; graphs are measured again by the next process."""
+    if everything == bool(verdicts):
+        raise WrongUse("name verdicts as `encore decisions list` shows them, or give --all")
+    store = _store(folder)
+    keys = None if everything else [_one(store, name).key for name in verdicts or ()]
+    removed = store.clear(keys)
+    print(f"{removed} removed")
+
+
+def _store(folder: Path | None) -> VerdictStore:
+    from optimizations.selection.store import VerdictStore, default_directory
+
+    if folder is not None and not folder.is_dir():
+        raise WrongUse(f"--folder {folder} is no folder")
+    return VerdictStore(folder or default_directory())
+
+
+def _one(store: VerdictStore, beginning: str) -> Found:
+    """The one verdict whose name begins like this."""
+    matching = [one for one in store.list() if one.key.startswith(beginning)]
+    if not beginning or not matching:
+        raise WrongUse(f"no verdict begins with {beginning!r}; `encore decisions list` shows them")
+    if len(matching) > 1:
+        names = ", ".join(one.key[:SHORT] for one in matching[:4])
+        raise WrongUse(f"{len(matching)} verdicts begin with {beginning!r}: {names}; give more of the name")
+    return matching[0]
+
+
+def _as_json(found: Found) -> dict[str, Any]:
+    verdict = found.verdict.model_dump(mode="json") if found.verdict is not None else None
+    return {"key": found.key, "ignored": found.ignored, "verdict": verdict}
+
+
+def _row(key: str, verdict: StoredVerdict) -> list[str]:
+    others = ", ".join(f"{one.candidate} {one.ratio:.3f}x" for one in verdict.compared)
+    return [
+        key[:SHORT],
+        verdict.kept,
+        verdict.outcome,
+        others,
+        verdict.direction if len(verdict.group) == 1 else f"{verdict.direction}, with {len(verdict.group) - 1} more",
+        str(verdict.calls),
+        verdict.circumstances.objective,
+        verdict.circumstances.gpu.partition(",")[0],
+    ]
+
+
+def _lines(key: str, verdict: StoredVerdict) -> list[str]:
+    what = verdict.circumstances
+    outcome = {
+        "faster": "a simpler way was slower beyond the noise",
+        "same": "no other way was faster beyond the noise, and this is the simplest",
+        "unresolved": "measuring ended before it was sure; the best guess is kept",
+    }[verdict.outcome]
+    lines = [
+        f"verdict {key}",
+        f"  {verdict.direction} graph {what.graph[:SHORT]}"
+        + (f", judged together with {len(verdict.group) - 1} more" if len(verdict.group) > 1 else ""),
+        f"  kept: {verdict.kept} ({_MEANING.get(verdict.kept, verdict.kept)})",
+        f"  {verdict.outcome}: {outcome}",
+    ]
+    for candidate in verdict.candidates:
+        time = verdict.median_s.get(candidate)
+        text = "not measured" if time is None else f"{time * 1e6:,.1f} us"
+        lines.append(f"  {candidate:<12} {text}{_ratio(verdict, candidate)}")
+    moved = "moved" if verdict.moving else "did not move"
+    lines += [
+        f"  measured on {verdict.calls} calls in {verdict.measuring_s:.2f} s, {verdict.excess_s:.2f} s of them more "
+        "than the fastest way would have taken",
+        f"  inputs {moved} from call to call; {what.objective}; {verdict.measured_at}",
+        f"  holds for: {what.gpu}; driver {what.driver}; {what.host}; torch {what.torch}; Encore {what.encore}; "
+        f"{what.options}",
+    ]
+    return lines
+
+
+def _ratio(verdict: StoredVerdict, candidate: str) -> str:
+    one = next((one for one in verdict.compared if one.candidate == candidate), None)
+    if one is None:
+        return ""
+    low, high = (f"{bound:.3f}" if bound is not None else "?" for bound in (one.low, one.high))
+    return f", {one.ratio:.3f} times the kept one's time ({low} to {high}, {one.rounds} rounds)"

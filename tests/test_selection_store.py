@@ -1,0 +1,319 @@
+"""Verdicts on disk: found again, ignored with a reason, whole under crashes and many processes; `encore decisions`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stored_verdicts import GRAPH, OTHER, verdict, where
+from typer.testing import CliRunner
+
+from optimizations.selection import identity, store
+from optimizations.selection.store import SUFFIX, VerdictStore, key_of
+from optimizations.selection.verdict import UnreadableVerdict, parse_verdict
+from suite.cli import app
+from suite.errors import WrongUse
+
+
+@pytest.fixture
+def verdicts(tmp_path: Path) -> VerdictStore:
+    return VerdictStore(tmp_path / "verdicts")
+
+
+def test_what_is_put_is_found_by_another_store_of_the_folder(verdicts: VerdictStore) -> None:
+    assert verdicts.get(where()) is None
+    assert verdicts.put([verdict()]) is None
+    assert VerdictStore(verdicts.directory).get(where()) == verdict()
+
+
+@pytest.mark.parametrize("field", ["options", "gpu", "driver", "host", "torch", "encore"])
+def test_a_verdict_holds_for_its_circumstances_only(verdicts: VerdictStore, field: str) -> None:
+    verdicts.put([verdict()])
+    assert verdicts.get(where(**{field: "another"})) is None
+
+
+def test_latency_says_nothing_of_throughput(verdicts: VerdictStore) -> None:
+    verdicts.put([verdict()])
+    assert verdicts.get(where(objective="throughput")) is None
+
+
+def spoilt(content: bytes) -> list[tuple[str, bytes, str]]:
+    whole = json.loads(content)
+    return [
+        ("empty", b"", "not JSON"),
+        ("cut off", content[: len(content) // 2], "not JSON"),
+        ("binary", b"\x80\x04\x95", "not JSON"),
+        ("of another program", b'{"name": "x"}', "not a verdict of Encore's"),
+        ("a list", b"[1, 2]", "not a verdict of Encore's"),
+        ("deep", b"[" * 100_000, "not JSON"),
+        ("of a later version", json.dumps({**whole, "version": 2}).encode(), "version 2"),
+        ("with a field more", json.dumps({**whole, "extra": 1}).encode(), "extra"),
+        ("without a field", json.dumps({key: one for key, one in whole.items() if key != "kept"}).encode(), "kept"),
+        ("with a wrong type", json.dumps({**whole, "calls": "many"}).encode(), "calls"),
+        ("with a negative number", json.dumps({**whole, "calls": -1}).encode(), "calls"),
+        ("that keeps what it has not", json.dumps({**whole, "kept": "magic"}).encode(), "magic"),
+        ("of other circumstances", content.replace(b"580.159", b"580.160"), "other circumstances"),
+        ("of no group", json.dumps({**whole, "group": [OTHER]}).encode(), "its own graph"),
+        ("huge", b" " * (store.MOST_BYTES + 1), "larger than"),
+    ]
+
+
+@pytest.mark.parametrize("index", range(15))
+def test_damaged_and_foreign_files_are_ignored_with_a_reason(
+    verdicts: VerdictStore, caplog: pytest.LogCaptureFixture, index: int
+) -> None:
+    verdicts.put([verdict()])
+    (path,) = verdicts.directory.iterdir()
+    name, content, reason = spoilt(path.read_bytes())[index]
+    path.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert verdicts.get(where()) is None, name
+    assert reason in caplog.text
+    (found,) = verdicts.list()
+    assert found.verdict is None
+    assert found.ignored is not None
+    assert reason in found.ignored
+    assert path.read_bytes() == content, "somebody else's file is left alone"
+    verdicts.put([verdict()])
+    assert verdicts.get(where()) == verdict(), "and a new verdict takes its place"
+
+
+def test_a_verdict_cannot_be_made_of_nonsense() -> None:
+    with pytest.raises(UnreadableVerdict, match="compared"):
+        parse_verdict(verdict().to_json().replace(b'"ratio": 1.5', b'"ratio": -1.5'))
+
+
+def test_a_folder_in_the_place_of_a_verdict_is_ignored(verdicts: VerdictStore) -> None:
+    (verdicts.directory / f"{key_of(where())}{SUFFIX}").mkdir(parents=True)
+    assert verdicts.get(where()) is None
+    reason = verdicts.put([verdict()])
+    assert reason is not None
+    assert "Error" in reason
+
+
+def test_graphs_judged_together_count_only_together(verdicts: VerdictStore, caplog: pytest.LogCaptureFixture) -> None:
+    both = (GRAPH, OTHER)
+    one, other = verdict(group=both), verdict(where(OTHER), group=both)
+    verdicts.put([one])  # as a process leaves it that ends between the two
+    with caplog.at_level(logging.WARNING):
+        assert verdicts.get(where()) is None
+    assert "judged together" in caplog.text
+    verdicts.put([one, other])
+    assert verdicts.get(where()) == one
+    assert verdicts.get(where(OTHER)) == other
+    verdicts.put([verdict(where(OTHER), group=both, kept="none")])  # of another process, which found something else
+    assert verdicts.get(where()) is None
+
+
+def test_a_full_disk_or_a_folder_that_is_not_writable_costs_the_verdict_only(
+    verdicts: VerdictStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "write_atomically", full)
+    assert verdicts.put([verdict()]) == "OSError: No space left on device"
+    assert verdicts.get(where()) is None
+
+
+WRITER = """
+import sys
+sys.path[:0] = [{tests!r}, {root!r}]
+from pathlib import Path
+from stored_verdicts import verdict, where
+from optimizations.selection.store import VerdictStore
+
+store = VerdictStore(Path(sys.argv[1]))
+for number in range(int(sys.argv[2])):
+    assert store.put([verdict(calls=number)]) is None
+    found = store.get(where())
+    assert found is not None and found == verdict(calls=found.calls), found
+    if number == 0:
+        print("ready", flush=True)
+"""
+
+
+def writer(folder: Path, count: int) -> subprocess.Popen[str]:
+    here = Path(__file__).parent
+    script = textwrap.dedent(WRITER).format(tests=str(here), root=str(here.parent))
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(folder), str(count)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+def test_processes_that_write_the_same_verdict_see_whole_ones(verdicts: VerdictStore) -> None:
+    processes = [writer(verdicts.directory, 60) for _ in range(3)]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    assert [one.ignored for one in verdicts.list()] == [None]
+    assert len(list(verdicts.directory.iterdir())) == 1, "nothing is left behind"
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_a_whole_verdict(verdicts: VerdictStore) -> None:
+    process = writer(verdicts.directory, 1_000_000)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    process.communicate()
+    found = verdicts.get(where())
+    assert found is not None
+    assert found == verdict(calls=found.calls)
+    (verdicts.directory / f".{key_of(where())}{SUFFIX}.cut0ff").write_bytes(b"half")  # what it may have left
+    assert [one.ignored for one in verdicts.list()] == [None]
+    assert verdicts.clear() == 1
+    assert list(verdicts.directory.iterdir()) == []
+
+
+# What a verdict is stored under
+
+
+def generated(tmp_path: Path, code: str, name: str) -> Any:
+    path = tmp_path / f"{name}.py"
+    path.write_text(code)
+    return runpy.run_path(str(path))["call"]
+
+
+CODE = "# kernel path: {path}\nKERNEL = '''tl.load'''\ndef call(args):\n    return {value}\n"
+
+
+def test_a_graph_is_known_by_its_code_and_not_by_where_it_lies(tmp_path: Path) -> None:
+    first = identity.graph_digest(generated(tmp_path, CODE.format(path="/x", value=1), "first"), (), ("forward",))
+    assert first is not None
+    assert len(first) == 64
+    for path, value, integers, extra, same in (
+        ("/elsewhere", 1, (), ("forward",), True),
+        ("/x", 2, (), ("forward",), False),
+        ("/x", 1, (8,), ("forward",), False),
+        ("/x", 1, (), ("backward",), False),
+    ):
+        other = generated(tmp_path, CODE.format(path=path, value=value), "other")
+        assert (identity.graph_digest(other, integers, extra) == first) is same
+
+
+def test_a_function_without_source_has_no_digest() -> None:
+    assert identity.graph_digest(len, ()) is None
+    assert identity.graph_digest(CliRunner(), ()) is None  # type: ignore[arg-type]
+
+
+def test_the_driver_is_read_from_its_kernel_module(tmp_path: Path) -> None:
+    file = tmp_path / "version"
+    file.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build\nGCC version: 12\n"
+    )
+    assert identity.driver_version(file) == "580.159.03"
+    file_of_old = tmp_path / "old"
+    file_of_old.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n")
+    assert identity.driver_version(file_of_old) == "535.104.05"
+    assert identity.driver_version(tmp_path / "none") == "unknown"
+
+
+def test_the_cache_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ENCORE_CACHE_DIR", str(tmp_path))
+    assert store.default_directory() == tmp_path / "verdicts"
+
+
+# `encore decisions`
+
+
+def decisions(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["decisions", *arguments], catch_exceptions=True)
+
+
+@pytest.fixture
+def folder(verdicts: VerdictStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The backend's folder, with two verdicts and a damaged one."""
+    monkeypatch.setenv("ENCORE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "300")
+    verdicts.put([verdict(), verdict(where(torch="2.12.0"), kept="none", outcome="same", direction="backward")])
+    (verdicts.directory / f"{'c' * 64}{SUFFIX}").write_text("{}")
+    return verdicts.directory
+
+
+@pytest.mark.parametrize("arguments", [(), ("list",)])
+def test_decisions_are_listed(folder: Path, arguments: tuple[str, ...]) -> None:
+    result = decisions(*arguments)
+    assert result.exit_code == 0
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[0] == "verdict kept outcome others take direction calls objective GPU"
+    assert sum("copy faster none 1.500x, indirection 1.000x inference 156" in line for line in lines) == 1
+    assert f"{'c' * 64}{SUFFIX} is ignored: it is not a verdict of Encore's" in lines
+
+
+def test_a_machine_without_decisions_says_how_to_make_some(tmp_path: Path) -> None:
+    result = decisions("list", "--folder", str(tmp_path))
+    assert result.exit_code == 0
+    assert "no verdicts" in result.stdout
+    assert "'selection': 'measure'" in result.stdout
+
+
+def test_decisions_are_json_for_programs(folder: Path) -> None:
+    listed = json.loads(decisions("list", "--json").stdout)
+    assert [one["verdict"] and one["verdict"]["kept"] for one in listed].count("copy") == 1
+    assert [one["ignored"] for one in listed].count("it is not a verdict of Encore's") == 1
+    key = key_of(where())
+    assert json.loads(decisions("explain", key[:10], "--json").stdout)["key"] == key
+
+
+def test_a_decision_is_explained(folder: Path) -> None:
+    result = decisions("explain", key_of(where())[:10])
+    assert result.exit_code == 0
+    text = result.stdout
+    assert "kept: copy (a CUDA graph is replayed, its inputs copied)" in text
+    assert "none         150.0 us, 1.500 times the kept one's time (1.400 to 1.600, 12 rounds)" in text
+    assert "indirection  100.5 us, 1.000 times the kept one's time (? to 1.010, 12 rounds)" in text
+    assert "measured on 156 calls in 0.02 s" in text
+    assert "inputs moved from call to call" in text
+    assert "driver 580.159" in text
+    assert "is ignored: it is not a verdict" in decisions("explain", "cccc").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("explain", "zz"), "no verdict begins with 'zz'"),
+        (("explain", ""), "no verdict begins with ''"),
+        (("clear",), "or give --all"),
+        (("clear", "aa", "--all"), "or give --all"),
+        (("clear", "zz"), "no verdict begins with 'zz'"),
+        (("list", "--folder", "/nowhere"), "no folder"),
+    ],
+)
+def test_wrong_use_says_what_to_do(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = decisions(*arguments)
+    assert isinstance(result.exception, WrongUse)
+    assert message in str(result.exception)
+    assert len(list(folder.iterdir())) == 3, "nothing was removed"
+
+
+def test_an_ambiguous_beginning_is_not_guessed(folder: Path) -> None:
+    twin = key_of(where())[:1]
+    for name in ("0", "1"):
+        (folder / f"{twin}{name * 63}{SUFFIX}").write_text("{}")
+    with pytest.raises(WrongUse, match="verdicts begin with"):
+        raise decisions("explain", twin).exception
+
+
+def test_decisions_are_cleared_one_or_all(folder: Path) -> None:
+    result = decisions("clear", key_of(where())[:16])
+    assert (result.exit_code, result.stdout) == (0, "1 removed\n")
+    assert VerdictStore(folder).get(where()) is None
+    assert VerdictStore(folder).get(where(torch="2.12.0")) is not None
+    assert decisions("clear", "--all").stdout == "2 removed\n"
+    assert list(folder.iterdir()) == []
