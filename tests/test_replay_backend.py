@@ -34,15 +34,20 @@ class FakeFunction:
     def uncaptured(self) -> list[Any]:
         return []
 
+    def selection(self) -> None:
+        return None
+
 
 class FakeEncore(FakeMaker):
     """In the place of `EncoreMaker`: notes its arguments, and reports one recording."""
 
     made_with: ClassVar[list[Any]] = []
+    selections: ClassVar[list[Any]] = []
 
-    def __init__(self, choice: Choice, report: Callable[[Any], None], *, lean: bool) -> None:
+    def __init__(self, choice: Choice, report: Callable[[Any], None], *, lean: bool, selection: Any) -> None:
         super().__init__()
         self.made_with.append(choice)
+        self.selections.append(selection)
         report(FakeFunction(RecordingReport("inference", 3, 2, (), 0, 16, (), None, 6, 0.5)))
 
 
@@ -50,6 +55,7 @@ class FakeEncore(FakeMaker):
 def encore(cuda_in_disguise: FakeMaker, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMaker]:
     """Yields what stands in stock's place."""
     FakeEncore.made_with = []
+    FakeEncore.selections = []
     monkeypatch.setattr(maker_module, "EncoreMaker", FakeEncore)
     optimizations.reset()
     yield cuda_in_disguise
@@ -61,6 +67,17 @@ def call(options: Mapping[str, Any]) -> None:
     compiled = torch.compile(program, backend="encore", options={**options, "inductor": inductor})
     x = torch.ones(8, 8)
     assert torch.equal(compiled(x), program(x))
+
+
+def test_selection_is_off_unless_it_is_asked_for_and_knows_what_was_asked(encore: FakeMaker) -> None:
+    call({})
+    assert FakeEncore.selections == [None]
+    torch.compiler.reset()
+    call({"selection": "measure", "objective": "throughput", "lean": False})
+    settings = FakeEncore.selections[-1]
+    assert (settings.mode, settings.objective) == ("measure", "throughput")
+    assert settings.options == "indirection=auto, lean=False"
+    assert settings.compile_s > 0, "a fifth of it is what measuring may cost"
 
 
 def test_stock_makes_the_graphs_where_indirection_is_off(encore: FakeMaker) -> None:

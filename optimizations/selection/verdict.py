@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from optimizations.selection.decide import Decision
 
-FORMAT = "encore verdict"
-VERSION = 1
+FORMAT: Literal["encore verdict"] = "encore verdict"
+VERSION: Literal[1] = 1
 
 
 class UnreadableVerdict(ValueError):
