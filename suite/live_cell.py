@@ -55,6 +55,7 @@ from suite.measure.profiling import kernels_of, profile_iterations
 from suite.measure.results import Results, State, run_checked
 from suite.measure.timing import iteration_us, measure_block, require_distinct_addresses, timer_for
 from suite.memory_need import require_memory
+from suite.metrics import PreparedCell, metrics
 from suite.modes import select_modes
 from suite.protocol import Built, CellSpec, Measure, Prepared
 from suite.schema import Block, CompileConditions, CompileTimes, Copies, Correctness, Memory, Metrics
@@ -155,6 +156,8 @@ class LiveCell:
         """Everything that is measured once. The profiler comes last, because it slows down what follows."""
         device, on_gpu = self._instance.device, self._instance.device.type == "cuda"
         memory = self._replay_memory()
+        cell = PreparedCell(self._iterate_set, device, self._mode)
+        more = {metric.name: metric.values(cell) for metric in metrics()}
         counted = self._placeholder_copies() if on_gpu and self._mode.needs_gpu else None
         profile = profile_iterations(self._iterate_set) if on_gpu else None
         graphs = recorded_graphs(device) if self._mode.uses_cuda_graphs else []
@@ -177,6 +180,7 @@ class LiveCell:
             kernel_time_us=profile.kernel_time_us if profile else None,
             encore_report=encore_report() if self._mode.backend == "encore" else None,
             kernels=profile.kernels if profile else None,
+            more=more,
         )
 
     def _build(self) -> None:

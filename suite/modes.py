@@ -26,6 +26,11 @@ class Mode:
     one is the same program as, wherever kernels, launches and copies come out the same: then a difference found between
     the two is a false finding. `captures` says what becomes a CUDA graph around what the backend
     compiled: the whole iteration ("step"), or the module with its loss ("callables").
+
+    In reports: `colour` is that of its bars (#RRGGBB; without one it gets any). `over_graphs` gives it a column in the
+    table of speed-ups over stock's graphs. `published_coverage` and `published_copies` say which of the papers' values
+    stand next to it: coverage of stock graphs or of those after placement, bytes before indirection (with placement) or
+    after.
     """
 
     name: str
@@ -37,6 +42,10 @@ class Mode:
     bitwise_with: tuple[str, ...] = ()
     same_as: tuple[str, ...] = ()
     captures: Captures = "graphs"
+    colour: str | None = None
+    published_coverage: Literal["stock", "placement"] | None = None
+    published_copies: Literal["before", "after"] | None = None
+    over_graphs: bool = False
 
     @property
     def needs_gpu(self) -> bool:
@@ -62,14 +71,17 @@ class Mode:
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Mode("eager", "the module as it is, not compiled", baselines=("compile",), backend=None),
-        Mode("compile", "torch.compile without CUDA graphs", baselines=()),
+        Mode("eager", "the module as it is, not compiled", baselines=("compile",), backend=None, colour="#8C8C8C"),
+        Mode("compile", "torch.compile without CUDA graphs", baselines=(), colour="#56B4E9"),
         Mode(
             "graph",
             "stock CUDA graphs: mode='reduce-overhead'",
             baselines=("compile",),
             options={"triton.cudagraphs": True},
             uses_cuda_graphs=True,
+            colour="#E69F00",
+            published_coverage="stock",
+            published_copies="before",
         ),
         Mode(
             "graph-unpartitioned",
@@ -78,6 +90,9 @@ MODES: dict[str, Mode] = {
             options={"triton.cudagraphs": True, "graph_partition": False},
             uses_cuda_graphs=True,
             same_as=("graph",),
+            colour="#D55E00",
+            published_coverage="stock",
+            published_copies="before",
         ),
         Mode(
             "placement",
@@ -91,6 +106,10 @@ MODES: dict[str, Mode] = {
             # differently in each process; other tilings round differently.
             bitwise_with=("graph", "graph-unpartitioned", "compile"),
             same_as=("graph", "graph-unpartitioned"),
+            colour="#009E73",
+            published_coverage="placement",
+            published_copies="before",
+            over_graphs=True,
         ),
         Mode(
             "indirection",
@@ -100,6 +119,10 @@ MODES: dict[str, Mode] = {
             options={"indirection": "auto", "lean": False},
             uses_cuda_graphs=True,
             bitwise_with=("placement", "graph", "graph-unpartitioned", "compile"),
+            colour="#CC79A7",
+            published_coverage="placement",
+            published_copies="after",
+            over_graphs=True,
         ),
         Mode(
             "lean",
@@ -109,6 +132,9 @@ MODES: dict[str, Mode] = {
             options={"indirection": "auto"},
             uses_cuda_graphs=True,
             bitwise_with=("indirection", "placement", "graph", "graph-unpartitioned", "compile"),
+            colour="#6A51A3",
+            published_coverage="placement",
+            published_copies="after",
         ),
         Mode(
             "step",
@@ -139,7 +165,6 @@ PLACEMENT_MODE = "placement"
 
 INDIRECTION_MODE = "indirection"
 """Placement, and graphs that read their inputs in place."""
-
 
 LEAN_MODE = "lean"
 """The same with lean replay."""

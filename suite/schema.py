@@ -233,6 +233,8 @@ class Metrics(Record):
     kernels: dict[str, int] | None = None
     """Kernels of one steady iteration with their launch configurations, and how often each ran
     (`suite.measure.kernels`)."""
+    more: dict[str, dict[str, float | None]] = {}
+    """Values of the metrics in `suite.metrics`, by metric and column."""
 
 
 class Cell(Record):

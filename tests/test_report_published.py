@@ -29,7 +29,7 @@ def test_the_papers_tables_are_complete(published):
 
 @pytest.mark.parametrize(
     ("mode", "percent"),
-    [("graph", 5.14), ("graph-unpartitioned", 5.14), ("placement", 74.22), ("encore", 74.22), ("compile", None)],
+    [("graph", 5.14), ("graph-unpartitioned", 5.14), ("placement", 74.22), ("lean", 74.22), ("compile", None)],
 )
 def test_coverage_stands_beside_the_mode_it_belongs_to(published, mode, percent):
     assert published.coverage("grace", "ST", mode) == percent
@@ -37,7 +37,7 @@ def test_coverage_stands_beside_the_mode_it_belongs_to(published, mode, percent)
 
 @pytest.mark.parametrize(
     ("workload", "mode", "expected_bytes"),
-    [("XLNET-I", "graph", 8192), ("XLNET-I", "encore", 16), ("DR-I", "graph", 3 * 2**30), ("EOS", "eager", None)],
+    [("XLNET-I", "graph", 8192), ("XLNET-I", "lean", 16), ("DR-I", "graph", 3 * 2**30), ("EOS", "eager", None)],
 )
 def test_bytes_are_binary_and_pointers_stand_beside_indirection(published, workload, mode, expected_bytes):
     assert published.copied_bytes("grace", workload, mode) == expected_bytes

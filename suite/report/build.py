@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from suite.errors import WrongUse
 from suite.explain.records import Explanation
+from suite.metrics import metrics
 from suite.micro.records import read_micro_run
 from suite.report import (
     cell_tables,
@@ -191,6 +192,7 @@ def _run_parts(
         ("copies", "Copies", ("copies",), ("copies",)),
         ("memory", "Memory", ("memory",), ("memory",)),
         ("compile", "Compile time", ("compile_time",), ("compile_times",)),
+        *((metric.name, metric.title, (), (metric.name,)) for metric in metrics()),
         ("failed", "Cells without a result", (), ("failed", "superseded")),
         ("trust", "Correctness and conditions", (), ("same_program", "correctness", "conditions")),
     )

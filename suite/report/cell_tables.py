@@ -8,6 +8,7 @@ from itertools import chain
 
 import numpy as np
 
+from suite.metrics import Metric, metrics
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
 from suite.report.table import Table, make_table
@@ -31,6 +32,19 @@ def all_tables(run: Run, published: Published) -> tuple[Table, ...]:
         conditions(run),
         not_captured(run),
         failed(run),
+        *(of_metric(run, metric) for metric in metrics()),
+    )
+
+
+def of_metric(run: Run, metric: Metric) -> Table:
+    """The table of a metric of `suite.metrics`."""
+    return _cell_table(
+        run,
+        metric.name,
+        metric.title,
+        metric.note,
+        metric.columns,
+        lambda cell: dict(cell.metrics.more.get(metric.name, {})) if cell.metrics else {},
     )
 
 

@@ -21,9 +21,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from optimizations.byte_units import format_bytes
+from suite.modes import MODES
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.provenance import Provenance
-from suite.report.units import format_bytes
 from suite.schema import Status
 
 INK = "#123450"
@@ -34,16 +35,8 @@ _NO_RESULT = "#808080"
 """Behind the words that stand where a bar would be: of a cell that failed, and of one without a result. No mode has
 these colours, lest a failure look like one of its bars."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
-COLOURS = {
-    "eager": "#8C8C8C",
-    "compile": "#56B4E9",
-    "graph": "#E69F00",
-    "graph-unpartitioned": "#D55E00",
-    "placement": "#009E73",
-    "indirection": "#CC79A7",
-    "lean": "#6A51A3",
-    "encore": "#0072B2",
-}
+COLOURS = {mode.name: mode.colour for mode in MODES.values() if mode.colour is not None} | {"encore": "#0072B2"}
+"""Of series by their names: modes, and Encore as a whole."""
 OTHER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
 _GROUPS_PER_PANEL = 15
 _CHARACTERS_PER_INCH = 12

@@ -10,32 +10,13 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from optimizations.byte_units import parse_bytes
 from suite.errors import EncoreError
-from suite.report.units import parse_bytes
+from suite.modes import MODES
 from suite.schema import Record
 
 PUBLISHED_PATH = Path(__file__).resolve().parents[2] / "results" / "published.json"
 PUBLISHED_VARIANT = "published"
-
-_COVERAGE_SYSTEM = {
-    "graph": "stock",
-    "graph-unpartitioned": "stock",
-    "placement": "placement",
-    "indirection": "placement",
-    "lean": "placement",
-    "encore": "placement",
-}
-"""Which published coverage stands beside which mode: stock CUDA graphs, or those after placement."""
-
-_COPIES_SYSTEM = {
-    "graph": "before",
-    "graph-unpartitioned": "before",
-    "placement": "before",
-    "indirection": "after",
-    "lean": "after",
-    "encore": "after",
-}
-"""Which published bytes stand beside which mode. `before` is GraCE with placement, without indirection: not stock."""
 
 
 class Source(Record):
@@ -111,13 +92,13 @@ class Published(Record):
     def coverage(self, source: str, workload: str, mode: str) -> float | None:
         """Coverage in percent of `mode`'s counterpart."""
         row = self.coverage_percent.get(source, {}).get(workload)
-        system = _COVERAGE_SYSTEM.get(mode)
+        system = MODES[mode].published_coverage if mode in MODES else None
         return None if row is None or system is None else getattr(row, system)
 
     def copied_bytes(self, source: str, workload: str, mode: str) -> int | None:
         """Bytes copied (or pointer bytes written) per iteration by `mode`'s counterpart."""
         row = self.bytes_copied.get(source, {}).get(workload)
-        system = _COPIES_SYSTEM.get(mode)
+        system = MODES[mode].published_copies if mode in MODES else None
         return None if row is None or system is None else parse_bytes(getattr(row, system))
 
     def caption(self, *sources: str) -> str:

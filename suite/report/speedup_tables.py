@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from suite.modes import GRAPH_MODE, INDIRECTION_MODE, PLACEMENT_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
+from suite.modes import GRAPH_MODE, INDIRECTION_MODE, MODES, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report import compare
 from suite.report.cell_tables import Row, host_median_us
 from suite.report.compare import Comparison, Kernels, MeanSpeedup, Metric
@@ -13,7 +13,7 @@ from suite.report.published import Published
 from suite.report.table import Detailed, Table, make_table
 from suite.schema import Status
 
-OVER_GRAPHS = (PLACEMENT_MODE, INDIRECTION_MODE)
+OVER_GRAPHS = tuple(mode.name for mode in MODES.values() if mode.over_graphs)
 """Encore's modes that stand beside stock's graphs."""
 
 NAMES_BESIDE_GRAPHS = {UNPARTITIONED_MODE: "unpartitioned", GRAPH_MODE: "graph", INDIRECTION_MODE: "indirection"}

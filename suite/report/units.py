@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import re
 
-from optimizations.byte_units import format_bytes as format_bytes
-from optimizations.byte_units import parse_bytes as parse_bytes
+from optimizations.byte_units import format_bytes
 
 NOTHING = "\N{EN DASH}"
 """Printed where nothing was measured."""

@@ -27,7 +27,8 @@ _STEPS = (
 """(name, mode, what it is added to)."""
 _DIFFERS = (
     "Each step is its own mode: placement adds to stock's whole-graph capture, indirection to placement, "
-    "lean replay to indirection, encore (which chooses) to that. Published values are those that the text gives, of a step over the one before."
+    "lean replay to indirection, encore (which chooses) to that. Published values are those that the text gives, of a "
+    "step over the one before."
 )
 
 

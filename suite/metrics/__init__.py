@@ -1,0 +1,71 @@
+"""Metrics that bring everything along: how they are measured, their place in the row, and their part of the report.
+
+A module of this package that holds a `METRIC` is found by itself: nothing else is edited. The worker measures each once
+per cell, after the timed blocks and before the profiler runs; the values stand in the row under `metrics.more`; the
+report has a section and a table for each. What the suite's own figures need (coverage, copies, memory) has fields of
+its own in `suite.schema`.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from suite.modes import Mode
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCell:
+    """What a metric is measured on: a workload in a mode that is compiled, warmed up and settled.
+
+    Attributes:
+        iterate: runs one iteration; the number says which of the prepared inputs it takes, and all numbers are allowed.
+        device: where the workload runs.
+    """
+
+    iterate: Callable[[int], object]
+    device: torch.device
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. Its module imports heavy libraries inside of functions, because reports import it too.
+
+    Attributes:
+        name: of its table and its CSV file; also its key in the row.
+        title, note: what the report says above and below the table.
+        columns: of the values, each with its unit at the end of its name ("issue_us").
+        measure: gives the values by column; None where there is nothing to measure.
+    """
+
+    name: str
+    title: str
+    note: str
+    columns: tuple[str, ...]
+    measure: Callable[[PreparedCell], Mapping[str, float | None]]
+
+    def values(self, cell: PreparedCell) -> dict[str, float | None]:
+        """The measured values.
+
+        Raises:
+            KeyError: a value has no column.
+        """
+        values = dict(self.measure(cell))
+        if unknown := values.keys() - set(self.columns):
+            raise KeyError(f"metric {self.name!r} gives {', '.join(sorted(unknown))}, which its columns do not name")
+        return values
+
+
+@cache
+def metrics() -> tuple[Metric, ...]:
+    """All metrics, by the names of their modules."""
+    modules = (import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__))
+    return tuple(module.METRIC for module in modules)
