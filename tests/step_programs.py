@@ -327,6 +327,20 @@ def a_call_that_differs_where_it_would_be_recorded(device: str) -> Program:
     return made
 
 
+@program
+def a_tensor_without_elements(device: str) -> Program:
+    """As the caches of Hugging Face's models begin: nothing is copied to make one."""
+    made = sgd(device)
+    train = made.step
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        kept = torch.tensor([], device=device)
+        return train({**batch, "x": torch.cat([kept, batch["x"].flatten()]).view_as(batch["x"])})
+
+    made.step = step
+    return made
+
+
 class Remembering(nn.Module):
     """Keeps its last activations, and its batch, as users do to look at them behind the step."""
 

@@ -273,6 +273,42 @@ def test_a_library_between_the_step_and_pytorch_is_named(monkeypatch: pytest.Mon
     assert "test_step_refusals.py:" in refusal.source_line
 
 
+def test_a_step_that_a_library_made_is_watched_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its code is not read, but the variables around it are known."""
+    folder = tmp_path / "site-packages" / "trainers"
+    folder.mkdir(parents=True)
+    lines = [
+        "def make_step(model, optimizer, loss_of, settings):",
+        "    def train(batch):",
+        "        optimizer.zero_grad()",
+        "        loss = loss_of(model, batch) * settings['scale']",
+        "        loss.backward()",
+        "        optimizer.step()",
+        "        return loss",
+        "    return train",
+    ]
+    (folder / "__init__.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    from trainers import make_step  # type: ignore[import-not-found]
+
+    results = []
+    for graphed in (False, True):
+        model, settings = network("cpu"), {"scale": 1.0}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = make_step(model, optimizer, loss_of, settings)
+        step = GraphedStep(step, device=CpuDevice()) if graphed else step
+        for index, batch in enumerate(batches("cpu", 12)):
+            if index == 5:
+                settings["scale"] = 2.0
+                optimizer.param_groups[0]["lr"] = 0.01
+            step(*batch)
+        results.append([parameter.detach() for parameter in model.parameters()])
+        if graphed:
+            assert step.report().refusals == ()
+            assert len(step.report().recordings) == 2
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*results, strict=True))
+
+
 def test_wrong_options_say_what_is_allowed() -> None:
     with pytest.raises(ValueError, match="learning_rate='fixed' is unknown; allowed are 'auto', 'number'"):
         GraphedStep(loss_of, learning_rate="fixed")  # type: ignore[arg-type]

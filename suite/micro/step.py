@@ -27,6 +27,7 @@ from optimizations import torch_internals
 from optimizations.byte_units import format_bytes
 from suite.errors import WrongUse
 from suite.iteration import callable_for, iteration, set_numerics
+from suite.measure.graphs import recorded_graphs
 from suite.modes import select_modes
 from suite.schema import Environment, Record
 
@@ -48,7 +49,7 @@ class StepCost(Record):
         with_optimizer: whether the iteration ends with the optimizer's step.
         whole_us: each sample; empty where the way is refused.
         reserved_bytes: most memory that PyTorch reserved while the iteration was warmed up and timed.
-        graphs: CUDA graphs launched in an iteration, None where this is not counted.
+        graphs: CUDA graphs there are for the iteration, None where the way is refused.
         refused: why there is no time.
     """
 
@@ -112,7 +113,7 @@ def measure(name: str, *, with_optimizer: bool, size: Size, samples: int) -> Ite
             whole = _timed(made.call, samples) if made.refused is None else []
             peak: int | None = torch.cuda.max_memory_reserved()
             refused = made.refused
-            graphs = made.graphs
+            graphs = made.graphs if made.refused is None else None
             made.free()
         except torch.OutOfMemoryError as error:
             whole, peak, graphs, refused = [], None, None, f"out of memory: {str(error).splitlines()[0]}"
@@ -144,7 +145,8 @@ def _make(name: str, way: str, with_optimizer: bool, size: Size) -> Made:
         return _by_hand(instance, iterate, sets, copies=way == BY_HAND)
     for index in range(WARM_UP):
         iterate(sets[index % INPUT_SETS])
-    return Made(lambda index: iterate(sets[index % INPUT_SETS]))
+    graphs = len(recorded_graphs(instance.device)) if mode.uses_cuda_graphs else 0
+    return Made(lambda index: iterate(sets[index % INPUT_SETS]), graphs=graphs)
 
 
 def _step(iterate: Callable[[Inputs], Any], sets: list[Inputs]) -> Made:

@@ -152,7 +152,7 @@ class Observer(torch_internals.TorchDispatchMode):
                 f"{_short(name)} has a result whose size depends on values",
                 "use a form of fixed size: torch.where, masked_fill, or an output_size",
             )
-        if name == "aten.lift_fresh.default" and on_gpu:
+        if name == "aten.lift_fresh.default" and any(tensor.numel() for tensor in on_gpu):
             self.refuse(
                 "makes a tensor on the GPU from Python values",
                 "make it once before the step, or use torch.full",
@@ -171,6 +171,8 @@ class Observer(torch_internals.TorchDispatchMode):
             to_gpu, from_gpu = device.type == "cuda", self._holds(args[0])
         else:
             return
+        if not args[0].numel():
+            return  # nothing is copied
         if from_gpu and not to_gpu:
             self.refuse("copies a tensor to the CPU", "return it and copy it after the step")
         elif to_gpu and not from_gpu:

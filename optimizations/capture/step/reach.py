@@ -3,8 +3,8 @@
 Note [How far it looks]. Variables of the step and of the functions it calls (closures, defaults, globals they name),
 what containers hold, modules, optimizers, schedulers and scalers, and attributes of the program's own objects by names
 that occur in this code. What a training loop keeps beside the step in the same object (a counter, a data loader) has
-another name, and may change. Of objects of installed libraries all attributes count, since their code is not read. What
-a C extension keeps is not seen.
+another name, and may change. Of objects of installed libraries all attributes count, and of their functions all
+variables around them, since their code is not read. What a C extension keeps is not seen.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _Walk:
             self._of_object(path, value)
             if call := dict(_methods(type(value))).get("__call__"):
                 yield f"{path}.__call__", call
-        elif hasattr(value, "__dict__") and not type(value).__module__.startswith(_NOT_LOOKED_INTO):
+        elif hasattr(value, "__dict__") and not _belongs_to(type(value).__module__, _NOT_LOOKED_INTO):
             yield from self._of_library(path, value)
 
     def _of_object(self, path: str, value: Any) -> None:
@@ -177,6 +177,8 @@ class _Walk:
         if not _is_users_file(function.__code__.co_filename):
             if (wrapped := getattr(function, "__wrapped__", None)) is not None:
                 yield path, wrapped
+            if not _belongs_to(function.__module__, _NOT_LOOKED_INTO):
+                yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
             return
         named = set(_names(function.__code__))
         self.names |= named
@@ -196,6 +198,10 @@ class _Walk:
                 yield from ((f"{name}.{member}", vars(value)[member]) for member in members)
             else:
                 yield name, value
+
+
+def _belongs_to(module: str | None, packages: Iterable[str]) -> bool:
+    return module is None or module.split(".")[0] in packages
 
 
 def _is_data(name: str, member: Any) -> bool:
