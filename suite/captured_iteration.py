@@ -6,6 +6,8 @@ timed as something else: its cell ends as unsupported, with the reason.
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,6 +19,7 @@ from models.registry import Inputs
 from suite.cell_errors import Unsupported
 from suite.iteration import Iterate, Outcome, iteration
 from suite.measure.copies import CopyCount
+from suite.measure.results import named_tensors
 from suite.modes import Mode
 
 
@@ -58,19 +61,48 @@ def captured_iteration(
     return CallableIteration(instance, call, optimizer, outputs=outputs)
 
 
+class Outputs:
+    """Hands the tensors of a module's output out of a capture, and makes outputs like the last one of them.
+
+    Outputs may hold objects, such as caches of keys and values, that no graph hands out. What is kept here is kept where
+    a capture does not look for a loop's state.
+    """
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._wanted = wanted
+        self._last = threading.local()
+
+    def taken_apart(self, output: Any) -> list[torch.Tensor]:
+        """The tensors of an output, in order; none where no outputs are wanted."""
+        if not self._wanted:
+            return []
+        tensors = {id(tensor): tensor for _, tensor in named_tensors(output, numbers=False)}
+        self._last.output, self._last.tensors = output, list(tensors.values())
+        return list(tensors.values())
+
+    def put_together(self, tensors: list[torch.Tensor]) -> Any:
+        """The last output with these tensors in the place of its own."""
+        if not self._wanted:
+            return None
+        places = {id(old): new for old, new in zip(self._last.tensors, tensors, strict=True)}
+        return copy.deepcopy(self._last.output, places)
+
+
 class StepIteration:
     """Forward, loss, backward and the optimizer's step as one graph."""
 
     def __init__(self, iterate: Iterate, *, outputs: bool) -> None:
-        def step(inputs: Inputs) -> Outcome:
+        taken = self._outputs = Outputs(wanted=outputs)
+
+        def step(inputs: Inputs) -> tuple[list[torch.Tensor], torch.Tensor | None]:
             outcome = iterate(inputs)
-            return outcome if outputs else Outcome(None, outcome.loss)
+            return taken.taken_apart(outcome.output), outcome.loss
 
         self._graphed = optimizations.graph_step(step)
 
     def __call__(self, inputs: Inputs) -> Outcome:
-        outcome: Outcome = self._graphed(inputs)
-        return outcome
+        tensors, loss = self._graphed(inputs)
+        return Outcome(self._outputs.put_together(tensors), loss)
 
     def require_replays(self) -> None:
         report = self._graphed.report()
@@ -97,10 +129,12 @@ class CallableIteration:
         *,
         outputs: bool,
     ) -> None:
-        def forward(inputs: Inputs) -> Outcome:
+        taken = self._outputs = Outputs(wanted=outputs)
+
+        def forward(inputs: Inputs) -> tuple[list[torch.Tensor], torch.Tensor]:
             with instance.autocast():
                 output = call(*inputs.args, **inputs.kwargs)
-                return Outcome(output if outputs else None, instance.loss(output))
+                return taken.taken_apart(output), instance.loss(output)
 
         self._forward = forward
         self._parameters = list(instance.module.parameters())
@@ -115,12 +149,11 @@ class CallableIteration:
                 raise Unsupported(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
         for parameter in self._parameters:
             parameter.grad = None
-        outcome: Outcome = self._graphed[0](inputs)
-        assert outcome.loss is not None, "a workload that trains has a loss"
-        outcome.loss.backward()
+        tensors, loss = self._graphed[0](inputs)
+        loss.backward()
         if self._optimizer is not None:
             self._optimizer.step()
-        return outcome
+        return Outcome(self._outputs.put_together(tensors), loss)
 
     def require_replays(self) -> None:
         if self._graphed is None or self._graphed.calls_without_graph or not all(r.replays for r in self._reports()):

@@ -109,6 +109,31 @@ def test_inference_is_unsupported(mode: str) -> None:
         captured_iteration(MODES[mode], instance, instance.module)
 
 
+class Cached:
+    """As a cache of keys and values: an object that holds tensors."""
+
+    def __init__(self, keys: torch.Tensor) -> None:
+        self.keys = [keys]
+
+
+class Decoder(Mlp):
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"logits": super().forward(x), "cache": Cached(x * 2), "length": 3}
+
+
+@pytest.mark.parametrize("mode", CAPTURING)
+def test_outputs_may_hold_objects_and_are_those_of_their_call(mode: str, graphs: list[Any]) -> None:
+    instance = instance_of(Decoder, task="training", loss=lambda output: output["logits"].square().mean())
+    run = captured_iteration(MODES[mode], instance, instance.module)
+    outcomes = [run(instance.inputs(index)) for index in range(6)]
+    run.require_replays()
+    for index, outcome in enumerate(outcomes):
+        (x,) = instance.inputs(index).args
+        assert torch.equal(outcome.output["cache"].keys[0], x * 2)
+        assert torch.equal(outcome.output["logits"], instance.module(x)["logits"])
+        assert outcome.output["length"] == 3
+
+
 @pytest.mark.parametrize("outputs", [True, False])
 def test_both_train_as_the_plain_iteration_does(outputs: bool, graphs: list[Any]) -> None:
     found = []

@@ -95,27 +95,28 @@ def run_checked(instance: Instance, iterate: Iterate, inputs: Inputs, state: Sta
     return Results(tensors, uncompared)
 
 
-def named_tensors(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(value: Any, *, numbers: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors and numbers in `value` with the path to each, as "['logits']" or "[0].layers[2].keys".
 
     Containers are what PyTorch's pytree knows (also the output classes of transformers); other objects, such as key
-    and value caches, are looked into by their attributes. A number comes as a 0-dim tensor.
+    and value caches, are looked into by their attributes. A number comes as a 0-dim tensor, if `numbers` are wanted.
     """
-    yield from _walk(value, "", set())
+    yield from _walk(value, "", set(), numbers)
 
 
-def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+def _walk(value: Any, path: str, seen: set[int], numbers: bool) -> Iterator[tuple[str, torch.Tensor]]:
     pytree = torch_internals.pytree
     for keys, leaf in pytree.tree_flatten_with_path(value)[0]:
         name = path + pytree.keystr(keys)
         if isinstance(leaf, torch.Tensor):
             yield name, leaf
         elif isinstance(leaf, (bool, int, float, complex)):
-            yield name, torch.tensor(leaf)
+            if numbers:
+                yield name, torch.tensor(leaf)
         elif hasattr(leaf, "__dict__") and not isinstance(leaf, type) and id(leaf) not in seen:
             seen.add(id(leaf))
             for attribute, member in vars(leaf).items():
-                yield from _walk(member, f"{name}.{attribute}", seen)
+                yield from _walk(member, f"{name}.{attribute}", seen, numbers)
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
