@@ -64,8 +64,8 @@ def captured_iteration(
 class Outputs:
     """Hands the tensors of a module's output out of a capture, and makes outputs like the last one of them.
 
-    Outputs may hold objects, such as caches of keys and values, that no graph hands out. What is kept here is kept where
-    a capture does not look for a loop's state.
+    Outputs may hold objects, such as caches of keys and values, that no graph hands out. What is kept here is kept
+    where a capture does not look for a loop's state.
     """
 
     def __init__(self, *, wanted: bool) -> None:

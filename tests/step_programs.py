@@ -328,6 +328,32 @@ def a_call_that_differs_where_it_would_be_recorded(device: str) -> Program:
 
 
 @program
+def inputs_that_are_the_same_tensors(device: str) -> Program:
+    """Weights of the classes, written in place, and a factor that is another tensor from the eighth call on."""
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor], weights: torch.Tensor, factor: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"], weight=weights) * factor
+        loss.backward()
+        optimizer.step()
+        weights.mul_(0.9)
+        return loss, weights
+
+    weights, factor = torch.ones(4, device=device), torch.full((), 2.0, device=device)
+    calls = [
+        (*batch, weights, factor if index < 7 else torch.full((), float(index), device=device))
+        for index, batch in enumerate(batches(device, 12))
+    ]
+
+    def between(index: int) -> None:
+        factor.fill_(index)
+
+    return Program(step, calls, lambda: [*state_of(model), weights], between, replays=12 - 3)
+
+
+@program
 def a_tensor_without_elements(device: str) -> Program:
     """As the caches of Hugging Face's models begin: nothing is copied to make one."""
     made = sgd(device)

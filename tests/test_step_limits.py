@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
-from step_programs import batches, loss_of, network, sgd
+from step_programs import PROGRAMS, batches, loss_of, network, sgd
 
 from optimizations import torch_internals
 from optimizations.capture import inner_graphs
@@ -105,6 +105,21 @@ def test_a_rate_that_changes_after_the_recording_is_followed() -> None:
         assert moved == (index < 5)
     report = graphed.report()
     assert report.dropped_recordings == 1 and report.patched_learning_rates == 1 and report.replays > 5
+
+
+def test_what_is_the_same_tensor_in_each_call_is_read_where_it_lies() -> None:
+    made = PROGRAMS["inputs_that_are_the_same_tensors"]("cpu")
+    step = GraphedStep(made.step, device=CpuDevice())
+    seen = []
+    for index, batch in enumerate(made.batches):
+        step(*batch)
+        made.between(index)
+        seen.append([(one.tensors_in_place, one.copied_tensors) for one in step.report().recordings])
+    assert seen[2] == [] and seen[3] == seen[6] == [(2, 2)]
+    assert seen[7] == seen[11] == [(1, 3)]  # the factor is copied since it is another tensor
+    report = step.report()
+    assert report.dropped_recordings == 1 and report.refusals == ()
+    assert report.recordings[0].copied_bytes == 6 * 8 * 4 + 6 * 8 + 4
 
 
 def test_graphs_of_compiled_modules_rest_for_a_while_and_no_longer() -> None:

@@ -1,13 +1,13 @@
 """How the inputs of a call reach the graph that is replayed.
 
-One way today: every input has a placeholder at a fixed address, and one fused copy brings all of them up to date before
-a launch. Whatever reads inputs in place can take this one's part: it gives the recording its tensors, and brings a
-call's inputs to where the graph reads them.
+An input has a placeholder at a fixed address, and one fused copy brings all of them up to date before a launch. What is
+the same tensor in each call is read where it lies. Whatever reads others in place can take this one's part: it gives
+the recording its tensors, and brings a call's inputs to where the graph reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -35,20 +35,25 @@ class CopiedInputs:
     """Placeholders of the inputs' shapes, strides and dtypes, and one fused copy.
 
     An input that is passed twice has one placeholder. Inputs whose elements overlap (expanded ones) are copied as the
-    bytes they are, so that placeholders overlap in the same way.
+    bytes they are, so that placeholders overlap in the same way. Inputs at the indices `in_place` have none: the
+    recording runs on them, they are kept alive, and calls are served while inputs lie where they lay.
     """
 
-    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
-        first: dict[int, torch.Tensor] = {}
+    def __init__(self, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> None:
+        first: dict[int, torch.Tensor] = {id(inputs[index]): inputs[index] for index in in_place}
         for tensor in inputs:
             if id(tensor) not in first:
                 first[id(tensor)] = _like(tensor)
+        self.in_place = sorted(in_place)
+        self._addresses = [inputs[index].data_ptr() for index in self.in_place]
         self.recording_inputs: Sequence[torch.Tensor] = [first[id(tensor)] for tensor in inputs]
         seen: set[int] = set()
         self._copied = [
             index
             for index, tensor in enumerate(inputs)
-            if size_bytes(tensor) and not (id(tensor) in seen or seen.add(id(tensor)))  # type: ignore[func-returns-value]
+            if size_bytes(tensor)
+            and self.recording_inputs[index] is not tensor
+            and not (id(tensor) in seen or seen.add(id(tensor)))  # type: ignore[func-returns-value]
         ]
         self._as_bytes = [_overlaps(inputs[index]) for index in self._copied]
         self._targets = [
@@ -59,7 +64,16 @@ class CopiedInputs:
         self.copied_bytes = sum(size_bytes(inputs[index]) for index in self._copied)
         self.bind(inputs)
 
+    def moved(self, inputs: Sequence[torch.Tensor]) -> list[int]:
+        """Inputs that are read in place and do not lie there."""
+        return [
+            index
+            for index, address in zip(self.in_place, self._addresses, strict=True)
+            if inputs[index].data_ptr() != address
+        ]
+
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Copy what is not read in place. Inputs that are must not have `moved`."""
         sources = [
             data_of(inputs[index]) if as_bytes else inputs[index]
             for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
@@ -68,7 +82,10 @@ class CopiedInputs:
 
     def give_back(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
         """Copy what the graph wrote into its placeholders of these inputs to the caller's tensors."""
-        copy_all([inputs[index] for index in written], [self.recording_inputs[index] for index in written])
+        copied = [index for index in written if inputs[index] is not self.recording_inputs[index]]
+        copied = [index for index in copied if index not in self.in_place]
+        copy_all([inputs[index] for index in copied], [self.recording_inputs[index] for index in copied])
+        torch.autograd.graph.increment_version([inputs[index] for index in written if index in self.in_place])
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

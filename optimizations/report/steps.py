@@ -32,6 +32,7 @@ class RecordedStep:
         signature: shapes and dtypes of the batch it is for.
         operations: operators it ran through PyTorch's dispatcher; kernels of compiled modules are not among them.
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
+        tensors_in_place: inputs that were the same tensors in all calls before it, and are read where they lie.
         pool_bytes: memory that its graphs' pool grew by.
         replays: how often it was launched.
         record_s: time from the beginning of the recording to its first launch.
@@ -41,6 +42,7 @@ class RecordedStep:
     operations: int
     copied_bytes: int
     copied_tensors: int
+    tensors_in_place: int
     pool_bytes: int
     replays: int
     record_s: float

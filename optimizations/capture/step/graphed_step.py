@@ -95,6 +95,7 @@ class GraphedStep:
         self._recordings: dict[Hashable, list[Recording]] = {}
         self._refused: dict[Hashable, Refusal] = {}
         self._refusals: list[Refusal] = []
+        self._copied_inputs: dict[Hashable, set[int]] = {}
         self._pool: Any = None
         self._calls = self._eager = self._dropped = 0
         self._freed_replays = 0
@@ -143,6 +144,7 @@ class GraphedStep:
     def _without_recording(self, device: Device, key: Hashable, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         state = reach(self._roots(args, kwargs))
         self._drop_moved()
+        self._note_moved_inputs(key, tensors)
         if self._dropped > MOST_DROPPED * self._options["limit"]:
             self._all = Refusal(
                 "was recorded again and again, because tensors or objects it uses are others each time",
@@ -178,6 +180,7 @@ class GraphedStep:
             self._refuse(key, refusal)
         progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
         progress.kept_casts = seen.kept_casts
+        progress.saw(call.tensors)
         return seen.returned
 
     def _record(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
@@ -195,9 +198,12 @@ class GraphedStep:
             self._pool = device.new_pool()
         graph = device.new_graph()
         budget = self._options["memory_budget_bytes"]
+        in_place = progress.in_place(call.tensors) - self._copied_inputs.get(key, set())
         try:
             with _alone():
-                recording = capture(device, self._step, call, graph, self._pool, self._rates, progress, budget)
+                recording = capture(
+                    device, self._step, call, graph, self._pool, self._rates, progress, budget, in_place
+                )
         except BaseException as error:
             graph.reset()
             self._pool = None  # the allocator may still take it for one that is being captured into
@@ -292,6 +298,14 @@ class GraphedStep:
             usable = [recording for recording in recordings if not recording.is_over()]
             self._drop([recording for recording in recordings if recording not in usable])
             self._recordings[key] = usable
+
+    def _note_moved_inputs(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> None:
+        """Inputs that were the same tensors and are others now are copied from now on."""
+        for recording in list(self._recordings.get(key, ())):
+            if moved := recording.moved_inputs(tensors):
+                self._copied_inputs.setdefault(key, set()).update(moved)
+                self._recordings[key].remove(recording)
+                self._drop([recording])
 
     def _drop_all(self) -> None:
         for recordings in self._recordings.values():

@@ -5,6 +5,7 @@ Calls of one signature, with gradients there or not, have to run twice in the sa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -45,6 +46,8 @@ class Progress:
     observed: int = 0
     findings: int = 0
     failed: int = 0
+    inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    same_inputs: set[int] = field(default_factory=set)
     difference: Refusal | None = None
 
     def note(self, trace: Sequence[Operation], returned: object, findings: Sequence[Refusal]) -> Refusal | None:
@@ -65,6 +68,18 @@ class Progress:
         self.agreeing = 1 if difference is not None or first else self.agreeing + 1
         self.trace, self.returned, self.difference = trace, returned, difference
         return difference if self.observed >= PATIENCE else None
+
+    def saw(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Take in the tensors of an observed call."""
+        known = self.inputs if len(self.inputs) == len(inputs) else []
+        if known:
+            same = [index for index, (was, now) in enumerate(zip(known, inputs, strict=True)) if was() is now]
+            self.same_inputs = self.same_inputs.intersection(same) if self.observed > OBSERVED else set(same)
+        self.inputs = [weakref.ref(tensor) for tensor in inputs]
+
+    def in_place(self, inputs: Sequence[torch.Tensor]) -> set[int]:
+        """Inputs that were the same tensors in all observed calls, and are now."""
+        return {index for index in self.same_inputs if self.inputs[index]() is inputs[index] and inputs[index].numel()}
 
     def recorded(self) -> None:
         """Take in a recording: should it become unusable, as many calls may be observed again."""

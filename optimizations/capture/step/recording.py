@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,9 +56,14 @@ class Recording:
             return False
         if self.written and shared_with_written(tensors, self.written) is not None:
             return False
-        if not all(map(_held_such, self.bound)):
+        if not all(map(_held_such, self.bound)) or (self.inputs.in_place and self.inputs.moved(tensors)):
             return False
         return self.watch.unchanged() and self.gradients.fit()
+
+    def moved_inputs(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """Inputs that lie elsewhere than where the graph reads them, if nothing else stands against a launch."""
+        moved = self.inputs.moved(tensors)
+        return moved if moved and self.watch.unchanged() and self.gradients.fit() else []
 
     def is_over(self) -> bool:
         """Whether it can never be used again: something else stands in the place of what it reads."""
@@ -93,8 +98,9 @@ def capture(
     rates: LearningRates,
     progress: Progress,
     memory_budget_bytes: int | None,
+    in_place: Collection[int] = (),
 ) -> Recording:
-    """Capture the call into `graph`. Python runs, nothing is executed.
+    """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
     Raises:
         StepDiffers: the captured call is not what was observed.
@@ -102,7 +108,7 @@ def capture(
         Exception: what the capture raised.
     """
     with device.here():
-        inputs = CopiedInputs(call.tensors)
+        inputs = CopiedInputs(call.tensors, in_place)
     placeholders = list(inputs.recording_inputs)
     stand_ins = iter(placeholders)
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
@@ -176,6 +182,7 @@ def capture(
             operations=len(observer.operations),
             copied_bytes=inputs.copied_bytes,
             copied_tensors=inputs.copied_tensors,
+            tensors_in_place=len(inputs.in_place),
             pool_bytes=pool_bytes - pool_before,
             replays=0,
             record_s=0.0,
