@@ -24,8 +24,8 @@ class Mode:
     not hold more than two modes. `bitwise_with` names modes, one of which it must reproduce bit for bit (of those that
     are deterministic with themselves); other bits are `fail_accuracy`, not a remark. `same_as` names modes that this
     one is the same program as, wherever kernels, launches and copies come out the same: then a difference found between
-    the two is a false finding. `captures` says what becomes a CUDA graph around what the backend
-    compiled: the whole iteration ("step"), or the module with its loss ("callables").
+    the two is a false finding. `captures` says what becomes a CUDA graph around what the backend compiled: the whole
+    iteration ("step"), or the module with its loss ("callables").
 
     In reports: `colour` is that of its bars (#RRGGBB; without one it gets any). `over_graphs` gives it a column in the
     table of speed-ups over stock's graphs. `published_coverage` and `published_copies` say which of the papers' values
@@ -141,12 +141,14 @@ MODES: dict[str, Mode] = {
             "torch.compile inside of graph_step: a training iteration as one CUDA graph; where it is named",
             baselines=("compile", "graph", "indirection"),
             captures="step",
+            over_graphs=True,
         ),
         Mode(
             "callables",
             "torch.compile inside of graph_callables: module and loss, forward and backward; where it is named",
             baselines=("compile", "graph", "indirection"),
             captures="callables",
+            over_graphs=True,
         ),
     )
 }

@@ -13,10 +13,14 @@ import pytest
 import torch
 from step_programs import CALLS, PROGRAMS, Program, batches, loss_of, network, outcome, state_of
 from step_refusals import REFUSED
+from tiny_workloads import WholeCell
 from torch import nn
 
 import optimizations
+from models.instance import instantiate
+from models.registry import find
 from optimizations.capture.step.graphed_step import GraphedStep
+from suite.protocol import CellSpec
 
 pytestmark = pytest.mark.gpu
 
@@ -309,12 +313,28 @@ class SmallGpt(nn.Module):
         return self.head(self.norm(x))
 
 
-def curve(graphed: bool, *, steps: int, fp16: bool) -> tuple[list[float], Any]:
-    """Losses of a small GPT with AdamW, a schedule, clipping, and a scaler that overflows at its start."""
+class Dgpt2(nn.Module):
+    """The workload, with its dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = instantiate(find("DGPT2"), size="full", device="cuda", seed=0).module
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.inner(input_ids=tokens).logits
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], float]] = {"small GPT": (SmallGpt, 3e-3), "DGPT2": (Dgpt2, 3e-4)}
+"""Makers, and the highest learning rate."""
+
+
+def curve(graphed: bool, *, name: str, steps: int, fp16: bool) -> tuple[list[float], Any]:
+    """Losses of a model with AdamW, a schedule, clipping, and a scaler that overflows at its start."""
     torch.manual_seed(0)
-    model = SmallGpt().cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True, capturable=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, cycle_momentum=False)
+    make, rate = MODELS[name]
+    model = make().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate / 3, fused=True, capturable=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, cycle_momentum=False)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**24 if fp16 else 1.0, growth_interval=50, enabled=fp16)
 
     def step(tokens: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -342,12 +362,12 @@ def curve(graphed: bool, *, steps: int, fp16: bool) -> tuple[list[float], Any]:
     return [loss.item() for loss in kept], call
 
 
-@pytest.mark.parametrize("fp16", [True, False])
-def test_two_hundred_steps_give_the_loss_curve_of_eager_within_its_own_spread(fp16: bool) -> None:
+@pytest.mark.parametrize(("name", "fp16"), [("small GPT", True), ("small GPT", False), ("DGPT2", True)])
+def test_two_hundred_steps_give_the_loss_curve_of_eager_within_its_own_spread(name: str, fp16: bool) -> None:
     steps = 200
-    first, _ = curve(False, steps=steps, fp16=fp16)
-    second, _ = curve(False, steps=steps, fp16=fp16)
-    found, step = curve(True, steps=steps, fp16=fp16)
+    first, _ = curve(False, name=name, steps=steps, fp16=fp16)
+    second, _ = curve(False, name=name, steps=steps, fp16=fp16)
+    found, step = curve(True, name=name, steps=steps, fp16=fp16)
     report = step.report()
     assert report.refusals == ()
     assert report.patched_learning_rates == 1
@@ -359,6 +379,21 @@ def test_two_hundred_steps_give_the_loss_curve_of_eager_within_its_own_spread(fp
     assert worst <= allowed, (worst, allowed)
     assert abs(statistics.mean(first[-20:]) - statistics.mean(found[-20:])) <= max(4 * spread, 0.02)
     assert found[-1] < 0.5 * found[0]
+
+
+@pytest.mark.parametrize(("workload", "mode"), [("DCGAN", "step"), ("DGPT2", "step"), ("DCGAN", "callables")])
+def test_a_workload_in_a_mode_that_captures_its_iteration(tmp_path: Path, workload: str, mode: str) -> None:
+    spec = CellSpec(
+        workload=workload, variant="published", size="tiny", mode=mode, device="cuda", with_optimizer=True, seed=1337,
+        input_sets=3, warm_up=6, check_inputs=2, cpu_threads=2, cache_dir=str(tmp_path), warm_cache=False,
+    )  # fmt: skip
+    live = WholeCell(spec, lambda phase: None)
+    prepared = live.prepare()
+    assert prepared.correctness is not None and prepared.correctness.passed
+    coverage = live.metrics().coverage
+    assert coverage is not None
+    assert coverage.graph_launches == (1 if mode == "step" else 2)
+    torch.compiler.reset()
 
 
 @pytest.mark.alone
