@@ -11,11 +11,12 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 Task = Literal["inference", "training"]
 Size = Literal["full", "tiny"]
@@ -37,13 +38,33 @@ InputMaker = Callable[[str, Size, "torch.Generator"], Inputs]
 
 
 @dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a workload is split over several GPUs (tensor parallelism), one process per GPU.
+
+    Attributes:
+        shard: splits a module in place over a device mesh of one dimension. The module is the same on all processes,
+            and so are its results.
+        batch: samples per iteration where it is run on several GPUs, whatever their number.
+        inputs: those of such a run; all processes have the same.
+        kept: output -> what of it is compared, where copying all of it would take minutes. None: all of it.
+        all_reduces: how many an iteration takes in the full size, where that is known.
+    """
+
+    shard: Callable[[torch.nn.Module, DeviceMesh], None]
+    batch: int
+    inputs: InputMaker
+    kept: Callable[[Any], Any] | None = None
+    all_reduces: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """One row of the workload table.
 
     Attributes:
         acronym: the papers' short name ("XLNET-I"), the key on the command line.
         name: the model's name in its suite ("XLNetLMHeadModel").
-        suite: where the model comes from: "huggingface", "torchbench", "timm", "torchvision".
+        suite: where the model comes from: "huggingface", "torchbench", "timm", "torchvision", "encore".
         batch: samples per iteration as the papers count them.
         build: (variant, size) -> module with random weights on the default device (the CPU, but for shape-only
             builds), float32 (or as published).
@@ -61,6 +82,9 @@ class Workload:
         builds_on_device: the builder makes the module where it will run, instead of its being moved there afterwards:
             it takes the device as a third argument, and no default device is set around it.
         cudnn_benchmark: whether the published runner lets cuDNN measure its convolution algorithms.
+        sharding: how it is split over several GPUs; None: it is not.
+        tp: over how many GPUs this very row is split (see `sharded`); None: it is no such row.
+        kept: see `Sharding`.
         sets: names of the sets this row belongs to, by which several are chosen at once (`--set`).
         notes: what is special, for `encore list` and reports.
     """
@@ -82,6 +106,9 @@ class Workload:
     float32_on_cpu: bool = False
     builds_on_device: bool = False
     cudnn_benchmark: bool = False
+    sharding: Sharding | None = None
+    tp: int | None = None
+    kept: Callable[[Any], Any] | None = None
     sets: tuple[str, ...] = ()
     notes: str = ""
 
@@ -172,6 +199,35 @@ def planned(acronym: str) -> Workload:
     return find(acronym)
 
 
+TP_MARK = "@tp"
+"""Between a workload's acronym and the number of GPUs it is split over: "XLNET-I@tp2"."""
+
+MOST_GPUS = 64
+"""More than a host has."""
+
+
+def sharded(workload: Workload, degree: int) -> Workload:
+    """The row of a workload split over `degree` GPUs, with the batch that such runs have. 1: the same on one GPU.
+
+    Raises:
+        UnknownWorkload: it is not split over GPUs, or not over so many; the message names those that are.
+    """
+    if workload.sharding is None:
+        known = ", ".join(row.acronym for row in workloads().values() if row.sharding is not None)
+        raise UnknownWorkload(f"{workload.acronym} cannot be split over GPUs; {known} can")
+    if not 1 <= degree <= MOST_GPUS:
+        raise UnknownWorkload(f"{workload.acronym}{TP_MARK}{degree}: a number of GPUs is from 1 to {MOST_GPUS}")
+    return replace(
+        workload,
+        acronym=f"{workload.acronym}{TP_MARK}{degree}",
+        batch=workload.sharding.batch,
+        inputs=workload.sharding.inputs,
+        kept=workload.sharding.kept,
+        tp=degree,
+        sets=(),
+    )
+
+
 def is_sourced(name: str) -> bool:
     """Whether a name has the prefix of a source outside the suite, as "torchbench:resnet50" has."""
     prefix, colon, _ = name.partition(":")
@@ -179,7 +235,8 @@ def is_sourced(name: str) -> bool:
 
 
 def find(acronym: str) -> Workload:
-    """The workload of this acronym (any case), or of a name with a prefix ("torchbench:resnet50-train").
+    """The workload of this acronym (any case), of a name with a prefix ("torchbench:resnet50-train"), or split over
+    GPUs ("XLNET-I@tp2").
 
     Raises:
         UnknownWorkload: there is none; the message names the nearest matches.
@@ -187,6 +244,11 @@ def find(acronym: str) -> Workload:
     prefix, _, name = acronym.partition(":")
     if is_sourced(acronym):
         return importlib.import_module(_SOURCES[prefix.lower()]).workload(name)
+    whole, mark, degree = acronym.lower().partition(TP_MARK)
+    if mark:
+        if not degree.isascii() or not degree.isdigit():
+            raise UnknownWorkload(f"{acronym!r}: after {TP_MARK} stands a number of GPUs, as in XLNET-I{TP_MARK}2")
+        return sharded(find(whole), int(degree))
     known = workloads()
     by_upper = {key.upper(): value for key, value in known.items()}
     if acronym.upper() in by_upper:

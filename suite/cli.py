@@ -150,6 +150,14 @@ def run(
     variant: Annotated[
         str | None, typer.Option(help="Variant of the workloads that have it; default: each one's first.")
     ] = None,
+    tp: Annotated[
+        str | None,
+        typer.Option(
+            "--tp",
+            metavar="N,N",
+            help="Split workloads over so many GPUs, one process each; no names: all that can be.",
+        ),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smoke run: few workloads, few samples each.")] = False,
     resume: Annotated[
         str | None,
@@ -175,6 +183,7 @@ def run(
 ) -> None:
     """Measure workloads in modes, one process per cell, and write rows to results/runs."""
     from suite.launch import NEWEST, Request, launch
+    from suite.matrix import parse_degrees
     from suite.schedule import parse_shard
     from suite.settings import FULL, QUICK, RunSettings, parse_duration
     from suite.store import describe
@@ -200,6 +209,7 @@ def run(
         out=out,
         tag=tag,
         host_check=host_check,
+        tp=parse_degrees(tp) if tp is not None else None,
     )
     finished = launch(request, console(stderr=True))
     made = _build_report([finished.path], None, None, None) if report else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from suite.schema import CompileConditions
@@ -31,6 +31,11 @@ class CompileCache:
         self._kept = kept
         self._compiled: set[str] = set()
 
+    def of_rank(self, rank: int) -> Path:
+        """The folder of a rank, where a workload is split over GPUs: each tunes its kernels for itself, at the same
+        time as the others, and must find its own again in the next mode."""
+        return self.folder / f"rank{rank}" if rank else self.folder
+
     def has(self, mode: str) -> bool:
         """Whether this mode's graphs are there, so that its next processes may compile side by side."""
         return mode in self._compiled
@@ -39,15 +44,23 @@ class CompileCache:
     def own_graphs(self, mode: str) -> Iterator[CompileConditions]:
         """Compiled graphs of other modes are out of the way inside the block. Yields what there is for the mode."""
         conditions = CompileConditions.KERNELS_ALONE if self._compiled or self._kept else CompileConditions.COLD_ALONE
-        aside = self.folder / "graphs-aside"
-        found = [name for name in _GRAPHS if (self.folder / INDUCTOR / name).is_dir()]
-        for name in found:
-            aside.mkdir(exist_ok=True)
-            (self.folder / INDUCTOR / name).rename(aside / name)
-        try:
+        with ExitStack() as stack:
+            for folder in (self.folder, *sorted(self.folder.glob("rank*"))):
+                stack.enter_context(_graphs_aside(folder))
             yield conditions
-        finally:
-            for name in found:
-                shutil.copytree(aside / name, self.folder / INDUCTOR / name, dirs_exist_ok=True)
-            shutil.rmtree(aside, ignore_errors=True)
         self._compiled.add(mode)
+
+
+@contextmanager
+def _graphs_aside(folder: Path) -> Iterator[None]:
+    aside = folder / "graphs-aside"
+    found = [name for name in _GRAPHS if (folder / INDUCTOR / name).is_dir()]
+    for name in found:
+        aside.mkdir(exist_ok=True)
+        (folder / INDUCTOR / name).rename(aside / name)
+    try:
+        yield
+    finally:
+        for name in found:
+            shutil.copytree(aside / name, folder / INDUCTOR / name, dirs_exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)

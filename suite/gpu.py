@@ -91,6 +91,18 @@ def device() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
+def visible_gpus(variables: Mapping[str, str] = os.environ) -> list[str]:
+    """The GPUs that a process may use, each as `CUDA_VISIBLE_DEVICES` names it, in CUDA's order.
+
+    Raises:
+        NoGpu: there is none.
+    """
+    with device():
+        count = pynvml.nvmlDeviceGetCount()
+    named = variables.get("CUDA_VISIBLE_DEVICES")
+    return [str(number) for number in range(count)] if named is None else [one.strip() for one in named.split(",")]
+
+
 def _handle(variables: Mapping[str, str]) -> Any:
     first = variables.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     if not first or first == "-1":

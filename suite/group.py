@@ -18,7 +18,7 @@ from suite.compile_cache import CompileCache
 from suite.environment import without_paths
 from suite.measure.kernels import difference
 from suite.modes import GRAPH_MODE, REFERENCE_MODE, Mode
-from suite.process import Worker, converse, end
+from suite.process import Answer
 from suite.progress import Display
 from suite.protocol import (
     CellSpec,
@@ -32,6 +32,7 @@ from suite.protocol import (
     Prepare,
     Prepared,
 )
+from suite.ranked_worker import RankedWorker, converse_ranked, end
 from suite.schedule import BLOCKS_PER_CORE, THROUGHPUT_EVERY, core_for, orders, sampling_for
 from suite.schema import (
     SCHEMA_VERSION,
@@ -42,6 +43,7 @@ from suite.schema import (
     Correctness,
     Grouping,
     Metrics,
+    RankPart,
     Status,
 )
 from suite.settings import RunSettings
@@ -61,11 +63,14 @@ class Bench:
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A process of a mode, and what it has brought so far. `failure` set means its worker is not asked again."""
+    """A process of a mode (or several, one for each rank), and what it has brought so far.
+
+    `failure` set means its worker is not asked again. `by_rank` are the answers of all ranks, where there are several.
+    """
 
     mode: Mode
     process: int
-    worker: Worker
+    worker: RankedWorker
     started_at: datetime
     started: float
     correctness: Correctness | None = None
@@ -73,6 +78,8 @@ class Member:
     blocks: list[Block] = field(default_factory=list)
     metrics: Metrics | None = None
     failure: Failed | None = None
+    failed_rank: int = 0
+    by_rank: list[tuple[Answer, ...]] = field(default_factory=list)
 
     @property
     def out_of_memory(self) -> bool:
@@ -144,7 +151,7 @@ class Session:
             for member in asked:
                 if index == 0:
                     self.bench.display.phase(member.mode.name, "measure")
-                ask = self._measure_command(member, index, turn, core_for(index, cores))
+                ask = self._measure_command(member, index, turn, cores)
                 turn += 1
                 if isinstance(answer := self._ask(member, ask), Measured):
                     member.blocks.append(answer.block)
@@ -167,18 +174,24 @@ class Session:
             if member.mode.name in samples and baseline in samples
         )
 
-    def _measure_command(self, member: Member, index: int, turn: int, core: int | None) -> Measure:
+    def _measure_command(self, member: Member, index: int, turn: int, cores: Sequence[int]) -> list[Measure]:
+        """A command for each rank: they differ in the core."""
         assert member.prepared is not None, "a member without a failure is prepared"
         sampling = sampling_for(member.prepared.iteration_us, self.bench.settings)
-        return Measure(
-            process=member.process,
-            index=index,
-            turn=turn,
-            samples=sampling.samples,
-            throughput_iterations=0 if index % THROUGHPUT_EVERY else sampling.samples,
-            lead_in=sampling.lead_in,
-            core=core,
-        )
+        ranks = len(member.worker.ranks)
+        apart = len(cores) // ranks
+        return [
+            Measure(
+                process=member.process,
+                index=index,
+                turn=turn,
+                samples=sampling.samples,
+                throughput_iterations=0 if index % THROUGHPUT_EVERY else sampling.samples,
+                lead_in=sampling.lead_in,
+                core=core_for(index, [*cores[rank * apart :], *cores[: rank * apart]]) if apart else None,
+            )
+            for rank in range(ranks)
+        ]
 
     def collect(self, members: Sequence[Member], whole: Collection[Member]) -> None:
         """Metrics, one member after the other: a profiler must not see its neighbours' load.
@@ -188,7 +201,8 @@ class Session:
         for member in members:
             if member.failure is None:
                 self.bench.display.phase(member.mode.name, "metrics")
-                if isinstance(answer := self._ask(member, CollectMetrics(kernels_only=member not in whole)), Collected):
+                ask = [CollectMetrics(kernels_only=member not in whole)] * len(member.worker.ranks)
+                if isinstance(answer := self._ask(member, ask), Collected):
                     member.metrics = answer.metrics
 
     def cell(
@@ -201,7 +215,7 @@ class Session:
         first, settings = processes[0], self.bench.settings
         member = next((one for one in processes if one.failure), first)
         failure, prepared = member.failure, first.prepared
-        log_tail = without_paths(member.worker.log_tail()) if failure else None
+        log_tail = without_paths(member.worker.ranks[member.failed_rank].log_tail()) if failure else None
         baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
         return Cell(
             schema_version=SCHEMA_VERSION,
@@ -237,6 +251,8 @@ class Session:
             },
             processes=len(processes),
             other_kernels=sorted(_retuned(processes) | _retuned(baselines)),
+            tp=self.workload.tp,
+            ranks=_rank_parts(processes),
         )
 
     def cold_compile_times(self, mode: Mode, cache: CompileCache) -> CompileTimes | None:
@@ -247,17 +263,19 @@ class Session:
     def _start(self, mode: Mode, process: int) -> Member:
         log = self.bench.logs / f"{self.workload.acronym}.{mode.name}.log"
         now = time.monotonic()
-        return Member(mode, process, Worker(self.bench.worker_command, log), datetime.now(UTC), now)
+        worker = RankedWorker(self.bench.worker_command, log, self.workload.tp or 1, self.bench.settings.device)
+        return Member(mode, process, worker, datetime.now(UTC), now)
 
     def _prepare(self, members: Sequence[Member], cache: CompileCache) -> None:
-        self._converse({m: Prepare(spec=self._spec(m.mode, len(members), cache)) for m in members})
+        self._converse({m: self._prepare_commands(m, len(members), cache) for m in members})
         alone = [m for m in members if m.mode.backend is not None and not cache.has(m.mode.name)]
         for member in sorted(alone, key=lambda m: m.mode.name != REFERENCE_MODE):
             if member.failure is None:
                 with cache.own_graphs(member.mode.name) as conditions:
-                    self._converse({member: Compile(conditions=conditions)})
+                    self._converse({member: [Compile(conditions=conditions)] * len(member.worker.ranks)})
         together = [m for m in members if m not in alone and m.failure is None]
-        self._converse({m: Compile(conditions=CompileConditions.WARM) for m in together})
+        warm = Compile(conditions=CompileConditions.WARM)
+        self._converse({m: [warm] * len(m.worker.ranks) for m in together})
         for member in members:
             if member.prepared is not None:
                 own = member.prepared.correctness or self._first[member.mode.name]
@@ -269,26 +287,37 @@ class Session:
                 member.correctness = compare_bitwise(member.mode, own, self._known)
                 member.failure = bitwise_failure(member.mode, member.correctness, self.workload)
 
-    def _converse(self, commands: Mapping[Member, Command]) -> None:
-        """Gives each member its command, all at the same time, and keeps what it answers."""
+    def _converse(self, commands: Mapping[Member, Sequence[Command]]) -> None:
+        """Gives each member its command (one for each rank), all at the same time, and keeps what it answers."""
         members = {member.worker: member for member in commands}
-        answers = converse(
+        answers = converse_ranked(
             {member.worker: command for member, command in commands.items()},
             self.bench.timeout_s,
             lambda worker, phase: self.bench.display.phase(members[worker].mode.name, phase),
         )
         for worker, answer in answers.items():
-            match answer:
-                case Prepared():
-                    members[worker].prepared = answer
-                case Failed():
-                    members[worker].failure = answer
-                    members[worker].correctness = answer.correctness
+            member = members[worker]
+            member.by_rank.append(answer.by_rank)
+            match answer.whole:
+                case Prepared() as prepared:
+                    member.prepared = prepared
+                case Failed() as failure:
+                    member.failure, member.failed_rank = failure, answer.failed_rank
+                    member.correctness = failure.correctness
+
+    def _prepare_commands(self, member: Member, side_by_side: int, cache: CompileCache) -> list[Prepare]:
+        """A command for each rank."""
+        spec = self._spec(member.mode, side_by_side * len(member.worker.ranks), cache)
+        own = {"tp": self.workload.tp, "rendezvous": member.worker.rendezvous}
+        return [
+            Prepare(spec=spec.model_copy(update={**own, "rank": rank, "cache_dir": str(cache.of_rank(rank))}))
+            for rank in range(len(member.worker.ranks))
+        ]
 
     def _spec(self, mode: Mode, side_by_side: int, cache: CompileCache) -> CellSpec:
         settings = self.bench.settings
-        cores = len(os.sched_getaffinity(0))
-        share = max(1, cores // side_by_side)
+        cores = max(1, len(os.sched_getaffinity(0)) // (self.workload.tp or 1))
+        share = max(1, len(os.sched_getaffinity(0)) // side_by_side)
         first = self._first.get(mode.name)
         return CellSpec(
             workload=self.workload.acronym,
@@ -308,13 +337,33 @@ class Session:
             warm_cache=settings.warm_cache,
         )
 
-    def _ask(self, member: Member, command: Command) -> Measured | Collected | None:
-        answer = converse({member.worker: command}, self.bench.timeout_s)[member.worker]
-        if isinstance(answer, Failed):
-            member.failure = answer
+    def _ask(self, member: Member, commands: Sequence[Command]) -> Measured | Collected | None:
+        answer = converse_ranked({member.worker: commands}, self.bench.timeout_s)[member.worker]
+        member.by_rank.append(answer.by_rank)
+        if isinstance(answer.whole, Failed):
+            member.failure, member.failed_rank = answer.whole, answer.failed_rank
             return None
-        assert isinstance(answer, Measured | Collected), "converse lets only the answer to the command through"
-        return answer
+        assert isinstance(answer.whole, Measured | Collected), "converse lets only the answer to the command through"
+        return answer.whole
+
+
+def _rank_parts(processes: Sequence[Member]) -> list[RankPart]:
+    """What each rank brought, where there are several: all blocks, and of the first process the rest."""
+    parts = []
+    for rank in range(len(processes[0].worker.ranks)):
+        own = [[answers[rank] for answers in member.by_rank] for member in processes]
+        prepared = next((answer for answer in own[0] if isinstance(answer, Prepared)), None)
+        collected = next((answer for answer in own[0] if isinstance(answer, Collected)), None)
+        parts.append(
+            RankPart(
+                rank=rank,
+                correctness=prepared.correctness if prepared else None,
+                compile=prepared.compile if prepared else None,
+                metrics=collected.metrics if collected else None,
+                blocks=[answer.block for answers in own for answer in answers if isinstance(answer, Measured)],
+            )
+        )
+    return parts if len(parts) > 1 else []
 
 
 def _told(member: Member, failure: Failed) -> str:

@@ -13,14 +13,14 @@ from typing import Any
 from pydantic import JsonValue
 from rich.console import Console
 
-from models.registry import DEFAULT_SET
+from models.registry import DEFAULT_SET, TP_MARK, find
 from optimizations.user_cache import user_cache
 from suite import environment, store
 from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
-from suite.gpu import find_gpu, require_gpu
+from suite.gpu import find_gpu, require_gpu, visible_gpus
 from suite.host_check import record_host_check
 from suite.interrupt import Interrupted
-from suite.matrix import select_modes_for, select_workloads
+from suite.matrix import select_modes_for, select_workloads, split_names
 from suite.modes import select_modes
 from suite.process import WORKER_COMMAND
 from suite.progress import display_for
@@ -56,6 +56,7 @@ class Request:
     out: Path | None = None
     tag: str | None = None
     host_check: bool = False
+    tp: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +190,12 @@ def _runs_again(request: Request, plan: RunPlan, cell: Cell) -> bool:
 
 def _new_plan(request: Request) -> RunPlan:
     settings = request.preset.settings.model_copy(update=dict(request.given)).checked()
-    names = request.workloads or (() if request.workload_set else request.preset.workloads)
-    workloads = select_workloads(names, settings.variant, request.workload_set or (None if names else DEFAULT_SET))
+    names = request.workloads or (() if request.workload_set or request.tp else request.preset.workloads)
+    if request.tp:
+        names = split_names(names, request.tp, request.workload_set)
+        workloads = select_workloads(names, settings.variant)
+    else:
+        workloads = select_workloads(names, settings.variant, request.workload_set or (None if names else DEFAULT_SET))
     if request.shard:
         whole, workloads = workloads, request.shard.of(workloads)
         if not workloads:
@@ -222,6 +227,10 @@ def _resumed_plan(request: Request, recorded: RecordedRun) -> RunPlan:
             f"compare: {_listed(found)}. Leave these options out or restore that environment, or start a new run."
         )
     names = request.workloads or (() if request.workload_set else plan.workloads)
+    if request.tp and not request.workloads:
+        raise WrongUse("--tp with --resume needs names of workloads; the run itself says over how many GPUs each is")
+    if request.tp:
+        names = split_names(names, request.tp, None)
     wanted = bool(names or request.workload_set)
     kept = names is plan.workloads
     chosen = select_workloads(names, plan.variant, request.workload_set, planned=kept) if wanted else ()
@@ -257,8 +266,17 @@ def _environment(run_id: str, request: Request, plan: RunPlan) -> Environment:
 
 
 def _require_device(plan: RunPlan) -> None:
-    if plan.device == "cuda":
-        require_gpu()
+    if plan.device != "cuda":
+        return
+    require_gpu()
+    degrees = {name: find(name).tp or 1 for name in plan.workloads if TP_MARK in name.lower()}
+    most = max(degrees.values(), default=1)
+    if most > 1 and most > (there := len(visible_gpus())):
+        lacking = ", ".join(name for name, degree in degrees.items() if degree > there)
+        raise WrongUse(
+            f"{lacking}: {there} GPUs can be used here; give --tp degrees up to {there}, or show more of them with "
+            "CUDA_VISIBLE_DEVICES"
+        )
 
 
 def _new_folder(request: Request, plan: RunPlan) -> Path:

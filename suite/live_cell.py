@@ -15,6 +15,9 @@ The order of `build` and `compile`, and why:
 A mode's later processes leave out 2 and 3: results that have the digests of the first process are as right as those. If
 they have not, everything is done as in the first.
 
+A workload that is split over GPUs has a process for each (`suite.rank_group`). Each compares its own results with those
+of the whole module, and all compare theirs with one another. What is decided about further calls is decided together.
+
 This module imports torch; the worker imports it once the environment variables of the cell are set.
 """
 
@@ -22,21 +25,22 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
 
 import optimizations
 from models.instance import Instance, instantiate
-from models.registry import find
+from models.registry import Inputs, find
 from optimizations import torch_internals
 from suite.captured_iteration import CapturedIteration, captured_iteration
 from suite.cell_errors import Inaccurate, Unsupported
 from suite.gpu import LEAST_COMPUTE_CAPABILITY
 from suite.iteration import Iterate, callable_for, iteration, seed_all, set_numerics
 from suite.measure import copies
+from suite.measure.across_ranks import largest_spread, norms
 from suite.measure.captured import CaptureLog
 from suite.measure.compile_times import restart_timers, start_toolchain, timer_seconds
 from suite.measure.correctness import (
@@ -58,6 +62,7 @@ from suite.memory_need import require_memory
 from suite.metrics import PreparedCell, metrics
 from suite.modes import select_modes
 from suite.protocol import Built, CellSpec, Measure, Prepared
+from suite.rank_group import RankGroup, join
 from suite.schema import Block, CompileConditions, CompileTimes, Copies, Correctness, Memory, Metrics
 
 SETTLE_S = 20.0
@@ -83,6 +88,7 @@ class LiveCell:
         self._captured: CapturedIteration | None = None
         self._eager: list[Results] | None = None
         self._trial_verdict: Verdict | None = None
+        self._set_aside: Instance | None = None
 
     def build(self) -> Built:
         """Everything up to the real compilation.
@@ -110,14 +116,14 @@ class LiveCell:
         compile_times = self._compile_and_warm_up(conditions)
         compiled = self._results(self._iterate)
         correctness = None
-        if [results.digest() for results in compiled] != self._spec.known_digests:
+        if self._ranks.any([results.digest() for results in compiled] != self._spec.known_digests):
             if self._eager is None:
                 self._run_reference()
                 if self._trial_verdict is not None:  # the trial has thrown away what was compiled
                     self._compile_and_warm_up(CompileConditions.WARM, again=True)
                     compiled = self._results(self._iterate)
             correctness = self._check(compiled)
-        self._eager = self._trial_verdict = None
+        self._eager = self._trial_verdict = self._set_aside = None
         self._states.clear()
         self._take_optimizer_in()
         restart_peak(self._instance.device)
@@ -159,7 +165,7 @@ class LiveCell:
         cell = PreparedCell(self._iterate_set, device, self._mode)
         more = {metric.name: metric.values(cell) for metric in metrics()}
         counted = self._placeholder_copies() if on_gpu and self._mode.needs_gpu else None
-        profile = profile_iterations(self._iterate_set) if on_gpu else None
+        profile = profile_iterations(self._iterate_set, self._ranks.any) if on_gpu else None
         graphs = recorded_graphs(device) if self._mode.uses_cuda_graphs else []
         coverage = profile.coverage if profile else None
         if coverage and self._mode.uses_cuda_graphs:
@@ -191,14 +197,18 @@ class LiveCell:
             total = torch.cuda.get_device_properties(spec.device).total_memory
             require_memory(workload, variant=spec.variant, size=spec.size, input_sets=spec.input_sets, available=total)
         set_numerics(workload)
+        self._ranks = join(spec)
         self._instance: Instance = instantiate(
             workload, variant=spec.variant, size=spec.size, device=spec.device, seed=spec.seed
         )
+        if isinstance(self._ranks, RankGroup):
+            assert workload.sharding is not None
+            workload.sharding.shard(self._instance.module, self._ranks.mesh)
         self._input_sets = [self._instance.inputs(index) for index in range(spec.input_sets)]
         require_distinct_addresses(self._input_sets)
         self._checked = self._input_sets[: spec.check_inputs]
         self._states = [State(self._instance.module, inputs) for inputs in self._checked]
-        self._timer = timer_for(self._instance.device)
+        self._timer = self._ranks.timer(timer_for(self._instance.device))
         self._read_gpu = gpu_reader(_gpu_uuid(self._instance.device))
 
     def _iteration(self, call: Callable[..., object]) -> Iterate:
@@ -223,22 +233,43 @@ class LiveCell:
 
     def _results(self, iterate: Iterate) -> list[Results]:
         """Results on each checked input."""
-        return [
-            run_checked(self._instance, iterate, inputs, state, self._spec.seed)
-            for inputs, state in zip(self._checked, self._states, strict=True)
-        ]
+        return _results_of(self._instance, iterate, self._checked, self._states, self._spec.seed)
 
     def _verdict(self, compiled: list[Results], eager: list[Results]) -> Verdict:
-        return combine(
-            [
-                compare_with_eager(results, expected, self._instance, inputs, state, self._spec.seed)
-                for results, expected, inputs, state in zip(compiled, eager, self._checked, self._states, strict=True)
-            ]
-        )
+        with self._whole() as (whole, states):
+            return combine(
+                [
+                    compare_with_eager(results, expected, whole, inputs, state, self._spec.seed)
+                    for results, expected, inputs, state in zip(compiled, eager, self._checked, states, strict=True)
+                ]
+            )
 
     def _run_reference(self) -> None:
-        self._eager = self._results(self._iteration(self._instance.module))
+        with self._whole() as (whole, states):
+            iterate = iteration(whole, whole.module, uses_cuda_graphs=self._mode.uses_cuda_graphs)
+            self._eager = _results_of(whole, iterate, self._checked, states, self._spec.seed)
         self._trial_verdict = self._trial(self._eager)
+
+    @contextmanager
+    def _whole(self) -> Iterator[tuple[Instance, list[State]]]:
+        """The program on one GPU, and its state: what results are compared with.
+
+        Where it is split over GPUs, that is another instance with the same weights. It is built when it is first asked
+        for, and waits in host memory between.
+        """
+        if not isinstance(self._ranks, RankGroup):
+            yield self._instance, self._states
+            return
+        spec, device = self._spec, self._instance.device
+        whole = self._set_aside or instantiate(
+            self._instance.workload, variant=spec.variant, size=spec.size, device=spec.device, seed=spec.seed
+        )
+        whole.module.to(device)
+        yield whole, [State(whole.module, inputs) for inputs in self._checked]
+        whole.module.to("cpu")
+        self._set_aside = whole
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _trial(self, eager: list[Results]) -> Verdict | None:
         """Verdict on a stochastic workload, compiled with eager's random numbers; None where the real one can tell."""
@@ -261,7 +292,12 @@ class LiveCell:
         return verdict
 
     def _widened(self, verdict: Verdict) -> Verdict:
-        """The verdict on a mode that its own dtype does not decide. All that was compiled is forgotten."""
+        """The verdict on a mode that its own dtype does not decide. All that was compiled is forgotten.
+
+        What is split over GPUs is not copied to be widened: there, no verdict is a failure.
+        """
+        if isinstance(self._ranks, RankGroup):
+            return replace(verdict, passed=False)
         wide = compare_widened(
             lambda module: callable_for(self._mode, module),
             self._instance,
@@ -315,7 +351,7 @@ class LiveCell:
     def _settle(self) -> int:
         """Call on until no graph of Encore's waits for more calls, or time is up; how many calls that took."""
         calls, begin = 0, time.perf_counter()
-        while not optimizations.settled() and time.perf_counter() - begin < SETTLE_S:
+        while self._ranks.any(not optimizations.settled() and time.perf_counter() - begin < SETTLE_S):
             self._iterate_set(calls)
             calls += 1
         self._timer.synchronize()
@@ -330,12 +366,27 @@ class LiveCell:
         verdict = self._trial_verdict or self._verdict(compiled, self._eager)
         if verdict.undecided and verdict.widened_error is None:
             verdict = self._widened(verdict)
-            self._compile_and_warm_up(CompileConditions.WARM, again=True)
+            if not isinstance(self._ranks, RankGroup):
+                self._compile_and_warm_up(CompileConditions.WARM, again=True)
         deterministic = digests == [results.digest() for results in self._results(self._iterate)]
         correctness = self._correctness(verdict, digests, deterministic=deterministic)
+        if isinstance(self._ranks, RankGroup):
+            correctness = self._across_ranks(correctness, compiled)
         if not correctness.passed:
             raise Inaccurate(correctness)
         return correctness
+
+    def _across_ranks(self, correctness: Correctness, compiled: list[Results]) -> Correctness:
+        """The correctness with what a comparison of all ranks' results adds: their digests, and norms of tensors."""
+        said = self._ranks.all((correctness.digests, norms(compiled)))
+        spread = largest_spread([own for _, own in said])
+        return correctness.model_copy(
+            update={
+                "ranks_equal": all(digests == said[0][0] for digests, _ in said),
+                "ranks_spread": spread,
+                "passed": correctness.passed and spread <= correctness.tolerance,
+            }
+        )
 
     def _correctness(self, verdict: Verdict, digests: list[str], *, deterministic: bool) -> Correctness:
         dtype = compute_dtype(self._instance, self._checked[0])
@@ -402,6 +453,12 @@ class LiveCell:
         with copies.counting() as count:
             self._iterate_set(0)
         return count
+
+
+def _results_of(
+    instance: Instance, iterate: Iterate, checked: Sequence[Inputs], states: Sequence[State], seed: int
+) -> list[Results]:
+    return [run_checked(instance, iterate, inputs, state, seed) for inputs, state in zip(checked, states, strict=True)]
 
 
 def _require_device(device: str) -> None:

@@ -41,6 +41,39 @@ def select_workloads(
     return [(workload, variant) for workload in having]
 
 
+def split_names(names: Sequence[str], degrees: Sequence[int], workload_set: str | None) -> list[str]:
+    """Names of workloads, each split over each number of GPUs: "XLNET-I@tp2". No names: all that can be split.
+
+    Raises:
+        WrongUse: a workload is unknown or cannot be split, is named with a number of GPUs already, or a set is given.
+    """
+    if workload_set is not None:
+        raise WrongUse("--tp takes names of workloads, or none for all that can be split over GPUs; leave --set out")
+    if marked := [name for name in names if registry.TP_MARK in name.lower()]:
+        raise WrongUse(f"{marked[0]} says itself over how many GPUs it is split; leave that or --tp out")
+    try:
+        chosen = [registry.find(name) for name in names]
+        chosen = chosen or [row for row in registry.workloads().values() if row.sharding is not None]
+        return [registry.sharded(row, degree).acronym for row in chosen for degree in degrees]
+    except UnknownWorkload as error:
+        raise WrongUse(f"{error} (`encore list` shows all)") from error
+
+
+def parse_degrees(text: str) -> tuple[int, ...]:
+    """Numbers of GPUs, separated by commas: "1,2,4".
+
+    Raises:
+        WrongUse: one is no whole number from 1 to `MOST_GPUS`, or there is none.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isascii() and part.isdigit() for part in parts):
+        raise WrongUse(f"--tp {text!r} is no list of numbers of GPUs: write 1,2,4")
+    degrees = tuple(dict.fromkeys(int(part) for part in parts))
+    if not all(1 <= degree <= registry.MOST_GPUS for degree in degrees):
+        raise WrongUse(f"--tp {text!r} is out of range: a number of GPUs is from 1 to {registry.MOST_GPUS}")
+    return degrees
+
+
 def select_modes_for(device: str, names: Sequence[str] | None) -> tuple[Mode, ...]:
     """Modes of these names, or the usual ones that this device has a use for, in their order of declaration.
 

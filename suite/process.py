@@ -6,12 +6,14 @@ status, so that the code above has two cases only: the answer it asked for, or `
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import ValidationError
 
@@ -45,6 +47,10 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 STOP_GRACE_S = 20.0
 """Time for a worker to end by itself after `stop`: CUDA contexts and compile pools take seconds to close."""
 
+COMPANION_GRACE_S = 5.0
+"""Time for a worker to answer once another one, which it may be waiting for, has failed."""
+COMPANION_FAILED = "another one that had failed"
+
 Answer = Built | Prepared | Measured | Collected | Failed
 OnPhase = Callable[["Worker", str], None]
 
@@ -60,7 +66,7 @@ class BrokenProtocol(Exception):
 class Worker(Supervised):
     """One worker process; messages go over pipes of their own. End it with `end`."""
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self._buffer = bytearray()
         command_read, self._command_fd = os.pipe()
         self.reply_fd, reply_write = os.pipe()
@@ -70,7 +76,7 @@ class Worker(Supervised):
                 [*command, "--read", str(command_read), "--write", str(reply_write)],
                 log,
                 pass_fds=(command_read, reply_write),
-                env={"CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")},
+                env={"CUDA_DEVICE_ORDER": os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), **(env or {})},
             )
         except BaseException:
             os.close(self._command_fd)
@@ -117,11 +123,15 @@ def _parse(line: bytearray) -> Reply:
 
 
 def converse(
-    requests: Mapping[Worker, Command], timeout_s: float, on_phase: OnPhase = lambda worker, phase: None
+    requests: Mapping[Worker, Command],
+    timeout_s: float,
+    on_phase: OnPhase = lambda worker, phase: None,
+    companions: Mapping[Worker, Collection[Worker]] = MappingProxyType({}),
 ) -> dict[Worker, Answer]:
     """Sends each worker its command and waits for all answers; each phase of a worker may take `timeout_s`.
 
-    Workers work at the same time. One that fails does not end the others; it should be ended by the caller.
+    Workers work at the same time. One that fails does not end the others; it should be ended by the caller. Its
+    `companions`, which wait for it, have `COMPANION_GRACE_S` from then on. Answers are in the order they came.
     """
     exchanges = {worker: _Exchange(worker, command, timeout_s, on_phase) for worker, command in requests.items()}
     answers: dict[Worker, Answer] = {}
@@ -141,7 +151,11 @@ def converse(
                 if answer is not None:
                     answers[exchange.worker] = answer
                     _forget(selector, exchange.worker)
-    return {worker: answers[worker] for worker in requests}
+                    if isinstance(answer, Failed):
+                        for other in companions.get(exchange.worker, ()):
+                            if other not in answers and other in exchanges:
+                                exchanges[other].companion_failed()
+    return answers
 
 
 def _forget(selector: selectors.BaseSelector, worker: Worker) -> None:
@@ -165,6 +179,12 @@ class _Exchange:
         self._phase = _first_phase(command)
         self._started = {self._phase: time.monotonic()}
         self.deadline = self._started[self._phase] + timeout_s
+        self._last_deadline = math.inf
+
+    def companion_failed(self) -> None:
+        """From now on this worker, which may be waiting for another that failed, has little time."""
+        self._last_deadline = min(self._last_deadline, time.monotonic() + COMPANION_GRACE_S)
+        self.deadline = min(self.deadline, self._last_deadline)
 
     def advance(self, ready: bool) -> Answer | None:
         """The answer, if it is there or will not come any more; None while it is awaited."""
@@ -192,7 +212,7 @@ class _Exchange:
                 raise BrokenProtocol(Status.BAD_OUTPUT, f"announced an unknown phase {message.name!r}")
             self._phase = message.name
             started = self._started.setdefault(message.name, time.monotonic())
-            self.deadline = started + self._timeout_s
+            self.deadline = min(started + self._timeout_s, self._last_deadline)
             self._on_phase(self.worker, message.name)
             return None
         if not _answers(message, self._command):
@@ -204,6 +224,8 @@ class _Exchange:
             return BrokenProtocol(
                 Status.BAD_OUTPUT, f"closed its reply pipe in phase {self._phase!r} without an answer"
             )
+        if time.monotonic() >= self._last_deadline:
+            return BrokenProtocol(Status.TIMEOUT, f"waited in phase {self._phase!r} for {COMPANION_FAILED}")
         return BrokenProtocol(Status.TIMEOUT, f"took more than {self._timeout_s:g} s in phase {self._phase!r}")
 
 

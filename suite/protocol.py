@@ -31,7 +31,8 @@ class CellSpec(Record):
     `cpu_threads` is this worker's share of the cores while modes are at work side by side, `compile_threads` how many
     it may compile with. `cache_dir` is where compiled kernels go: one folder for all modes of a workload.
     `known_digests` are those of the mode's first process, whose results were compared with eager's; a later one that
-    has the same needs no comparison.
+    has the same needs no comparison. `tp` processes work on a cell whose workload is split over GPUs, this one
+    as `rank`; they meet by the file `rendezvous`.
     """
 
     workload: str
@@ -46,6 +47,9 @@ class CellSpec(Record):
     check_inputs: int
     cpu_threads: int
     compile_threads: int = 1
+    tp: int | None = None
+    rank: int = 0
+    rendezvous: str | None = None
     known_digests: list[str] | None = None
     cache_dir: str
     warm_cache: bool

@@ -115,6 +115,11 @@ class Correctness(Record):
     digests: list[str]
     bitwise_with: str | None
     bitwise: bool | None
+    ranks_equal: bool | None = None
+    """Where the workload is split over GPUs: whether all ranks' results have the same bits, on all inputs."""
+    ranks_spread: float | None = None
+    """There: the largest relative difference of the norms of one tensor on two ranks. Eager is the whole module then,
+    on each rank by itself."""
     widened_error: float | None = None
     """Of the mode compiled in higher precision, against eager there; made where eager in the own dtype is so far from
     the truth that it is no reference."""
@@ -237,6 +242,17 @@ class Metrics(Record):
     """Values of the metrics in `suite.metrics`, by metric and column."""
 
 
+class RankPart(Record):
+    """What one rank of a cell brought, where the workload is split over GPUs. The row's own blocks have of each sample
+    the slowest rank's time."""
+
+    rank: int
+    correctness: Correctness | None
+    compile: CompileTimes | None
+    metrics: Metrics | None
+    blocks: list[Block]
+
+
 class Cell(Record):
     """One line of `cells.jsonl`: a workload in a mode, from the row's identity to its verdict-relevant numbers."""
 
@@ -273,6 +289,10 @@ class Cell(Record):
     """Starts of the mode that blocks are of."""
     other_kernels: list[int] = []
     """Processes that ran other kernels than the first, in this mode or in one of `baseline_blocks`."""
+    tp: int | None = None
+    """Over how many GPUs the workload is split (tensor parallelism); None: it is no such row."""
+    ranks: list[RankPart] = []
+    """All ranks, where there are several; correctness, compile times and metrics are those of the first process."""
 
     @model_validator(mode="before")
     @classmethod

@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from suite.cell_errors import CellError, Inaccurate
 from suite.compile_cache import INDUCTOR, TRITON
@@ -63,9 +63,13 @@ def main(arguments: list[str] | None = None) -> int:
         stopping = threading.Event()
         threading.Thread(target=_follow_runner, args=(commands.fileno(), stopping), daemon=True).start()
         try:
-            return Server(commands, replies).serve()
+            server = Server(commands, replies)
+            code = server.serve()
         finally:
             stopping.set()
+    if server.is_ranked:
+        _leave(code)
+    return code
 
 
 class Server:
@@ -76,6 +80,7 @@ class Server:
         self._replies = replies
         self._phase = "build"
         self._cell: LiveCell | None = None
+        self._ranked = False
 
     def serve(self) -> int:
         try:
@@ -94,6 +99,7 @@ class Server:
         for line in self._commands:
             match COMMANDS.validate_json(line):
                 case Prepare(spec=spec):
+                    self._ranked = (spec.tp or 1) > 1
                     enter_environment(spec)
                     from suite.live_cell import LiveCell
 
@@ -111,6 +117,11 @@ class Server:
                     return
 
     @property
+    def is_ranked(self) -> bool:
+        """Whether this process is one of several that work together."""
+        return self._ranked
+
+    @property
     def _built(self) -> LiveCell:
         if self._cell is None:
             raise ValueError("the first command must be `prepare`")
@@ -124,6 +135,17 @@ class Server:
         rest = memoryview(encode(message))
         while rest:  # the pipe is unbuffered, so that a write may be a part only
             rest = rest[self._replies.write(rest) :]
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends this process at once.
+
+    A process whose CUDA graphs hold collectives may not come back from freeing its communicators, and one whose
+    neighbour is gone waits for it. Nothing is left to be done here: every answer has been sent.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def enter_environment(spec: CellSpec) -> None:

@@ -371,7 +371,7 @@ def test_copies_into_placeholders_come_from_the_count_and_the_rest_from_the_prof
     live.build()
     live._iterate = live._iteration(live._instance.module)
     monkeypatch.setattr(suite.live_cell.copies, "counting", counting)
-    monkeypatch.setattr(suite.live_cell, "profile_iterations", lambda iterate: profile)
+    monkeypatch.setattr(suite.live_cell, "profile_iterations", lambda iterate, agreed: profile)
     monkeypatch.setattr(suite.live_cell, "recorded_graphs", lambda device: [])
     monkeypatch.setattr(live, "_replay_memory", lambda: None)
     live._instance = replace(live._instance, device=torch.device("cuda"))

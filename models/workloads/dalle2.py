@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from models.registry import Inputs, Size, register
+from models.registry import Inputs, Sharding, Size, register
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
     from models.networks.dalle2 import Dalle2Config
 
@@ -64,6 +65,20 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     return Inputs(args=(torch.randint(config.clip.vocabulary, (1, length), generator=generator),))
 
 
+def sharded_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
+    """Texts [2, 256] int64 (tiny: [2, 16]), uniform over the vocabulary."""
+    import torch
+
+    config = _config(variant, size)
+    return Inputs(args=(torch.randint(config.clip.vocabulary, (2, config.prior.longest_text), generator=generator),))
+
+
+def _shard(module: torch.nn.Module, mesh: DeviceMesh) -> None:
+    from models.sharding.dalle2 import shard
+
+    shard(module, mesh)
+
+
 @register(
     acronym="DALLE2",
     name="DALLE2_pytorch",
@@ -73,6 +88,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     dtype_policy="amp",
     sets=("grace", "pygraph"),
     inputs=inputs,
+    sharding=Sharding(shard=_shard, batch=2, inputs=sharded_inputs),
     variants=("published", "current"),
     parameters=379_886_354,
     stochastic=True,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from models.registry import Inputs, Size, register
+from models.registry import Inputs, Sharding, Size, register
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
@@ -24,6 +25,12 @@ def sorted_scores(output: list[dict[str, Any]]) -> list[torch.Tensor]:
     return [found["scores"].sort().values for found in output]
 
 
+def _shard(module: torch.nn.Module, mesh: DeviceMesh) -> None:
+    from models.sharding.mask_rcnn import shard
+
+    shard(module, mesh)
+
+
 @register(
     acronym="VM",
     name="vision_maskrcnn",
@@ -34,6 +41,7 @@ def sorted_scores(output: list[dict[str, Any]]) -> list[torch.Tensor]:
     sets=("grace", "pygraph"),
     inputs=inputs,
     compared=sorted_scores,
+    sharding=Sharding(shard=_shard, batch=1, inputs=inputs, all_reduces=1),
     float32_on_cpu=True,
     parameters=44_454_513,
     notes="random weights, not those trained on COCO; it still finds its 100 objects. Detections are chosen among "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from models.registry import Inputs, Size, register
+from models.registry import Inputs, Sharding, Size, register
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
     from models.networks.speech_transformer import SpeechConfig
 
@@ -53,6 +54,12 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     return Inputs(args=(frames, frame_lengths, texts))
 
 
+def _shard(module: torch.nn.Module, mesh: DeviceMesh) -> None:
+    from models.sharding.speech_transformer import shard
+
+    shard(module, mesh)
+
+
 @register(
     acronym="ST",
     name="speech_transformer",
@@ -62,6 +69,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     dtype_policy="bf16",
     sets=("grace", "pygraph"),
     inputs=inputs,
+    sharding=Sharding(shard=_shard, batch=1, inputs=inputs, all_reduces=30),
     variants=("published", "current"),
     parameters=44_823_040,
     notes="published: numpy scalars in attention, lengths read by the host, texts cut out by masks, which breaks the "

@@ -3,13 +3,14 @@ batch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models.losses import own_loss
-from models.registry import Inputs, Size, register
+from models.registry import Inputs, Sharding, Size, register
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import XLNetConfig
 
 VARIANT_NOTES = "published: sinusoid table built on the CPU in every call; current: the library's class unchanged"
@@ -38,6 +39,29 @@ def large_inference_inputs(variant: str, size: Size, generator: torch.Generator)
     return _tokens((8, 512) if size == "full" else (3, 16), size, generator)
 
 
+def sharded_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
+    """`input_ids` and `labels` [128, 512] int64 (tiny: [3, 16]), uniform over the vocabulary; no attention mask."""
+    return _tokens((128, 512) if size == "full" else (3, 16), size, generator)
+
+
+def some_of_the_logits(output: Any) -> dict[str, torch.Tensor]:
+    """The loss, the logits of every 32nd text, and the norms of all texts' logits [batch]: of 4.2 GB some 130 MB."""
+    import torch
+
+    norms = torch.linalg.vector_norm(output.logits, dim=(1, 2), dtype=torch.float32)
+    return {"loss": output.loss, "logits": output.logits[::32], "norms": norms}
+
+
+def _shard(module: torch.nn.Module, mesh: DeviceMesh) -> None:
+    from models.sharding.xlnet import shard
+
+    shard(module, mesh)
+
+
+SHARDING = Sharding(shard=_shard, batch=128, inputs=sharded_inputs, kept=some_of_the_logits, all_reduces=48)
+"""Batch and number of all-reduces are GraCE's (Fig. 12)."""
+
+
 def _tokens(shape: tuple[int, int], size: Size, generator: torch.Generator) -> Inputs:
     import torch
 
@@ -57,6 +81,7 @@ def _tokens(shape: tuple[int, int], size: Size, generator: torch.Generator) -> I
     sets=("grace",),
     inputs=inference_inputs,
     loss=own_loss,
+    sharding=SHARDING,
     variants=("published", "current"),
     parameters=360_300_800,
     notes=VARIANT_NOTES,

@@ -20,18 +20,25 @@ from suite.measure.coverage import IterationProfile, UnevenIterations, analyse
 PROFILED_ITERATIONS = 3
 
 
-def profile_iterations(iterate: Callable[[int], object]) -> IterationProfile | None:
+def profile_iterations(
+    iterate: Callable[[int], object], agreed: Callable[[bool], bool] = lambda uneven: uneven
+) -> IterationProfile | None:
     """Profile `iterate(0)`, `iterate(1)`, ... on the current CUDA device, after a first session that is thrown away.
+
+    `agreed` tells whether another process with which the iterations work has to profile again.
 
     None where the profiler saw no kernel: then it was not allowed to, for every workload runs some.
     Starting the profiler for the first time loads CUPTI, and slows down all later launches of this process; so this
     comes after everything that is timed.
     """
     _trace(iterate, 1)
+    profile, uneven = None, "they differ in another process"
     try:
         profile = analyse(_trace(iterate, PROFILED_ITERATIONS), PROFILED_ITERATIONS)
     except UnevenIterations as error:
-        print(f"profiling one iteration alone: {error}")
+        uneven = str(error)
+    if agreed(profile is None) or profile is None:
+        print(f"profiling one iteration alone: {uneven}")
         profile = analyse(_trace(iterate, 1), 1)
     if profile.coverage.percent is None:
         print("not profiled: the profiler saw no kernel (is this user allowed to profile the GPU?)")

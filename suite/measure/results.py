@@ -78,11 +78,13 @@ def run_checked(instance: Instance, iterate: Iterate, inputs: Inputs, state: Sta
     _drop_gradients(instance.module)
     seed_all(seed)
     outcome = iterate(inputs)
-    tensors = {f"output{name}": _to_host(tensor) for name, tensor in named_tensors(outcome.output)}
+    kept = instance.workload.kept
+    output = outcome.output if kept is None else kept(outcome.output)
+    tensors = {f"output{name}": _to_host(tensor) for name, tensor in named_tensors(output)}
     uncompared: dict[str, torch.Tensor] = {}
     if instance.workload.compared is not None:
         uncompared = {f"uncompared {name}": tensor for name, tensor in tensors.items()}
-        compared = named_tensors(instance.workload.compared(outcome.output))
+        compared = named_tensors(instance.workload.compared(output))
         tensors = {f"output{name}": _to_host(tensor) for name, tensor in compared}
     if outcome.loss is not None:
         tensors["loss"] = _to_host(outcome.loss)
