@@ -192,6 +192,11 @@ def tensor_over(metadata: dict[str, Any], storage: Any) -> torch.Tensor:
 @pytest.fixture
 def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
     """See the module."""
+    yield from played_by_the_cpu(monkeypatch)
+
+
+def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
+    """The fixture's body, for programs of their own."""
     cuda = CudaOnCpu()
     graph_class = type("BoundGraph", (FakeGraph,), {"cuda": cuda})
     trees = torch_internals.cudagraph_trees

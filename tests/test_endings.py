@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
+from pathlib import Path
 
 import pytest
 import torch.distributed as distributed
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from test_replay_node import Compiled, Model, check, values
+from ranks_on_cpu import RankProgram
+from trees_on_cpu import Compiled, Model, check, values
 
 from optimizations.capture.trees import endings
 from optimizations.capture.trees import manager as manager_module
@@ -25,7 +29,9 @@ def test_graphs_with_collectives_are_freed_before_the_group_is_destroyed(
     monkeypatch.setattr(endings.atexit, "register", lambda free: order.append("at exit"))
     monkeypatch.setattr(manager_module, "in_a_process_group", lambda: True)
     for module in (distributed, distributed.distributed_c10d):
-        monkeypatch.setattr(module, "destroy_process_group", stock := lambda: order.append(f"{len(managers())} left"))
+        monkeypatch.setattr(
+            module, "destroy_process_group", stock := lambda group=None: order.append(f"{len(managers())} left")
+        )
     monkeypatch.setattr(distributed.distributed_c10d, "destroy_process_group", distributed.destroy_process_group)
     del stock
     plain = Compiled(Model(cuda_on_cpu))
@@ -52,3 +58,93 @@ def test_a_forked_child_keeps_what_it_inherited_and_ends(cuda_on_cpu: CudaOnCpu)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert endings._INHERITED == []
+
+
+PROGRAM = """
+import os, sys, threading, time
+import pytest, torch
+import torch.distributed as distributed
+from cuda_on_cpu import played_by_the_cpu
+from trees_on_cpu import Compiled, Model, check, values
+from optimizations import torch_internals
+from optimizations.capture.trees import manager as manager_module
+from optimizations.recording.generated import GeneratedCode
+
+rank, ending = int(os.environ["RANK"]), os.environ["ENDING"]
+patches = pytest.MonkeyPatch()
+playing = played_by_the_cpu(patches)
+cuda = next(playing)
+distributed.init_process_group("gloo", init_method="file://" + os.environ["RENDEZVOUS"], rank=rank, world_size=2)
+stuck = threading.Event()
+aborted = threading.Event()
+
+
+def synchronize(*_):
+    # A GPU in a collective that another process has left.
+    if stuck.is_set():
+        aborted.wait()
+
+
+patches.setattr(torch.cuda, "is_initialized", lambda: True)
+patches.setattr(torch.cuda, "current_device", lambda: 0)
+patches.setattr(torch.cuda, "synchronize", synchronize)
+if ending == "raises on one, aborted":
+    patches.setattr(torch_internals, "abort_process_group", lambda group: aborted.set(), raising=False)
+else:
+    patches.setattr(torch_internals, "abort_process_group", lambda group: threading.Event().wait(), raising=False)
+if ending == "destroys while stuck":  # as NCCL does it
+    for module in (distributed, distributed.distributed_c10d):
+        patches.setattr(module, "destroy_process_group", lambda group=None: threading.Event().wait())
+    patches.setattr(distributed.distributed_c10d, "destroy_process_group", distributed.destroy_process_group)
+free = manager_module._free_all
+patches.setattr(manager_module, "_free_all", lambda: (free(), print("FREED", flush=True)))
+code = GeneratedCode("it takes part in a collective", collective=True, collectives=("all_reduce('0')",))
+compiled = Compiled(Model(cuda, code=code))
+check(compiled, values(7), calls=4)
+print("READY", flush=True)
+if ending == "destroys":
+    distributed.destroy_process_group()
+    print("DESTROYED", flush=True)
+elif ending.startswith("raises on one"):
+    if rank == 1:
+        raise ValueError("rank 1 was told to")
+    stuck.set()
+elif ending == "is interrupted":
+    time.sleep(60)
+elif ending == "destroys while stuck":
+    stuck.set()
+    distributed.destroy_process_group()
+    print("NEVER HERE", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "codes", "words"),
+    [
+        ("never destroys", (0, 0), ("FREED", "FREED")),
+        ("destroys", (0, 0), ("FREED\nDESTROYED", "FREED\nDESTROYED")),
+        ("raises on one", (1, 1), ("its CUDA graphs are not freed", "ValueError: rank 1 was told to")),
+        ("raises on one, aborted", (0, 1), ("the process group is aborted\nFREED", "ValueError")),
+        ("is interrupted", (-2, -2), ("KeyboardInterrupt", "KeyboardInterrupt")),
+        ("destroys while stuck", (1, 1), ("Timeout (0:00:05)!", "Timeout (0:00:05)!")),
+    ],
+)
+def test_processes_with_graphs_that_hold_collectives_end(
+    tmp_path: Path, ending: str, codes: tuple[int, int], words: tuple[str, str]
+) -> None:
+    program = RankProgram(tmp_path, PROGRAM, 2, ENDING=ending)
+    try:
+        for rank in range(2):
+            program.said(rank, "READY")
+        if ending == "is interrupted":
+            for process in program.processes:
+                process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        ended = program.ended(within_s=30)
+        assert time.monotonic() - began < 10
+    finally:
+        program.kill()
+    assert tuple(one.code for one in ended) == codes, [one.output[-1500:] for one in ended]
+    for one, text in zip(ended, words, strict=True):
+        assert text in one.output, one.output[-1500:]
+        assert "NEVER HERE" not in one.output

@@ -74,6 +74,22 @@ NAMES: dict[str, Private] = {
     "current_raw_stream": Private(
         "torch._C", "_cuda_getCurrentRawStream", _CHECKED, "notice a change of stream cheaply"
     ),
+    # several processes: telling others what was decided, and letting go of them
+    "default_store": Private(
+        "torch.distributed.distributed_c10d", "_get_default_store", _CHECKED, "exchange votes without collectives"
+    ),
+    "resolve_process_group": Private(
+        "torch.distributed.distributed_c10d",
+        "_resolve_process_group",
+        _CHECKED,
+        "see who takes part in the collectives of generated code",
+    ),
+    "abort_process_group": Private(
+        "torch.distributed.distributed_c10d",
+        "_abort_process_group",
+        _CHECKED,
+        "end kernels that wait for a process that is gone",
+    ),
     "detect_fake_mode": Private("torch._guards", "detect_fake_mode", _CHECKED, "describe inputs that do not exist yet"),
     "device_constructors": Private(
         "torch.utils._device", "_device_constructors", _CHECKED, "know the functions that make tensors on a device"

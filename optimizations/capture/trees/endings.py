@@ -5,6 +5,12 @@ Note [Graphs that hold collectives]. A process whose CUDA graphs hold collective
 function, and the end of the interpreter, free such graphs first. It is replaced in PyTorch's modules only once a
 function with collectives is recorded.
 
+Note [A process that is gone]. Freeing waits for the GPU, and a GPU that is in a collective waits for the other
+processes: for ever, if one of them raised, was interrupted or died. So it is waited for `PATIENCE_S` only. Then the
+groups are aborted, which ends their kernels; the communicators wait for the graphs meanwhile, which are freed as soon
+as the GPU is done. If even that does not help, the process is ended with a traceback after `LAST_S` more, by a thread
+that needs no interpreter. All of it takes less than ten seconds.
+
 Note [A fork]. A forked child has no CUDA context, and freeing what belongs to one there fails, or ends the process. So
 the child keeps everything it inherited, unused, until it ends.
 """
@@ -12,17 +18,33 @@ the child keeps everything it inherited, unused, until it ends.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import functools
 import os
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from optimizations import torch_internals
+from optimizations.agreement.store_exchange import close_current
 from optimizations.capture.trees import containers
+
+PATIENCE_S = 3.0
+"""How long the GPU may take to be done when a process, or its process group, ends."""
+ABORT_S = 3.0
+"""How long it may take after the groups were aborted."""
+LAST_S = 2.0
+"""How long the process may take to end after that."""
 
 _INHERITED: list[Any] = []
 _hooks: list[Callable[[], None]] = []
+_armed = threading.Event()
+"""Set while a thread will end this process."""
+_hopeless = threading.Event()
+"""Set once the GPU was not done after the groups had been aborted."""
 
 
 def in_a_process_group() -> bool:
@@ -38,19 +60,98 @@ def free_before_process_groups_end(free: Callable[[], None]) -> None:
     if _hooks:
         return
     _hooks.append(free)
-    atexit.register(free)
+    owner = os.getpid()
+
+    def at_exit() -> None:
+        if os.getpid() == owner:
+            let_go(free, None)
+
+    atexit.register(at_exit)
     distributed = torch.distributed
     stock = distributed.destroy_process_group
 
     @functools.wraps(stock)
-    def destroy_process_group(*arguments: Any, **keywords: Any) -> Any:
-        free()
-        return stock(*arguments, **keywords)
+    def destroy_process_group(group: Any = None) -> Any:
+        if os.getpid() != owner:
+            return stock(group)
+        whole = group is None or group is distributed.GroupMember.WORLD
+        if whole:
+            close_current("the process group was destroyed")
+        try:
+            return None if let_go(free, group) else stock(group)
+        finally:
+            if _armed.is_set():
+                _armed.clear()
+                faulthandler.cancel_dump_traceback_later()
 
     modules: tuple[Any, ...] = (distributed, distributed.distributed_c10d)
     for module in modules:
         if getattr(module, "destroy_process_group", None) is stock:
             module.destroy_process_group = destroy_process_group
+
+
+def let_go(free: Callable[[], None], group: Any) -> bool:
+    """Free what holds collectives of this group (None: of all). Note [A process that is gone].
+
+    Returns:
+        Whether the group was aborted on the way, and is gone.
+    """
+    if _hopeless.is_set():
+        _arm(LAST_S)
+        return False
+    if _done_within(PATIENCE_S):
+        _free(free)
+        return False
+    _say("the GPU waits for another process, which does not come; the process group is aborted")
+    _arm(ABORT_S + LAST_S)
+    aborting = _Background(lambda: torch_internals.abort_process_group(group))
+    if not _done_within(ABORT_S):
+        _hopeless.set()
+        _say(f"this process ends in {LAST_S:g} s, and its CUDA graphs are not freed")
+        return False
+    _free(free)
+    return aborting.done.wait(LAST_S) and aborting.error is None
+
+
+def _arm(seconds: float) -> None:
+    _armed.set()
+    faulthandler.dump_traceback_later(seconds, exit=True)
+
+
+def _free(free: Callable[[], None]) -> None:
+    try:
+        free()
+    except Exception as error:  # of a GPU that is broken: the end goes on
+        _say(f"CUDA graphs could not be freed: {type(error).__name__}: {error}".splitlines()[0])
+
+
+def _done_within(seconds: float) -> bool:
+    """Whether the current GPU has done all it was given within so many seconds. A broken one has."""
+    if not torch.cuda.is_initialized():
+        return True
+    device = torch.cuda.current_device()
+    return _Background(lambda: torch.cuda.synchronize(device)).done.wait(seconds)
+
+
+class _Background:
+    """Something that may never come back, done on a thread that nobody waits for."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._work = work
+        self.done = threading.Event()
+        self.error: Exception | None = None
+        threading.Thread(target=self._run, name="encore-ending", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            self.error = error
+        self.done.set()
+
+
+def _say(text: str) -> None:
+    print(f"encore: {text}", file=sys.stderr, flush=True)
 
 
 def _keep_what_was_inherited() -> None:

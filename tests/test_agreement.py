@@ -1,0 +1,285 @@
+"""Ranks decide alike, and none waits: votes as records, a ballot over a dictionary, and processes with recordings that
+the CPU plays."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ranks_on_cpu import RankProgram
+
+from optimizations.agreement.ballot import Ballot
+from optimizations.agreement.votes import NO, YES, Decision, Question, Topic, Vote, decide, read_vote
+
+RECORDED = Topic(Question.RECORDED, "f.0", (0, 1, 2))
+FASTEST = Topic(Question.FASTEST, "f.0", (0, 1))
+
+
+def test_all_record_or_none() -> None:
+    yes, no = Vote(YES), Vote(NO, "out of memory")
+    assert decide(RECORDED, {}) is None
+    assert decide(RECORDED, {0: yes, 1: yes}) is None, "a slow rank: undecided"
+    assert decide(RECORDED, {0: yes, 1: yes, 2: yes}) == Decision(YES)
+    assert decide(RECORDED, {0: yes, 2: no}) == Decision(NO, "out of memory", 2), "one is enough, at once"
+    assert decide(RECORDED, {0: yes, 1: yes, 2: yes, 7: no}) == Decision(YES), "no vote of a stranger"
+
+
+def test_the_fastest_way_is_that_of_the_slowest_rank() -> None:
+    votes = {0: Vote(costs={"graph": 90.0, "plain": 100.0}), 1: Vote(costs={"graph": 120.0, "plain": 110.0})}
+    assert decide(FASTEST, {0: votes[0]}) is None
+    assert decide(FASTEST, votes) == Decision("plain", "110.0 us on the slowest rank")
+    assert decide(FASTEST, {0: votes[0], 1: Vote(costs={"other": 1.0})}) is None, "no way that both have"
+    equal = {rank: Vote(costs={"b": 1.0, "a": 1.0}) for rank in range(2)}
+    assert decide(FASTEST, equal) == Decision("a", "1.0 us on the slowest rank")
+
+
+VOTES = st.builds(
+    Vote, st.sampled_from([YES, NO]), st.text(max_size=5), st.dictionaries(st.sampled_from("abc"), st.floats(0, 9))
+)
+
+
+@given(st.dictionaries(st.integers(0, 2), VOTES), st.sampled_from(list(Question)))
+def test_the_order_of_votes_does_not_matter_and_more_votes_only_decide(votes: dict[int, Vote], asked: Question) -> None:
+    topic = Topic(asked, "f", (0, 1, 2))
+    found = {decide(topic, dict(order)) for order in itertools.permutations(votes.items())}
+    assert len(found) == 1
+    if len(votes) > 1:
+        fewer = dict(list(votes.items())[:-1])
+        before, after = decide(topic, fewer), decide(topic, votes)
+        assert before is None or (after is not None and after.choice == before.choice)
+
+
+@given(VOTES)
+def test_a_vote_is_read_as_it_was_written(vote: Vote) -> None:
+    assert read_vote(vote.encode()) == vote
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b"3", b'{"choice": "maybe", "reason": "", "costs": {}}', b"\xff", b'{"choice": "yes"}',
+             b'{"choice": "yes", "reason": "", "costs": {"a": NaN}}', b'{"choice": "yes", "reason": 3, "costs": {}}']
+)  # fmt: skip
+def test_what_is_no_vote_counts_as_none(text: bytes) -> None:
+    assert read_vote(text) is None
+
+
+class Dictionary:
+    """An exchange in one process. `broken`: what it raises."""
+
+    def __init__(self) -> None:
+        self.votes: dict[tuple[str, int], bytes] = {}
+        self.posts = 0
+        self.reads = 0
+        self.broken: Exception | None = None
+
+    def post(self, key: str, rank: int, vote: bytes) -> None:
+        self.votes[key, rank] = vote
+        self.posts += 1
+
+    def read(self, key: str, rank: int) -> bytes | None:
+        self.reads += 1
+        return self.votes.get((key, rank))
+
+    def news(self) -> int:
+        if self.broken is not None:
+            raise self.broken
+        return self.posts
+
+
+class Rank:
+    """A rank with one function, and what it was told about it."""
+
+    def __init__(self, number: int, exchange: Dictionary, ranks: tuple[int, ...] = (0, 1)) -> None:
+        self.ballot = Ballot(number, exchange, threaded=False)
+        self.topic = self.ballot.topic(Question.RECORDED, ["all_reduce('sum', '0')"], ranks)
+        self.told: list[Decision] = []
+
+    def vote(self, choice: str, reason: str = "") -> None:
+        self.ballot.vote(self.topic, Vote(choice, reason), self.told.append)
+
+
+def test_ranks_hear_of_one_that_failed_and_of_one_that_fails_later() -> None:
+    exchange = Dictionary()
+    first, second = Rank(0, exchange), Rank(1, exchange)
+    assert first.topic == second.topic
+    first.vote(YES)
+    first.ballot.step()
+    assert first.told == [] and first.ballot.decision(first.topic) is None, "the other one is slow"
+    second.vote(YES)
+    for _ in range(2):
+        second.ballot.step()
+        first.ballot.step()
+    assert first.told == second.told == [Decision(YES)]
+    second.vote(NO, "its address moved")
+    second.ballot.step()
+    first.ballot.step()
+    assert first.told == [Decision(YES), Decision(NO, "its address moved", 1)]
+    assert second.told == first.told
+
+
+def test_a_rank_that_never_votes_leaves_the_others_as_stock_has_them() -> None:
+    exchange = Dictionary()
+    first = Rank(0, exchange)
+    first.vote(YES)
+    assert first.ballot.step()
+    reads = exchange.reads
+    assert not any(first.ballot.step() for _ in range(50))
+    assert exchange.reads == reads, "without news nothing is read"
+    assert first.told == []
+
+
+def test_functions_are_named_by_their_collectives_whatever_else_ranks_compile() -> None:
+    first, second = (Ballot(rank, Dictionary(), threaded=False) for rank in range(2))
+    first.topic(Question.RECORDED, ["other"], (0, 1))
+    one, same = (each.topic(Question.RECORDED, ["all_reduce"], (1, 0)) for each in (first, second))
+    assert one == same and one.ranks == (0, 1)
+    assert first.topic(Question.RECORDED, ["all_reduce"], (0, 1)) != one, "the second function of this kind"
+    assert first.topic(Question.RECORDED, ["all_reduce"], (0, 1, 2)).name == one.name
+
+
+def test_an_exchange_that_fails_ends_it_and_nothing_else() -> None:
+    exchange = Dictionary()
+    first = Rank(0, exchange)
+    exchange.broken = ConnectionError("the store is gone\nreally")
+    first.vote(YES)
+    assert not first.ballot.step()
+    assert first.ballot.closed == "ConnectionError: the store is gone"
+    first.vote(NO)
+    assert first.told == []
+
+
+def test_the_thread_tells_and_a_vote_does_not_wait_for_a_slow_exchange() -> None:
+    class Slow(Dictionary):
+        def news(self) -> int:
+            time.sleep(0.2)
+            return super().news()
+
+    exchange = Slow()
+    ballot = Ballot(0, exchange)
+    topic = ballot.topic(Question.RECORDED, ["all_reduce"], (0, 1))
+    told: list[Decision] = []
+    began = time.monotonic()
+    ballot.vote(topic, Vote(YES), told.append)
+    assert time.monotonic() - began < 0.15
+    exchange.post(topic.key, 1, Vote(NO, "no memory").encode())
+    deadline = time.monotonic() + 10
+    while not told and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ballot.close("the test is over")
+    assert told == [Decision(NO, "no memory", 1)]
+
+
+PROGRAM = """
+import json, os, sys, time
+import pytest, torch
+import torch.distributed as distributed
+from cuda_on_cpu import played_by_the_cpu
+from trees_on_cpu import Compiled, Model, values
+from optimizations.agreement.store_exchange import current_ballot
+from optimizations.recording.generated import GeneratedCode
+
+rank = int(os.environ["RANK"])
+behave = json.loads(os.environ["BEHAVE"])[rank]
+patches = pytest.MonkeyPatch()
+playing = played_by_the_cpu(patches)
+cuda = next(playing)
+distributed.init_process_group(
+    "gloo", init_method=os.environ["METHOD"], rank=rank, world_size=int(os.environ["WORLD_SIZE"])
+)
+COLLECTIVES = ("_c10d_functional.all_reduce_('sum', '0')",)
+
+
+class Reducing(Model):
+    def __call__(self, inputs):
+        if self.cuda.capturing is not None and behave == "fails":
+            raise RuntimeError("this capture was told to fail")
+        return super().__call__(inputs)
+
+
+code = GeneratedCode("it takes part in a collective", collective=True, collectives=COLLECTIVES)
+compiled = Compiled(Reducing(cuda, code=code))
+w, longest, calls = values(7), 0.0, 0
+if behave == "dies":
+    print("DIES", flush=True)
+    os._exit(9)
+if behave == "slow":
+    time.sleep(2.0)
+
+
+def call():
+    global longest, calls
+    x, y = values(calls), values(-3 * calls)
+    began = time.monotonic()
+    result = compiled(x, y, w)[0]
+    longest = max(longest, time.monotonic() - began)
+    calls += 1
+    assert torch.equal(result, 2 * x + y * w), calls
+
+
+ends = time.monotonic() + float(os.environ["SECONDS"])
+while time.monotonic() < ends:
+    call()
+    time.sleep(0.01)
+    if behave == "leaves" and calls > 5:
+        break
+reasons = [each.reason for function in compiled.functions for each in function.uncaptured()]
+ballot = current_ballot()
+print("FOUND " + json.dumps({
+    "longest": longest, "calls": calls, "replays": cuda.replays, "recorded": len(compiled.reports),
+    "reasons": reasons, "closed": None if ballot is None else ballot.closed,
+}), flush=True)
+if behave == "leaves" or "leaves" in os.environ["BEHAVE"]:
+    os._exit(0)
+distributed.destroy_process_group()
+"""
+
+
+def play(folder: Path, *behave: str, seconds: float = 2.0, tcp: bool = False) -> list[dict[str, object] | None]:
+    """What each rank found; None of one that died as told."""
+    method = f"file://{folder}/store"
+    if tcp:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            method = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    program = RankProgram(folder, PROGRAM, len(behave), BEHAVE=json.dumps(behave), METHOD=method, SECONDS=str(seconds))
+    found: list[dict[str, object] | None] = []
+    for told, ended in zip(behave, program.ended(90), strict=True):
+        if told == "dies":
+            assert ended.code == 9
+            found.append(None)
+            continue
+        assert "FOUND " in ended.output, ended.output[-3000:]
+        assert ended.code == 0, ended.output[-3000:]
+        found.append(json.loads(ended.output.rpartition("FOUND ")[2].splitlines()[0]))
+    return found
+
+
+def test_a_rank_that_fails_to_record_makes_all_run_without_a_graph(tmp_path: Path) -> None:
+    first, second = play(tmp_path, "records", "fails", tcp=True)
+    assert first is not None and second is not None
+    assert "could not be recorded: RuntimeError: this capture was told to fail" in str(second["reasons"])
+    assert first["reasons"] == [f"rank 1 runs it without a graph: {second['reasons'][0]}"]  # type: ignore[index]
+    assert first["recorded"] == 1 and second["recorded"] == 0
+    assert first["replays"] < first["calls"] / 2, "it had a graph, and left it"  # type: ignore[operator]
+
+
+def test_ranks_that_all_record_replay_and_a_slow_one_is_not_waited_for(tmp_path: Path) -> None:
+    first, second = play(tmp_path, "records", "slow", seconds=4.0)
+    assert first is not None and second is not None
+    for one in (first, second):
+        assert one["reasons"] == [] and one["closed"] is None
+        assert one["replays"] >= one["calls"] - 3, "as stock has it"  # type: ignore[operator]
+    assert first["longest"] < 1.5, "no call waited for the other rank"  # type: ignore[operator]
+
+
+def test_a_rank_that_dies_leaves_the_others_with_their_graphs(tmp_path: Path) -> None:
+    first, _, third = play(tmp_path, "leaves", "dies", "leaves", seconds=3.0)
+    for one in (first, third):
+        assert one is not None
+        assert one["reasons"] == []
+        assert one["replays"] > 0  # type: ignore[operator]
