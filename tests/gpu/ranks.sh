@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# Everything that a short stay on a machine with several GPUs should bring home, in one go.
+set -uo pipefail
+root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
+
+usage() {
+    cat <<'TEXT'
+Usage: tests/gpu/ranks.sh OUT [--minutes N] [--stages tests,suite] [--run ARCHIVE] [WORKLOAD...]
+
+Runs the tests that need several GPUs, then `encore run --tp` over 1, 2 and 4 GPUs, as far as there are so many, in the
+modes compile, graph and indirection, as many workloads as the rest of the time allows. Writes to the folder OUT:
+
+  summary.txt       what ran, with exit codes and seconds
+  environment.json  GPUs, driver, versions, commit
+  topology.txt      how the GPUs are linked
+  tests.log, tests.tar.gz (results as XML, and what the programs found as JSON)
+  run.log, run.tar.gz (the run and its report)
+
+  --minutes N     time for all of it (8)
+  --stages LIST   only these (tests,suite)
+  --run ARCHIVE   a run.tar.gz from an earlier stay, to go on with
+  WORKLOAD...     DECODER XLNET-I ST VM DALLE2, in this order, unless some are named
+
+PYTHON names the interpreter (.venv/bin/python, else python3). The exit code is 0 if every stage's was.
+TEXT
+}
+
+case "${1:-}" in "" | -h | --help)
+    usage
+    [ $# -gt 0 ]
+    exit $((2 * $?))
+    ;;
+esac
+
+mkdir -p "$1" && out="$(cd -- "$1" && pwd)" || exit 2
+shift
+minutes=8
+stages=tests,suite
+archive=
+while [ $# -gt 0 ]; do
+    case "$1" in
+    --minutes) minutes="${2:?--minutes needs a number}" && shift 2 ;;
+    --stages) stages="${2:?--stages needs a list}" && shift 2 ;;
+    --run) archive="$(realpath -- "${2:?--run needs a file}")" && shift 2 ;;
+    -*) echo "unknown option $1 (see --help)" >&2 && exit 2 ;;
+    *) break ;;
+    esac
+done
+[[ "$minutes" =~ ^[1-9][0-9]*$ ]] || { echo "--minutes $minutes is no whole number above 0" >&2 && exit 2; }
+workloads=("$@")
+[ ${#workloads[@]} -gt 0 ] || workloads=(DECODER XLNET-I ST VM DALLE2)
+
+python="${PYTHON:-$root/.venv/bin/python}"
+[ -x "$python" ] || python="$(command -v python3)"
+work="$(mktemp -d)"
+trap 'rm -rf -- "$work"' EXIT
+cd -- "$root" || exit 2
+# Multicast over NVLink can take the GPUs of a shared host out of service.
+export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}" TORCH_SYMM_MEM_DISABLE_MULTICAST="${TORCH_SYMM_MEM_DISABLE_MULTICAST:-1}"
+export NVSHMEM_DISABLE_NVLS="${NVSHMEM_DISABLE_NVLS:-1}"
+
+# `torch.compile(backend="encore")` finds the backend by the installed package's entry point.
+if ! "$python" -c 'from importlib.metadata import distribution; distribution("encore")' 2>/dev/null; then
+    "$python" -m pip install --quiet --no-deps --no-build-isolation --editable "$root" || exit 2
+fi
+encore() { "$python" -P -m suite "$@"; }
+encore env --require-gpu || exit
+encore env --json >"$out/environment.json"
+nvidia-smi topo -m >"$out/topology.txt" 2>&1
+gpus="$("$python" -c 'import torch; print(torch.cuda.device_count())')" || exit 2
+degrees=1
+for degree in 2 4 8; do
+    [ "$degree" -gt "$gpus" ] || [ "$degree" -gt 4 ] || degrees="$degrees,$degree"
+done
+
+started=$SECONDS
+failed=0
+left() { echo $((minutes * 60 - (SECONDS - started))); }
+
+# stage NAME SECONDS COMMAND...: no longer than SECONDS, output to OUT/NAME.log
+stage() {
+    local name="$1" limit="$2" begun=$SECONDS status
+    shift 2
+    if [ "$limit" -lt 20 ]; then
+        echo "$name: not started, $limit s are left" | tee -a "$out/summary.txt"
+        failed=1
+        return
+    fi
+    timeout --signal=INT --kill-after=20 "$limit" "$@" >"$out/$name.log" 2>&1
+    status=$?
+    echo "$name: exit code $status after $((SECONDS - begun)) s" | tee -a "$out/summary.txt"
+    tail -n 3 -- "$out/$name.log"
+    [ "$status" -eq 0 ] || failed=1
+}
+
+echo "$gpus GPUs, degrees $degrees" | tee "$out/summary.txt"
+if [[ ",$stages," == *,tests,* ]]; then
+    export ENCORE_RESULTS="$work/tests"
+    mkdir -p "$ENCORE_RESULTS"
+    # One test at a time: each takes all the GPUs it can get.
+    stage tests $(($(left) * 55 / 100)) "$python" -m pytest -m gpu -q -p no:cacheprovider \
+        --junitxml "$ENCORE_RESULTS/ranks.xml" "$root/tests/gpu/test_ranks_gpu.py"
+    tar -C "$work" -czf "$out/tests.tar.gz" tests
+fi
+if [[ ",$stages," == *,suite,* ]]; then
+    run="$work/run"
+    # A minute is kept for the report and the archive.
+    limit=$(($(left) - 60))
+    common=(--modes compile,graph,indirection --timeout 4m --budget "${limit}s")
+    if [ -n "$archive" ]; then
+        tar -C "$work" -xzf "$archive" || exit 2
+        stage run "$limit" "$python" -P -m suite run --resume "$run" --timeout 4m --budget "${limit}s"
+    else
+        stage run "$limit" "$python" -P -m suite run "${workloads[@]}" --tp "$degrees" "${common[@]}" --out "$run" \
+            --processes 1 --measure-s 3
+    fi
+    if [ -f "$run/cells.jsonl" ]; then
+        encore report "$run" --out "$run/report" >>"$out/run.log" 2>&1 || failed=1
+        tar -C "$work" -czf "$out/run.tar.gz" run
+    fi
+fi
+cat -- "$out/summary.txt"
+exit "$failed"

@@ -1,0 +1,209 @@
+"""Several GPUs under torchrun: right results over many replays, ranks that decide alike, training, and ends.
+
+Skipped where there are fewer than two GPUs. What the programs found goes to the folder ENCORE_RESULTS too, if that is
+set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "tests" / "rank_programs.py"
+LONGEST_END_S = 10.0
+
+
+def gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(280)]
+
+
+@pytest.fixture(autouse=True)
+def several_gpus() -> None:
+    if gpus() < 2:
+        pytest.skip("needs two GPUs")
+
+
+def degrees() -> list[int]:
+    return [2, 4]
+
+
+@dataclass
+class Launched:
+    """A program under torchrun, in a session of its own, with its output in a file."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def said(self, text: str, times: int, within_s: float = 150.0) -> None:
+        deadline = time.monotonic() + within_s
+        while self.text().count(text) < times:
+            assert self.process.poll() is None and time.monotonic() < deadline, self.text()[-4000:]
+            time.sleep(0.05)
+
+    def workers(self) -> list[psutil.Process]:
+        return [
+            one
+            for one in psutil.Process(self.process.pid).children(recursive=True)
+            if "rank_programs" in " ".join(one.cmdline())
+        ]
+
+    def kill(self) -> None:
+        for one in self.workers() if self.process.poll() is None else []:
+            one.kill()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def found(self, within_s: float = 240.0) -> list[dict[str, Any]]:
+        """What each rank found, by rank; the program must end well."""
+        try:
+            code = self.process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it hangs:\n{self.text()[-4000:]}") from None
+        finally:
+            self.kill()
+        assert code == 0, self.text()[-6000:]
+        lines = [line.partition("FOUND ")[2] for line in self.text().splitlines() if "FOUND " in line]
+        found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        return sorted(found, key=lambda one: one["rank"])
+
+
+def launch(folder: Path, ranks: int, program: str, mode: str, **variables: str) -> Launched:
+    if ranks > gpus():
+        pytest.skip(f"needs {ranks} GPUs")
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "log"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2", **variables}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, str(PROGRAM), program, mode],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=folder,
+            start_new_session=True,
+        )
+    return Launched(process, log)
+
+
+def note(name: str, found: Any) -> None:
+    if folder := os.environ.get("ENCORE_RESULTS"):
+        path = Path(folder) / f"ranks-{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1))
+
+
+@pytest.mark.parametrize("ranks", degrees())
+def test_a_thousand_replays_with_other_data_on_each_rank(tmp_path: Path, ranks: int) -> None:
+    found = launch(tmp_path, ranks, "replays", "encore").found()
+    note(f"replays-{ranks}", found)
+    assert len(found) == ranks
+    for one in found:
+        assert (one["calls"], one["wrong"]) == (1000, 0), one
+        assert one["recordings"] >= 1
+        assert one["replayed"] >= 900, "the graphs ran, collectives inside"
+
+
+def test_a_rank_that_fails_to_record_makes_all_run_without_a_graph(tmp_path: Path) -> None:
+    first, second = launch(tmp_path, 2, "fails_on_one", "encore", CALLS="300").found()
+    note("fails-on-one", [first, second])
+    assert first["wrong"] == second["wrong"] == 0
+    assert any("told to fail" in reason for reason in second["reasons"])
+    assert any(reason.startswith("rank 1 runs it without a graph") for reason in first["reasons"])
+
+
+@pytest.mark.parametrize("program", ["ddp", "fsdp"])
+def test_training_on_two_gpus_is_right_and_not_slower_than_stock(tmp_path: Path, program: str) -> None:
+    modes = ("eager", "graph", "encore")
+    found: dict[str, list[dict[str, Any]]] = {
+        mode: launch(tmp_path / mode, 2, program, mode, WIDTH="512", STEPS="6").found(120) for mode in modes
+    }
+    note(program, found)
+    for rank in range(2):
+        assert found["encore"][rank]["losses"] == pytest.approx(found["eager"][rank]["losses"], rel=5e-3)
+    slowest = {mode: max(one["step_us"] for one in ranks) for mode, ranks in found.items()}
+    assert slowest["encore"] <= 1.15 * slowest["graph"], slowest
+
+
+@pytest.mark.parametrize("ending", ["destroys", "never destroys", "raises on one", "is interrupted"])
+def test_all_processes_end_within_ten_seconds(tmp_path: Path, ending: str) -> None:
+    launched = launch(tmp_path, 2, "ends", "encore", ENDING=ending)
+    try:
+        launched.said("READY", 2)
+        workers = launched.workers()
+        if ending == "is interrupted":
+            time.sleep(1.0)
+            for one in [*workers, psutil.Process(launched.process.pid)]:  # as Ctrl-C does
+                one.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        _, alive = psutil.wait_procs(workers, timeout=40)
+        seconds = time.monotonic() - began
+        note(f"ends-{ending.replace(' ', '-')}", {"seconds": seconds, "alive": len(alive)})
+        assert not alive, launched.text()[-4000:]
+        assert seconds < LONGEST_END_S, launched.text()[-4000:]
+        assert (launched.process.wait(20) == 0) == ("destroys" in ending), launched.text()[-4000:]
+    finally:
+        launched.kill()
+
+
+def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
+    launched = launch(tmp_path, 2, "ends", "encore", ENDING="is interrupted")
+    try:
+        launched.said("READY", 2)
+        time.sleep(1.0)
+        workers = launched.workers()
+        workers[-1].kill()
+        began = time.monotonic()
+        _, alive = psutil.wait_procs(workers, timeout=40)
+        note("ends-killed", {"seconds": time.monotonic() - began, "alive": len(alive)})
+        assert not alive
+        assert time.monotonic() - began < LONGEST_END_S
+        assert launched.process.wait(20) != 0
+    finally:
+        launched.kill()
+
+
+@pytest.mark.parametrize("ranks", degrees())
+def test_a_plain_transformer_split_over_gpus_in_the_suite(tmp_path: Path, ranks: int) -> None:
+    if ranks > gpus():
+        pytest.skip(f"needs {ranks} GPUs")
+    options = ["--tp", str(ranks), "--size", "tiny", "--processes", "1", "--blocks", "3", "--measure-s", "0"]
+    command = [sys.executable, "-P", "-m", "suite", "run", "DECODER", "XLNET-I", *options]
+    done = subprocess.run(
+        [*command, "--modes", "compile,graph,indirection", "--timeout", "2m", "--out", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+    )
+    lines = (tmp_path / "run" / "cells.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    note(f"suite-tiny-{ranks}", [{k: row[k] for k in ("workload", "mode", "status", "error")} for row in rows])
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert len(rows) == 6
+    for row in rows:
+        assert len(row["ranks"]) == ranks
+        assert row["correctness"]["ranks_spread"] <= row["correctness"]["tolerance"]
+        coverage = [part["metrics"]["coverage"]["percent"] for part in row["ranks"]]
+        if row["mode"] == "indirection":
+            assert min(coverage) > 90, coverage

@@ -1,0 +1,205 @@
+"""Programs of several processes that train or run compiled modules, for GPUs (NCCL) and, where that is of use, for CPUs
+(gloo). Run as `rank_programs.py PROGRAM MODE[,MODE]`, under torchrun or with its variables set; prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor, nn
+from torch.nn import functional
+
+import optimizations
+from models.networks.decoder import Decoder, DecoderConfig
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if ON_GPU else torch.device("cpu")
+MODES: dict[str, dict[str, Any] | None] = {
+    "eager": None,
+    "compile": {"backend": "inductor"},
+    "graph": {"backend": "inductor", "options": {"triton.cudagraphs": True}},
+    "encore": {"backend": "encore"},
+}
+
+
+def compiled(module: Any, mode: str) -> Any:
+    settings = MODES[mode]
+    return module if settings is None else torch.compile(module, **settings)
+
+
+def synchronize() -> None:
+    if ON_GPU:
+        torch.cuda.synchronize()
+
+
+class Reducing(nn.Module):
+    """A layer split over all processes: [8, 64] -> [8, 64], with two all-reduces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.second = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).relu()
+        distributed.all_reduce(y)
+        z = self.second(y)
+        distributed.all_reduce(z)
+        return z + 1
+
+
+def replays(mode: str) -> dict[str, Any]:
+    """1,000 calls with other data on each rank, and zeros on one in every third, each compared with eager."""
+    torch.manual_seed(3)
+    module = Reducing().to(DEVICE)
+    call, wrong, worst = compiled(module, mode), 0, 0.0
+    generator = torch.Generator(DEVICE).manual_seed(RANK)
+    calls = int(os.environ.get("CALLS", "1000"))
+    with torch.no_grad():
+        for step in range(calls):
+            x = torch.randn(8, 64, device=DEVICE, generator=generator)
+            if RANK == 0 and step % 3 == 0:
+                x = torch.zeros_like(x)
+            torch.compiler.cudagraph_mark_step_begin()
+            got = call(x).clone()
+            if step % 10 == 0 or step < 12:
+                expected = module(x)
+                error = float((got - expected).norm() / expected.norm())
+                worst = max(worst, error)
+                wrong += not error < 1e-5
+    synchronize()
+    return {"calls": calls, "wrong": wrong, "worst": worst, **_report(mode)}
+
+
+def fails_on_one(mode: str) -> dict[str, Any]:
+    """A rank cannot record: all have to go on without a graph, with right results."""
+    from optimizations.capture.trees import manager
+
+    if RANK == 1:
+
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("this recording was told to fail")
+
+        manager.EncoreManager._record_function = refuse  # type: ignore[method-assign]
+    found = replays(mode)
+    reasons = [each.reason for graph in optimizations.report() for each in graph.uncaptured]
+    return {**found, "reasons": reasons}
+
+
+def _train(module: nn.Module, call: Any, steps: int, timed: int) -> dict[str, Any]:
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+    generator = torch.Generator(DEVICE).manual_seed(100 + RANK)
+    losses, times = [], []
+    for step in range(steps + timed):
+        tokens = torch.randint(64, (4, 32), device=DEVICE, generator=generator)
+        synchronize()
+        began = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        logits = call(tokens)
+        loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        synchronize()
+        times.append(time.perf_counter() - began)
+        if step < steps:
+            losses.append(float(loss.detach()))
+    return {"losses": losses, "step_us": 1e6 * statistics.median(times[steps:]) if timed else None}
+
+
+def _model() -> Decoder:
+    torch.manual_seed(11)
+    width = int(os.environ.get("WIDTH", "64"))
+    layers = int(os.environ.get("LAYERS", "2"))
+    shape = DecoderConfig(vocabulary=64, width=width, layers=layers, heads=4, feedforward=2 * width, longest=32)
+    return Decoder(shape).to(DEVICE)
+
+
+def ddp(mode: str) -> dict[str, Any]:
+    """Training with DistributedDataParallel around the module, compiled as a whole."""
+    model = nn.parallel.DistributedDataParallel(_model(), device_ids=[DEVICE.index] if ON_GPU else None)
+    return _train(model, compiled(model, mode), int(os.environ.get("STEPS", "8")), int(os.environ.get("TIMED", "30")))
+
+
+def fsdp(mode: str) -> dict[str, Any]:
+    """Training with FSDP2, each block sharded and compiled."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(DEVICE.type, (WORLD,))
+    model = _model()
+    settings = MODES[mode]
+    for block in model.blocks:
+        if settings is not None:
+            block.compile(**settings)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return _train(model, model, int(os.environ.get("STEPS", "8")), int(os.environ.get("TIMED", "30")))
+
+
+def ends(mode: str) -> dict[str, Any]:
+    """A few replays; then the program ends in the way that ENDING says."""
+    os.environ["CALLS"] = "20"
+    found = replays(mode)
+    ending = os.environ["ENDING"]
+    print(f"READY {RANK}", flush=True)
+    if ending == "raises on one":
+        if RANK == 1:
+            raise ValueError("rank 1 was told to")
+        call, x = compiled(Reducing().to(DEVICE), mode), torch.ones(8, 64, device=DEVICE)
+        with torch.no_grad():
+            call(x)
+        synchronize()
+    elif ending == "is interrupted":
+        call, x = compiled(Reducing().to(DEVICE), mode), torch.ones(8, 64, device=DEVICE)
+        with torch.no_grad():
+            while True:
+                torch.compiler.cudagraph_mark_step_begin()
+                call(x)
+    return found
+
+
+PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "replays": replays, "fails_on_one": fails_on_one, "ddp": ddp, "fsdp": fsdp, "ends": ends,
+}  # fmt: skip
+
+
+def _report(mode: str) -> dict[str, Any]:
+    if mode != "encore":
+        return {}
+    from optimizations.capture.trees.containers import managers
+
+    nodes = [node for manager in managers() for node in manager.nodes()]
+    return {"recordings": len(nodes), "replayed": sum(node.replays for node in nodes)}
+
+
+def main() -> None:
+    program, mode = sys.argv[1:3]
+    if ON_GPU:
+        torch.cuda.set_device(DEVICE)
+    method = os.environ.get("RENDEZVOUS")
+    distributed.init_process_group(
+        "nccl" if ON_GPU else "gloo",
+        init_method=f"file://{method}" if method else "env://",
+        rank=RANK,
+        world_size=WORLD,
+        timeout=timedelta(seconds=60),
+        device_id=DEVICE if ON_GPU else None,
+    )
+    found = {one: PROGRAMS[program](one) for one in mode.split(",")}
+    print("FOUND " + json.dumps({"rank": RANK, **(found if "," in mode else found[mode])}), flush=True)
+    if os.environ.get("ENDING") != "never destroys":
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Compiled programs of several processes on the CPU: the same results as uncompiled, through the backend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks_on_cpu import run_ranks
+
+
+def play(folder: Path, program: str, mode: str, **variables: str) -> list[dict[str, Any]]:
+    script = f"import sys\nsys.argv[1:] = [{program!r}, {mode!r}]\nimport rank_programs\nrank_programs.main()\n"
+    outputs = run_ranks(folder, script, **variables)
+    return [json.loads(output.rpartition("FOUND ")[2].splitlines()[0]) for output in outputs]
+
+
+def test_split_layers_compiled_by_encore_are_right(tmp_path: Path) -> None:
+    for found in play(tmp_path, "replays", "encore", CALLS="13"):
+        assert (found["calls"], found["wrong"]) == (13, 0)
+
+
+@pytest.mark.parametrize("program", ["ddp", "fsdp"])
+def test_training_by_several_processes_compiled_by_encore_is_right(tmp_path: Path, program: str) -> None:
+    found = play(tmp_path, program, "eager,encore", STEPS="3", TIMED="0", LAYERS="1", WIDTH="16")
+    for rank in found:
+        assert rank["encore"]["losses"] == pytest.approx(rank["eager"]["losses"], rel=1e-4)
+    assert found[0]["eager"]["losses"] != found[1]["eager"]["losses"], "each has data of its own"
