@@ -1,5 +1,6 @@
-"""Programs of several processes that train or run compiled modules, for GPUs (NCCL) and, where that is of use, for CPUs
-(gloo). Run as `rank_programs.py PROGRAM MODE[,MODE]`, under torchrun or with its variables set; prints one line of JSON.
+"""Programs of several processes that train or run compiled modules, for GPUs (NCCL) and for CPUs (gloo).
+
+Run as `rank_programs.py PROGRAM MODE[,MODE]`, under torchrun or with its variables set; prints a line of JSON.
 """
 
 from __future__ import annotations

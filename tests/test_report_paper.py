@@ -25,12 +25,12 @@ from suite.report.paper.exhibit import NOT_MEASURED, Made
 from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
-from suite.schema import Cell, Status
+from suite.schema import Cell, RankPart, Status
 from suite.store import RECORDED, list_runs
 
 PUBLISHED = load_published()
 EXPECTED = [
-    "fig3", "fig4", "fig9", "fig10", "fig11", "fig13", "table1", "table2", "table3", "memory",
+    "fig3", "fig4", "fig9", "fig10", "fig11", "fig12", "fig12-ranks", "fig13", "table1", "table2", "table3", "memory",
     "pygraph-fig2", "pygraph-fig3", "pygraph-fig7", "pygraph-fig8", "pygraph-table1", "pygraph-table2",
     "pygraph-table3", "pygraph-table4", "nanogpt-table1", "nanogpt-table2",
 ]  # fmt: skip
@@ -56,7 +56,7 @@ def recorded() -> Results:
     return Results(PUBLISHED, load_runs(list_runs(RECORDED)), read_micro_run(MICRO))
 
 
-def test_every_figure_and_table_that_one_gpu_can_make_is_there() -> None:
+def test_every_figure_and_table_is_there() -> None:
     assert list(EXHIBITS) == EXPECTED
     for exhibit in EXHIBITS.values():
         assert exhibit.shows and len(exhibit.differs) > 40
@@ -72,7 +72,8 @@ def test_each_is_made_of_the_recorded_runs_and_says_what_differs(name: str, reco
     if done.chart is not None:
         assert draw_any(replace(done.chart, name="test"), done.provenance).axes
     drawn = done.chart is not None
-    assert drawn is (name not in ("table1", "pygraph-table1", "nanogpt-table1", "nanogpt-table2"))
+    tables = ("fig12-ranks", "table1", "pygraph-table1", "nanogpt-table1", "nanogpt-table2")
+    assert drawn is (name not in ("fig12", *tables)), "no run over several GPUs is recorded"
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -350,3 +351,39 @@ def test_recorded_fig9_is_that_of_the_microbenchmark(recorded: Results) -> None:
     assert {line.name for line in done.chart.lines} == {"copy", "host", "prelude", "ptx"}
     assert "micro-indirection" in done.provenance.run_id
     assert all(math.isfinite(y) and y > 0 for line in done.chart.lines for _, y in line.points)
+
+
+def split(label: str, mode: str, microseconds: float, coverage: float = 100.0) -> Cell:
+    """A row of a workload over two GPUs, whose second rank's graphs launch fewer kernels."""
+    whole = cell(label, mode, microseconds)
+    assert whole.metrics is not None and whole.correctness is not None
+    found = [whole.metrics.coverage, whole.metrics.copies]
+    assert all(found)
+    parts = [
+        RankPart(
+            rank=rank,
+            correctness=whole.correctness,
+            compile=whole.compile,
+            metrics=whole.metrics.model_copy(
+                update={"coverage": found[0].model_copy(update={"percent": coverage - 10 * rank})}  # type: ignore[union-attr]
+            ),
+            blocks=whole.blocks,
+        )
+        for rank in range(2)
+    ]
+    told = whole.correctness.model_copy(update={"ranks_equal": True, "ranks_spread": 0.0})
+    return whole.model_copy(update={"tp": 2, "ranks": parts, "correctness": told})
+
+
+def test_workloads_over_several_gpus_are_set_beside_compile_on_as_many() -> None:
+    rows = (split("XLNET-I@tp2", "compile", 100), split("XLNET-I@tp2", "graph", 50), cell("XLNET-I@tp1", "compile", 10))
+    done = made("fig12", results(*rows))
+    assert isinstance(done.chart, Chart)
+    assert done.chart.bars["XLNET-I@tp2", "graph"].value == pytest.approx(2.0), "not over another number of GPUs"
+    assert row(done, "XLNET-I@tp2")["ranks_equal"] is True
+    assert row(done, "XLNET-I@tp2")["tp"] == 2
+    assert len(done.table.frame) == 5 * 3
+    ranks = made("fig12-ranks", results(*rows)).table.frame
+    own = ranks[(ranks["workload"] == "XLNET-I@tp2") & (ranks["mode"] == "graph")]
+    assert list(own["rank"]) == [0, 1]
+    assert list(own["coverage_percent"]) == [100.0, 90.0]

@@ -12,7 +12,15 @@ import pytest
 
 from suite.store import REPOSITORY
 
-SCRIPTS = ("run_all.sh", "run_tests.sh", "suite/set_up.sh", "tests/gpu/pytest.sh", "tests/gpu/run.sh", ".ci/run")
+SCRIPTS = (
+    "run_all.sh",
+    "run_tests.sh",
+    "suite/set_up.sh",
+    "tests/gpu/pytest.sh",
+    "tests/gpu/run.sh",
+    "tests/gpu/ranks.sh",
+    ".ci/run",
+)
 
 STUB = r"""#!/bin/bash
 # Stands for every python: answers what the scripts ask, and writes down the rest, a line per call, arguments in <>.
@@ -77,7 +85,9 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-@pytest.mark.parametrize("script", ["run_all.sh", "run_tests.sh", "tests/gpu/pytest.sh", "tests/gpu/run.sh", ".ci/run"])
+@pytest.mark.parametrize(
+    "script", ["run_all.sh", "run_tests.sh", "tests/gpu/pytest.sh", "tests/gpu/run.sh", "tests/gpu/ranks.sh", ".ci/run"]
+)
 def test_scripts_are_executable_bash(script: str) -> None:
     assert os.access(REPOSITORY / script, os.X_OK)
     assert (REPOSITORY / script).read_text().startswith("#!/usr/bin/env bash\n")
@@ -369,3 +379,12 @@ def test_help_needs_no_set_up(checkout: Checkout, script: str) -> None:
     assert done.returncode == 0
     assert f"Usage: ./{script}" in done.stdout
     assert checkout.calls() == []
+
+
+def test_a_stay_with_several_gpus_says_how_it_is_used(checkout: Checkout) -> None:
+    assert checkout.run("tests/gpu/ranks.sh", "--help").returncode == 0
+    assert checkout.run("tests/gpu/ranks.sh").returncode == 2
+    out = str(checkout.folder / "out")
+    for wrong in (("--minutes", "0"), ("--minutes", "many"), ("--unknown",)):
+        assert checkout.run("tests/gpu/ranks.sh", out, *wrong).returncode == 2
+    assert not checkout.calls()

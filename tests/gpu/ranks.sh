@@ -106,13 +106,13 @@ if [[ ",$stages," == *,suite,* ]]; then
     run="$work/run"
     # A minute is kept for the report and the archive.
     limit=$(($(left) - 60))
-    common=(--modes compile,graph,indirection --timeout 4m --budget "${limit}s")
+    # What is through when the time is over is kept; no budget, for estimates are for all modes.
     if [ -n "$archive" ]; then
         tar -C "$work" -xzf "$archive" || exit 2
-        stage run "$limit" "$python" -P -m suite run --resume "$run" --timeout 4m --budget "${limit}s"
+        stage run "$limit" "$python" -P -m suite run --resume "$run" --timeout 4m
     else
-        stage run "$limit" "$python" -P -m suite run "${workloads[@]}" --tp "$degrees" "${common[@]}" --out "$run" \
-            --processes 1 --measure-s 3
+        stage run "$limit" "$python" -P -m suite run "${workloads[@]}" --tp "$degrees" --out "$run" \
+            --modes compile,graph,indirection --processes 1 --measure-s 3 --timeout 4m
     fi
     if [ -f "$run/cells.jsonl" ]; then
         encore report "$run" --out "$run/report" >>"$out/run.log" 2>&1 || failed=1

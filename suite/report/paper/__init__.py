@@ -18,13 +18,14 @@ from suite.report.paper import (
     nanogpt,
     placement_cost,
     speedups,
+    tensor_parallel,
     workload_table,
 )
 from suite.report.paper.exhibit import Exhibit, Made, Results
 
 _MODULES = (
-    speedups, ablation, placement_cost, graph_gains, indirection_latency, compile_time, workload_table, coverage,
-    copied_bytes, memory, copy_share, nanogpt,
+    speedups, tensor_parallel, ablation, placement_cost, graph_gains, indirection_latency, compile_time, workload_table,
+    coverage, copied_bytes, memory, copy_share, nanogpt,
 )  # fmt: skip
 
 EXHIBITS: dict[str, Exhibit] = {
