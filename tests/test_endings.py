@@ -61,7 +61,7 @@ def test_a_forked_child_keeps_what_it_inherited_and_ends(cuda_on_cpu: CudaOnCpu)
 
 
 PROGRAM = """
-import os, sys, threading, time
+import atexit, os, sys, threading, time
 import pytest, torch
 import torch.distributed as distributed
 from cuda_on_cpu import played_by_the_cpu
@@ -85,6 +85,7 @@ def synchronize(*_):
         aborted.wait()
 
 
+atexit.register(synchronize)  # what comes last waits for the GPU, too
 patches.setattr(torch.cuda, "is_initialized", lambda: True)
 patches.setattr(torch.cuda, "current_device", lambda: 0)
 patches.setattr(torch.cuda, "synchronize", synchronize)

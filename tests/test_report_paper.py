@@ -300,7 +300,7 @@ def test_only_some_are_written_when_asked(tmp_path: Path, capsys: pytest.Capture
         "tables/paper_fig10.csv", "tables/paper_fig10.md", "tables/paper_table2.csv", "tables/paper_table2.md",
         "figures/paper_fig10.png", "figures/paper_fig10.pdf",
     }  # fmt: skip
-    with pytest.raises(WrongUse, match=r"did you mean .*fig10"):
+    with pytest.raises(WrongUse, match=r"did you mean .*fig1"):
         find_exhibits(["fig1O"])
     with pytest.raises(SystemExit) as ended:
         main(["report", str(run), "--out", str(tmp_path / "cli"), "--only", "fig13", "--json"])
