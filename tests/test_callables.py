@@ -106,6 +106,75 @@ def graphed(stages: list[Stage], order: list[int] | None = None, **options: Any)
     return graph_callables(stages, [(sample,), (between,)], order=order, **options)
 
 
+class Keeping(nn.Module):
+    """Keeps its last activations, and scales by a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.hidden: torch.Tensor | None = None
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.hidden = self.linear(x) * self.scale
+        return self.hidden.relu()
+
+
+def test_attributes_that_a_forward_binds_are_those_of_the_last_call() -> None:
+    module = Keeping()
+    reference = copy.deepcopy(module)
+    call = graph_callables(module, [torch.randn(5, 6)], order=[1, 1, -1, -1], device=CpuDevice())
+    assert module.hidden is None or not module.hidden.isnan().any()  # nothing of the captures is left there
+    kept = []
+    for _ in range(2):
+        waiting = [call[0](torch.randn(5, 6)) for _ in range(2)]
+        for result in waiting:
+            result.sum().backward()
+    for _ in range(2):
+        x = torch.randn(5, 6)
+        result = call[0](x)
+        reference(x)
+        kept.append((module.hidden, reference.hidden))
+        waiting.append(result)
+    assert all(mine is not None and torch.equal(mine, theirs) for mine, theirs in kept)
+    assert call.calls_without_graph == 0
+
+
+CHANGES: dict[str, Callable[[Keeping], Any]] = {
+    "a parameter is exchanged": lambda module: setattr(module.linear, "weight", nn.Parameter(torch.ones(6, 6))),
+    "its data is exchanged": lambda module: setattr(module.linear.weight, "data", torch.ones(6, 6)),
+    "a number is another": lambda module: setattr(module, "scale", 2.0),
+    "a module is another": lambda module: setattr(module, "linear", nn.Linear(6, 6)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CHANGES))
+def test_after_a_change_that_the_graphs_do_not_know_calls_run_as_they_are(name: str) -> None:
+    module = Keeping()
+    call = graph_callables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
+    call[0](torch.randn(5, 6)).sum().backward()
+    assert call.calls_without_graph == 0
+    CHANGES[name](module)
+    x = torch.randn(5, 6)
+    expected = (module.linear(x) * module.scale).relu()
+    with pytest.warns(UserWarning, match="callable 1 runs without its graphs: it uses other"):
+        result = call[0](x)
+    assert torch.equal(result, expected) and call.calls_without_graph == 1
+    result.sum().backward()
+
+
+def test_a_callable_that_counts_in_python_is_refused() -> None:
+    class Counting(nn.Linear):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    with pytest.raises(StepRefused, match=r"changes Python's state.*calls"):
+        graph_callables(Counting(6, 6), [torch.randn(5, 6)], device=CpuDevice())
+
+
 @pytest.mark.parametrize("outputs", ["static", "copied"])
 @pytest.mark.parametrize("name", sorted(ORDERS))
 def test_a_pipeline_in_its_order_gives_the_results_of_eager(name: str, outputs: Any) -> None:

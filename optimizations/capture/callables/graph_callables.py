@@ -9,26 +9,37 @@ micro-batches; functions may use parameters that are not their arguments.
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
+from optimizations.capture.callables.arguments import (
+    Sample,
+    called,
+    device_of,
+    has_hooks,
+    modes_of,
+    parameters_of,
+    samples_of,
+    unknown_object,
+)
 from optimizations.capture.callables.graphed import Graphed, Slot
 from optimizations.capture.callables.memory_plan import pools
 from optimizations.capture.callables.order import Event, Follower, WrongOrder, default_order, events, expanded
 from optimizations.capture.callables.results import HandedOut
-from optimizations.capture.device import CudaDevice, Device
+from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, copy_all
-from optimizations.capture.signature import Same, flatten, refused_tensor, replaced, signature
+from optimizations.capture.signature import flatten, refused_tensor, replaced, signature
 from optimizations.capture.step import forbidden_calls
+from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.observer import Observer, StepRefused
+from optimizations.capture.step.observing import host_change, kept_results
 from optimizations.capture.step.reach import reach
+from optimizations.capture.step.watch import Watch
 from optimizations.report.steps import CallableReport, Refusal
-
-Sample = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments."""
 
 _groups: weakref.WeakSet[GraphedCallables] = weakref.WeakSet()
 
@@ -53,24 +64,31 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._outputs = outputs
         self._follower = Follower(order)
         self._training = any(event.direction == "backward" for event in order)
-        self._parameters = [_parameters(function) for function in callables]
+        self._parameters = [parameters_of(function) for function in callables]
         self._keys = [signature(sample, []) for sample in samples]
-        self._modes = [_modes(function) for function in callables]
+        self._modes = [modes_of(function) for function in callables]
         self._slots: dict[tuple[int, int], Slot] = {}
         self._update: Any = None
         self.calls_without_graph = 0
         self._closed = False
+        self._warned: set[int] = set()
         self.updates = 0
         self._as_was = [
             function.forward if isinstance(function, torch.nn.Module) else function for function in self._callables
         ]
         self._check(samples)
         self._warm_up(samples, after_step, warm_up)
+        self._states = [reach([(f"callable {number}", one)]) for number, one in enumerate(self._callables, start=1)]
+        before = [state.snapshot() for state in self._states]
         try:
             self._capture(samples, after_step)
         except BaseException:
             self.close()
             raise
+        finally:
+            for state, content in zip(self._states, before, strict=True):
+                state.restore(content)
+        self._watches = [self._watch(number) for number in range(1, len(self._callables) + 1)]
         self._install()
         _groups.add(self)
 
@@ -93,6 +111,16 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 self._graphed.append(function)
             else:
                 self._graphed.append(graphed)
+
+    def _watch(self, number: int) -> Watch:
+        """What the graphs of a callable were made with: they serve it as long as that stands."""
+        bound = {
+            (id(entry.container.held), entry.key)
+            for slot in self._slots.values()
+            if slot.number == number
+            for entry, _ in slot.bound
+        }
+        return Watch(self._states[number - 1], lambda held, key: (id(held), key) in bound, lambda tensor: True, ())
 
     def restart(self) -> None:
         """Begin the order from its first event, after an iteration that was left early."""
@@ -141,7 +169,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if outside:  # validation between steps is no part of the order
             return function(*args, **kwargs)
         key, modes = self._keys[number - 1], self._modes[number - 1]
-        fits = signature((args, kwargs), tensors) == key and _modes(self._callables[number - 1]) == modes
+        fits = signature((args, kwargs), tensors) == key and modes_of(self._callables[number - 1]) == modes
+        if fits and not self._watches[number - 1].unchanged():
+            fits = False
+            self._warn_of_change(number)
         micro_batch = self._follower.forward(number, skip=not fits)
         if not fits:
             self.calls_without_graph += 1
@@ -153,6 +184,15 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if not self._training:
             self._end_of_step()
         return replaced(slot.nest, iter(results))
+
+    def _warn_of_change(self, number: int) -> None:
+        if number not in self._warned:
+            self._warned.add(number)
+            warnings.warn(
+                f"callable {number} runs without its graphs: it uses other tensors or numbers than those they were "
+                "captured with; write new values into the same tensors, or call close() and graph_callables again",
+                stacklevel=4,
+            )
 
     def _end_of_step(self) -> None:
         """Behind the last launch of a step: update what is updated once per step."""
@@ -171,7 +211,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         for number, (function, sample) in enumerate(zip(self._callables, samples, strict=True), start=1):
             if isinstance(function, torch.nn.Module):
                 for name, module in function.named_modules():
-                    if _hooks(module):
+                    if has_hooks(module):
                         raise StepRefused(
                             Refusal(
                                 f"callable {number} has hooks on {name or 'itself'}",
@@ -194,8 +234,9 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         kept = [(tensor, tensor.detach().clone()) for tensor in state.tensors.values() if not tensor.requires_grad]
         grads = [(parameter, parameter.grad) for parameter in state.parameters()]
         try:
-            for _ in range(warm_up):
+            for run in range(warm_up):
                 for function, sample, parameters in zip(self._callables, samples, self._parameters, strict=True):
+                    snapshot = state.snapshot()
                     observer = Observer(self._device.holds, {}, forbid=False)
                     random = forbidden_calls.RandomState()
                     watched = forbidden_calls.watched(observer, random, capturing=False)
@@ -203,6 +244,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                         self._run_once(function, sample, parameters)
                     if observer.refusals:
                         raise StepRefused(observer.refusals[0])
+                    if run == warm_up - 1:  # the first runs may set up what stays
+                        _refuse_changes(state, snapshot, observer)
             if after_step is not None:
                 with self._device.warming_up():
                     after_step()
@@ -216,7 +259,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     def _run_once(self, function: Callable[..., Any], sample: Sample, parameters: Sequence[torch.Tensor]) -> None:
         tensors: list[torch.Tensor] = []
         with torch.set_grad_enabled(self._training):
-            flatten(_called(function, sample), tensors)
+            flatten(called(function, sample), tensors)
             outputs = [tensor for tensor in tensors if tensor.requires_grad]
             inputs: list[torch.Tensor] = []
             flatten(sample, inputs)
@@ -247,7 +290,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 after_step()
         self._device.restore_random_states(states)
 
-    def _forbidding(self) -> Any:
+    def _forbidding(self) -> _Forbidding:
         return _Forbidding(self._device)
 
     def _capture_forward(self, event: Event, sample: Sample, pool: int, handle: Any) -> tuple[Slot, list[torch.Tensor]]:
@@ -258,17 +301,20 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             inputs = CopiedInputs([tensor.detach() for tensor in tensors])
         for tensor, placeholder in zip(tensors, inputs.recording_inputs, strict=True):
             placeholder.requires_grad_(tensor.requires_grad)
-        graph = self._device.new_graph()
+        graph, forbidding = self._device.new_graph(), self._forbidding()
+        state = self._states[event.callable - 1]
+        snapshot = state.snapshot()
         torch.clear_autocast_cache()
         with (
             torch.set_grad_enabled(self._training),
             self._device.capturing(graph, handle),
-            self._forbidding(),
+            forbidding,
         ):
-            nest = _called(function, replaced(sample, iter(inputs.recording_inputs)))
+            nest = called(function, replaced(sample, iter(inputs.recording_inputs)))
         torch.clear_autocast_cache()
+        bound = _refuse_changes(state, snapshot, forbidding.observer)
         outputs: list[torch.Tensor] = []
-        if (strange := _unknown(flatten(nest, outputs))) is not None:
+        if (strange := unknown_object(flatten(nest, outputs))) is not None:
             raise StepRefused(
                 Refusal(
                     f"callable {event.callable} returns a {type(strange).__qualname__}",
@@ -289,6 +335,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             begins=self._follower.backward,
             ended=self._end_of_step,
             copied=self._outputs == "copied",
+            bound=[(entry, entry.new.detach()) for entry in bound],
         )
         return slot, outputs
 
@@ -322,16 +369,28 @@ class _Forbidding:
     """What a capture cannot hold raises before it runs. See `step.observer`."""
 
     def __init__(self, device: Device) -> None:
-        self._observer = Observer(device.holds, {}, forbid=True)
-        self._watched = forbidden_calls.watched(self._observer, forbidden_calls.RandomState(), capturing=True)
+        self.observer = Observer(device.holds, {}, forbid=True)
+        self._watched = forbidden_calls.watched(self.observer, forbidden_calls.RandomState(), capturing=True)
 
     def __enter__(self) -> None:
         self._watched.__enter__()
-        self._observer.__enter__()
+        self.observer.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self._observer.__exit__(*error)
+        self.observer.__exit__(*error)
         self._watched.__exit__(*error)
+
+
+def _refuse_changes(state: HostState, snapshot: list[Any], observer: Observer) -> list[Rebound]:
+    """Attributes and variables that a run bound to what it made; it may have changed nothing else in Python.
+
+    Raises:
+        StepRefused: it has.
+    """
+    kept = kept_results(state, snapshot, observer)
+    for change in state.changes(snapshot, kept):
+        raise StepRefused(host_change(change))
+    return kept
 
 
 def graph_callables(
@@ -363,7 +422,7 @@ def graph_callables(
     keywords = [{} for _ in flat] if sample_kwargs is None else [dict(one) for one in sample_kwargs]
     if len(keywords) != len(flat):
         raise ValueError(f"sample_kwargs has {len(keywords)} entries for {len(flat)} callables: give a dict for each")
-    samples = list(zip(_samples(sample_args, len(flat)), keywords, strict=True))
+    samples = list(zip(samples_of(sample_args, len(flat)), keywords, strict=True))
     entries = default_order(len(given), training=torch.is_grad_enabled()) if order is None else list(order)
     planned = events(expanded(entries, sizes), len(flat))
     return GraphedCallables(
@@ -373,62 +432,7 @@ def graph_callables(
         warm_up=warm_up,
         outputs=outputs,
         after_step=after_step,
-        device=device or _device(samples),
-    )
-
-
-def _samples(sample_args: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
-    """The arguments of each callable; one tuple of tensors stands for all."""
-    if sample_args and not any(isinstance(member, tuple) for member in sample_args):
-        return [tuple(sample_args)] * count
-    if len(sample_args) != count or not all(isinstance(member, tuple) for member in sample_args):
-        raise ValueError(
-            f"sample_args has {len(sample_args)} entries for {count} callables: give a tuple of arguments for each, or "
-            "one tuple of tensors for all"
-        )
-    return list(sample_args)
-
-
-def _called(function: Callable[..., Any], sample: Sample) -> Any:
-    args, kwargs = sample
-    return function(*args, **kwargs)
-
-
-def _unknown(structure: Any) -> Any:
-    """An object in a structure that is neither a number nor a container, or None."""
-    if isinstance(structure, Same):
-        return structure.value
-    if isinstance(structure, tuple):
-        return next((found for member in structure if (found := _unknown(member)) is not None), None)
-    return None
-
-
-def _device(samples: Sequence[Any]) -> Device:
-    tensors: list[torch.Tensor] = []
-    flatten(list(samples), tensors)
-    found = sorted({tensor.device.index for tensor in tensors if tensor.device.type == "cuda"})
-    if len(found) != 1:
-        raise ValueError(f"the sample arguments are on {len(found)} GPUs; put them, and the modules, on one")
-    return CudaDevice(found[0])
-
-
-def _parameters(function: Callable[..., Any]) -> list[torch.Tensor]:
-    """Leaves that a callable uses and that collect gradients: of a module, or reached by a function."""
-    if isinstance(function, torch.nn.Module):
-        return [parameter for parameter in function.parameters() if parameter.requires_grad]
-    return reach([(getattr(function, "__qualname__", "callable"), function)]).parameters()
-
-
-def _modes(function: Callable[..., Any]) -> tuple[bool, ...]:
-    """Training or evaluation, of every module in a callable; autocast belongs to it."""
-    modules = function.modules() if isinstance(function, torch.nn.Module) else ()
-    return (torch.is_autocast_enabled("cuda"), *[module.training for module in modules])
-
-
-def _hooks(module: torch.nn.Module) -> bool:
-    held = vars(module)
-    return any(
-        held.get(name) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        device=device or device_of(samples),
     )
 
 

@@ -16,6 +16,7 @@ import torch
 
 from optimizations.capture.callables.results import HandedOut
 from optimizations.capture.inputs import CopiedInputs, copy_all
+from optimizations.capture.step.host_state import Rebound
 
 
 @dataclass(slots=True)
@@ -24,7 +25,8 @@ class Slot:
 
     `needed`: which inputs get a gradient. `gradients`: fixed memory of the gradients of inputs and parameters, None
     where there is none; `differentiable`: which results take part in differentiation. `begins` is told of a backward
-    before its launch, `ended` behind it.
+    before its launch, `ended` behind it. `bound` are attributes and variables that the forward binds to tensors it
+    makes: each call binds them to copies.
     """
 
     number: int
@@ -42,6 +44,7 @@ class Slot:
     begins: Callable[[int, int], None] = lambda number, micro_batch: None
     ended: Callable[[], None] = lambda: None
     copied: bool = False
+    bound: list[tuple[Rebound, torch.Tensor]] = field(default_factory=list)
     forwards: int = 0
     backwards: int = 0
 
@@ -52,6 +55,8 @@ class Slot:
         self.inputs.bind(inputs)
         self.forward.replay()
         self.forwards += 1
+        for entry, made in self.bound:
+            entry.bind(made.clone())
         handed = self.results.hand_out()
         return tuple(tensor.clone() for tensor in handed) if self.copied else handed
 

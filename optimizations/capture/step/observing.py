@@ -14,7 +14,7 @@ from optimizations.capture.step import forbidden_calls
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_random import HostRandom
-from optimizations.capture.step.host_state import Rebound
+from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation
@@ -53,7 +53,7 @@ def observe(
         snapshot = call.state.snapshot()
         with forbidden_calls.watched(observer, random, capturing=False), observer:
             returned = step(*call.args, **call.kwargs)
-        kept = kept_results(call, snapshot, observer)
+        kept = kept_results(call.state, snapshot, observer)
         findings = [*observer.refusals, *(host_change(change) for change in call.state.changes(snapshot, kept))]
     findings += _beside_operators(call, host_random, marks)
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
@@ -74,15 +74,15 @@ def observe(
     )
 
 
-def kept_results(call: Call, snapshot: list[Any], observer: Observer) -> list[Rebound]:
+def kept_results(state: HostState, snapshot: list[Any], observer: Observer) -> list[Rebound]:
     """Attributes and variables that the call bound to tensors it made, or to its batch, without reading what they held.
 
     As a module does that keeps its last activations. A graph can leave them as it leaves its results.
     """
-    reached = {storage(tensor) for tensor in call.state.tensors.values()}
+    reached = {storage(tensor) for tensor in state.tensors.values()}
     return [
         entry
-        for entry in call.state.rebound(snapshot)
+        for entry in state.rebound(snapshot)
         if storage(entry.new) not in reached and (entry.old is None or storage(entry.old) not in observer.outside)
     ]
 

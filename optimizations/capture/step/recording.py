@@ -128,7 +128,7 @@ def capture(
             observer,
         ):
             returned = step(*args, **kwargs)
-        results = kept_results(call, snapshot, observer)
+        results = kept_results(call.state, snapshot, observer)
         changes = list(call.state.changes(snapshot, results))
     _check(observer, random, progress, changes)
     _check_unread(device, graph, results)
