@@ -5,6 +5,6 @@ ratio between two modes can be one of host states. Nothing here is needed to use
 nothing is changed unless `tune` is asked for it by name. Run as `python -m host_tuning check|tune|restore`.
 """
 
-from host_tuning.check import Finding, Verdict, check
+from host_tuning.check import Disturbance, Finding, check
 
-__all__ = ["Finding", "Verdict", "check"]
+__all__ = ["Disturbance", "Finding", "check"]

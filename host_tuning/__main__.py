@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from host_tuning.check import Finding, Verdict, check
+from host_tuning.check import Disturbance, Finding, check
 from host_tuning.errors import EXIT_FINDING, EXIT_OK, HostTuningError
 from host_tuning.gpu import Nvml
 from host_tuning.machine import Machine
@@ -49,9 +49,9 @@ def _check(findings: Sequence[Finding], *, as_json: bool) -> int:
         width = max(len(finding.item) for finding in findings)
         for finding in findings:
             print(f"{finding.verdict.value.upper():7} {finding.item:{width}}  {finding.value}")
-            if finding.verdict is not Verdict.OK:
+            if finding.verdict is not Disturbance.OK:
                 print(f"{'':{width + 8}}  {finding.why}{f' -> {finding.advice}' if finding.advice else ''}")
-    return EXIT_FINDING if any(finding.verdict is Verdict.WARN for finding in findings) else EXIT_OK
+    return EXIT_FINDING if any(finding.verdict is Disturbance.WARN for finding in findings) else EXIT_OK
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ BUSY_LOAD = 0.25
 """Processes ready to run per CPU, besides the one that asks, above which the host is called busy."""
 
 
-class Verdict(StrEnum):
+class Disturbance(StrEnum):
     """OK: no disturbance from there. WARN: it can move a number. UNKNOWN: the machine does not tell."""
 
     OK = "ok"
@@ -31,7 +31,7 @@ class Finding:
     """One thing that was looked at: what it is now, what that means for CUDA graphs, and what to do about it."""
 
     item: str
-    verdict: Verdict
+    verdict: Disturbance
     value: str
     why: str
     advice: str | None = None
@@ -49,7 +49,7 @@ def check(machine: Machine | None = None, gpus: Gpus | None = None, gpu_index: i
     findings = [look(machine) for look in of_host]
     if gpu is None:
         findings.append(
-            Finding("gpu", Verdict.UNKNOWN, "NVML shows no such GPU", "Clocks, neighbours and NUMA are not known.")
+            Finding("gpu", Disturbance.UNKNOWN, "NVML shows no such GPU", "Clocks, neighbours and NUMA are not known.")
         )
     else:
         findings += [look(machine, gpu) for look in of_gpu]
@@ -134,8 +134,8 @@ def _numa(machine: Machine, gpu: GpuFacts) -> Finding:
     far = set(allowed) - set(near)
     value = f"GPU at node {node}, its CPUs are {format_cpus(near)}; this process may run on {format_cpus(allowed)}"
     if not far:
-        return Finding("numa", Verdict.OK, value, why)
-    return Finding("numa", Verdict.WARN, value, why, f"taskset --cpu-list {format_cpus(near)} encore run ...")
+        return Finding("numa", Disturbance.OK, value, why)
+    return Finding("numa", Disturbance.WARN, value, why, f"taskset --cpu-list {format_cpus(near)} encore run ...")
 
 
 def _allowed_cpus(machine: Machine) -> tuple[int, ...]:
@@ -155,7 +155,7 @@ def _clock(machine: Machine, gpu: GpuFacts) -> Finding:
     why = "Graphs keep the GPU busier, so it may run at another clock under graphs than without them."
     value = f"{_or_unknown(gpu.sm_clock_mhz)} MHz now, {_or_unknown(gpu.highest_sm_clock_mhz)} MHz at most"
     advice = "NVML does not tell whether a clock is locked; tune --gpu-clock MHZ locks it"
-    return Finding("gpu_clock", Verdict.UNKNOWN, value, why, advice)
+    return Finding("gpu_clock", Disturbance.UNKNOWN, value, why, advice)
 
 
 def _persistence(machine: Machine, gpu: GpuFacts) -> Finding:
@@ -176,11 +176,11 @@ def _throttling(machine: Machine, gpu: GpuFacts) -> Finding:
 
 
 def _unknown(item: str, value: str, why: str) -> Finding:
-    return Finding(item, Verdict.UNKNOWN, value, why)
+    return Finding(item, Disturbance.UNKNOWN, value, why)
 
 
-def _verdict(good: bool) -> Verdict:
-    return Verdict.OK if good else Verdict.WARN
+def _verdict(good: bool) -> Disturbance:
+    return Disturbance.OK if good else Disturbance.WARN
 
 
 def _or_unknown(value: int | None) -> str:

@@ -19,7 +19,7 @@ from optimizations.report.steps import Refusal, StepReport
 from optimizations.torch_internals import UnsupportedTorch
 
 if TYPE_CHECKING:
-    from optimizations.report.explanation import Explanation
+    from optimizations.report.explanation import PlacementExplanation
 
 __all__ = [
     "GraphReport",
@@ -40,7 +40,7 @@ __all__ = [
 
 def explain(
     program: Callable[..., Any], *args: Any, options: Mapping[str, Any] | None = None, **kwargs: Any
-) -> Explanation:
+) -> PlacementExplanation:
     """What placement would do with each FX graph of one call `program(*args, **kwargs)`, without compiling it.
 
     The call is really made, uncompiled graph by graph; on fake CUDA tensors (under a `FakeTensorMode`) that needs no

@@ -17,16 +17,16 @@ import optimizations
 from models.instance import Instance
 from models.registry import Inputs
 from suite.cell_errors import Unsupported
-from suite.iteration import Iterate, Outcome, iteration
+from suite.iteration import Iterate, IterationOutput, iteration
 from suite.measure.copies import CopyCount
 from suite.measure.results import named_tensors
 from suite.modes import Mode
 
 
 class CapturedIteration(Protocol):
-    """An iteration that is captured in its first calls. Its `Outcome` has no output unless one was asked for."""
+    """An iteration that is captured in its first calls. It returns no output unless one was asked for."""
 
-    def __call__(self, inputs: Inputs) -> Outcome: ...
+    def __call__(self, inputs: Inputs) -> IterationOutput: ...
 
     def require_replays(self) -> None:
         """
@@ -100,9 +100,9 @@ class StepIteration:
 
         self._graphed = optimizations.graph_step(step)
 
-    def __call__(self, inputs: Inputs) -> Outcome:
+    def __call__(self, inputs: Inputs) -> IterationOutput:
         tensors, loss = self._graphed(inputs)
-        return Outcome(self._outputs.put_together(tensors), loss)
+        return IterationOutput(self._outputs.put_together(tensors), loss)
 
     def require_replays(self) -> None:
         report = self._graphed.report()
@@ -141,7 +141,7 @@ class CallableIteration:
         self._optimizer = optimizer
         self._graphed: Any = None
 
-    def __call__(self, inputs: Inputs) -> Outcome:
+    def __call__(self, inputs: Inputs) -> IterationOutput:
         if self._graphed is None:
             try:
                 self._graphed = optimizations.graph_callables(self._forward, [(inputs,)])
@@ -153,7 +153,7 @@ class CallableIteration:
         loss.backward()
         if self._optimizer is not None:
             self._optimizer.step()
-        return Outcome(self._outputs.put_together(tensors), loss)
+        return IterationOutput(self._outputs.put_together(tensors), loss)
 
     def require_replays(self) -> None:
         if self._graphed is None or self._graphed.calls_without_graph or not all(r.replays for r in self._reports()):

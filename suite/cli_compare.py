@@ -45,12 +45,12 @@ def compare(
     """Compare two runs, or two modes, cell by cell; exit 1 if NEW is worse."""
     from suite.compare import compare_sides, find_side
     from suite.compare.text import print_terminal, to_json, to_markdown
-    from suite.report.compare import Metric
+    from suite.report.compare import TimeKind
 
     if markdown and as_json:
         raise WrongUse("--markdown and --json exclude each other")
     share = parse_share(threshold, "--threshold")
-    made = compare_sides(find_side(base), find_side(new), Metric(metric.value), share)
+    made = compare_sides(find_side(base), find_side(new), TimeKind(metric.value), share)
     if as_json:
         print(json.dumps(to_json(made), indent=2, ensure_ascii=False))
     elif markdown:

@@ -1,6 +1,6 @@
 """One workload's cells while they live: started, prepared, compared, measured in turn, profiled, ended.
 
-Which modes are alive at the same time is the runner's business; a `Session` does the steps for those it is given.
+Which modes are alive at the same time is the runner's business; a `GroupSession` does the steps for those it is given.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Member:
         return self.metrics.kernels if self.metrics else None
 
 
-class Session:
+class GroupSession:
     """The steps of a group of modes of one workload.
 
     `known` holds the correctness of modes of this workload that were prepared before, for the bitwise comparison. What

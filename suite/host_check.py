@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from host_tuning import Finding, Verdict, check
+from host_tuning import Disturbance, Finding, check
 from suite.store import write_error
 
 HOST_CHECK = "host_check.jsonl"
@@ -25,9 +25,9 @@ def record_host_check(run: Path, console: Console) -> tuple[Finding, ...]:
     """
     findings = check()
     for finding in findings:
-        if finding.verdict is Verdict.WARN:
+        if finding.verdict is Disturbance.WARN:
             console.print(f"host: {finding.item}: {finding.value}. {finding.why}", markup=False)
-    if any(finding.verdict is Verdict.WARN for finding in findings):
+    if any(finding.verdict is Disturbance.WARN for finding in findings):
         console.print("host: `python -m host_tuning tune --help` shows what can be changed, and undone")
     line = {
         "checked_at": datetime.now(UTC).isoformat(timespec="seconds"),

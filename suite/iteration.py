@@ -24,14 +24,14 @@ from suite.settings import MATMUL_PRECISION
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class IterationOutput:
     """What an iteration returns. In training, gradients are left in `.grad` of the parameters."""
 
     output: Any
     loss: torch.Tensor | None
 
 
-Iterate = Callable[[Inputs], Outcome]
+Iterate = Callable[[Inputs], IterationOutput]
 
 
 def callable_for(mode: Mode, module: torch.nn.Module) -> Callable[..., Any]:
@@ -62,13 +62,13 @@ def iteration(
     """
     parameters = list(instance.module.parameters())
 
-    def infer(inputs: Inputs) -> Outcome:
+    def infer(inputs: Inputs) -> IterationOutput:
         if uses_cuda_graphs:
             torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad(), instance.autocast():
-            return Outcome(call(*inputs.args, **inputs.kwargs), None)
+            return IterationOutput(call(*inputs.args, **inputs.kwargs), None)
 
-    def train(inputs: Inputs) -> Outcome:
+    def train(inputs: Inputs) -> IterationOutput:
         for parameter in parameters:
             parameter.grad = None
         if uses_cuda_graphs:
@@ -79,7 +79,7 @@ def iteration(
         loss.backward()
         if optimizer is not None:
             optimizer.step()
-        return Outcome(output, loss)
+        return IterationOutput(output, loss)
 
     return train if instance.workload.task == "training" else infer
 

@@ -25,7 +25,7 @@ from suite.modes import select_modes
 from suite.process import WORKER_COMMAND
 from suite.progress import display_for
 from suite.run_writer import RunWriter
-from suite.runner import Job, Outcome, Runner, plan_jobs
+from suite.runner import Job, Runner, RunOutcome, plan_jobs
 from suite.schedule import Estimates, Shard
 from suite.schema import Cell, Environment, Status
 from suite.settings import Preset, RunPlan, recorded_plan, setting_differences
@@ -109,7 +109,7 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
         )
         if not jobs:
             console.print(f"{where} has all of its {len(run.done)} cells already; nothing to run")
-            outcome = Outcome()
+            outcome = RunOutcome()
         else:
             missing = sum(len(job.missing) for job in jobs)
             console.print(f"{where}: {missing} cells to measure, {len(run.done)} are there")
@@ -136,7 +136,7 @@ class _OpenRun:
 
 def _measure(
     request: Request, console: Console, run: _OpenRun, jobs: Sequence[Job], worker_command: Sequence[str]
-) -> Outcome:
+) -> RunOutcome:
     plan = run.plan
     estimates = Estimates([run.done, *_earlier_rows(run.writer.path)])
     estimates_s = {

@@ -45,7 +45,7 @@ from suite.measure.captured import CaptureLog
 from suite.measure.compile_times import restart_timers, start_toolchain, timer_seconds
 from suite.measure.correctness import (
     TOLERANCE,
-    Verdict,
+    Agreement,
     combine,
     compare_widened,
     compare_with_eager,
@@ -87,7 +87,7 @@ class LiveCell:
         self._compile_peak: Peak | None = None
         self._captured: CapturedIteration | None = None
         self._eager: list[Results] | None = None
-        self._trial_verdict: Verdict | None = None
+        self._trial_verdict: Agreement | None = None
         self._set_aside: Instance | None = None
 
     def build(self) -> Built:
@@ -235,7 +235,7 @@ class LiveCell:
         """Results on each checked input."""
         return _results_of(self._instance, iterate, self._checked, self._states, self._spec.seed)
 
-    def _verdict(self, compiled: list[Results], eager: list[Results]) -> Verdict:
+    def _verdict(self, compiled: list[Results], eager: list[Results]) -> Agreement:
         with self._whole() as (whole, states):
             return combine(
                 [
@@ -271,8 +271,8 @@ class LiveCell:
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _trial(self, eager: list[Results]) -> Verdict | None:
-        """Verdict on a stochastic workload, compiled with eager's random numbers; None where the real one can tell."""
+    def _trial(self, eager: list[Results]) -> Agreement | None:
+        """The result for a stochastic workload, compiled with eager's random numbers; None where the real one can tell."""
         if self._mode.backend is None or not self._instance.workload.stochastic:
             return None
         calls = self._calls_to_replay
@@ -291,7 +291,7 @@ class LiveCell:
             raise Inaccurate(self._correctness(verdict, [], deterministic=False))
         return verdict
 
-    def _widened(self, verdict: Verdict) -> Verdict:
+    def _widened(self, verdict: Agreement) -> Agreement:
         """The verdict on a mode that its own dtype does not decide. All that was compiled is forgotten.
 
         What is split over GPUs is not copied to be widened: there, no verdict is a failure.
@@ -388,7 +388,7 @@ class LiveCell:
             }
         )
 
-    def _correctness(self, verdict: Verdict, digests: list[str], *, deterministic: bool) -> Correctness:
+    def _correctness(self, verdict: Agreement, digests: list[str], *, deterministic: bool) -> Correctness:
         dtype = compute_dtype(self._instance, self._checked[0])
         return Correctness(
             passed=verdict.passed,

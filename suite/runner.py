@@ -19,7 +19,7 @@ from pathlib import Path
 
 from models.registry import Workload
 from suite.compile_cache import CompileCache
-from suite.group import Bench, Member, Session
+from suite.group import Bench, GroupSession, Member
 from suite.guard import temporary_folder
 from suite.modes import Mode
 from suite.process import WORKER_COMMAND
@@ -47,7 +47,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Outcome:
+class RunOutcome:
     """What a run came to: cells written now, and workloads the budget left for later."""
 
     cells: list[Cell] = field(default_factory=list)
@@ -88,13 +88,13 @@ class Runner:
     worker_command: Sequence[str] = WORKER_COMMAND
     clock: Callable[[], float] = time.monotonic
 
-    def run(self, jobs: Sequence[Job]) -> Outcome:
+    def run(self, jobs: Sequence[Job]) -> RunOutcome:
         """All jobs the budget allows. Whatever ends this early, finished workloads are on disk and no worker lives.
 
         Raises:
             CannotWrite: the disk is full.
         """
-        outcome = Outcome()
+        outcome = RunOutcome()
         started = self.clock()
         try:
             for job in jobs:
@@ -114,7 +114,7 @@ class Runner:
         self.display.note(f"{name}: not started, it may need {needs} and {left} of the budget are left")
         return False
 
-    def _run_job(self, job: Job, outcome: Outcome) -> None:
+    def _run_job(self, job: Job, outcome: RunOutcome) -> None:
         self.writer.check_space()
         self.display.workload_starts(job.workload.acronym, [mode.name for mode in job.missing])
         for cell in self._measure(job):
@@ -135,9 +135,9 @@ class Runner:
             if not self.settings.warm_cache:
                 folder = stack.enter_context(temporary_folder("encore-cache-"))
             cache = CompileCache(folder, kept=self.settings.warm_cache)
-            return self._rows(Session(bench, job.workload, job.variant, known, cache), job)
+            return self._rows(GroupSession(bench, job.workload, job.variant, known, cache), job)
 
-    def _rows(self, session: Session, job: Job) -> list[Cell]:
+    def _rows(self, session: GroupSession, job: Job) -> list[Cell]:
         cells: dict[str, Cell] = {}
         if job.is_new:
             cells = measure_group(session, job.missing, Grouping.TOGETHER)
@@ -151,7 +151,7 @@ class Runner:
         return [cells[mode.name] for mode in job.missing]
 
 
-def with_cold_compile_times(session: Session, modes: Sequence[Mode], cells: Mapping[str, Cell]) -> dict[str, Cell]:
+def with_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells: Mapping[str, Cell]) -> dict[str, Cell]:
     """The rows of modes that compile, with what they take to compile alone and with an empty cache each."""
     found = {}
     for mode in modes:
@@ -165,7 +165,7 @@ def with_cold_compile_times(session: Session, modes: Sequence[Mode], cells: Mapp
 
 
 def measure_group(
-    session: Session, modes: Sequence[Mode], grouping: Grouping, have_rows: Collection[str] = ()
+    session: GroupSession, modes: Sequence[Mode], grouping: Grouping, have_rows: Collection[str] = ()
 ) -> dict[str, Cell]:
     """Rows of modes measured in turn, all alive at once, in several processes each, one after another.
 
@@ -195,7 +195,7 @@ def measure_group(
     }
 
 
-def measure_in_halves(session: Session, modes: Sequence[Mode]) -> dict[str, Cell]:
+def measure_in_halves(session: GroupSession, modes: Sequence[Mode]) -> dict[str, Cell]:
     """Rows of the modes whose half fits; those that are in both halves have theirs from the first that does."""
     cells: dict[str, Cell] = {}
     for half in halves(modes):
@@ -203,7 +203,7 @@ def measure_in_halves(session: Session, modes: Sequence[Mode]) -> dict[str, Cell
     return cells
 
 
-def measure_in_pairs(session: Session, missing: Sequence[Mode], selected: Sequence[Mode]) -> dict[str, Cell]:
+def measure_in_pairs(session: GroupSession, missing: Sequence[Mode], selected: Sequence[Mode]) -> dict[str, Cell]:
     """Each missing mode beside its baseline; those that do not fit beside it, alone.
 
     A baseline that misses a row, too, has it from its first pair.

@@ -13,10 +13,10 @@ from fixtures.synthetic_results import GPU, block, cell, environment, failed_cel
 from suite import stats
 from suite.cli import main
 from suite.cli_compare import parse_share
-from suite.compare import Comparison, Outcome, Pair, compare_sides, find_side
+from suite.compare import Comparison, Pair, PairKind, compare_sides, find_side
 from suite.errors import WrongUse
 from suite.measure.kernels import kernel_key
-from suite.report.compare import Kernels, Metric
+from suite.report.compare import Kernels, TimeKind
 from suite.schema import Cell, Environment, Status
 from suite.store import RECORDED, list_runs
 
@@ -123,7 +123,7 @@ def test_another_workload_under_the_same_name_is_not_compared(compare: Callable[
     changed = [each.model_copy(update={field: other}) if each.mode == "placement" else each for each in cells()]
     made = compare(cells(), changed)
     left = pair(made, "placement")
-    assert left.outcome is Outcome.NOT_COMPARABLE and left.ratio is None
+    assert left.outcome is PairKind.NOT_COMPARABLE and left.ratio is None
     assert field.replace("_", " ") in (left.reason or "") and str(other) in (left.reason or "")
     assert pair(made, "graph").ratio is not None, "the rest is compared"
 
@@ -228,13 +228,13 @@ def test_throughput_is_compared_when_asked_for(compare: Callable[..., Comparison
     ]
     by_latency = pair(compare(cells(), faster), "graph").ratio
     assert by_latency is not None and by_latency.value == 1
-    made = compare(cells(), faster, metric=Metric.THROUGHPUT)
+    made = compare(cells(), faster, metric=TimeKind.THROUGHPUT)
     assert pair(made, "graph").ratio is not None and pair(made, "graph").ratio.value == pytest.approx(2, rel=0.01)
     silent = [
         each.model_copy(update={"blocks": [b.model_copy(update={"throughput_us": None}) for b in each.blocks]})
         for each in cells()
     ]
-    made = compare(cells(), silent, metric=Metric.THROUGHPUT)
+    made = compare(cells(), silent, metric=TimeKind.THROUGHPUT)
     assert {each.reason for each in made.pairs} == {"no throughput samples"}
 
 
@@ -265,7 +265,7 @@ def test_a_ratio_of_two_tunings_is_no_regression_and_in_no_mean(compare: Callabl
     made = compare(with_kernels(cells(), {kernel: 3}), changed)
     assert pair(made, "placement").kernels is Kernels.RETUNED
     assert made.regressions == () and "placement" not in made.geomeans and "graph" in made.geomeans
-    assert pair(made, "placement").outcome is Outcome.OTHER_KERNELS and pair(made, "placement").verdict is None
+    assert pair(made, "placement").outcome is PairKind.OTHER_KERNELS and pair(made, "placement").verdict is None
 
 
 def test_other_bits_are_remarked(compare: Callable[..., Comparison]) -> None:

@@ -18,7 +18,7 @@ import explain_programs
 import pytest
 from explain_programs import WIDTH
 
-from suite.explain.records import Copy, CpuNode, FxGraph, Lowering, Placed
+from suite.explain.records import ExplainedCopy, ExplainedCpuNode, FxGraph, Lowering, Placed
 
 NAMES = (
     "mask_attribute",
@@ -120,11 +120,11 @@ def at(text: str) -> str:
     return f"tests/explain_programs.py:{line_of(text)} in "
 
 
-def kinds(nodes: list[CpuNode]) -> list[str]:
+def kinds(nodes: list[ExplainedCpuNode]) -> list[str]:
     return [node.kind for node in nodes]
 
 
-def only(copies: list[Copy]) -> Copy:
+def only(copies: list[ExplainedCopy]) -> ExplainedCopy:
     (copy,) = copies
     return copy
 

@@ -6,7 +6,16 @@ from io import StringIO
 
 from rich.console import Console
 
-from suite.explain.records import Copy, CpuNode, Explanation, FxGraph, GraphBreak, Lowering, NonStaticInput, Placed
+from suite.explain.records import (
+    ExplainedCopy,
+    ExplainedCpuNode,
+    Explanation,
+    FxGraph,
+    GraphBreak,
+    Lowering,
+    NonStaticInput,
+    Placed,
+)
 from suite.explain.text import MOST_ROWS, render, summary
 from suite.schema import EXPLANATION_VERSION, NotCaptured
 
@@ -14,7 +23,7 @@ LINE = "program.py:3 in forward: y = x + self.mask.to(x.device)"
 
 
 def explanation(*, cpu_nodes: int = 1, error: str | None = None, lowered: bool = True) -> Explanation:
-    node = CpuNode(
+    node = ExplainedCpuNode(
         node="mask", operation="self.mask", kind="attribute", shape=[4, 4], dtype="float32", source_line=LINE
     )
     lowering = Lowering(
@@ -32,7 +41,7 @@ def explanation(*, cpu_nodes: int = 1, error: str | None = None, lowered: bool =
         index=0,
         operations=7,
         cpu_nodes=[node] * cpu_nodes,
-        copies=[Copy(node="to", kind="copy", copied_bytes=3 * 2**20, blocking=True, source_line=LINE)],
+        copies=[ExplainedCopy(node="to", kind="copy", copied_bytes=3 * 2**20, blocking=True, source_line=LINE)],
         non_static_inputs=[NonStaticInput(node="x", shape=[2], dtype="int64", input_bytes=16)],
         non_static_input_bytes=16,
         stock_captures=False,
@@ -72,7 +81,7 @@ def test_the_summary_counts_what_matters() -> None:
 
 def test_scalars_are_no_copies_and_placement_is_counted() -> None:
     (graph,) = explanation().graphs
-    scalar = Copy(node="mul", kind="scalar", copied_bytes=8, blocking=False, source_line=LINE)
+    scalar = ExplainedCopy(node="mul", kind="scalar", copied_bytes=8, blocking=False, source_line=LINE)
     placement = Placed(untouched=None, cpu_nodes=0, copies=0, blocking_copies=0, values=[], left=[])
     changed = graph.model_copy(update={"copies": [*graph.copies, scalar], "placement": placement})
     assert "1 host-to-device copy per call (0 after placement)" in summary(

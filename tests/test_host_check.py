@@ -10,7 +10,7 @@ import pynvml
 import pytest
 from fixtures.fake_host import PCI, FakeGpus, FakeHost
 
-from host_tuning import Verdict, check
+from host_tuning import Disturbance, check
 from host_tuning import __main__ as command_line
 from host_tuning.check import Finding
 from host_tuning.gpu import GpuError, Nvml, throttle_names
@@ -33,10 +33,10 @@ def test_a_host_as_it_comes_is_warned_of_and_nothing_is_written(tmp_path: Path) 
     before = host.snapshot()
     found = findings(host)
     assert tuple(found) == ITEMS
-    warned = {item for item, finding in found.items() if finding.verdict is Verdict.WARN}
+    warned = {item for item, finding in found.items() if finding.verdict is Disturbance.WARN}
     assert warned == {"governor", "frequency", "turbo", "c_states", "smt", "numa", "gpu_persistence"}
     assert all(finding.why for finding in found.values())
-    assert all(finding.advice for finding in found.values() if finding.verdict is Verdict.WARN)
+    assert all(finding.advice for finding in found.values() if finding.verdict is Disturbance.WARN)
     assert found["c_states"].value == "C6 (170 us)"
     assert found["frequency"].value == "800 to 3800 MHz"
     assert host.snapshot() == before and host.steps == []
@@ -55,8 +55,8 @@ def test_a_quiet_host_is_not_warned_of(tmp_path: Path, vendor: str) -> None:
     host.put(SMT_CONTROL, "off")
     host.put(f"sys/bus/pci/devices/{PCI}/local_cpulist", "0-3")
     found = findings(host, persistence=True)
-    assert {item: finding.value for item, finding in found.items() if finding.verdict is Verdict.WARN} == {}
-    assert found["gpu_clock"].verdict is Verdict.UNKNOWN, "a lock cannot be read"
+    assert {item: finding.value for item, finding in found.items() if finding.verdict is Disturbance.WARN} == {}
+    assert found["gpu_clock"].verdict is Disturbance.UNKNOWN, "a lock cannot be read"
 
 
 @pytest.mark.parametrize(
@@ -69,17 +69,17 @@ def test_a_quiet_host_is_not_warned_of(tmp_path: Path, vendor: str) -> None:
 )
 def test_what_nvml_tells_of_the_gpu_is_judged(tmp_path: Path, gpu: dict[str, object], item: str, value: str) -> None:
     finding = findings(FakeHost(tmp_path), **gpu)[item]
-    assert (finding.verdict, finding.value) == (Verdict.WARN, value)
+    assert (finding.verdict, finding.value) == (Disturbance.WARN, value)
 
 
 def test_a_busy_host_is_warned_of(tmp_path: Path) -> None:
     host = FakeHost(tmp_path)
     host.put("proc/loadavg", "0.10 0.10 0.10 5/100 4242")
-    assert findings(host)["load"].verdict is Verdict.WARN
+    assert findings(host)["load"].verdict is Disturbance.WARN
     host.put("proc/loadavg", "3.00 0.10 0.10 1/100 4242")
-    assert findings(host)["load"].verdict is Verdict.WARN
+    assert findings(host)["load"].verdict is Disturbance.WARN
     host.put("proc/loadavg", "garbage")
-    assert findings(host)["load"].verdict is Verdict.UNKNOWN
+    assert findings(host)["load"].verdict is Disturbance.UNKNOWN
 
 
 def test_a_machine_that_tells_nothing_gives_unknowns_and_no_guess(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_machine_that_tells_nothing_gives_unknowns_and_no_guess(tmp_path: Path
     host = FakeHost(tmp_path)
     found = {finding.item: finding for finding in check(host, FakeGpus(host), gpu_index=1)}
     assert set(found) == {"governor", "frequency", "turbo", "c_states", "smt", "load", "gpu"}
-    assert {finding.verdict for finding in found.values()} == {Verdict.UNKNOWN}
+    assert {finding.verdict for finding in found.values()} == {Disturbance.UNKNOWN}
 
 
 def test_the_command_line_prints_json_and_exits_with_1_for_a_warning(

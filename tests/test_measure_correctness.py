@@ -19,8 +19,8 @@ from suite.measure.correctness import (
     MOST_ERROR,
     REFERENCE_FACTOR,
     TOLERANCE,
+    Agreement,
     Reference,
-    Verdict,
     combine,
     compare_widened,
     compare_with_eager,
@@ -36,7 +36,7 @@ from suite.measure.results import Results, State, run_checked
 SEED = 11
 
 
-def verdict_on(instance: Instance, call: Callable[..., object]) -> Verdict:
+def verdict_on(instance: Instance, call: Callable[..., object]) -> Agreement:
     """Verdict on `call` in place of the compiled module, on input set 0."""
     inputs = instance.inputs(0)
     state = State(instance.module, inputs)
@@ -413,7 +413,7 @@ def refuse() -> None:
 
 def test_within_the_tolerance_the_reference_is_not_run():
     verdict = judge({"output": 0.01, "loss": 0.002}, 0.02, 1e-3, refuse)
-    assert verdict == Verdict(True, 2, 0.01, "output", None)
+    assert verdict == Agreement(True, 2, 0.01, "output", None)
 
 
 @pytest.mark.parametrize(
@@ -453,9 +453,9 @@ def test_where_nothing_can_be_compared_nothing_passes():
 
 
 def test_one_failed_input_fails_them_all():
-    good, bad = Verdict(True, 3, 0.5, "output", 0.4), Verdict(False, 3, 0.2, "loss", None)
+    good, bad = Agreement(True, 3, 0.5, "output", 0.4), Agreement(False, 3, 0.2, "loss", None)
     assert combine([good, bad]) == bad
-    assert combine([good, Verdict(True, 3, 0.1, "loss", None)]) == good
+    assert combine([good, Agreement(True, 3, 0.1, "loss", None)]) == good
 
 
 def test_two_inputs_give_different_results():
@@ -481,7 +481,7 @@ class Losing(torch.nn.Module):
         return ((x + 4096.0) - 4096.0) * 1.5 + x * 1e-3
 
 
-def losing_verdict(wrong: Callable[[torch.Tensor], torch.Tensor]) -> Verdict:
+def losing_verdict(wrong: Callable[[torch.Tensor], torch.Tensor]) -> Agreement:
     """On a function of the inputs beside eager, in bfloat16."""
     instance = instance_of(Losing, dtype_policy="bf16")
     inputs = instance.inputs(0)
@@ -575,5 +575,5 @@ def test_a_stochastic_eager_that_is_useless_decides_nothing():
 
 
 def test_one_input_without_a_verdict_leaves_all_without_one():
-    decided, open_one = Verdict(True, 1, 0.1, "a", None), Verdict(True, 1, 0.05, "b", 0.7, undecided=True)
+    decided, open_one = Agreement(True, 1, 0.1, "a", None), Agreement(True, 1, 0.05, "b", 0.7, undecided=True)
     assert combine([decided, open_one]).undecided

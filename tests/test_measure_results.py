@@ -8,7 +8,7 @@ from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from models.registry import Inputs
-from suite.iteration import Outcome, iteration
+from suite.iteration import IterationOutput, iteration
 from suite.measure.results import Results, State, named_tensors, run_checked
 
 
@@ -97,9 +97,9 @@ def test_two_checked_iterations_start_alike_and_leave_nothing_behind():
 def test_results_share_no_memory_with_what_the_next_call_overwrites():
     kept = torch.zeros(3)  # as the fixed output memory of a CUDA graph
 
-    def iterate(inputs: Inputs) -> Outcome:
+    def iterate(inputs: Inputs) -> IterationOutput:
         kept.add_(1.0)
-        return Outcome(kept, None)
+        return IterationOutput(kept, None)
 
     instance = instance_of(torch.nn.Identity, normal_inputs(2))
     inputs = instance.inputs(0)

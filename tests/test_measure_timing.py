@@ -10,7 +10,7 @@ import torch
 
 from models.instance import instantiate
 from models.registry import Inputs, find
-from suite.iteration import Outcome
+from suite.iteration import IterationOutput
 from suite.measure.timing import (
     HostTimer,
     InputsShareMemory,
@@ -63,9 +63,9 @@ def block_of(iterate, input_sets, *, index=0, samples=5, throughput_iterations=0
 def test_inputs_rotate_and_go_on_where_the_last_block_ended():
     used: list[int] = []
 
-    def iterate(inputs: Inputs) -> Outcome:
+    def iterate(inputs: Inputs) -> IterationOutput:
         used.append(int(inputs.args[0][0]))
-        return Outcome(None, None)
+        return IterationOutput(None, None)
 
     first = block_of(iterate, sets(4), index=0)
     assert first.input_sets == [0, 1, 2, 3, 0]
@@ -79,12 +79,12 @@ def test_inputs_rotate_and_go_on_where_the_last_block_ended():
 def test_a_slow_sample_is_kept():
     calls = 0
 
-    def iterate(inputs: Inputs) -> Outcome:
+    def iterate(inputs: Inputs) -> IterationOutput:
         nonlocal calls
         calls += 1
         if calls == LEAD_IN + 3:
             time.sleep(0.05)
-        return Outcome(None, None)
+        return IterationOutput(None, None)
 
     block = block_of(iterate, sets(2), samples=20)
     assert len(block.host_us) == 20
@@ -96,9 +96,9 @@ def test_a_slow_sample_is_kept():
 def test_each_sample_awaits_the_device_and_throughput_awaits_it_once():
     events: list[str] = []
 
-    def iterate(inputs: Inputs) -> Outcome:
+    def iterate(inputs: Inputs) -> IterationOutput:
         events.append("iterate")
-        return Outcome(None, None)
+        return IterationOutput(None, None)
 
     block = block_of(iterate, sets(3), samples=2, throughput_iterations=3, timer=ScriptedTimer(events))
     sample = ["synchronize", "start", "iterate", "stop", "synchronize"]
@@ -108,9 +108,9 @@ def test_each_sample_awaits_the_device_and_throughput_awaits_it_once():
 
 
 def test_throughput_is_the_mean_of_its_iterations():
-    def iterate(inputs: Inputs) -> Outcome:
+    def iterate(inputs: Inputs) -> IterationOutput:
         time.sleep(0.004)
-        return Outcome(None, None)
+        return IterationOutput(None, None)
 
     block = block_of(iterate, sets(2), samples=1, throughput_iterations=5)
     assert block.throughput_us is not None
@@ -123,7 +123,7 @@ def test_the_gpu_is_read_before_and_after_the_samples():
         GpuState(sm_clock_mhz=clock, memory_clock_mhz=None, power_w=None, temperature_c=None, throttle_reasons=[])
         for clock in (1000, 2000)
     )
-    block = block_of(lambda inputs: Outcome(None, None), sets(2), read_gpu=lambda: next(readings))
+    block = block_of(lambda inputs: IterationOutput(None, None), sets(2), read_gpu=lambda: next(readings))
     assert block.gpu_before is not None and block.gpu_before.sm_clock_mhz == 1000
     assert block.gpu_after is not None and block.gpu_after.sm_clock_mhz == 2000
 
@@ -152,12 +152,12 @@ def test_iterations_that_lead_in_are_neither_kept_nor_told_from_samples():
     """What the first iterations of a block pay for, the samples do not."""
     calls = 0
 
-    def iterate(inputs: Inputs) -> Outcome:
+    def iterate(inputs: Inputs) -> IterationOutput:
         nonlocal calls
         calls += 1
         if calls <= LEAD_IN:
             time.sleep(0.02)
-        return Outcome(None, None)
+        return IterationOutput(None, None)
 
     block = block_of(iterate, sets(2), samples=4, timer=ScriptedTimer([]))
     assert (len(block.host_us), len(block.device_us or [])) == (4, 4)
@@ -170,9 +170,9 @@ def test_a_block_is_measured_on_the_core_it_is_given_and_gives_it_back():
     core = min(before)
     seen = []
 
-    def iterate(inputs: Inputs) -> Outcome:
+    def iterate(inputs: Inputs) -> IterationOutput:
         seen.append(os.sched_getaffinity(0))
-        return Outcome(None, None)
+        return IterationOutput(None, None)
 
     block = measure_block(
         iterate, sets(2), HostTimer(), index=0, turn=0, samples=1, throughput_iterations=1,
@@ -189,7 +189,7 @@ def test_a_core_that_cannot_be_had_is_not_noted(monkeypatch):
 
     monkeypatch.setattr(os, "sched_setaffinity", refused)
     block = measure_block(
-        lambda inputs: Outcome(None, None), sets(2), HostTimer(), index=0, turn=0, samples=1,
+        lambda inputs: IterationOutput(None, None), sets(2), HostTimer(), index=0, turn=0, samples=1,
         throughput_iterations=0, read_gpu=lambda: None, core=0,
     )  # fmt: skip
     assert block.core is None
@@ -198,8 +198,8 @@ def test_a_core_that_cannot_be_had_is_not_noted(monkeypatch):
 def test_the_time_of_an_iteration_is_that_of_most():
     naps = iter([0.05, 0.002, 0.002, 0.002, 0.002])
 
-    def iterate(inputs: Inputs) -> Outcome:
+    def iterate(inputs: Inputs) -> IterationOutput:
         time.sleep(next(naps))
-        return Outcome(None, None)
+        return IterationOutput(None, None)
 
     assert 2_000 <= iteration_us(iterate, sets(2), HostTimer()) < 20_000

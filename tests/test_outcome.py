@@ -17,7 +17,7 @@ from optimizations.torch_internals.outcome import FORWARD_NOT_CAPTURED, NO_CUDA_
 @pytest.fixture
 def stock(monkeypatch: pytest.MonkeyPatch) -> Any:
     """PyTorch's method, doing nothing."""
-    owner, attribute = torch_internals.place("post_compile")
+    owner, attribute = torch_internals.holder_of("post_compile")
 
     def post_compile(graph: Any, inputs: Any, constants: Any, settings: Any) -> str:
         return "done"
@@ -27,7 +27,7 @@ def stock(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def _present() -> Any:
-    owner, attribute = torch_internals.place("post_compile")
+    owner, attribute = torch_internals.holder_of("post_compile")
     return vars(owner)[attribute]
 
 

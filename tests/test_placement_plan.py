@@ -9,7 +9,7 @@ import pytest
 
 from optimizations import Options
 from optimizations.placement.plan import GUARDED_LIMIT_BYTES, Plan, plan
-from optimizations.placement.residency import Node, Residency
+from optimizations.placement.residency import Residency, ResidentNode
 from optimizations.placement.sources import Guard, InputSource, SourceKind
 
 GPU = "cuda:0"
@@ -19,7 +19,7 @@ class Graph:
     """Builds records by name; storages are fresh unless shared by `shares`."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, ResidentNode] = {}
         self.inputs: set[int] = set()
         self.next_storage = 0
 
@@ -40,7 +40,7 @@ class Graph:
         fields.setdefault("shape", (3,))
         fields.setdefault("dtype", "float32")
         fields.setdefault("value_bytes", 12)
-        self.nodes[name] = Node(
+        self.nodes[name] = ResidentNode(
             name=name,
             op=op,
             operation=name,

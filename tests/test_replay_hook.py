@@ -129,7 +129,7 @@ class _PartitionedGraph:
 
 
 def names_in_place() -> list[Any]:
-    places = [torch_internals.place(name) for name in DISPATCHED]
+    places = [torch_internals.holder_of(name) for name in DISPATCHED]
     return [getattr(owner, attribute) for owner, attribute in places]
 
 

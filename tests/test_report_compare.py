@@ -8,7 +8,7 @@ from fixtures.synthetic_results import block, cell, environment, failed_cell, me
 from suite import stats
 from suite.errors import EncoreError
 from suite.report import compare
-from suite.report.compare import Kernels, Metric
+from suite.report.compare import Kernels, TimeKind
 from suite.report.load import Run
 from suite.schema import Grouping, Status
 
@@ -17,7 +17,7 @@ def run_of(*cells):
     return Run(environment(), cells)
 
 
-def only(comparisons, mode, baseline, metric=Metric.LATENCY):
+def only(comparisons, mode, baseline, metric=TimeKind.LATENCY):
     (item,) = [one for one in comparisons if (one.cell.mode, one.baseline, one.metric) == (mode, baseline, metric)]
     return item
 
@@ -69,7 +69,7 @@ def test_device_time_has_a_verdict_of_its_own():
     )
     comparisons = compare.compare(run)
     assert only(comparisons, "graph", "compile").verdict is stats.Verdict.FAST
-    assert only(comparisons, "graph", "compile", Metric.DEVICE).verdict is stats.Verdict.SAME
+    assert only(comparisons, "graph", "compile", TimeKind.DEVICE).verdict is stats.Verdict.SAME
 
 
 def test_throughput_is_compared_apart():
@@ -79,7 +79,7 @@ def test_throughput_is_compared_apart():
     )
     comparisons = compare.compare(run)
     assert only(comparisons, "graph", "compile").ratio.value == pytest.approx(1)
-    assert only(comparisons, "graph", "compile", Metric.THROUGHPUT).ratio.value == pytest.approx(3)
+    assert only(comparisons, "graph", "compile", TimeKind.THROUGHPUT).ratio.value == pytest.approx(3)
 
 
 def test_modes_measured_in_pairs_use_the_baselines_blocks_of_their_pair():
@@ -111,7 +111,7 @@ def test_modes_of_a_half_are_compared_over_blocks_of_that_half():
     found = {
         (item.cell.mode, item.baseline): (item.ratio.value, item.alternating)
         for item in compare.compare(run)
-        if item.metric is Metric.LATENCY
+        if item.metric is TimeKind.LATENCY
     }
     assert found == {
         ("graph", "compile"): (pytest.approx(2), True),
@@ -208,7 +208,7 @@ def workloads_run(*, lacking: str | None = None):
 
 def test_geometric_means_count_their_workloads():
     means = compare.mean_speedups(compare.compare(workloads_run()))
-    shown = {(one.mode, one.baseline, one.common): one.mean for one in means if one.metric is Metric.LATENCY}
+    shown = {(one.mode, one.baseline, one.common): one.mean for one in means if one.metric is TimeKind.LATENCY}
     assert shown.keys() == {("eager", "compile", False), ("graph", "compile", False)}
     assert shown["graph", "compile", False].value == pytest.approx(4)
     assert shown["graph", "compile", False].count == 3
@@ -216,7 +216,7 @@ def test_geometric_means_count_their_workloads():
 
 def test_where_modes_lack_workloads_means_are_also_given_over_the_common_ones():
     means = compare.mean_speedups(compare.compare(workloads_run(lacking="C")))
-    shown = {(one.mode, one.common): one.mean for one in means if one.metric is Metric.LATENCY}
+    shown = {(one.mode, one.common): one.mean for one in means if one.metric is TimeKind.LATENCY}
     assert {key: mean.count for key, mean in shown.items()} == {
         ("eager", False): 3,
         ("eager", True): 2,

@@ -17,7 +17,7 @@ from fixtures.synthetic_results import (
     metrics,
 )
 
-from suite.explain.records import Copy
+from suite.explain.records import ExplainedCopy
 from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables
 from suite.report.load import Run
 from suite.report.published import load_published
@@ -237,8 +237,8 @@ def test_tiny_and_changed_models_have_no_published_coverage_beside_them():
 def test_scalars_passed_by_value_are_no_copies_and_unknown_sizes_no_zero():
     graph = explanation().graphs[0]
     copies = [
-        Copy(node="a", kind="scalar", copied_bytes=8, blocking=False, source_line=None),
-        Copy(node="b", kind="implicit", copied_bytes=None, blocking=True, source_line=None),
+        ExplainedCopy(node="a", kind="scalar", copied_bytes=8, blocking=False, source_line=None),
+        ExplainedCopy(node="b", kind="implicit", copied_bytes=None, blocking=True, source_line=None),
     ]
     found = row(
         explain_tables.obstacles([explanation(graphs=[graph.model_copy(update={"copies": copies})])], PUBLISHED)

@@ -26,7 +26,7 @@ from suite.interrupt import Interrupted, interruptible
 from suite.modes import MODES, Mode
 from suite.progress import LineDisplay
 from suite.run_writer import RunWriter
-from suite.runner import Outcome, Runner, plan_jobs
+from suite.runner import Runner, RunOutcome, plan_jobs
 from suite.schema import Cell, Correctness, Grouping, Status
 from suite.settings import RunSettings
 from suite.store import CannotWrite, read_run
@@ -51,7 +51,7 @@ class Bench:
         fits: int | None = None,
         settings: RunSettings = SETTINGS,
         **options: Any,
-    ) -> Outcome:
+    ) -> RunOutcome:
         if self.path.exists():
             writer, _ = RunWriter.reopen(self.path)
         else:

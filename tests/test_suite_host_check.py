@@ -14,16 +14,16 @@ import pytest
 from fixtures.fake_runs import fake_worker
 from rich.console import Console
 
-from host_tuning import Finding, Verdict
+from host_tuning import Disturbance, Finding
 from suite import host_check
 from suite.host_check import HOST_CHECK, record_host_check
 from suite.store import CannotWrite, read_run
 
 FAKE_ENCORE = Path(__file__).parent / "fixtures" / "fake_encore.py"
 FINDINGS = (
-    Finding("smt", Verdict.WARN, "on", "A neighbour slows Python down.", "tune --smt-off"),
-    Finding("turbo", Verdict.OK, "off", "Turbo depends on others."),
-    Finding("governor", Verdict.UNKNOWN, "no cpufreq", "A governor lowers the frequency."),
+    Finding("smt", Disturbance.WARN, "on", "A neighbour slows Python down.", "tune --smt-off"),
+    Finding("turbo", Disturbance.OK, "off", "Turbo depends on others."),
+    Finding("governor", Disturbance.UNKNOWN, "no cpufreq", "A governor lowers the frequency."),
 )
 
 

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optimizations.appliers.protocol import ApplierTools, Attached, Cell, Gpu, NodeUpdate, Place
+from optimizations.appliers.protocol import AddressCell, AddressPlace, ApplierTools, Attached, Gpu, NodeUpdate
 from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph, LaunchParameters
 from optimizations.captured.graph import WORD_BYTES, KernelNode, MemcpyNode, Node
@@ -54,7 +54,7 @@ class HostUpdates:
 
     def __init__(self, updates: Sequence[NodeUpdate], executable: Any) -> None:
         self._executable = executable
-        self._places: dict[int, list[tuple[Cell, int, int, NodeUpdate]]] = defaultdict(list)
+        self._places: dict[int, list[tuple[AddressCell, int, int, NodeUpdate]]] = defaultdict(list)
         for update in updates:
             for place in update.places:
                 self._places[place.input].append((place.cell, place.delta, place.size_bytes, update))
@@ -102,11 +102,11 @@ class _KernelUpdate:
             if use.kind is UseKind.TENSOR_MAP:
                 data = record.parameters[use.parameter].data[use.byte_offset : use.byte_offset + TENSOR_MAP_BYTES]
                 where = self._parameters.place(use.parameter, use.byte_offset, TENSOR_MAP_BYTES)
-                cell: Cell = TensorMapCell(where, data, replace_address)
-                self.places.append(Place(use.input, use.delta, TENSOR_MAP_BYTES, cell))
+                cell: AddressCell = TensorMapCell(where, data, replace_address)
+                self.places.append(AddressPlace(use.input, use.delta, TENSOR_MAP_BYTES, cell))
             else:
                 cell = self._parameters.word(use.parameter, use.byte_offset)
-                self.places.append(Place(use.input, use.delta, WORD_BYTES, cell))
+                self.places.append(AddressPlace(use.input, use.delta, WORD_BYTES, cell))
 
     def set(self, executable: Any) -> None:
         check(self._call, executable, self._handle, self._launch)
@@ -136,7 +136,7 @@ class _MemcpyUpdate:
         self._copy = check(target.driver.cuGraphMemcpyNodeGetParams, self._handle)
         fields = {UseKind.MEMCPY_SOURCE: "srcDevice", UseKind.MEMCPY_DESTINATION: "dstDevice"}
         self.places = [
-            Place(use.input, use.delta, WORD_BYTES, _Field(self._copy, fields[use.kind])) for use in node.uses
+            AddressPlace(use.input, use.delta, WORD_BYTES, _Field(self._copy, fields[use.kind])) for use in node.uses
         ]
 
     def set(self, executable: Any) -> None:
@@ -149,7 +149,7 @@ class _MemsetUpdate:
         self._handle = target.handle(node.node)
         self._context = target.context
         self._fill = check(target.driver.cuGraphMemsetNodeGetParams, self._handle)
-        self.places = [Place(use.input, use.delta, WORD_BYTES, _Field(self._fill, "dst")) for use in node.uses]
+        self.places = [AddressPlace(use.input, use.delta, WORD_BYTES, _Field(self._fill, "dst")) for use in node.uses]
 
     def set(self, executable: Any) -> None:
         check(self._call, executable, self._handle, self._fill, self._context)

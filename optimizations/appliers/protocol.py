@@ -64,16 +64,16 @@ class ApplierTools(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AddressPlace:
     """A cell, `size_bytes` long, that holds the address of `input` plus `delta`."""
 
     input: int
     delta: int
     size_bytes: int
-    cell: Cell
+    cell: AddressCell
 
 
-class Cell(Protocol):
+class AddressCell(Protocol):
     """Where an address goes."""
 
     value: Any
@@ -83,7 +83,7 @@ class NodeUpdate(Protocol):
     """A node that can be set again and again."""
 
     @property
-    def places(self) -> Iterable[Place]:
+    def places(self) -> Iterable[AddressPlace]:
         """Everything that depends on an address."""
 
     def set(self, executable: Any) -> None:

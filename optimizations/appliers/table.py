@@ -22,7 +22,7 @@ import torch
 
 from optimizations.appliers.cubin_cache import CubinCache
 from optimizations.appliers.nvrtc import compile_cubin
-from optimizations.appliers.protocol import Cell, Place
+from optimizations.appliers.protocol import AddressCell, AddressPlace
 from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.captured.graph import WORD_BYTES
@@ -120,7 +120,9 @@ class TableNode:
             [pointer(table_address + start), unsigned(count), bytes(capacity * WORD_BYTES)]
         )
         self.places = [
-            Place(slot.input, slot.delta, slot.size_bytes, self._cell(slot, slot.offset_bytes - start, replace_address))
+            AddressPlace(
+                slot.input, slot.delta, slot.size_bytes, self._cell(slot, slot.offset_bytes - start, replace_address)
+            )
             for slot in slots
         ]
         blocks = -(-count // THREADS_PER_BLOCK)
@@ -129,7 +131,7 @@ class TableNode:
         self._set_enabled = target.driver.cuGraphNodeSetEnabled
         self._enabled = True
 
-    def _cell(self, slot: Slot, offset: int, replace_address: ReplaceAddress | None) -> Cell:
+    def _cell(self, slot: Slot, offset: int, replace_address: ReplaceAddress | None) -> AddressCell:
         if slot.tensor_map is None:
             return self._parameters.word(_WORDS, offset)
         return TensorMapCell(self._parameters.place(_WORDS, offset, slot.size_bytes), slot.tensor_map, replace_address)

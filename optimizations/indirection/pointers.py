@@ -304,7 +304,7 @@ class _Search:
         for origin in origins:
             self._uses[origin.input].append(PointerUse(path, parameter, offset, origin.input, origin.delta, kind))
             if owned:
-                message = f"{_place(path, parameter, offset)} may be its address or one in the graph's own memory"
+                message = f"{_location(path, parameter, offset)} may be its address or one in the graph's own memory"
                 self._against[origin.input].append(Reason(ReasonCode.AMBIGUOUS, message))
         return bool(origins) or owned
 
@@ -312,7 +312,7 @@ class _Search:
         in_step = self._moves.in_step(first, second)
         for origin in in_step:
             message = (
-                f"{_place(path, parameter, offset)} moved with it but points {origin.delta} bytes from its start, "
+                f"{_location(path, parameter, offset)} moved with it but points {origin.delta} bytes from its start, "
                 f"outside its {self._moves.size_bytes(origin.input)} bytes"
             )
             self._against[origin.input].append(Reason(ReasonCode.OUTSIDE, message))
@@ -363,12 +363,12 @@ class _Search:
             word = self._unexplained[0]
             yield Reason(
                 ReasonCode.UNEXPLAINED,
-                f"{_place(word.node, word.parameter, word.byte_offset)} changed between the captures and no input "
+                f"{_location(word.node, word.parameter, word.byte_offset)} changed between the captures and no input "
                 f"explains it ({len(self._unexplained)} such words)",
             )
         if not used:
             yield Reason(ReasonCode.NO_USE, "no use of its address was found: it is unused, or reached unseen")
 
 
-def _place(path: NodePath, parameter: int, offset: int) -> str:
+def _location(path: NodePath, parameter: int, offset: int) -> str:
     return f"node {format_path(path)}, parameter {parameter}, byte {offset}"

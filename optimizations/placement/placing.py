@@ -15,7 +15,7 @@ from optimizations.placement.feed_plan import FeedPlan
 from optimizations.placement.observe import CannotObserve, Observation, observe
 from optimizations.placement.operators import tensors_in
 from optimizations.placement.plan import Hoist, Plan, plan
-from optimizations.placement.residency import Node, Residency, residency
+from optimizations.placement.residency import Residency, ResidentNode, residency
 from optimizations.placement.rewrite import RewriteFailed, Rewritten, rewrite
 from optimizations.placement.sources import input_sources
 from optimizations.report import Copy, CpuNode, Hoisted, Left, PlacementReport, Staged
@@ -199,7 +199,7 @@ class _Attempts:
             copies_before=tuple(self.graph.copies()),
         )
 
-    def _cpu_node(self, node: Node) -> CpuNode:
+    def _cpu_node(self, node: ResidentNode) -> CpuNode:
         kind = self.graph.kind(node)
         return CpuNode(node.name, node.operation, kind, node.shape, node.dtype, node.source_line)
 

@@ -15,7 +15,7 @@ from typing import Literal
 from optimizations.byte_units import format_bytes
 from optimizations.options import Options
 from optimizations.placement.regions import Memory, Regions, regions
-from optimizations.placement.residency import MIXED, Node, Residency
+from optimizations.placement.residency import MIXED, Residency, ResidentNode
 from optimizations.placement.sources import VALUE_GUARD_LIMIT_BYTES, Guard, SourceKind
 from optimizations.report import HoistedForm, Left
 
@@ -176,10 +176,10 @@ class _Planner:
             found = keep
 
     @staticmethod
-    def _could_be_hoisted(node: Node) -> bool:
+    def _could_be_hoisted(node: ResidentNode) -> bool:
         return node.on_cpu and node.static and not node.random_on_cpu and not node.host_reads
 
-    def _memory_settled(self, node: Node, found: set[str]) -> bool:
+    def _memory_settled(self, node: ResidentNode, found: set[str]) -> bool:
         """Whether all that shares or writes its memory is hoisted too, and nobody else reads before the last write."""
         for storage in (node.storages | node.writes) - self.graph.input_storages:
             if not found.issuperset(self.memory.users(storage)):
@@ -243,7 +243,7 @@ class _Planner:
                 how[value], staged = "stage", staged + size
         return how
 
-    def _against_feeding(self, node: Node) -> str | None:
+    def _against_feeding(self, node: ResidentNode) -> str | None:
         if node.device == MIXED:
             return "its values are on several devices"
         if node.requires_grad:
@@ -270,7 +270,7 @@ class _Planner:
     def _work_bytes(self, value: str) -> int:
         return sum(self.nodes[name].value_bytes or 0 for name in self._needed_for(value))
 
-    def _against_reader(self, node: Node) -> str | None:
+    def _against_reader(self, node: ResidentNode) -> str | None:
         """Why an operation cannot take its CPU operands from the GPU."""
         if node.name in self.vetoes:
             return self.vetoes[node.name]
@@ -280,7 +280,7 @@ class _Planner:
             return "reads values on the host"
         return node.gpu_obstacle or self._against_times(node)
 
-    def _against_times(self, node: Node) -> str | None:
+    def _against_times(self, node: ResidentNode) -> str | None:
         """What is sent over before the graph must be what the operation would read in its place."""
         for operand in self._cpu_operands(node.name):
             for writer in self.memory.written_by(self.nodes[operand].storages):
@@ -335,7 +335,7 @@ class _Planner:
             moved += size if reason is None else 0
             yield _Component(members, blocker, reason)
 
-    def _against_moving(self, node: Node, members: set[str], how: Mapping[str, str]) -> str | None:
+    def _against_moving(self, node: ResidentNode, members: set[str], how: Mapping[str, str]) -> str | None:
         reason = self.vetoes.get(node.name) or self.regions.reasons.get(node.name)
         if reason is not None:
             return reason
@@ -417,7 +417,7 @@ class _Planner:
                     pending.append(name)
         return sorted(needed, key=self.order.__getitem__)
 
-    def _must_stay_a_copy(self, node: Node) -> bool:
+    def _must_stay_a_copy(self, node: ResidentNode) -> bool:
         changes_device = any(
             operand.device != node.device for operand in map(self.nodes.__getitem__, node.operands) if operand.tensors
         )

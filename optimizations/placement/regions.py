@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from optimizations.placement.residency import MIXED, Node, Residency
+from optimizations.placement.residency import MIXED, Residency, ResidentNode
 
 RANDOM_NUMBERS = -1
 """The CPU's generator, as memory that every draw writes."""
@@ -112,19 +112,19 @@ def _order(graph: Residency) -> dict[str, frozenset[str]]:
     return precede
 
 
-def _is_candidate(node: Node) -> bool:
+def _is_candidate(node: ResidentNode) -> bool:
     """CPU operations, checks of CPU values, and arithmetic on sizes and numbers."""
     if not node.is_call or node.switches:
         return False
     return node.device in ("cpu", MIXED) or (node.device is None and (node.reads_nothing or bool(node.host_reads)))
 
 
-def _is_on_gpu(earlier: Node, node: Node) -> bool:
+def _is_on_gpu(earlier: ResidentNode, node: ResidentNode) -> bool:
     """Whether `node` has to wait for a value on the GPU. The size of an input is known before the graph."""
     return (earlier.on_gpu or earlier.device == MIXED) and (earlier.is_call or not node.reads_nothing)
 
 
-def _against_both(graph: Residency, node: Node) -> str | None:
+def _against_both(graph: Residency, node: ResidentNode) -> str | None:
     if node.opaque is not None:
         return node.opaque
     if node.device == MIXED:
@@ -136,7 +136,7 @@ def _against_both(graph: Residency, node: Node) -> str | None:
     return None
 
 
-def _against_before(node: Node) -> str | None:
+def _against_before(node: ResidentNode) -> str | None:
     return "requires a gradient, which has to arrive on the CPU" if node.requires_grad else None
 
 

@@ -28,7 +28,7 @@ MIXED = "several devices"
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ResidentNode:
     """One node of a graph.
 
     Attributes:
@@ -102,21 +102,21 @@ class Residency:
         node_count: nodes of the graph, all kinds.
     """
 
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, ResidentNode]
     returned: tuple[str, ...]
     devices: tuple[str, ...]
     differentiable: bool
     node_count: int
     input_storages: frozenset[int] = field(default=frozenset())
 
-    def kind(self, node: Node) -> CpuKind:
+    def kind(self, node: ResidentNode) -> CpuKind:
         """Where a CPU value comes from, as reports say it."""
         if node.source is not None:
             return "attribute" if node.source.kind == "attribute" else "argument"
         reads_tensors = any(self.nodes[operand].tensors for operand in node.operands)
         return "computed" if reads_tensors else "constant"
 
-    def cpu_nodes(self) -> Iterator[Node]:
+    def cpu_nodes(self) -> Iterator[ResidentNode]:
         """The nodes whose value lives on the CPU, in order."""
         return (node for node in self.nodes.values() if node.on_cpu and node.tensors)
 
@@ -130,7 +130,7 @@ class Residency:
                     yield _copy(node, value, transfers)
 
 
-def _copy(node: Node, value: Node, transfers: bool) -> Copy:
+def _copy(node: ResidentNode, value: ResidentNode, transfers: bool) -> Copy:
     by_value = not transfers and value.shape == ()
     kind: CopyKind = "copy" if transfers else "scalar" if by_value else "implicit"
     blocking = not by_value and not node.asynchronous
@@ -147,7 +147,7 @@ def residency(
     differentiable = _differentiable(graph_module, any(requires_grad.values()), observation)
     if not differentiable:
         requires_grad = {}
-    nodes: dict[str, Node] = {}
+    nodes: dict[str, ResidentNode] = {}
     returned: tuple[str, ...] = ()
     count = 0
     for fx_node in graph_module.graph.nodes:
@@ -183,9 +183,9 @@ def _node(
     observation: Observation,
     sources: Mapping[str, InputSource],
     requires_grad: Mapping[str, bool],
-    earlier: Mapping[str, Node],
+    earlier: Mapping[str, ResidentNode],
     differentiable: bool,
-) -> Node:
+) -> ResidentNode:
     name = fx_node.name
     facts = observation.tensors[name]
     effects = observation.effects[name]
@@ -196,7 +196,7 @@ def _node(
     symbolic = any(not earlier[operand].tensors for operand in operands) or not all(_is_static(f) for f in facts)
     single = facts[0] if len(facts) == 1 else None
     source = sources.get(name) if facts else None
-    return Node(
+    return ResidentNode(
         name=name,
         op=fx_node.op,
         operation=source.text if source is not None else _operation(fx_node),
@@ -254,7 +254,7 @@ def _requires_grad(
     fx_node: torch.fx.Node,
     facts: Sequence[TensorFacts],
     requires_grad: Mapping[str, bool],
-    earlier: Mapping[str, Node],
+    earlier: Mapping[str, ResidentNode],
 ) -> bool:
     """What Dynamo saw, which knows where gradients are switched off; without it, whether any operand requires one."""
     if not fx_node.op.startswith("call_"):

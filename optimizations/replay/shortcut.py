@@ -127,7 +127,7 @@ def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
 
     Dynamo holds its compile lock meanwhile, so nothing else is compiled.
     """
-    owner, attribute = torch_internals.place("runtime_wrapper_post_compile")
+    owner, attribute = torch_internals.holder_of("runtime_wrapper_post_compile")
     stock = getattr(owner, attribute)
 
     @functools.wraps(stock)

@@ -20,7 +20,7 @@ _RECOMPILES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class PlacementExplanation:
     """Placement of each FX graph of one call, in the order Dynamo made them. `str` gives it as text."""
 
     graphs: tuple[PlacementReport, ...]
@@ -36,7 +36,7 @@ def explain(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
-) -> Explanation:
+) -> PlacementExplanation:
     """See `optimizations.explain`."""
     torch_internals.require_supported()
     settings = Options.parse(options)
@@ -48,7 +48,7 @@ def explain(
 
     with torch_internals.dynamo_config.patch(recompile_limit=_RECOMPILES):
         torch.compile(program, backend=collect)(*args, **kwargs)
-    return Explanation(tuple(graphs))
+    return PlacementExplanation(tuple(graphs))
 
 
 def _lines(index: int, graph: PlacementReport) -> Iterator[str]:

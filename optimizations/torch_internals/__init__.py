@@ -333,7 +333,7 @@ def resolve(name: str) -> Any:
     return value
 
 
-def place(name: str) -> tuple[Any, str]:
+def holder_of(name: str) -> tuple[Any, str]:
     """The object that holds an entry, and the attribute it has there.
 
     Raises:
@@ -357,7 +357,7 @@ def replaced(name: str, value: Any) -> Iterator[None]:
     Raises:
         UnsupportedTorch: this PyTorch does not have it.
     """
-    with replaced_attribute(*place(name), value):
+    with replaced_attribute(*holder_of(name), value):
         yield
 
 

@@ -117,7 +117,7 @@ class _Observer:
         with self._lock:
             if not self._blocks:
                 for name, observing in _OBSERVED.items():
-                    owner, attribute = torch_internals.place(name)
+                    owner, attribute = torch_internals.holder_of(name)
                     self._stock[name] = getattr(owner, attribute)
                     self._observing[name] = observing(self._stock[name])
                     setattr(owner, attribute, self._observing[name])
@@ -127,7 +127,7 @@ class _Observer:
         with self._lock:
             self._blocks -= 1
             for name in () if self._blocks else _OBSERVED:
-                owner, attribute = torch_internals.place(name)
+                owner, attribute = torch_internals.holder_of(name)
                 # Someone may have put a wrapper of their own around the method; it then stays, and passes on.
                 if getattr(owner, attribute) is self._observing[name]:
                     setattr(owner, attribute, self._stock[name])

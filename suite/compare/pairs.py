@@ -25,7 +25,7 @@ from suite.compare.sides import Side
 from suite.compare.surroundings import STOCK_SOFTWARE, Difference, differences
 from suite.errors import EncoreError, WrongUse
 from suite.modes import MODES
-from suite.report.compare import COMPARABLE, Kernels, Metric, compare_kernels
+from suite.report.compare import COMPARABLE, Kernels, TimeKind, compare_kernels
 from suite.report.load import cell_label, mode_order
 from suite.report.provenance import of_run
 from suite.schema import Block, Cell, Grouping, Status
@@ -37,7 +37,7 @@ _SHAPE = ("task", "batch", "dtype_policy", "device", "parameters", "input_bytes"
 """Fields of a cell that must agree: with another batch it is another workload."""
 
 
-class Outcome(StrEnum):
+class PairKind(StrEnum):
     """What became of a pair. REGRESSION: slower beyond floor and threshold, or it passed and now fails. OTHER_KERNELS:
     a ratio without a verdict, because the kernels were tuned otherwise.
     """
@@ -59,7 +59,7 @@ class Pair:
     label: str
     base_mode: str
     new_mode: str
-    outcome: Outcome
+    outcome: PairKind
     ratio: stats.Ratio | None = None
     floor: float | None = None
     verdict: stats.Verdict | None = None
@@ -80,7 +80,7 @@ class Comparison:
 
     base: str
     new: str
-    metric: Metric
+    metric: TimeKind
     threshold: float
     differences: tuple[Difference, ...]
     remarks: tuple[str, ...]
@@ -89,11 +89,11 @@ class Comparison:
 
     @property
     def regressions(self) -> tuple[Pair, ...]:
-        return tuple(pair for pair in self.pairs if pair.outcome is Outcome.REGRESSION)
+        return tuple(pair for pair in self.pairs if pair.outcome is PairKind.REGRESSION)
 
 
 def compare_sides(
-    base: Side, new: Side, metric: Metric = Metric.LATENCY, threshold: float = DEFAULT_THRESHOLD
+    base: Side, new: Side, metric: TimeKind = TimeKind.LATENCY, threshold: float = DEFAULT_THRESHOLD
 ) -> Comparison:
     """Compares two runs mode by mode, or one mode with another.
 
@@ -213,20 +213,20 @@ def _comparable(ours: Cell | None, theirs: Cell | None) -> bool:
     )
 
 
-def _samples(blocks: Sequence[Block], metric: Metric) -> dict[tuple[int, int], list[float]]:
+def _samples(blocks: Sequence[Block], metric: TimeKind) -> dict[tuple[int, int], list[float]]:
     """Samples by process and block."""
 
     def of(block: Block) -> list[float]:
-        if metric is Metric.LATENCY:
+        if metric is TimeKind.LATENCY:
             return block.host_us
-        if metric is Metric.DEVICE:
+        if metric is TimeKind.DEVICE:
             return block.device_us or []
         return [] if block.throughput_us is None else [block.throughput_us]
 
     return {(block.process, block.index): samples for block in blocks if (samples := of(block))}
 
 
-def _ratio(ours: Cell | None, theirs: Cell | None, metric: Metric, same_run: bool) -> _Measured | None:
+def _ratio(ours: Cell | None, theirs: Cell | None, metric: TimeKind, same_run: bool) -> _Measured | None:
     """How many times faster NEW is. Only modes of one run that alternated are paired block by block."""
     if ours is None or theirs is None:
         return None
@@ -311,7 +311,7 @@ def _judged(
         label,
         ours.mode,
         theirs.mode,
-        Outcome.OTHER_KERNELS if measured.is_retuned else Outcome.REGRESSION if slower else Outcome.COMPARED,
+        PairKind.OTHER_KERNELS if measured.is_retuned else PairKind.REGRESSION if slower else PairKind.COMPARED,
         measured.ratio,
         floor,
         verdict,
@@ -330,11 +330,11 @@ def _remarks(ours: Cell, theirs: Cell, ran: Kernels) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-def _without_ratio(label: str, base: Side, new: Side, ours: Cell | None, theirs: Cell | None, metric: Metric) -> Pair:
+def _without_ratio(label: str, base: Side, new: Side, ours: Cell | None, theirs: Cell | None, metric: TimeKind) -> Pair:
     either = ours or theirs
     assert either is not None, "a row is matched because a side has it"
     modes = [side.mode or (cell or either).mode for side, cell in ((base, ours), (new, theirs))]
-    outcome = Outcome.NOT_COMPARABLE
+    outcome = PairKind.NOT_COMPARABLE
     if ours is None or theirs is None:
         here, lacking, mode = ("BASE", new, modes[1]) if theirs is None else ("NEW", base, modes[0])
         planned = (either.workload, mode) in lacking.missing
@@ -342,7 +342,7 @@ def _without_ratio(label: str, base: Side, new: Side, ours: Cell | None, theirs:
     elif shape := _shape_differences(ours, theirs):
         reason = "; ".join(shape)
     elif ours.status is Status.PASS and theirs.status is not Status.PASS:
-        outcome, reason = Outcome.REGRESSION, f"passed in BASE, {theirs.status.value} in NEW"
+        outcome, reason = PairKind.REGRESSION, f"passed in BASE, {theirs.status.value} in NEW"
     elif ours.status is not Status.PASS:
         reason = f"{ours.status.value} in BASE, {theirs.status.value} in NEW"
     else:
@@ -354,6 +354,6 @@ def _geomeans(pairs: Sequence[Pair]) -> dict[str, stats.GeometricMean]:
     """Of each mode over the workloads that have a ratio of the same kernels, or of kernels nobody recorded."""
     ratios: dict[str, list[stats.Ratio]] = {}
     for pair in pairs:
-        if pair.ratio is not None and pair.outcome is not Outcome.OTHER_KERNELS:
+        if pair.ratio is not None and pair.outcome is not PairKind.OTHER_KERNELS:
             ratios.setdefault(pair.modes, []).append(pair.ratio)
     return {modes: stats.geometric_mean(found) for modes, found in ratios.items()}

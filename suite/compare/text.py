@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from suite.compare.pairs import Comparison, Outcome, Pair
+from suite.compare.pairs import Comparison, Pair, PairKind
 from suite.report.units import NOTHING, format_value
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ _Table = tuple[str, Sequence[Sequence[str]], Sequence[str]]
 def headline(comparison: Comparison) -> str:
     """One sentence: how many cells were compared, and how many are worse."""
     compared = sum(1 for pair in comparison.pairs if pair.ratio is not None)
-    left = sum(1 for pair in comparison.pairs if pair.outcome is Outcome.NOT_COMPARABLE)
+    left = sum(1 for pair in comparison.pairs if pair.outcome is PairKind.NOT_COMPARABLE)
     found = len(comparison.regressions)
-    other = sum(1 for pair in comparison.pairs if pair.outcome is Outcome.OTHER_KERNELS)
+    other = sum(1 for pair in comparison.pairs if pair.outcome is PairKind.OTHER_KERNELS)
     words = f"{found} regression{'s' * (found != 1)} beyond {comparison.threshold:.0%}"
     return f"{compared} cells measured in both, {other} of them with other kernels, {left} not comparable, {words}"
 
@@ -115,7 +115,7 @@ def _tables(comparison: Comparison) -> list[_Table]:
     failed = [(pair.label, pair.modes, pair.reason or "") for pair in comparison.regressions if pair.ratio is None]
     reasons: dict[tuple[str, str], list[str]] = {}
     for pair in comparison.pairs:
-        if pair.outcome is Outcome.NOT_COMPARABLE:
+        if pair.outcome is PairKind.NOT_COMPARABLE:
             reasons.setdefault((pair.label, pair.reason or ""), []).append(pair.modes)
     left = [(label, ", ".join(modes), reason) for (label, reason), modes in reasons.items()]
     found: list[_Table] = [
@@ -136,7 +136,7 @@ def _row(pair: Pair) -> tuple[str, ...]:
         format_value("base_us", pair.base_us),
         format_value("new_us", pair.new_us),
         f"{ratio.value:.3f} [{ratio.low:.3f}, {_end(ratio.high)}]" if ratio else NOTHING,
-        f"{verdict}, regression" if pair.outcome is Outcome.REGRESSION else verdict,
+        f"{verdict}, regression" if pair.outcome is PairKind.REGRESSION else verdict,
         NOTHING if pair.floor is None else f"{pair.floor:.1%}",
         "; ".join(pair.remarks),
     )

@@ -84,7 +84,7 @@ def replaced_on_move() -> Iterator[None]:
 
     PyTorch swaps the insides of fake parameters instead, which fails as soon as something holds a weak reference.
     """
-    _, method = torch_internals.place("module_apply")
+    _, method = torch_internals.holder_of("module_apply")
     moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     depth = 0
 

@@ -42,7 +42,7 @@ _ONE_CALL_LIMIT = "one call is traced: what is compiled anew for other shapes or
 
 
 @dataclass(slots=True)
-class Capture:
+class TracedCall:
     """What one call showed: FX graphs in Dynamo's order, breaks between them, and what stayed unseen.
 
     `lowered` keeps what Inductor generated for each graph, by setting. `failure` is what the program raised, if it did;
@@ -56,13 +56,13 @@ class Capture:
     failure: Exception | None = None
 
 
-def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTINGS) -> Capture:
+def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTINGS) -> TracedCall:
     """Trace one call of `program` and lower every FX graph for an H100 under each of `settings`, and after placement.
 
     Without settings nothing is lowered: graphs, CPU values, copies and breaks are seen, and that is quick.
     For a process of its own, because of `pretended_gpu`.
     """
-    found = Capture()
+    found = TracedCall()
     torch_internals.reset_dynamo()
     reasons = torch_internals.dynamo_utils.graph_break_reasons
     with (
@@ -108,7 +108,7 @@ def _functions_left_to_python(breaks: list[GraphBreak]) -> Iterator[None]:
         yield
 
 
-def _backend(found: Capture, settings: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
+def _backend(found: TracedCall, settings: Mapping[str, Mapping[str, Any]]) -> Callable[..., Any]:
     def collect(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         lowered: dict[str, LoweredGraph] = {}
         failures: dict[str, str] = {}

@@ -15,8 +15,8 @@ from models.instance import tensors_of
 from optimizations import torch_internals
 from optimizations.placement import residency_of
 from optimizations.placement.observe import CannotObserve
-from optimizations.placement.residency import Node, Residency, source_line
-from suite.explain.records import Copy, CpuKind, CpuNode, FxGraph, NonStaticInput
+from optimizations.placement.residency import Residency, ResidentNode, source_line
+from suite.explain.records import CpuKind, ExplainedCopy, ExplainedCpuNode, FxGraph, NonStaticInput
 from suite.source_line import short_line
 
 
@@ -55,7 +55,7 @@ def _residency(
         return None, str(error)
 
 
-def _cpu_nodes(residency: Residency) -> Iterator[CpuNode]:
+def _cpu_nodes(residency: Residency) -> Iterator[ExplainedCpuNode]:
     for node in residency.cpu_nodes():
         yield _cpu_node(node, residency.kind(node))
     for name in residency.returned:
@@ -63,10 +63,10 @@ def _cpu_nodes(residency: Residency) -> Iterator[CpuNode]:
             yield _cpu_node(residency.nodes[name], "output")
 
 
-def _cpu_node(node: Node, kind: CpuKind) -> CpuNode:
+def _cpu_node(node: ResidentNode, kind: CpuKind) -> ExplainedCpuNode:
     sizes = [size for size in node.shape or () if isinstance(size, int)]
     static = node.shape is not None and len(sizes) == len(node.shape)
-    return CpuNode(
+    return ExplainedCpuNode(
         node=node.name,
         operation=node.operation,
         kind=kind,
@@ -76,9 +76,9 @@ def _cpu_node(node: Node, kind: CpuKind) -> CpuNode:
     )
 
 
-def _copies(residency: Residency) -> Iterator[Copy]:
+def _copies(residency: Residency) -> Iterator[ExplainedCopy]:
     for copy in residency.copies():
-        yield Copy(
+        yield ExplainedCopy(
             node=copy.node,
             kind=copy.kind,
             copied_bytes=copy.copied_bytes,

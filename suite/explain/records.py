@@ -13,7 +13,7 @@ from suite.schema import NotCaptured, Record
 CpuKind = Literal["constant", "attribute", "argument", "computed", "output"]
 
 
-class CpuNode(Record):
+class ExplainedCpuNode(Record):
     """A node of an FX graph whose value lives on the CPU.
 
     `kind` is its source: made in the graph, read from a module or global, passed with each call, computed from other
@@ -31,7 +31,7 @@ class CpuNode(Record):
 CopyKind = Literal["copy", "implicit", "scalar"]
 
 
-class Copy(Record):
+class ExplainedCopy(Record):
     """A host-to-device copy each call makes. `blocking`: the host waits for it, as it does unless told otherwise.
 
     `kind`: the program asks for it (`copy`), or an operation on the GPU takes a CPU tensor, for example as an index
@@ -120,8 +120,8 @@ class FxGraph(Record):
 
     index: int
     operations: int
-    cpu_nodes: list[CpuNode]
-    copies: list[Copy]
+    cpu_nodes: list[ExplainedCpuNode]
+    copies: list[ExplainedCopy]
     non_static_inputs: list[NonStaticInput]
     non_static_input_bytes: int
     stock_captures: bool | None
@@ -157,7 +157,7 @@ class Explanation(Record):
     error: str | None
 
 
-class Answer(Record):
+class WorkerAnswer(Record):
     """What the process that explains a target hands back: an explanation, or what the user has to mend first."""
 
     explanation: Explanation | None = None

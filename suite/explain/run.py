@@ -23,7 +23,7 @@ from models import registry
 from models.registry import Size
 from suite import guard
 from suite.errors import WrongUse
-from suite.explain.records import Answer, Explanation
+from suite.explain.records import Explanation, WorkerAnswer
 from suite.explain.targets import Target, find_targets, unexplained
 from suite.store import CannotWrite, describe, make_folder, write_atomically
 from suite.supervise import Supervised, await_exit, end
@@ -227,7 +227,7 @@ class _Running:
 
     def _read(self) -> Explanation:
         try:
-            read = Answer.model_validate_json(self._answer.read_bytes())
+            read = WorkerAnswer.model_validate_json(self._answer.read_bytes())
         except (FileNotFoundError, ValidationError):
             return self._failed(f"the analysis {self.worker.exit_description()} while {self._step}")
         if read.wrong_use is not None:

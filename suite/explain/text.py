@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optimizations.byte_units import format_bytes
-from suite.explain.records import Copy, CpuNode, Explanation, FxGraph, Lowering, Placed, PlacedValue
+from suite.explain.records import ExplainedCopy, ExplainedCpuNode, Explanation, FxGraph, Lowering, Placed, PlacedValue
 from suite.modes import GRAPH_MODE
 
 MOST_ROWS = 16
@@ -114,11 +114,11 @@ def _value_row(value: PlacedValue) -> tuple[str, ...]:
     return (value.node, value.form, size, value.source_line or "")
 
 
-def _cpu_row(node: CpuNode) -> tuple[str, ...]:
+def _cpu_row(node: ExplainedCpuNode) -> tuple[str, ...]:
     return (node.operation, node.kind, _shape(node.shape), node.dtype or "", node.source_line or "")
 
 
-def _copy_row(copy: Copy) -> tuple[str, ...]:
+def _copy_row(copy: ExplainedCopy) -> tuple[str, ...]:
     size = "?" if copy.copied_bytes is None else format_bytes(copy.copied_bytes)
     return (copy.node, copy.kind, size, "yes" if copy.blocking else "no", copy.source_line or "")
 

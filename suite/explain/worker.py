@@ -18,8 +18,8 @@ from models import registry
 from optimizations.atomic_file import write_atomically
 from suite.errors import WrongUse
 from suite.explain.build import Program, build_program, build_workload
-from suite.explain.capture import Capture, capture, user_place
-from suite.explain.records import Answer, Explanation
+from suite.explain.capture import TracedCall, capture, user_place
+from suite.explain.records import Explanation, WorkerAnswer
 from suite.explain.steps import announce, announce_to
 from suite.explain.targets import Target, load_program, unexplained
 
@@ -37,9 +37,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
     try:
-        answer = Answer(explanation=explain(Target(options.target, options.variant, options.size)))
+        answer = WorkerAnswer(explanation=explain(Target(options.target, options.variant, options.size)))
     except WrongUse as error:
-        answer = Answer(wrong_use=str(error))
+        answer = WorkerAnswer(wrong_use=str(error))
     write_atomically(options.answer, answer.model_dump_json().encode())
 
 
@@ -54,7 +54,7 @@ def explain(target: Target) -> Explanation:
     except WrongUse:
         raise
     except Exception as failure:
-        found = Capture(failure=failure)
+        found = TracedCall(failure=failure)
     return unexplained(target, None if found.failure is None else _describe(found.failure)).model_copy(
         update={"graphs": found.graphs, "breaks": found.breaks, "limits": found.limits}
     )

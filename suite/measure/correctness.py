@@ -79,7 +79,7 @@ timm's stochastic depth has one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Agreement:
     """Outcome of comparing one or several inputs; the names are those of `suite.schema.Correctness`."""
 
     passed: bool
@@ -148,7 +148,7 @@ def judge(
     tolerance: float,
     roundoff: float,
     reference: Callable[[], Reference | None],
-) -> Verdict:
+) -> Agreement:
     """Verdict on the errors of one input.
 
     Args:
@@ -158,20 +158,20 @@ def judge(
         reference: called only if something exceeds `tolerance`; None if there is nothing to refer to.
     """
     if not compiled:
-        return Verdict(False, 0, math.inf, "(nothing to compare)", None)
+        return Agreement(False, 0, math.inf, "(nothing to compare)", None)
     worst = max(compiled, key=lambda name: compiled[name])
     suspects = [name for name, error in compiled.items() if not error <= tolerance]
     judged = reference() if suspects else None
     if judged is None:
-        return Verdict(not suspects, len(compiled), compiled[worst], worst, None)
+        return Agreement(not suspects, len(compiled), compiled[worst], worst, None)
     open_ones = [name for name in suspects if not judged.allows(name, roundoff)]
     refuted = [name for name in open_ones if not judged.is_open(name)]
     shown = max(refuted or open_ones or [worst], key=lambda name: compiled[name])
     undecided = bool(open_ones) and not refuted
-    return Verdict(not refuted, len(compiled), compiled[shown], shown, judged.eager.get(shown, 0.0), undecided)
+    return Agreement(not refuted, len(compiled), compiled[shown], shown, judged.eager.get(shown, 0.0), undecided)
 
 
-def combine(verdicts: Sequence[Verdict]) -> Verdict:
+def combine(verdicts: Sequence[Agreement]) -> Agreement:
     """One verdict over several inputs: passed if all are. The numbers are those of the worst, failed ones first."""
     shown = max(verdicts, key=lambda verdict: (not verdict.passed, verdict.max_relative_error))
     return replace(
@@ -183,7 +183,7 @@ def combine(verdicts: Sequence[Verdict]) -> Verdict:
 
 def compare_with_eager(
     compiled: Results, eager: Results, instance: Instance, inputs: Inputs, state: State, seed: int
-) -> Verdict:
+) -> Agreement:
     """Verdict on one input set."""
     dtype = compute_dtype(instance, inputs)
     tolerance, device = TOLERANCE[dtype], instance.device
@@ -204,10 +204,10 @@ def compare_with_eager(
 
     found = errors(compiled.tensors, eager.tensors, state, device=device, tolerance=tolerance)
     if wrong := misshapen(compiled.tensors, eager.tensors, state):
-        return Verdict(False, len(found), math.inf, wrong[0], None)
+        return Agreement(False, len(found), math.inf, wrong[0], None)
     for name, error in found.items():
         if error > tolerance and is_flat(compiled.tensors.get(name)) and not is_flat(eager.tensors.get(name)):
-            return Verdict(False, len(found), error, name, None)
+            return Agreement(False, len(found), error, name, None)
     return judge(found, tolerance, UNIT_ROUNDOFF[dtype], reference)
 
 
@@ -313,7 +313,7 @@ def compare_widened(
     *,
     uses_cuda_graphs: bool,
     calls: int,
-) -> Verdict:
+) -> Agreement:
     """Verdict on the program compiled in higher precision, against eager there: see Note [Useless references].
 
     Args:

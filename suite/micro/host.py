@@ -367,7 +367,7 @@ def _clocked_backend(case: Case, clocks: _Clocks) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _clocked_graphs(clocks: _Clocks) -> Iterator[None]:
     """A clock around the function of each graph that is compiled in the block."""
-    owner, attribute = torch_internals.place("post_compile")
+    owner, attribute = torch_internals.holder_of("post_compile")
     stock = getattr(owner, attribute)
 
     def post_compile(graph: Any, *arguments: Any, **keywords: Any) -> Any:

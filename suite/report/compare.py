@@ -16,7 +16,7 @@ from suite.report.load import Run, cell_label
 from suite.schema import Block, Cell, Grouping, Status
 
 
-class Metric(StrEnum):
+class TimeKind(StrEnum):
     """What is compared: host time of one iteration to completion, the time of the device in it, or the mean over
     iterations issued back to back."""
 
@@ -28,10 +28,10 @@ class Metric(StrEnum):
 Process = list[list[float]]
 """Samples of a process by block."""
 
-_SAMPLES: dict[Metric, Callable[[Block], list[float]]] = {
-    Metric.LATENCY: lambda block: block.host_us,
-    Metric.DEVICE: lambda block: block.device_us or [],
-    Metric.THROUGHPUT: lambda block: [] if block.throughput_us is None else [block.throughput_us],
+_SAMPLES: dict[TimeKind, Callable[[Block], list[float]]] = {
+    TimeKind.LATENCY: lambda block: block.host_us,
+    TimeKind.DEVICE: lambda block: block.device_us or [],
+    TimeKind.THROUGHPUT: lambda block: [] if block.throughput_us is None else [block.throughput_us],
 }
 
 
@@ -72,7 +72,7 @@ class Comparison:
 
     cell: Cell
     baseline: str
-    metric: Metric
+    metric: TimeKind
     ratio: stats.Ratio | None
     verdict: stats.Verdict | None
     alternating: bool
@@ -91,7 +91,7 @@ class MeanSpeedup:
 
     mode: str
     baseline: str
-    metric: Metric
+    metric: TimeKind
     common: bool
     mean: stats.GeometricMean
 
@@ -111,11 +111,11 @@ def compare(run: Run) -> tuple[Comparison, ...]:
         _compare_cell(run, cell, baseline, metric)
         for cell in run.cells
         for baseline in baselines(cell)
-        for metric in Metric
+        for metric in TimeKind
     )
 
 
-def against(run: Run, cell: Cell, mode: str, metric: Metric = Metric.LATENCY) -> Comparison:
+def against(run: Run, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY) -> Comparison:
     """A cell against any other mode of its row, a baseline of its own or not.
 
     Raises:
@@ -124,7 +124,7 @@ def against(run: Run, cell: Cell, mode: str, metric: Metric = Metric.LATENCY) ->
     return _compare_cell(run, cell, mode, metric)
 
 
-def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: Metric) -> Comparison | None:
+def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: TimeKind) -> Comparison | None:
     """The comparison of this cell with this baseline."""
     return next(
         (item for item in comparisons if item.cell is cell and item.baseline == baseline and item.metric is metric),
@@ -139,7 +139,7 @@ def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
     baseline and metric differ in that, each also has one over the workloads that all of these modes have, as only those
     can be set side by side; a mode without a single result is left out of this.
     """
-    ratios: dict[tuple[str, Metric], dict[str, dict[str, stats.Ratio]]] = {}
+    ratios: dict[tuple[str, TimeKind], dict[str, dict[str, stats.Ratio]]] = {}
     for item in comparisons:
         if item.ratio is not None and item.is_gain:
             modes = ratios.setdefault((item.baseline, item.metric), {})
@@ -156,7 +156,7 @@ def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
     return tuple(means)
 
 
-def compare_cells(cell: Cell, reference: Cell, metric: Metric) -> Comparison:
+def compare_cells(cell: Cell, reference: Cell, metric: TimeKind) -> Comparison:
     """One cell against another of its row, in the processes that both have.
 
     Raises:
@@ -175,7 +175,7 @@ def compare_cells(cell: Cell, reference: Cell, metric: Metric) -> Comparison:
     return Comparison(cell, reference.mode, metric, ratio, verdict, alternating, None, kernels)
 
 
-def _compare_cell(run: Run, cell: Cell, baseline: str, metric: Metric) -> Comparison:
+def _compare_cell(run: Run, cell: Cell, baseline: str, metric: TimeKind) -> Comparison:
     reference = run.find(cell_label(cell), baseline)
     missing = _missing(cell, baseline, reference)
     if missing is None and reference is not None:
@@ -215,7 +215,7 @@ def _missing(cell: Cell, baseline: str, reference: Cell | None) -> str | None:
     return None if reference.status is Status.PASS else f"{baseline}: {reference.status.value}"
 
 
-def _samples(cell: Cell, reference: Cell, metric: Metric) -> tuple[list[Process], list[Process], bool]:
+def _samples(cell: Cell, reference: Cell, metric: TimeKind) -> tuple[list[Process], list[Process], bool]:
     """Samples of both sides by process and block, and whether they were measured in turn."""
     if theirs := cell.baseline_blocks.get(reference.mode):
         alternating = True
@@ -228,7 +228,7 @@ def _samples(cell: Cell, reference: Cell, metric: Metric) -> tuple[list[Process]
     return [sides[0][process] for process in both], [sides[1][process] for process in both], alternating
 
 
-def _by_process(blocks: Sequence[Block], metric: Metric) -> dict[int, Process]:
+def _by_process(blocks: Sequence[Block], metric: TimeKind) -> dict[int, Process]:
     """Samples of each process that has any, in the order of its blocks."""
     found: dict[int, Process] = {}
     for block in blocks:

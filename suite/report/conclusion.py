@@ -15,7 +15,7 @@ from suite.explain.records import Explanation
 from suite.modes import GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
 from suite.report import provenance, same_program
 from suite.report.chart import Bar, Chart, Scale
-from suite.report.compare import Comparison, Kernels, MeanSpeedup, Metric
+from suite.report.compare import Comparison, Kernels, MeanSpeedup, TimeKind
 from suite.report.explain_tables import lowerings_of
 from suite.report.load import Run, cell_label
 from suite.schema import Cell, Status
@@ -73,10 +73,13 @@ def of_run(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpee
     modes = own or graphs or [mode for mode in run.modes if mode != baseline]
     mode = modes[-1] if modes else None
     items = [
-        item for item in comparisons if (item.cell.mode, item.baseline, item.metric) == (mode, baseline, Metric.LATENCY)
+        item
+        for item in comparisons
+        if (item.cell.mode, item.baseline, item.metric) == (mode, baseline, TimeKind.LATENCY)
     ]
     mean = next(
-        (m for m in means if (m.mode, m.baseline, m.metric, m.common) == (mode, baseline, Metric.LATENCY, False)), None
+        (m for m in means if (m.mode, m.baseline, m.metric, m.common) == (mode, baseline, TimeKind.LATENCY, False)),
+        None,
     )
     sentence = _sentence(run, mode, baseline, items, mean)
     chart = None if mode is None else _gain_chart(run, tuple(modes), baseline, comparisons)
@@ -203,7 +206,7 @@ def _gain_chart(run: Run, modes: tuple[str, ...], baseline: str, comparisons: Se
     stock = "stock CUDA graphs" if baseline == GRAPH_MODE else f"mode {baseline}"
     bars: dict[tuple[str, str], Bar] = {}
     for item in comparisons:
-        if item.cell.mode not in modes or (item.baseline, item.metric) != (baseline, Metric.LATENCY):
+        if item.cell.mode not in modes or (item.baseline, item.metric) != (baseline, TimeKind.LATENCY):
             continue
         key = cell_label(item.cell), item.cell.mode
         if item.ratio is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from suite.explain.records import Copy, Explanation, Lowering
+from suite.explain.records import ExplainedCopy, Explanation, Lowering
 from suite.modes import GRAPH_MODE, PLACEMENT_MODE
 from suite.report.load import FULL_SIZE, row_label
 from suite.report.published import PUBLISHED_VARIANT, Published
@@ -52,12 +52,12 @@ def is_as_published(explanation: Explanation) -> bool:
     return explanation.variant in (None, PUBLISHED_VARIANT) and explanation.size == FULL_SIZE
 
 
-def host_to_device(explanation: Explanation) -> list[Copy]:
+def host_to_device(explanation: Explanation) -> list[ExplainedCopy]:
     """Copies from host to device in one call. Scalars are not among them: they are passed by value."""
     return [copy for graph in explanation.graphs for copy in graph.copies if copy.kind != "scalar"]
 
 
-def total_bytes(copies: Sequence[Copy]) -> int | None:
+def total_bytes(copies: Sequence[ExplainedCopy]) -> int | None:
     """Bytes of all these copies; None if the size of one is not known."""
     sizes = [copy.copied_bytes for copy in copies if copy.copied_bytes is not None]
     return sum(sizes) if len(sizes) == len(copies) else None

@@ -10,7 +10,7 @@ from suite.modes import MODES, REFERENCE_MODE
 from suite.report import compare
 from suite.report.cell_tables import compile_conditions, host_median_us
 from suite.report.chart import Bar, Chart, Scale
-from suite.report.compare import Comparison, Kernels, MeanSpeedup, Metric
+from suite.report.compare import Comparison, Kernels, MeanSpeedup, TimeKind
 from suite.report.load import Run, cell_label, is_as_published, mode_order
 from suite.report.published import Published
 from suite.schema import Cell, Status
@@ -41,7 +41,7 @@ def speedup(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpe
     modes = tuple(mode for mode in run.modes if mode != REFERENCE_MODE)
     bars: dict[tuple[str, str], Bar] = {}
     for cell in run.cells:
-        item = compare.find(comparisons, cell, REFERENCE_MODE, Metric.LATENCY)
+        item = compare.find(comparisons, cell, REFERENCE_MODE, TimeKind.LATENCY)
         if item is None:
             continue
         paper = published.speedup("grace", cell.workload, cell.mode, REFERENCE_MODE) if is_as_published(cell) else None
@@ -57,7 +57,7 @@ def speedup(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpe
         bars[cell_label(cell), cell.mode] = bar
     counts, summary = [], {GEOMEAN: "Geomean over workloads"}
     for mean in means:
-        if (mean.baseline, mean.metric) != (REFERENCE_MODE, Metric.LATENCY):
+        if (mean.baseline, mean.metric) != (REFERENCE_MODE, TimeKind.LATENCY):
             continue
         group = COMMON_GEOMEAN if mean.common else GEOMEAN
         bars[group, mean.mode] = Bar(mean.mean.value, _interval(mean.mean.low, mean.mean.high))

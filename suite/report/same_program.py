@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from suite import stats
 from suite.modes import MODES
-from suite.report.compare import Comparison, Kernels, Metric, compare_cells
+from suite.report.compare import Comparison, Kernels, TimeKind, compare_cells
 from suite.report.load import Run, cell_label
 from suite.report.table import Table, make_table
 from suite.schema import Cell, Status
 
-METRICS = (Metric.LATENCY, Metric.DEVICE)
+METRICS = (TimeKind.LATENCY, TimeKind.DEVICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def same_program(run: Run) -> Table:
                     "workload": cell_label(pair.cell),
                     "mode": pair.cell.mode,
                     "against": f"process {pair.second} over {pair.first}",
-                    "metric": Metric.LATENCY.value,
+                    "metric": TimeKind.LATENCY.value,
                     "ratio": pair.ratio.value,
                     "low": pair.ratio.low,
                     "high": pair.ratio.high,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from suite.modes import GRAPH_MODE, INDIRECTION_MODE, MODES, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report import compare
 from suite.report.cell_tables import Row, host_median_us
-from suite.report.compare import Comparison, Kernels, MeanSpeedup, Metric
+from suite.report.compare import Comparison, Kernels, MeanSpeedup, TimeKind
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
 from suite.report.table import Detailed, Table, make_table
@@ -63,7 +63,7 @@ def overview(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSp
                     {"speedup": item.mean.value, "low": item.mean.low, "high": item.mean.high},
                 )
                 for item in means
-                if (item.baseline, item.metric, item.common) == (REFERENCE_MODE, Metric.LATENCY, common)
+                if (item.baseline, item.metric, item.common) == (REFERENCE_MODE, TimeKind.LATENCY, common)
             },
         }
         for common in sorted({item.common for item in means})
@@ -154,7 +154,7 @@ def mean_speedups(means: Sequence[MeanSpeedup], run: Run) -> Table:
 def _ratio_text(run: Run, comparisons: Sequence[Comparison], label: str, mode: str, baseline: str) -> Detailed:
     """A mode's speed-up over a baseline by latency, with interval and verdict, or why there is none."""
     cell = run.find(label, mode)
-    item = None if cell is None else compare.find(comparisons, cell, baseline, Metric.LATENCY)
+    item = None if cell is None else compare.find(comparisons, cell, baseline, TimeKind.LATENCY)
     if item is None:
         return Detailed("not run", {"missing": "not run"})
     if item.ratio is None:
@@ -162,7 +162,7 @@ def _ratio_text(run: Run, comparisons: Sequence[Comparison], label: str, mode: s
     if item.kernels is Kernels.OTHER:
         return Detailed(item.kernels.value, {"missing": item.kernels.value})
     said = str(item.verdict or item.kernels or "")
-    device = compare.find(comparisons, item.cell, baseline, Metric.DEVICE)
+    device = compare.find(comparisons, item.cell, baseline, TimeKind.DEVICE)
     if device is not None and device.verdict is not None and device.verdict is not item.verdict:
         said += f", device {device.verdict}"
     aside = "" if item.alternating else ", not alternating"
@@ -182,7 +182,7 @@ def _speedup_row(item: Comparison, published: Published) -> Row:
         "metric": item.metric.value,
         "missing": item.missing,
     }
-    if is_as_published(item.cell) and item.metric is Metric.LATENCY:
+    if is_as_published(item.cell) and item.metric is TimeKind.LATENCY:
         row["grace_speedup"] = published.speedup("grace", item.cell.workload, item.cell.mode, item.baseline)
     if item.ratio is not None:
         row |= {

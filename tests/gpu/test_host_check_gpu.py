@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from host_tuning import Verdict, check
+from host_tuning import Disturbance, check
 from host_tuning.gpu import Nvml
 from suite.store import REPOSITORY
 
@@ -27,7 +27,7 @@ def test_the_gpu_is_read_as_torch_sees_it() -> None:
 def test_every_item_of_the_gpu_has_a_finding() -> None:
     findings = {finding.item: finding for finding in check()}
     assert {"numa", "gpu_processes", "gpu_clock", "gpu_persistence", "gpu_throttling"} <= set(findings)
-    assert findings["gpu_processes"].verdict in (Verdict.OK, Verdict.WARN)
+    assert findings["gpu_processes"].verdict in (Disturbance.OK, Disturbance.WARN)
     assert "MHz now" in findings["gpu_clock"].value
 
 

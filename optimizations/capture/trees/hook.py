@@ -93,7 +93,7 @@ _DISPATCH = _Dispatch()
 
 def _put_in(name: str) -> tuple[Any, str, Any, Any]:
     """Put the dispatcher of `name` in its place: owner, attribute, the dispatcher, what stood there before."""
-    owner, attribute = torch_internals.place(name)
+    owner, attribute = torch_internals.holder_of(name)
     stock = getattr(owner, attribute)
 
     @functools.wraps(stock)

@@ -12,7 +12,7 @@ from suite.modes import INDIRECTION_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.nanogpt.records import NanoGptRun
 from suite.report import compare, provenance
 from suite.report.chart import Bar, Chart
-from suite.report.compare import Comparison, Kernels, Metric
+from suite.report.compare import Comparison, Kernels, TimeKind
 from suite.report.line_chart import LineChart
 from suite.report.load import Run
 from suite.report.provenance import Provenance
@@ -65,7 +65,7 @@ class Results:
         key = (label, mode, baseline)
         if key not in self._known:
             cell = self.cell(label, mode)
-            made = cell and self.run and compare.against(self.run, cell, baseline, Metric.LATENCY)
+            made = cell and self.run and compare.against(self.run, cell, baseline, TimeKind.LATENCY)
             self._known[key] = made or None
         return self._known[key]
 
