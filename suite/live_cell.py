@@ -272,7 +272,7 @@ class LiveCell:
             torch.cuda.empty_cache()
 
     def _trial(self, eager: list[Results]) -> Agreement | None:
-        """The result for a stochastic workload, compiled with eager's random numbers; None where the real one can tell."""
+        """For a stochastic workload: compiled with eager's random numbers. None where the real one can tell."""
         if self._mode.backend is None or not self._instance.workload.stochastic:
             return None
         calls = self._calls_to_replay
