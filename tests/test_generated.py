@@ -160,3 +160,14 @@ def test_a_function_that_does_not_begin_with_its_inputs_is_opaque() -> None:
     (definition,) = ast.parse("def call(args):\n    return args\n").body
     assert isinstance(definition, ast.FunctionDef)
     assert "naming its inputs" in str(read_function(definition, set()).opaque)
+
+
+def test_memory_taken_for_something_of_another_shape_is_reused() -> None:
+    code = read(
+        "\nbuf2 = reinterpret_tensor(arg0_1, (), (), 0); del arg0_1\ntriton_poi_a_0.run(buf2, 1, stream=stream0)\n"
+    )
+    assert code.reused == {0}
+
+
+def test_what_is_reused_is_unknown_where_the_source_cannot_be_read() -> None:
+    assert read_generated(len).reused is None

@@ -109,6 +109,27 @@ def test_an_input_that_is_returned_is_copied(cuda_on_cpu: CudaOnCpu, several: bo
     assert "an output shares its memory" in compiled.reports[0].inputs[0].reasons[0]
 
 
+@pytest.mark.parametrize("reused", [frozenset({0}), None])
+def test_an_input_whose_memory_became_a_result_is_handed_out_as_the_result(
+    cuda_on_cpu: CudaOnCpu, reused: frozenset[int] | None
+) -> None:
+    """Inductor lets a partition write a result over an input that is dead. The caller's tensor is not written."""
+    code = GeneratedCode(None, reused=reused)
+    model, w = Model(cuda_on_cpu, writes_x=True, returns_x=True, code=code), values(7)
+    compiled = Compiled(model, outputs=2)
+    kept = []
+    for step in range(10):
+        x, y = values(step), values(2 * step)
+        kept.append((x, y))
+        torch.compiler.cudagraph_mark_step_begin()
+        out, result = compiled.function([x, y, w])
+        assert torch.equal(out, 2 * values(step) + y * w), step
+        assert torch.equal(result, values(step) + 1), step
+        for function in compiled.functions:
+            function.is_one_of_several = True
+        del out, result
+
+
 def test_an_output_in_the_memory_of_a_dead_input_is_not_taken_for_the_input(cuda_on_cpu: CudaOnCpu) -> None:
     compiled, w = Compiled(Model(cuda_on_cpu, reuses_x=True)), values(7)
     kept = []

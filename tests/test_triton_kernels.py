@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,7 +24,7 @@ from optimizations.appliers.cubin_cache import CubinCache
 from optimizations.appliers.device import DeviceTools, RecordingTools, device_tools, unload_kernels
 from optimizations.appliers.modules import DEFAULT_SHARED_BYTES, LoadedModules
 from optimizations.appliers.ptx_rewriting import read_kernel
-from optimizations.appliers.triton_kernels import TritonKernel, read_folder, triton_kernels
+from optimizations.appliers.triton_kernels import KernelFile, Refusals, read_folder, triton_kernels
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import CapturedGraph, KernelNode
 from optimizations.indirection.plan import Choice, PlannedNode
@@ -65,8 +66,8 @@ def test_kernels_of_the_functions_module_are_found(cache: Path) -> None:
     kernel = autotuner(folder_of(cache).name)
     found = triton_kernels(function_in(first=kernel, second=kernel, other=3), 0)
     assert list(found) == [KERNEL.name]
-    assert found[KERNEL.name].kernel.target.startswith("sm_90")
-    assert found[KERNEL.name].options == ()
+    assert found[KERNEL.name].kernel.kernel.target.startswith("sm_90")
+    assert found[KERNEL.name].kernel.options == ()
 
 
 def test_a_method_of_a_generated_class_is_as_good_as_a_function(cache: Path) -> None:
@@ -106,17 +107,26 @@ def test_how_a_kernel_was_compiled_is_read(cache: Path, tmp_path: Path, metadata
     (tmp_path / "kernel.ptx").write_text(next(folder_of(cache).glob("*.ptx")).read_text())
     (tmp_path / "kernel.json").write_text(metadata)
     (kernel,) = read_folder(tmp_path)
-    assert kernel.options == options
+    assert kernel.kernel.options == options
 
 
 @pytest.mark.parametrize(("ptx", "metadata"), [("not PTX", "{}"), (None, "{"), (None, None)])
-def test_files_that_are_not_understood_are_passed_over(
+def test_of_files_that_are_not_understood_nothing_can_be_dereferenced(
     cache: Path, tmp_path: Path, ptx: str | None, metadata: str | None
 ) -> None:
     (tmp_path / "kernel.ptx").write_text(ptx or next(folder_of(cache).glob("*.ptx")).read_text())
     if metadata is not None:
         (tmp_path / "kernel.json").write_text(metadata)
-    assert list(read_folder(tmp_path)) == []
+    (kernel,) = read_folder(tmp_path)
+    assert kernel.refusals == ()
+
+
+def test_ptx_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "kernel.ptx").write_text("not PTX")
+    (kernel,) = read_folder(tmp_path)
+    found = Refusals({1: kernel, 2: KernelFile(tmp_path / "gone.ptx")})
+    assert (list(found), len(found), 1 in found, kernel.name) == ([1, 2], 2, True, "kernel")
+    assert (found[1], found[2]) == ((), ())
 
 
 class LoadingDriver(SimulatedDriver):
@@ -191,11 +201,12 @@ def test_a_rewritten_kernel_is_assembled_and_loaded_once(
 
 def test_a_kernel_that_cannot_be_rewritten_is_refused_with_the_reason(cache: Path, tools: DeviceTools) -> None:
     (kernel,) = read_folder(folder_of(cache))
-    number = next(place for place in range(len(kernel.kernel.parameters)) if kernel.kernel.refusals[place])
+    number = next(place for place in range(len(kernel.refusals)) if kernel.refusals[place])
     with_kernels = RecordingTools(tools, {KERNEL.name: kernel})
     refusal = with_kernels.ptx_refusal(node_of(number), record_of(KERNEL.name))
     assert f"parameter {number} of {KERNEL.name} cannot be dereferenced" in str(refusal)
-    broken = TritonKernel(kernel.ptx.replace("ret;", "rat;"), kernel.kernel, ())
+    broken = KernelFile(folder_of(cache) / f"{KERNEL.name}.ptx")
+    broken.kernel = dataclasses.replace(kernel.kernel, ptx=kernel.kernel.ptx.replace("ret;", "rat;"))
     refusal = RecordingTools(tools, {KERNEL.name: broken}).ptx_refusal(
         node_of(KERNEL.pointers[0]), record_of(KERNEL.name)
     )
@@ -206,7 +217,7 @@ def test_only_kernels_whose_ptx_is_at_hand_are_available(cache: Path, tools: Dev
     (kernel,) = read_folder(folder_of(cache))
     nodes = (record_of("ampere_sgemm"), record_of(KERNEL.name), record_of(None))
     available = RecordingTools(tools, {KERNEL.name: kernel}).available(CapturedGraph(nodes=nodes, edges=()))
-    assert dict(available.ptx) == {(1,): read_kernel(kernel.ptx).refusals}
+    assert dict(available.ptx) == {(1,): read_kernel(kernel.kernel.ptx).refusals}
     assert available.off == {}
 
 

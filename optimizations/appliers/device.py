@@ -17,7 +17,7 @@ from optimizations.appliers.protocol import BuildKernel, Gpu
 from optimizations.appliers.ptx_rewriting import PtxError, dereference, read_kernel
 from optimizations.appliers.ptxas import PtxasFailed, PtxasMissing, assemble
 from optimizations.appliers.registry import APPLIERS
-from optimizations.appliers.triton_kernels import TritonKernel
+from optimizations.appliers.triton_kernels import KernelAtHand, Refusals, TritonKernel
 from optimizations.captured.driver import CudaCallFailed, check
 from optimizations.captured.graph import CapturedGraph, KernelNode
 from optimizations.indirection.plan import Available, Choice, PlannedNode
@@ -136,7 +136,7 @@ class DeviceTools:
 class RecordingTools:
     """The tools of a device together with the Triton kernels of one function. `trial.TrialTools`."""
 
-    def __init__(self, tools: DeviceTools, kernels: Mapping[str, TritonKernel]) -> None:
+    def __init__(self, tools: DeviceTools, kernels: Mapping[str, KernelAtHand]) -> None:
         self.driver = tools.driver
         self.device = tools.device
         self.replace_address = tools.replace_address
@@ -154,20 +154,19 @@ class RecordingTools:
         """What can be used on the nodes of `graph`."""
         named = {path: node.name for path, node in graph.walk() if isinstance(node, KernelNode) and node.name}
         at_hand = {path: self._kernels[name] for path, name in named.items() if name in self._kernels}
-        ptx = {path: found.kernel.refusals for path, found in at_hand.items()}
-        return Available(self._tools.off, ptx, APPLIERS)
+        return Available(self._tools.off, Refusals(at_hand), APPLIERS)
 
     def rewritten_function(self, parameters: Sequence[int], record: KernelNode) -> Any:
         """See `protocol.ApplierTools`."""
         if record.name is None:
             raise PtxError("a kernel without a name has no PTX at hand")
-        return self._tools.rewritten(self._kernels[record.name], parameters, record.shared_bytes)
+        return self._tools.rewritten(self._kernels[record.name].kernel, parameters, record.shared_bytes)
 
     def ptx_refusal(self, node: PlannedNode, record: KernelNode) -> str | None:
         """Why this node cannot have a rewritten kernel after all; None where it is built and loaded."""
         try:
             self.rewritten_function([use.parameter for use in node.uses], record)
-        except (PtxError, PtxasFailed, PtxasMissing, CudaCallFailed) as error:
+        except (OSError, ValueError, PtxasFailed, PtxasMissing, CudaCallFailed) as error:  # PtxError is a ValueError
             return str(error)
         return None
 

@@ -38,6 +38,8 @@ class Ptx:
         if use.byte_offset:
             return f"the pointer lies {use.byte_offset} bytes into parameter {use.parameter}"
         refusals = available.ptx[use.node]
+        if not refusals:
+            return "the PTX of this kernel cannot be read or is not understood"
         if use.parameter >= len(refusals):
             return f"its PTX has {len(refusals)} parameters only, so it is of another kernel"
         return refusals[use.parameter]

@@ -5,17 +5,19 @@ Triton's cache that its kernel came from, and there `<name>.ptx` and `<name>.jso
 cubin. Inductor keeps the folder's files with its own cache entries, so they are there after a load from those as well.
 
 A kernel node is matched by name. Inductor's kernel names are unique in their module; where a program's own Triton
-kernel is compiled in several ways under one name, none of them is taken.
+kernel is compiled in several ways under one name, none of them is taken. Reading PTX takes milliseconds, so it is read
+when it is first asked for: most graphs need that of few kernels, or of none.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from optimizations import torch_internals
 from optimizations.appliers.ptx_rewriting import PtxKernel, read_kernel
@@ -23,31 +25,82 @@ from optimizations.appliers.ptx_rewriting import PtxKernel, read_kernel
 
 @dataclass(frozen=True, slots=True)
 class TritonKernel:
-    """A kernel's PTX, what can be dereferenced in it, and the options `ptxas` was given beside the target."""
+    """A kernel's PTX, what can be dereferenced in it, and the options `ptxas` was given in addition to the target."""
 
     ptx: str
     kernel: PtxKernel
     options: tuple[str, ...]
 
 
-def triton_kernels(model: Callable[..., Any], device: int) -> dict[str, TritonKernel]:
+class KernelAtHand(Protocol):
+    """A kernel that can be read, and why each of its parameters cannot be dereferenced (None where it can)."""
+
+    @property
+    def kernel(self) -> TritonKernel: ...
+
+    @property
+    def refusals(self) -> Sequence[str | None]: ...
+
+
+class KernelFile:
+    """A kernel in a folder of Triton's cache.
+
+    Attributes:
+        name: as the driver gives it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.stem
+        self._path = path
+
+    @functools.cached_property
+    def kernel(self) -> TritonKernel:
+        """What the files say.
+
+        Raises:
+            OSError, ValueError: they cannot be read, or are not understood (`PtxError`).
+        """
+        ptx = self._path.read_text()
+        compiled_with = json.loads(self._path.with_suffix(".json").read_text())
+        return TritonKernel(ptx, read_kernel(ptx), _options(compiled_with))
+
+    @functools.cached_property
+    def refusals(self) -> tuple[str | None, ...]:
+        """Why each parameter cannot be dereferenced, None where it can; empty where the files are not understood."""
+        try:
+            return self.kernel.kernel.refusals
+        except (OSError, ValueError):
+            return ()
+
+
+class Refusals(Mapping[Any, Sequence[str | None]]):
+    """By node: the refusals of its kernel, which are read when they are asked for."""
+
+    def __init__(self, kernels: Mapping[Any, KernelAtHand]) -> None:
+        self._kernels = kernels
+
+    def __getitem__(self, node: Any) -> Sequence[str | None]:
+        return self._kernels[node].refusals
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._kernels)
+
+    def __len__(self) -> int:
+        return len(self._kernels)
+
+
+def triton_kernels(model: Callable[..., Any], device: int) -> dict[str, KernelFile]:
     """The Triton kernels at hand of the module that `model` is defined in, by name."""
-    found: dict[str, list[TritonKernel]] = defaultdict(list)
+    found: dict[str, list[KernelFile]] = defaultdict(list)
     for folder in _cache_folders(model, device):
         for kernel in read_folder(folder):
-            found[kernel.kernel.name].append(kernel)
+            found[kernel.name].append(kernel)
     return {name: kernels[0] for name, kernels in found.items() if len(kernels) == 1}
 
 
-def read_folder(folder: Path) -> Iterator[TritonKernel]:
-    """The kernels in one folder of Triton's cache; files that cannot be read or understood are passed over."""
-    for path in sorted(folder.glob("*.ptx")):
-        try:
-            ptx = path.read_text()
-            compiled_with = json.loads(path.with_suffix(".json").read_text())
-            yield TritonKernel(ptx, read_kernel(ptx), _options(compiled_with))
-        except (OSError, ValueError):  # PtxError is one
-            continue
+def read_folder(folder: Path) -> Iterator[KernelFile]:
+    """The kernels in one folder of Triton's cache."""
+    yield from map(KernelFile, sorted(folder.glob("*.ptx")))
 
 
 def _options(compiled_with: Mapping[str, Any]) -> tuple[str, ...]:

@@ -238,8 +238,28 @@ class _Surgery:
             is_tensor = isinstance(self.inputs[name], torch.Tensor)
             if not self.nodes[name].users and is_tensor and self.before.tensors[name][0].device.type == "cpu":
                 self.graph.erase_node(self.nodes.pop(name))
+        self._check_passed_values_are_apart()
         self.graph.lint()
         self.result.recompile()
+
+    def _check_passed_values_are_apart(self) -> None:
+        """Arguments of the graph are compiled as memory apart from each other.
+
+        So no two that share memory may be passed where the graph writes it.
+        """
+        present = {node.name for node in self.graph.nodes}
+        written = {
+            storage for name, effects in self.before.effects.items() if name in present for storage in effects.writes
+        }
+        given = [
+            *self.passed,
+            *(name for name in self.placeholders if name in present and self.before.tensors.get(name)),
+        ]
+        for name in self.passed:
+            shared = self._storages(name) & written
+            other = next((one for one in given if one != name and shared & self._storages(one)), None)
+            if other is not None:
+                raise RewriteFailed(name, f"shares memory with {other}, and the graph writes it")
 
     def _pass_on(self, node: torch.fx.Node) -> None:
         """Lets what stays in the graph read a value that is evaluated before it."""

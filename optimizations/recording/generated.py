@@ -19,7 +19,7 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,8 @@ class GeneratedCode:
         collective: whether it involves other processes.
         triton_uses: by position among the inputs, how often Triton kernels are given it, for inputs that nothing else
             uses. An input that is not here has uses that are unknown.
-        reused: positions of inputs whose memory the function takes for something else once they are dead.
+        reused: positions of inputs whose memory the function takes for something else once they are dead; None where
+            that is not known.
         collectives: calls that involve other processes, in the order of the source, with their constant arguments
             (the operation, the group's name). Ranks that work together have the same ones.
     """
@@ -87,7 +88,7 @@ class GeneratedCode:
     random: bool = False
     collective: bool = False
     triton_uses: Mapping[int, int] = field(default_factory=dict)
-    reused: frozenset[int] = frozenset()
+    reused: frozenset[int] | None = frozenset()
     collectives: tuple[str, ...] = ()
 
 
@@ -97,7 +98,7 @@ def read_generated(function: Callable[..., Any]) -> GeneratedCode:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(plain)))
     except (OSError, TypeError, SyntaxError, ValueError) as error:
-        return GeneratedCode(f"its source cannot be read ({type(error).__name__})")
+        return GeneratedCode(f"its source cannot be read ({type(error).__name__})", reused=None)
     kernels = {
         name
         for name, value in getattr(plain, "__globals__", {}).items()
@@ -105,7 +106,7 @@ def read_generated(function: Callable[..., Any]) -> GeneratedCode:
     }
     definition = tree.body[0] if tree.body else None
     if not isinstance(definition, ast.FunctionDef):
-        return GeneratedCode("its source is not a function")
+        return GeneratedCode("its source is not a function", reused=None)
     return read_function(definition, kernels)
 
 
@@ -113,14 +114,16 @@ def read_function(definition: ast.FunctionDef, kernels: set[str]) -> GeneratedCo
     """`read_generated` of a function's syntax tree; `kernels` are the names of Triton kernels."""
     inputs = _input_names(definition)
     if inputs is None:
-        return GeneratedCode("its source does not begin by naming its inputs")
-    opaque = next(filter(None, (_objection(call, kernels) for call in _calls(definition))), None)
+        return GeneratedCode("its source does not begin by naming its inputs", reused=None)
+    calls = _call_nodes(definition)
+    names = dict.fromkeys(dotted(call.func) for call in calls)
+    opaque = next(filter(None, (_objection(name, kernels) for name in names)), None)
     uses = _Uses(kernels, inputs)
     uses.visit(definition)
     known = {position: uses.launches.get(name, 0) for name, position in inputs.items() if name not in uses.unknown}
     reused = frozenset(inputs[name] for name in uses.reused if name in inputs)
-    random = any(_RANDOM.search(name) for name in _calls(definition))
-    collectives = tuple(text for call in _call_nodes(definition) if (text := _collective(call, kernels)) is not None)
+    random = any(_RANDOM.search(name) for name in names)
+    collectives = tuple(text for call in calls if (text := _collective(call, kernels)) is not None)
     return GeneratedCode(opaque, random, bool(collectives), known, reused, collectives)
 
 
@@ -137,11 +140,6 @@ def _input_names(definition: ast.FunctionDef) -> dict[str, int] | None:
             names = [name.id for name in statement.targets[0].elts if isinstance(name, ast.Name)]
             return {name: position for position, name in enumerate(names)} if len(set(names)) == len(names) else None
     return None
-
-
-def _calls(definition: ast.FunctionDef) -> Iterator[str]:
-    """Dotted names of everything that is called; "" for what has no such name."""
-    return (dotted(call.func) for call in _call_nodes(definition))
 
 
 def _call_nodes(definition: ast.FunctionDef) -> list[ast.Call]:
@@ -194,8 +192,8 @@ def _objection(name: str, kernels: set[str]) -> str | None:
 class _Uses(ast.NodeVisitor):
     """Collects how inputs are used.
 
-    `launches`: arguments of Triton kernels, by name. `unknown`: names with any other use. `reused`: names that another
-    name was given to.
+    `launches`: arguments of Triton kernels, by name. `unknown`: names with any other use. `reused`: names whose memory
+    another name was given to, in another shape or the same.
     """
 
     def __init__(self, kernels: set[str], inputs: Mapping[str, int]) -> None:
@@ -224,8 +222,11 @@ class _Uses(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        if isinstance(node.value, ast.Name) and node.value.id in self._inputs:
-            self.reused.add(node.value.id)
+        renamed = node.value
+        if isinstance(renamed, ast.Call) and dotted(renamed.func) == "reinterpret_tensor" and renamed.args:
+            renamed = renamed.args[0]
+        if isinstance(renamed, ast.Name) and renamed.id in self._inputs:
+            self.reused.add(renamed.id)
         for target in node.targets:
             # A second binding of an input's name would make later uses somebody else's.
             named = [target] if isinstance(target, ast.Name) else getattr(target, "elts", [])

@@ -365,7 +365,7 @@ class Session:
         reused = {
             index: "the function takes its memory for something else once it is dead"
             for index in candidates
-            if index in self._code.reused
+            if index in (self._code.reused or ())
         }
         analysis = with_reasons(analysis, ReasonCode.OUTPUT_ALIAS, reused)
         plan, available = self._assembled(captured, analysis, choice, available)

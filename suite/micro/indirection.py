@@ -61,7 +61,7 @@ class Bench:
         self._read_gpu = gpu_reader(f"GPU-{properties.uuid}")
         sample = torch.ones(ELEMENTS, device=self._device)
         kernel = compiled(sample, torch.empty_like(sample))
-        self._tools = RecordingTools(device_tools(device), {kernel.kernel.name: kernel})
+        self._tools = RecordingTools(device_tools(device), {kernel.kernel.kernel.name: kernel})
 
     def close(self) -> None:
         """Unload what was loaded for the variants."""

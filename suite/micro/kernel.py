@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -25,7 +27,18 @@ def launch(source: torch.Tensor, destination: torch.Tensor) -> None:
     consume[(1,)](source, destination, elements=ELEMENTS)
 
 
-def compiled(source: torch.Tensor, destination: torch.Tensor) -> TritonKernel:
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """A kernel that has no file. `appliers.triton_kernels.KernelAtHand`."""
+
+    kernel: TritonKernel
+
+    @property
+    def refusals(self) -> tuple[str | None, ...]:
+        return self.kernel.kernel.refusals
+
+
+def compiled(source: torch.Tensor, destination: torch.Tensor) -> InMemory:
     """The kernel, compiled for the device of these tensors, and its PTX."""
     ptx = str(consume[(1,)](source, destination, elements=ELEMENTS).asm["ptx"])
-    return TritonKernel(ptx, read_kernel(ptx), ())
+    return InMemory(TritonKernel(ptx, read_kernel(ptx), ()))

@@ -13,7 +13,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from optimizations import torch_internals
@@ -101,6 +101,15 @@ class RecordableFunction:
     @functools.cached_property
     def _code(self) -> GeneratedCode:
         return read_generated(self.generated)
+
+    def note_returned_inputs(self, returned: Mapping[int, int]) -> None:
+        """To be told, by place among the results, of the copied inputs that a recording returns the memory of.
+
+        One whose memory the function took for something else is no input any more, but a result.
+        """
+        reused = self._code.reused
+        if self.is_one_of_several and reused is not None:
+            self.returned_inputs = {place: index for place, index in returned.items() if index not in reused}
 
     def code(self) -> GeneratedCode:
         """What is known of the generated function, from its source."""

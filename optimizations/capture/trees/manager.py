@@ -365,8 +365,7 @@ class EncoreManager(CUDAGraphTreeManager):
             outputs = self._record_function(new_inputs, function_id)
             self._expect_steady_calls(self.current_node)
             self._patched_last(function_id, self.current_node.parent)
-            if function.is_one_of_several:
-                function.returned_inputs = dict(self.current_node.returned_inputs)
+            function.note_returned_inputs(self.current_node.returned_inputs)
             returned = {place: inputs[index][0] for place, index in function.returned_inputs.items()}
             return _with_inputs(outputs, returned) if returned else outputs
         except Exception as error:

@@ -11,7 +11,9 @@ managers may be alive, so they switch it on before they use it.
 Note [Inputs that are returned]. A generated function may return an input as it is: a later partition of the same
 program reads it, or writes it. The graph's own output is then the placeholder, which is another tensor than the
 caller's. So where there are several partitions the caller's tensor is handed out instead, as the function does without
-a graph. Where there is one, nobody writes it later, and a backward finds in the pool what was saved for it.
+a graph. Where there is one, nobody writes it later, and a backward finds in the pool what was saved for it. An input
+whose memory the function took for a result (Inductor writes results over what is dead) is a result now: there
+the graph's own output is right, and the caller's tensor was not written.
 """
 
 from __future__ import annotations
