@@ -354,6 +354,25 @@ def inputs_that_are_the_same_tensors(device: str) -> Program:
 
 
 @program
+def tensors_made_of_numbers(device: str) -> Program:
+    """As masks begin. The factor is Python's, and changes after the sixth call."""
+    made = sgd(device)
+    train, settings = made.step, {"factor": 0.1}
+
+    def step(batch: dict[str, torch.Tensor]) -> Any:
+        low = torch.tensor(torch.finfo(torch.float32).min, dtype=torch.float32, device=device)
+        pair = torch.tensor([settings["factor"], 2], device=batch["x"].device)
+        x = torch.where(batch["x"] > low, batch["x"] * pair[0], low) + torch.tensor(True, device=device)
+        return train({**batch, "x": x}), pair
+
+    def between(index: int) -> None:
+        settings["factor"] = 0.1 if index < 5 else 0.3
+
+    made.step, made.between, made.replays, made.recordings = step, between, 3 + 1, 2
+    return made
+
+
+@program
 def a_tensor_without_elements(device: str) -> Program:
     """As the caches of Hugging Face's models begin: nothing is copied to make one."""
     made = sgd(device)

@@ -237,7 +237,7 @@ def backward_outside(device: str) -> Refused:
 def tensor_from_python_values(device: str) -> Refused:
     model = network(device)
     train = trained(model)
-    return Refused(lambda batch: train(batch) * torch.tensor(3.0, device=device), model, "from Python values")
+    return Refused(lambda batch: train(batch) * torch.tensor([3.0] * 40, device=device), model, "from Python values")
 
 
 @refused

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from transformers import BatchEncoding
@@ -191,13 +193,38 @@ def test_tensors_without_a_name_count_as_alike_and_allocations_are_no_part_of_a_
     assert difference is not None and "'weight') where the call before gave" in difference.reason
 
 
+def test_numbers_become_tensors_by_a_fill_and_data_of_others_does_not() -> None:
+    """Bits, dtypes and errors are PyTorch's."""
+    stock = torch.tensor
+    observer = Observer(lambda tensor: True, {}, forbid=False)
+    for data in (1.5, 3, True, 2j, -math.inf, math.nan, [1, 2.5, True], (7,), [True, False]):
+        for keywords in ({}, {"dtype": torch.complex64}, {"dtype": torch.bfloat16} if data != 2j else {}):
+            with watched(observer, RandomState(), capturing=True, compiled=False):
+                made = torch.tensor(data, device="cpu", **keywords)
+            expected = stock(data, **keywords)
+            assert made.dtype == expected.dtype and made.shape == expected.shape
+            assert made.untyped_storage().tolist() == expected.untyped_storage().tolist()
+    with watched(observer, RandomState(), capturing=True, compiled=False), observer:
+        torch.tensor(0.5, device="cpu")
+        assert [operation.name for operation in observer.operations] == ["aten.full.default"]
+        for data in (numpy.float64(0.5), numpy.ones(2), [[1.0]], [numpy.int64(1)], [1.0] * 33, []):
+            torch.tensor(data, device="cpu")
+        assert [operation.name for operation in observer.operations].count("aten.full.default") == 1
+        with pytest.raises(RuntimeError, match="overflow"):
+            torch.tensor(300, dtype=torch.uint8, device="cpu")
+        assert torch.tensor(1e39, dtype=torch.float32, device="cpu").isinf()  # a fill would raise
+    with watched(observer, RandomState(), capturing=True, compiled=True):
+        assert torch.tensor is stock
+    assert torch.tensor is stock
+
+
 def test_a_checkpoint_keeps_the_random_state_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """What PyTorch's own functions do there differs from what stands in for them in a capture."""
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.zeros(8, dtype=torch.uint8).clone())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: state.clone())
     for capturing in (False, True):
         observer, random = Observer(lambda tensor: True, {}, forbid=capturing), RandomState()
-        with watched(observer, random, capturing=capturing), observer:
+        with watched(observer, random, capturing=capturing, compiled=False), observer:
             torch.cuda.set_rng_state(torch.cuda.get_rng_state())
         assert observer.operations == [] and random.kept
 

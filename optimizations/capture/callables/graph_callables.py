@@ -239,7 +239,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                     snapshot = state.snapshot()
                     observer = Observer(self._device.holds, {}, forbid=False)
                     random = forbidden_calls.RandomState()
-                    watched = forbidden_calls.watched(observer, random, capturing=False)
+                    watched = forbidden_calls.watched(observer, random, capturing=False, compiled=state.compiled)
                     with self._device.warming_up(), watched, observer:
                         self._run_once(function, sample, parameters)
                     if observer.refusals:
@@ -291,7 +291,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._device.restore_random_states(states)
 
     def _forbidding(self) -> _Forbidding:
-        return _Forbidding(self._device)
+        return _Forbidding(self._device, compiled=any(state.compiled for state in self._states))
 
     def _capture_forward(self, event: Event, sample: Sample, pool: int, handle: Any) -> tuple[Slot, list[torch.Tensor]]:
         function = self._callables[event.callable - 1]
@@ -368,9 +368,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 class _Forbidding:
     """What a capture cannot hold raises before it runs. See `step.observer`."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, compiled: bool) -> None:
         self.observer = Observer(device.holds, {}, forbid=True)
-        self._watched = forbidden_calls.watched(self.observer, forbidden_calls.RandomState(), capturing=True)
+        random = forbidden_calls.RandomState()
+        self._watched = forbidden_calls.watched(self.observer, random, capturing=True, compiled=compiled)
 
     def __enter__(self) -> None:
         self._watched.__enter__()

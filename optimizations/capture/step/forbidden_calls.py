@@ -1,4 +1,4 @@
-"""Calls that pass no operator and that a capture cannot hold: waits for the GPU, random state read or set.
+"""Calls that a capture cannot hold: waits for the GPU, random state read or set, tensors made of Python's numbers.
 
 Note [Random state and checkpoints]. `torch.utils.checkpoint` saves the GPU's random state and sets it again for the
 recomputation, and neither can be done in a capture. Where the step draws no random numbers there is nothing to keep,
@@ -16,6 +16,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.step.observer import Observer
+from optimizations.capture.step.python_values import filling
 from optimizations.torch_internals import replaced_attribute
 
 _WAITS: tuple[tuple[Any, str], ...] = (
@@ -42,8 +43,11 @@ class RandomState:
 
 
 @contextlib.contextmanager
-def watched(observer: Observer, random: RandomState, *, capturing: bool) -> Iterator[None]:
-    """Refuse these calls while a step runs, in its thread and its backward's. Note [Random state and checkpoints]."""
+def watched(observer: Observer, random: RandomState, *, capturing: bool, compiled: bool) -> Iterator[None]:
+    """Refuse these calls while a step runs, in its thread and its backward's. Note [Random state and checkpoints].
+
+    `compiled`: whether the step holds compiled code. Its guards ask for PyTorch's own `torch.tensor`, so that stays.
+    """
     thread = threading.get_ident()
 
     def elsewhere() -> bool:
@@ -75,7 +79,20 @@ def watched(observer: Observer, random: RandomState, *, capturing: bool) -> Iter
             with observer.unseen():
                 stock_set(state, *arguments, **keywords)
 
+    def is_gpu(device: torch.device) -> bool:
+        return device.type == "cuda" or (device.type == "cpu" and cpu_is_gpu)
+
+    def dtype_of(data: Any) -> torch.dtype:
+        with observer.unseen():
+            return stock_tensor(data).dtype
+
+    def tensor(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        return (stock_tensor if elsewhere() else filled)(*arguments, **keywords)
+
     nothing = torch.empty(0, dtype=torch.uint8)
+    cpu_is_gpu = observer.holds(nothing)
+    stock_tensor = torch.tensor
+    filled = filling(stock_tensor, is_gpu, dtype_of)
     stock_get, stock_set = torch.cuda.get_rng_state, torch.cuda.set_rng_state
     with contextlib.ExitStack() as stack:
         for owner, name in _WAITS:
@@ -88,6 +105,8 @@ def watched(observer: Observer, random: RandomState, *, capturing: bool) -> Iter
             advice = "seed before the step: a graph would not do it again"
             call = refusing(_qualified(owner, name), vars(owner)[name], advice)
             stack.enter_context(replaced_attribute(owner, name, call))
+        if not compiled:
+            stack.enter_context(replaced_attribute(torch, "tensor", tensor))
         stack.enter_context(replaced_attribute(torch.cuda, "get_rng_state", get_rng_state))
         stack.enter_context(replaced_attribute(torch.cuda, "set_rng_state", set_rng_state))
         yield

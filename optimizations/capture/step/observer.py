@@ -65,7 +65,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self, holds: Holds, known: Mapping[int, str], *, forbid: bool, generators: Sequence[torch.Generator] = ()
     ) -> None:
         super().__init__()
-        self._holds = holds
+        self.holds = holds
         self._known = known
         self._unseen = 0
         self._in_region = casts.inside_region()
@@ -133,7 +133,7 @@ class Observer(torch_internals.TorchDispatchMode):
 
     def _look(self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
         """Refuse what a graph cannot repeat."""
-        on_gpu = [tensor for tensor in inputs if self._holds(tensor)]
+        on_gpu = [tensor for tensor in inputs if self.holds(tensor)]
         tags = getattr(func, "tags", ())
         if torch.Tag.nondeterministic_seeded in tags:
             generator = kwargs.get("generator")
@@ -163,12 +163,12 @@ class Observer(torch_internals.TorchDispatchMode):
     def _look_at_transfers(self, name: str, args: Any, kwargs: Any) -> None:
         if name.startswith("aten.copy_.") or name.startswith("aten._copy_from"):
             target, source = args[0], args[1]
-            to_gpu, from_gpu = self._holds(target), self._holds(source)
+            to_gpu, from_gpu = self.holds(target), self.holds(source)
         elif name == "aten._to_copy.default" and kwargs.get("device") is not None:
             device = torch.device(kwargs["device"])
             if device.type == args[0].device.type:
                 return
-            to_gpu, from_gpu = device.type == "cuda", self._holds(args[0])
+            to_gpu, from_gpu = device.type == "cuda", self.holds(args[0])
         else:
             return
         if not args[0].numel():
@@ -184,7 +184,7 @@ class Observer(torch_internals.TorchDispatchMode):
     def _look_at_host_tensors(
         self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor], with_gpu: bool
     ) -> None:
-        outside = [tensor for tensor in inputs if not self._holds(tensor) and storage(tensor) not in self._made]
+        outside = [tensor for tensor in inputs if not self.holds(tensor) and storage(tensor) not in self._made]
         if not outside or any(tensor.device.type == "meta" for tensor in outside):
             return
         written = {id(tensor) for tensor in _written(func, args, kwargs)}

@@ -51,7 +51,7 @@ def observe(
     states = device.random_states()
     with device.warming_up(), rates.as_tensors():
         snapshot = call.state.snapshot()
-        with forbidden_calls.watched(observer, random, capturing=False), observer:
+        with forbidden_calls.watched(observer, random, capturing=False, compiled=call.state.compiled), observer:
             returned = step(*call.args, **call.kwargs)
         kept = kept_results(call.state, snapshot, observer)
         findings = [*observer.refusals, *(host_change(change) for change in call.state.changes(snapshot, kept))]

@@ -124,7 +124,7 @@ def capture(
         snapshot = call.state.snapshot()
         with (
             device.capturing(graph, pool, progress.generators),
-            forbidden_calls.watched(observer, random, capturing=True),
+            forbidden_calls.watched(observer, random, capturing=True, compiled=call.state.compiled),
             observer,
         ):
             returned = step(*args, **kwargs)
