@@ -41,7 +41,7 @@ def other(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def made(layer: Layer, model: Model) -> Layer:
-    return layer.eval().to(next(model.parameters()).device)
+    return layer.eval().to(next(model.parameters()))
 
 
 def data(model: Model) -> None:
@@ -137,7 +137,8 @@ def overwritten_by_to(model: Model) -> None:
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     try:
         data_within(model)
-        model.to(torch.float64).to(torch.float32)
+        kind = next(model.parameters()).dtype
+        model.to(torch.float32 if kind is torch.float64 else torch.float64).to(kind)
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(False)
 

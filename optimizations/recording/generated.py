@@ -58,6 +58,18 @@ _PURE_CALLS = frozenset(
         "torch.empty_strided",
         "device",
         "torch.device",
+        # of sizes that differ from call to call
+        "max",
+        "min",
+        "abs",
+        "int",
+        "float",
+        "bool",
+        "len",
+        "math.ceil",
+        "math.floor",
+        "math.sqrt",
+        "math.trunc",
     )
 )
 _RANDOM = re.compile(

@@ -23,14 +23,15 @@ def fails_to_capture() -> None:
 
 def runs_right() -> None:
     """A function of which a second capture is made, with inputs at changing addresses."""
-    weight = torch.randn(64, 64, device="cuda")
+    # No random numbers: while another thread captures, PyTorch's generator gives none.
+    weight = torch.linspace(-1, 1, 64 * 64, device="cuda").view(64, 64)
     compiled = encore(lambda x: torch.relu(x @ weight) + x)
     kept = []
-    for _ in range(40):
-        x = torch.randn(16, 64, device="cuda")
+    for step in range(40):
+        x = torch.linspace(-step, 1, 16 * 64, device="cuda").view(16, 64)
         kept.append(x)
         (result,) = call(compiled, x)
-        torch.testing.assert_close(result, torch.relu(x @ weight) + x, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(result, torch.relu(x @ weight) + x, rtol=1e-2, atol=1e-1)
     assert any(one.indirect for report in recordings() for one in report.inputs), said()
 
 
