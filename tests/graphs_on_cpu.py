@@ -119,7 +119,7 @@ class CpuDevice:
         self.graphs: list[CpuGraph] = []
         self.fail_with: BaseException | None = None
         self.capture_now = False
-        self.captures = self.warmed_up = self.broken = 0
+        self.captures = self.warmed_up = self.broken = self.given_back = 0
         self.pools: dict[int, int] = {}
         self._numbers = itertools.count(1)
 
@@ -181,6 +181,10 @@ class CpuDevice:
 
     def restore_random_states(self, states: list[Any]) -> None:
         torch.random.set_rng_state(states[0])
+
+    def give_back(self) -> None:
+        assert not self.capture_now
+        self.given_back += 1
 
     def wait(self) -> None:
         pass

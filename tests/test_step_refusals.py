@@ -165,9 +165,13 @@ def test_calls_of_other_threads_are_not_the_steps() -> None:
     assert graphed.report().replays == 6
 
 
-def test_gradients_from_before_a_recording_are_let_go() -> None:
-    made = Counted()
-    step = GraphedStep(made.step, device=CpuDevice())
+def test_gradients_from_before_a_recording_are_let_go_and_their_memory_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, device = Counted(), CpuDevice()
+    step = GraphedStep(made.step, device=device)
+    alive: list[bool] = []
+    monkeypatch.setattr(device, "give_back", lambda: alive.extend(storage() is not None for storage in storages))
     calls = batches("cpu")
     for batch in calls[:3]:
         step(*batch)
@@ -176,6 +180,7 @@ def test_gradients_from_before_a_recording_are_let_go() -> None:
     gc.collect()
     assert step.report().replays == 1
     assert all(storage() is None for storage in storages)
+    assert alive == [False] * len(storages)
 
 
 class Learner:

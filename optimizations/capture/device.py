@@ -71,6 +71,9 @@ class Device(Protocol):
     def restore_random_states(self, states: list[Any]) -> None:
         """Put them back."""
 
+    def give_back(self) -> None:
+        """Return memory that nothing uses to the device: a step that is replayed allocates its results only."""
+
     def wait(self) -> None:
         """Wait until the device has done all its work."""
 
@@ -152,6 +155,9 @@ class CudaDevice:
 
     def restore_random_states(self, states: list[Any]) -> None:
         torch.cuda.set_rng_state(states[0], self.index)
+
+    def give_back(self) -> None:
+        torch.cuda.empty_cache()
 
     def wait(self) -> None:
         torch.cuda.synchronize(self.index)

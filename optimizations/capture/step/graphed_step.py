@@ -220,6 +220,8 @@ class GraphedStep:
             recording.report = replace(recording.report, record_s=time.perf_counter() - began)
             self._recordings.setdefault(key, []).append(recording)
             progress.recorded()
+            call.before.clear()  # gradients that play no part any more
+            device.give_back()
             return recording.launch(call.tensors, self._rates)
         return self._refuse_and_run(key, refusal, call.args, call.kwargs)
 
