@@ -1,0 +1,79 @@
+"""Modules that work with other processes: refused by name, with what to change, or given the calls they need before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_programs import batches, loss_of, network
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.parallel import DDP_WARM_UP
+
+
+@pytest.fixture(autouse=True)
+def group(tmp_path: Path) -> Iterator[None]:
+    """This process alone."""
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def step_of(model: nn.Module) -> GraphedStep:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return GraphedStep(step, device=CpuDevice())
+
+
+def sharded() -> nn.Module:
+    return fully_shard(network("cpu"))
+
+
+MODELS: dict[str, tuple[Any, str, str]] = {
+    "find_unused_parameters": (
+        lambda: nn.parallel.DistributedDataParallel(network("cpu"), find_unused_parameters=True),
+        "uses model with find_unused_parameters=True",
+        "leave the option off",
+    ),
+    "gloo": (
+        lambda: nn.parallel.DistributedDataParallel(network("cpu")),
+        "uses model over gloo, whose collectives run on the host",
+        "use the backend nccl",
+    ),
+    "DataParallel": (lambda: nn.DataParallel(network("cpu")), "a DataParallel", "use DistributedDataParallel"),
+    "fully sharded": (sharded, "a fully sharded module", "use DistributedDataParallel"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_what_is_refused_is_named_with_what_to_change(name: str) -> None:
+    make, reason, advice = MODELS[name]
+    step = step_of(make())
+    losses = [step(*batch).item() for batch in batches("cpu", 2)]
+    (refusal,) = step.report().refusals
+    assert reason in refusal.reason and advice in refusal.advice
+    assert all(loss > 0 for loss in losses) and step.report().eager_calls == 2
+
+
+def test_distributed_data_parallel_over_nccl_runs_as_it_is_eleven_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.parallel.DistributedDataParallel(network("cpu"))
+    monkeypatch.setattr(distributed, "get_backend", lambda group: "nccl")
+    step = step_of(model)
+    for batch in batches("cpu", DDP_WARM_UP - 1):
+        step(*batch)
+    report = step.report()
+    assert (report.refusals, report.eager_calls, report.recordings) == ((), DDP_WARM_UP - 1, ())
