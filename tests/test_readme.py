@@ -1,4 +1,4 @@
-"""The README holds no number of its own, and names no command that does not exist."""
+"""The README is short, and names no command or page that does not exist; measured tables are those of recorded runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ from suite.report.table import to_markdown
 from suite.store import RECORDED, REPOSITORY, list_runs
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+MEASURED = (REPOSITORY / "docs" / "measured.md").read_text(encoding="utf-8")
+PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
 EXPLAINED = RECORDED / "explained"
-RENEW = "renew it: encore report --recorded --explanations results/recorded/explained --readme README.md"
+RENEW = "renew it: encore report --recorded --explanations results/recorded/explained --readme docs/measured.md"
+
+
+def test_a_reader_can_finish_it() -> None:
+    assert len(README.split()) <= 1200
 
 
 def test_the_table_of_obstacles_is_that_of_the_recorded_explanations() -> None:
@@ -26,11 +32,11 @@ def test_the_table_of_obstacles_is_that_of_the_recorded_explanations() -> None:
     assert {item.target for item in explanations if item.error} == set()
     assert all(item.commit and item.dirty is False for item in explanations), "recorded from committed code"
     expected = to_markdown(explain_tables.overview(explanations), provenance.of_explanations(explanations))
-    assert generated_part(README, "explained").strip() == expected.strip(), RENEW
+    assert generated_part(MEASURED, "explained").strip() == expected.strip(), RENEW
 
 
 def test_the_table_of_times_is_that_of_the_recorded_runs_and_without_one_nothing_is_claimed() -> None:
-    part = generated_part(README, "recorded")
+    part = generated_part(MEASURED, "recorded")
     if not (recorded := list_runs(RECORDED)):
         assert "No run on a GPU is recorded yet" in part
         return
@@ -44,14 +50,16 @@ def test_the_table_of_times_is_that_of_the_recorded_runs_and_without_one_nothing
     assert part.strip() == expected.strip(), RENEW
 
 
-def test_every_command_of_the_readme_exists() -> None:
+def test_every_command_that_is_named_exists() -> None:
     known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    named = set(re.findall(r"`?encore ([a-z]+)", README))
-    assert named <= known.keys()
-    for modes in re.findall(r"--modes ([\w,-]+)", README):
+    text = README + (REPOSITORY / "docs" / "running.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?:^|`)encore ([a-z]+)", text, re.MULTILINE))
+    assert {"run", "explain", "compare"} <= named <= known.keys()
+    for modes in re.findall(r"--modes ([\w,-]+)", text):
         assert set(modes.split(",")) <= MODES.keys()
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\(([^)#:]+)\)", README))
-def test_every_file_the_readme_links_to_is_there(link: str) -> None:
-    assert Path(REPOSITORY, link).is_file(), link
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_links_to_is_there(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not Path(page.parent, link).exists()] == []
