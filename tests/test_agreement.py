@@ -259,6 +259,15 @@ def play(folder: Path, *behave: str, seconds: float = 2.0, tcp: bool = False) ->
     return found
 
 
+def test_a_rank_that_fails_to_record_makes_all_run_without_a_graph(tmp_path: Path) -> None:
+    first, second = play(tmp_path, "records", "fails", tcp=True)
+    assert first is not None and second is not None
+    assert "could not be recorded: RuntimeError: this capture was told to fail" in str(second["reasons"])
+    assert first["reasons"] == [f"rank 1 runs it without a graph: {second['reasons'][0]}"]  # type: ignore[index]
+    assert first["recorded"] == 1 and second["recorded"] == 0
+    assert first["replays"] < first["calls"] / 2, "it had a graph, and left it"  # type: ignore[operator]
+
+
 def test_ranks_that_all_record_replay_and_a_slow_one_is_not_waited_for(tmp_path: Path) -> None:
     first, second = play(tmp_path, "records", "slow", seconds=4.0)
     assert first is not None and second is not None

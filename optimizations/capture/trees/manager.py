@@ -41,6 +41,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.inner_graphs import resting
+from optimizations.capture.trees.alike import tell_ranks
 from optimizations.capture.trees.containers import shut_down, thread_containers
 from optimizations.capture.trees.endings import free_before_process_groups_end, in_a_process_group
 from optimizations.capture.trees.function import RecordableFunction, forget_recordings
@@ -358,11 +359,12 @@ class EncoreManager(CUDAGraphTreeManager):
         self._apply_due_checkpoint()
         function = self._function(function_id)
         function.callers = self._callers
-        if in_a_process_group() and function.code().collective:
+        if in_a_process_group() and (function.code().collective or function.code().opaque):
             free_before_process_groups_end(_free_all)
         inputs = self._kept_for_a_failure(new_inputs)
         try:
             outputs = self._record_function(new_inputs, function_id)
+            tell_ranks(function)
             self._expect_steady_calls(self.current_node)
             self._patched_last(function_id, self.current_node.parent)
             function.note_returned_inputs(self.current_node.returned_inputs)
@@ -371,6 +373,7 @@ class EncoreManager(CUDAGraphTreeManager):
         except Exception as error:
             function.without_graph = f"it could not be recorded: {type(error).__name__}: {error}".splitlines()[0]
             error.__traceback__ = None  # its frames hold tensors of the failed capture
+        tell_ranks(function)
         if replayed:
             self.path_state = trees.ExecutionState.RECORDING  # the allocator knows what is live
         torch.cuda.synchronize()
