@@ -82,6 +82,30 @@ def replays(mode: str) -> dict[str, Any]:
     return {"calls": calls, "wrong": wrong, "worst": worst, **_report(mode)}
 
 
+def split(mode: str) -> dict[str, Any]:
+    """A decoder split by `parallelize_module`, other tokens in each call, and its weights exchanged once."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from models.sharding.decoder import shard
+
+    model, whole = _model().eval(), _model().eval()
+    shard(model, init_device_mesh(DEVICE.type, (WORLD,)))
+    call, worst = compiled(model, mode), 0.0
+    generator = torch.Generator(DEVICE).manual_seed(7)
+    with torch.no_grad():
+        for step in range(int(os.environ.get("CALLS", "40"))):
+            if step == 4:
+                for module in (model, whole):
+                    module.norm.weight = nn.Parameter(2 * module.norm.weight)
+                    module.blocks[0].attention_norm.weight.mul_(0.5)
+            tokens = torch.randint(64, (2, 32), device=DEVICE, generator=generator)
+            torch.compiler.cudagraph_mark_step_begin()
+            got, expected = call(tokens).clone(), whole(tokens)
+            worst = max(worst, float((got - expected).norm() / expected.norm()))
+    synchronize()
+    return {"worst": worst, **_report(mode)}
+
+
 def fails_on_one(mode: str) -> dict[str, Any]:
     """A rank cannot record: all have to go on without a graph, with right results."""
     from optimizations.capture.trees import manager
@@ -170,7 +194,7 @@ def ends(mode: str) -> dict[str, Any]:
 
 
 PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "replays": replays, "fails_on_one": fails_on_one, "ddp": ddp, "fsdp": fsdp, "ends": ends,
+    "replays": replays, "split": split, "fails_on_one": fails_on_one, "ddp": ddp, "fsdp": fsdp, "ends": ends,
 }  # fmt: skip
 
 

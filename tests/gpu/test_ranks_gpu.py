@@ -124,6 +124,15 @@ def test_a_thousand_replays_with_other_data_on_each_rank(tmp_path: Path, ranks: 
         assert one["replayed"] >= 900, "the graphs ran, collectives inside"
 
 
+@pytest.mark.parametrize("ranks", degrees())
+def test_a_decoder_split_by_pytorch_is_right_and_replayed(tmp_path: Path, ranks: int) -> None:
+    found = launch(tmp_path, ranks, "split", "encore").found()
+    note(f"split-{ranks}", found)
+    for one in found:
+        assert one["worst"] < 1e-4, one
+        assert one["replayed"] >= 30, one
+
+
 def test_a_rank_that_fails_to_record_makes_all_run_without_a_graph(tmp_path: Path) -> None:
     first, second = launch(tmp_path, 2, "fails_on_one", "encore", CALLS="300").found()
     note("fails-on-one", [first, second])
