@@ -29,6 +29,7 @@ def as_json(workloads: Sequence[Workload], modes: Sequence[Mode]) -> dict[str, l
                 "dtype_policy": workload.dtype_policy,
                 "variants": list(workload.variants),
                 "sets": list(workload.sets),
+                "tp_batch": workload.sharding.batch if workload.sharding else None,
                 "parameters": workload.parameters,
                 "notes": workload.notes,
             }
@@ -64,6 +65,9 @@ def tables(workloads: Sequence[Workload], modes: Sequence[Mode]) -> list[Rendera
             table.add_row(mode.name, mode.summary, ", ".join(mode.baselines) or "-")
         listed.append(table)
     notes = [f"{workload.acronym}: {workload.notes}" for workload in workloads if workload.notes]
+    split = [f"{each.acronym} (batch {each.sharding.batch})" for each in workloads if each.sharding is not None]
+    if split:
+        notes.append(f"`encore run --tp N,N` splits over GPUs: {', '.join(split)}")
     return [*listed, Text("\n".join(notes))] if notes else listed
 
 

@@ -59,6 +59,20 @@ def split_names(names: Sequence[str], degrees: Sequence[int], workload_set: str 
         raise WrongUse(f"{error} (`encore list` shows all)") from error
 
 
+def require_whole(workload: Workload) -> None:
+    """For commands that look at a program in one process.
+
+    Raises:
+        WrongUse: the row is split over several GPUs.
+    """
+    if (workload.tp or 1) > 1:
+        whole = workload.acronym.rpartition(registry.TP_MARK)[0]
+        raise WrongUse(
+            f"{workload.acronym} is split over {workload.tp} GPUs, and only `encore run` runs that; name {whole}, or "
+            f"{whole}{registry.TP_MARK}1 for its batch"
+        )
+
+
 def parse_degrees(text: str) -> tuple[int, ...]:
     """Numbers of GPUs, separated by commas: "1,2,4".
 

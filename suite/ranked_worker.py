@@ -106,7 +106,13 @@ _WEIGHT = {Status.OOM: 0, Status.FAIL_ACCURACY: 1, Status.CRASH: 1, Status.TIMEO
 
 
 def _told_by_rank(failed: Sequence[tuple[int, Failed]]) -> Failed:
-    text = "; ".join(f"rank {rank}: {answer.error}" for rank, answer in failed)
+    by_error: dict[str, list[int]] = {}
+    for rank, answer in failed:
+        by_error.setdefault(answer.error, []).append(rank)
+    text = "; ".join(
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, sorted(ranks)))}: {error}"
+        for error, ranks in by_error.items()
+    )
     return failed[0][1].model_copy(update={"error": text})
 
 

@@ -126,6 +126,8 @@ def test_list_as_json_has_all_that_is_registered() -> None:
 
     listed = json.loads(encore("list", "--json").stdout)
     assert [workload["acronym"] for workload in listed["workloads"]] == list(registry.workloads())
+    batches = {workload["acronym"]: workload["tp_batch"] for workload in listed["workloads"] if workload["tp_batch"]}
+    assert batches == {"DALLE2": 2, "DECODER": 4, "ST": 1, "VM": 1, "XLNET-I": 128}
     assert [mode["name"] for mode in listed["modes"]] == list(MODES)
     assert list(json.loads(encore("list", "--modes", "--json").stdout)) == ["modes"]
 

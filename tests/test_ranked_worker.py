@@ -21,7 +21,8 @@ from test_runner import Bench
 from models.registry import Sharding, UnknownWorkload, find
 from suite import process
 from suite.errors import WrongUse
-from suite.matrix import parse_degrees, split_names
+from suite.explain.targets import find_targets
+from suite.matrix import parse_degrees, require_whole, split_names
 from suite.measure.across_ranks import largest_spread
 from suite.modes import MODES
 from suite.protocol import Built, Collected, CollectMetrics, Command, Failed, Measured, Prepared
@@ -116,6 +117,15 @@ def test_what_a_rank_died_of_comes_before_what_the_others_say_of_it(tmp_path: Pa
     assert "rank 0: told to fail" in answered.whole.error
 
 
+def test_what_all_ranks_say_is_said_once(tmp_path: Path) -> None:
+    with cell(tmp_path, ranks=3, compile="fail:run_error@measure") as one:
+        ask(one, prepare())
+        answered = ask(one, MEASURE)
+    assert isinstance(answered.whole, Failed)
+    assert answered.whole.error.startswith("ranks 0, 1, 2: told to fail")
+    assert answered.whole.error.count("told to fail") == 1
+
+
 def test_a_row_has_the_parts_of_all_ranks(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.run(workloads=(SPLIT,), modes=COMPILE_MODE, settings=SETTINGS.model_copy(update={"processes": 2}))
@@ -189,6 +199,14 @@ def test_a_split_workload_is_a_row_of_its_own() -> None:
     for name in ("EOS@tp2", "XLNET-I@tp0", "XLNET-I@tp", "XLNET-I@tpx", "NONE@tp2"):
         with pytest.raises(UnknownWorkload):
             find(name)
+
+
+def test_other_commands_take_no_workload_that_is_split() -> None:
+    require_whole(find("XLNET-I@tp1"))
+    with pytest.raises(WrongUse, match=r"XLNET-I@tp2 is split over 2 GPUs.*XLNET-I@tp1"):
+        require_whole(find("XLNET-I@tp2"))
+    with pytest.raises(WrongUse, match="split over 2"):
+        find_targets(["xlnet-i@tp2"], variant=None, size="tiny")
 
 
 def test_more_gpus_than_there_are_is_wrong_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

@@ -30,7 +30,7 @@ from models.registry import Size
 from suite.environment import git_state
 from suite.errors import WrongUse
 from suite.explain.records import Explanation
-from suite.matrix import select_workloads
+from suite.matrix import require_whole, select_workloads
 from suite.schema import EXPLANATION_VERSION
 from suite.store import REPOSITORY
 
@@ -83,6 +83,7 @@ def find_targets(
             targets[Target(name, None, size)] = None
         else:
             (workload, chosen), *_ = select_workloads([name], variant)
+            require_whole(workload)
             targets[Target(workload.acronym, chosen, size)] = None
     return list(targets)
 
