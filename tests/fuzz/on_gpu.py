@@ -35,6 +35,9 @@ from .sources import INPUTS, Input, memory_and_view
 STEPS = 14
 """Calls of each program: warm-up, recording, second capture, trials and replays."""
 
+CONTEXT_LOST = 17
+"""Exit code of a worker that cannot go on."""
+
 PAIR = 2
 """Programs that take turns."""
 
@@ -178,6 +181,10 @@ def work(seed: int, first: int, every: int, seconds: float) -> int:
         print(json.dumps({"begins": number}), flush=True)
         status, what = compare(seed, number)
         print(json.dumps({"number": number, "status": status, "what": what}), flush=True)
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return CONTEXT_LOST  # by a program that is wrong in eager mode, too
         optimizations.reset()
         torch.compiler.reset()
         number += every
@@ -232,23 +239,24 @@ def _supervise(seed: int, first: int, every: int, ends: float, lines: queue.Queu
         timer = threading.Timer(left + 20, process.kill)
         timer.start()
         begun: int | None = None
+        last = first
         assert process.stdout
         for line in process.stdout:
             if not line.startswith("{"):
                 continue
             read = json.loads(line)
             if "begins" in read:
-                begun = read["begins"]
+                begun = last = read["begins"]
             else:
                 begun = None
                 lines.put(read)
         timer.cancel()
         process.wait()
-        if begun is None:
+        if begun is None and process.returncode != CONTEXT_LOST:
             return
-        if time.monotonic() < ends:
+        if begun is not None and time.monotonic() < ends:
             lines.put({"number": begun, "status": "lost", "what": f"its process ended with {process.returncode}"})
-        first = begun + every
+        first = (last if begun is None else begun) + every
 
 
 if __name__ == "__main__":

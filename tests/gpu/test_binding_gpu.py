@@ -30,7 +30,7 @@ def called(run: Any, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("indirection", ["off", "auto"])
 def test_graphs_never_compute_with_a_tensor_that_was_exchanged(indirection: str) -> None:
-    # In double precision: each exchange scales weights up, and with them what generated code rounds otherwise than eager.
+    # In double precision: each exchange scales weights up, and what generated code rounds otherwise than eager.
     model = Model().eval().cuda().double()
     run = torch.compile(model, backend="encore", fullgraph=True, options={"indirection": indirection})
     inputs = [torch.randn(2, 4, device="cuda", dtype=torch.double) for _ in range(3)]
