@@ -19,7 +19,7 @@ from optimizations.capture.inputs import copy_all
 from optimizations.captured.displaced import size_bytes
 from optimizations.captured.graph import MemoryRange
 
-_get: Callable[[torch.Tensor], torch.Tensor | None] = vars(torch.Tensor.__base__)["grad"].__get__
+_get: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("grad")
 
 
 def gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:

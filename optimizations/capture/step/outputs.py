@@ -48,12 +48,13 @@ class Outputs:
 
     def take(self, inputs: Sequence[torch.Tensor]) -> Any:
         """The results of the launch before, for a call with these inputs."""
-        if self._single:
-            with torch.no_grad():
-                return self._copied[0].clone()
-        with torch.no_grad():
+        if len(self._copied) == 1:  # what is copied takes no part in differentiation
+            copies = [self._copied[0].clone()]
+            if self._single:
+                return copies[0]
+        else:
             copies = [torch.empty_like(tensor) for tensor in self._copied]
-        copy_all(copies, self._copied)
+            copy_all(copies, self._copied)
         return replaced(self._nest, iter([_given(kind, what, copies, inputs) for kind, what in self._plan]))
 
 
