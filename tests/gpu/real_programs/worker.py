@@ -21,7 +21,7 @@ from real_programs.record import Body, Program, Setting, Skipped, programs
 COMPARED_ROUNDS = 6
 """Rounds before anything is timed; the results of the first and of the last one are compared. The same number in every
 mode, for a program that trains is elsewhere after each call."""
-SETTLING_ROUNDS = 20
+SETTLING_ROUNDS = 5000
 SETTLING_S = 4.0
 """What more is waited, in rounds and in time, until Encore has nothing pending. A graph that is not called any more
 never gets there."""
