@@ -139,3 +139,18 @@ def test_graphs_of_compiled_modules_rest_for_a_while_and_no_longer() -> None:
         assert EncoreManager.run(Manager(), [1, 2], 7) == [2, 3]  # before any of its own bookkeeping
     assert manager._run is stock
     assert not inner_graphs.resting()
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_an_attribute_whose_old_tensor_compiled_code_reads_is_not_left_to_launches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compiled code passes no dispatcher: the captured graph itself is asked."""
+    made = PROGRAMS["activations_kept_in_attributes"]("cpu")
+    device = CpuDevice()
+    monkeypatch.setattr(device, "mentions", lambda graph, memory: bool(memory))
+    step = GraphedStep(made.step, device=device)
+    for batch in made.batches[:5]:
+        step(*batch)
+    (refusal,) = step.report().refusals
+    assert "is bound to another tensor" in refusal.reason and step.report().replays == 0

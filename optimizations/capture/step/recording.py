@@ -274,8 +274,11 @@ def _check_unread(device: Device, graph: Any, results: Sequence[Rebound]) -> Non
     Raises:
         StepRefused: it was.
     """
-    for entry in results:
-        if entry.old is not None and device.mentions(graph, memory([entry.old])):
+    held = [entry for entry in results if entry.old is not None]
+    if not device.mentions(graph, memory([entry.old for entry in held])):
+        return
+    for entry in held:
+        if device.mentions(graph, memory([entry.old])):
             name = f"{entry.container.path}.{entry.key}" if entry.key is not None else entry.container.path
             raise StepRefused(host_change(f"{name} is bound to another tensor"))
 
