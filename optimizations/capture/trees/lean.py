@@ -108,7 +108,7 @@ class SteadyCall:
         "_dead_after",
         "_dead_before",
         "_dying",
-        "_replay",
+        "_graph",
         "_session",
         "_state",
         "_tracker",
@@ -132,7 +132,7 @@ class SteadyCall:
         self._dying = [index for index in node.cudagraph_managed_idxs if not node.preserved_aliased_inputs[index]]
         self._tracker = node.tracker
         self._session = node.session
-        self._replay = node.graph.replay
+        self._graph = node.graph
 
     @property
     def valid(self) -> bool:
@@ -171,7 +171,7 @@ class SteadyCall:
             node._copy_inputs_and_remove_from_src(node.reconstructed_inputs, inputs)
         elif self._tracker is not None:
             self._tracker.follow(inputs)
-        self._replay()
+        self._graph.replay()
         if self._tracker is not None:
             self._tracker.launched()
         outputs: list[Any] = node.cached_results()
