@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 
 import pytest
+import torch
 from fixtures.synthetic_results import environment
 from rich.console import Console
 
 from models import registry
 from suite.cli import main
 from suite.errors import EXIT_WRONG_USE, WrongUse
+from suite.micro import step
 from suite.micro.step import BARE, BY_HAND, NONE, STEP, StepCost, StepRun, table, training_workloads
 
 
@@ -26,6 +28,27 @@ def test_wrong_use_has_its_exit_code_and_names_the_workload(capsys: pytest.Captu
         main(["micro", "step", "NOPE"])
     assert ended.value.code == EXIT_WRONG_USE
     assert "unknown workload 'NOPE'" in capsys.readouterr().err
+
+
+def test_a_way_that_ends_with_an_error_is_a_row_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(name: str, way: str, with_optimizer: bool, size: str) -> step.Made:
+        if way == BY_HAND:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        if way == "graph":
+            raise torch.OutOfMemoryError("too large")
+        return step.Made(lambda index: None, graphs=1, refused="no graph" if way == STEP else None)
+
+    monkeypatch.setattr(step, "_make", make)
+    monkeypatch.setattr(step, "_timed", lambda call, samples: [1.0] * samples)
+    monkeypatch.setattr(step, "_forget", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 7)
+    costs = {cost.way: cost for cost in step.measure("DCGAN", with_optimizer=False, size="tiny", samples=2)}
+    assert tuple(costs) == step.WAYS
+    assert costs[BY_HAND].refused == "RuntimeError: operation not permitted when stream is capturing"
+    assert costs["graph"].refused == "out of memory: too large"
+    assert costs[BARE].whole_us == [1.0, 1.0] and costs[BARE].graphs == 1
+    assert costs[STEP].refused == "no graph" and costs[STEP].graphs is None and not costs[STEP].whole_us
 
 
 def cost(way: str, whole_us: list[float], refused: str | None = None, *, with_optimizer: bool = False) -> StepCost:

@@ -8,6 +8,7 @@ Time is the host's from the call until the GPU is done, each iteration waited fo
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
 import time
@@ -116,7 +117,10 @@ def measure(name: str, *, with_optimizer: bool, size: Size, samples: int) -> Ite
             graphs = made.graphs if made.refused is None else None
             made.free()
         except torch.OutOfMemoryError as error:
-            whole, peak, graphs, refused = [], None, None, f"out of memory: {str(error).splitlines()[0]}"
+            whole, peak, graphs, refused = [], None, None, f"out of memory: {_first_line(error)}"
+        except Exception as error:  # of the program, or of a capture by hand; the other ways are measured all the same
+            whole, peak, graphs, refused = [], None, None, f"{type(error).__name__}: {_first_line(error)}"
+            _leave_capture()
         yield StepCost(
             workload=name,
             with_optimizer=with_optimizer,
@@ -179,7 +183,7 @@ def _callables(
     try:
         call = optimizations.graph_callables(forward, [(sets[0],)])
     except RuntimeError as error:
-        return Made(lambda index: None, refused=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        return Made(lambda index: None, refused=f"{type(error).__name__}: {_first_line(error)}")
     parameters = list(instance.module.parameters())
 
     def iterate(index: int) -> None:
@@ -231,6 +235,20 @@ def _timed(call: Callable[[int], Any], samples: int) -> list[float]:
         torch.cuda.synchronize()
         found.append((time.perf_counter_ns() - began) / 1e3)
     return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _leave_capture() -> None:
+    """A capture that the driver ended has PyTorch's random numbers still in it; one that succeeds takes them out."""
+    with contextlib.suppress(RuntimeError, AssertionError):
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            torch.zeros(1, device="cuda")
+        graph.reset()
 
 
 def _forget() -> None:
