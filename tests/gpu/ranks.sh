@@ -98,7 +98,9 @@ if [[ ",$stages," == *,tests,* ]]; then
     export ENCORE_RESULTS="$work/tests"
     mkdir -p "$ENCORE_RESULTS"
     # One test at a time: each takes all the GPUs it can get.
-    stage tests $(($(left) * 55 / 100)) "$python" -m pytest -m gpu -q -p no:cacheprovider \
+    share=100
+    [[ ",$stages," != *,suite,* ]] || share=60
+    stage tests $(($(left) * share / 100)) "$python" -m pytest -m gpu -q -p no:cacheprovider \
         --junitxml "$ENCORE_RESULTS/ranks.xml" "$root/tests/gpu/test_ranks_gpu.py"
     tar -C "$work" -czf "$out/tests.tar.gz" tests
 fi
