@@ -382,6 +382,7 @@ def test_workloads_over_several_gpus_are_set_beside_compile_on_as_many() -> None
     assert done.chart.bars["XLNET-I@tp2", "graph"].value == pytest.approx(2.0), "not over another number of GPUs"
     assert row(done, "XLNET-I@tp2")["ranks_equal"] is True
     assert row(done, "XLNET-I@tp2")["tp"] == 2
+    assert row(done, "XLNET-I@tp2")["compile_us"] == pytest.approx(100, rel=0.2)
     assert len(done.table.frame) == 5 * 3
     ranks = made("fig12-ranks", results(*rows)).table.frame
     own = ranks[(ranks["workload"] == "XLNET-I@tp2") & (ranks["mode"] == "graph")]

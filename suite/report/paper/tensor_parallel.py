@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from models.registry import TP_MARK
 from suite.modes import GRAPH_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report.chart import Bar, Chart, Scale
@@ -43,12 +45,14 @@ def make(exhibit: Exhibit, results: Results) -> Made:
             if ratio := results.ratio(label, mode):
                 row |= {f"{mode}_speedup": ratio.value, f"{mode}_low": ratio.low, f"{mode}_high": ratio.high}
         passed = results.passed(label, REFERENCE_MODE)
+        if passed is not None:
+            row["compile_us"] = statistics.median(sample for block in passed.blocks for sample in block.host_us)
         equal = [] if passed is None else [passed]
         equal += [cell for mode in modes if (cell := results.passed(label, mode)) is not None]
         row["ranks_equal"] = _all_equal(equal)
         row["missing"] = reasons({mode: results.why_no_ratio(label, mode) for mode in modes})
         rows.append(row)
-    columns = ["workload", "model", "tp"]
+    columns = ["workload", "model", "tp", "compile_us"]
     for mode in modes:
         columns += [f"{mode}_speedup", f"{mode}_low", f"{mode}_high"]
     title = exhibit.title(results.published)
