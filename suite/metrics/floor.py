@@ -36,7 +36,7 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
 
     # The graphs read what the last iteration left: its inputs, which the cell keeps.
     floor = _sampled(launch, wait)
-    return {"floor_us": floor, "whole_us": whole, "whole_over_floor": whole / floor}
+    return {"floor_us": floor, "whole_us": whole, "over_floor_ratio": whole / floor}
 
 
 @contextmanager
@@ -78,6 +78,6 @@ METRIC = Metric(
     title="Distance to the floor",
     note="floor: the CUDA graphs of an iteration alone, launched and waited for; whole: the iteration, waited for. "
     "whole / floor is what the host, copies of inputs and work outside of graphs add; 1 cannot be reached.",
-    columns=("whole_us", "floor_us", "whole_over_floor"),
+    columns=("whole_us", "floor_us", "over_floor_ratio"),
     measure=floor_us,
 )
