@@ -1,9 +1,9 @@
 """The compile cache that all modes of a workload share: kernels are compiled and tuned once, whoever needs them first.
 
 Inductor keeps the source of each generated kernel there with the configuration that was the fastest, Triton the
-binaries. Graphs are kept too, by the options they were compiled with; a graph that comes from the cache is compiled in
-no time and does not say why it was split. So each mode compiles its graphs itself, once (`own_graphs`), and the mode's
-later processes find them.
+binaries. What Encore keeps (its kernels, verdicts of selection) is there too. Graphs are kept too, by the options they
+were compiled with; a graph that comes from the cache is compiled in no time and does not say why it was split. So each
+mode compiles its graphs itself, once (`own_graphs`), and the mode's later processes find them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from suite.schema import CompileConditions
 
 INDUCTOR = "inductor"
 TRITON = "triton"
+ENCORE = "encore"
 _GRAPHS = ("fxgraph", "aotautograd")
 """Folders of compiled graphs, of Inductor and of AOTAutograd, in Inductor's."""
 

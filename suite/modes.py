@@ -137,6 +137,16 @@ MODES: dict[str, Mode] = {
             published_copies="after",
         ),
         Mode(
+            "encore",
+            "as lean, and each graph only where it pays: measured on the calls of warm-up",
+            baselines=("compile", "graph", "lean"),
+            backend="encore",
+            options={"indirection": "auto", "selection": "measure"},
+            uses_cuda_graphs=True,
+            bitwise_with=("lean", "indirection", "placement", "graph", "graph-unpartitioned", "compile"),
+            same_as=("lean",),
+        ),
+        Mode(
             "step",
             "torch.compile inside of graph_step: a training iteration as one CUDA graph; where it is named",
             baselines=("compile", "graph", "indirection"),

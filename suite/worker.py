@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from suite.cell_errors import CellError, Inaccurate
-from suite.compile_cache import INDUCTOR, TRITON
+from suite.compile_cache import ENCORE, INDUCTOR, TRITON
 from suite.protocol import (
     COMMANDS,
     CellSpec,
@@ -161,6 +161,7 @@ def enter_environment(spec: CellSpec) -> None:
     os.environ |= {
         "TORCHINDUCTOR_CACHE_DIR": str(cache / INDUCTOR),
         "TRITON_CACHE_DIR": str(cache / TRITON),
+        "ENCORE_CACHE_DIR": str(cache / ENCORE),
         "TORCHINDUCTOR_COMPILE_THREADS": str(spec.compile_threads),
         "OMP_NUM_THREADS": str(spec.cpu_threads),
     }

@@ -72,7 +72,7 @@ def test_each_is_made_of_the_recorded_runs_and_says_what_differs(name: str, reco
     if done.chart is not None:
         assert draw_any(replace(done.chart, name="test"), done.provenance).axes
     drawn = done.chart is not None
-    tables = ("fig12-ranks", "table1", "pygraph-table1", "nanogpt-table1", "nanogpt-table2")
+    tables = ("fig12-ranks", "table1", "pygraph-table1", "pygraph-table4", "nanogpt-table1", "nanogpt-table2")
     assert drawn is (name not in ("fig12", *tables)), "no run over several GPUs is recorded"
 
 
@@ -210,6 +210,114 @@ def test_memory_and_compile_time_are_over_stock_graphs() -> None:
     assert row(made("memory", run), "EOS")["replaying_ratio"] == pytest.approx(0.9)
     assert row(made("fig13", run), "EOS")["indirection_ratio"] == pytest.approx(1)
     assert row(made("fig13", run), "TEFD")["whole_published_s"] == 506
+
+
+def selected(
+    group: int, kept: str | None, none: float, copy: float, indirection: float | None = None, **changes: object
+) -> dict[str, object]:
+    """A record of `optimizations.report()[i].selection` as JSON has it; times in us."""
+    times = {"none": none, "copy": copy, "indirection": indirection}
+    best = times.get(kept or "")
+    candidates = [
+        {
+            "candidate": name,
+            "calls": 30,
+            "median_us": time,
+            "ratio": time / best if best and name != kept else None,
+            "low": time / best * 0.99 if best and name != kept else None,
+            "high": None,
+        }
+        for name, time in times.items()
+        if time is not None
+    ]
+    return {
+        "direction": "inference",
+        "state": "decided" if kept else "off",
+        "reason": None if kept else "several threads call it",
+        "group": group,
+        "functions": 1,
+        "objective": "latency",
+        "candidates": candidates if kept else [],
+        "kept": kept,
+        "outcome": "faster" if kept else None,
+        "source": "measured" if kept else None,
+        "calls": 96,
+        "measuring_s": 0.5,
+        "excess_s": 0.25,
+        "voided": [],
+        "not_stored": None,
+        "kernels": 3,
+        "input_bytes": 4096,
+        "copied_bytes": 0,
+        "pointer_bytes": 16,
+        **changes,
+    }
+
+
+def with_graphs(*graphs: list[dict[str, object]]) -> Cell:
+    """EOS in mode encore, with these selections in each of its FX graphs."""
+    report = [{"index": index, "selection": graph} for index, graph in enumerate(graphs)]
+    return cell("EOS", "encore", 80, metrics=metrics().model_copy(update={"encore_report": report}))
+
+
+def test_graphs_are_counted_where_selection_timed_them() -> None:
+    run = results(
+        cell("EOS", "compile", 100),
+        with_graphs(
+            [selected(1, "none", 10, 20), selected(2, "copy", 30, 20, 21)],
+            [selected(3, "indirection", 40, 20, 10, direction="forward")],
+            [selected(3, "indirection", 40, 20, 10, direction="backward"), selected(4, None, 1, 1)],
+        ),
+    )
+    done = made("fig4", run)
+    found = {
+        (each["mode"], each["workload"]): each["speedup"]
+        for each in done.table.frame.to_dict("records")
+        if each["speedup"] > 0
+    }
+    assert found == {
+        ("graph", "EOS 0"): 0.5,
+        ("graph", "EOS 1"): 1.5,
+        ("graph", "EOS 2"): 2.0,
+        ("encore", "EOS 0"): 1.0,
+        ("encore", "EOS 1"): 1.5,
+        ("encore", "EOS 2"): 4.0,
+    }, "a forward and its backward are one group, and what was not timed is not counted"
+    assert row(done, "slower: 1 of 3")["published"] == "29 of 116 CUDA graphs (25 %)"
+    classes = made("pygraph-fig2", run).table.frame.to_dict("records")
+    assert {(each["class"], each["mode"]): (each["count"], each["of"]) for each in classes} == {
+        ("faster", "graph"): (2, 3),
+        ("within 2 %", "graph"): (0, 3),
+        ("slower", "graph"): (1, 3),
+        ("faster", "encore"): (2, 3),
+        ("within 2 %", "encore"): (1, 3),
+        ("slower", "encore"): (0, 3),
+    }
+    assert done.chart is not None
+    assert draw_any(replace(done.chart, name="test"), done.provenance).axes
+
+
+def test_graphs_that_serve_calls_and_those_that_do_not_are_counted() -> None:
+    run = results(
+        with_graphs(
+            [selected(1, "none", 10, 20), selected(2, "copy", 30, 20, 21)],
+            [selected(3, "indirection", 40, 20, 10), selected(3, "indirection", 40, 20, 10), selected(4, None, 1, 1)],
+        ),
+        cell("ST", "encore"),
+    )
+    done = made("pygraph-table4", run)
+    found = row(done, "EOS")
+    assert [found[name] for name in ("total", "enabled", "indirected", "disabled", "undecided")] == [5, 3, 2, 1, 1]
+    assert found["excess_s"] == 1.0, "four groups, a quarter of a second each"
+    assert row(done, "ST")["missing"] == "no graph was recorded"
+    assert row(done, "all")["enabled"] == 3
+    assert row(done, "published")["total"] == 416
+    assert row(made("fig13", run), "EOS")["selection_s"] == 1.0
+
+
+def test_records_of_selection_of_another_version_are_left_out() -> None:
+    run = results(with_graphs([{**selected(1, "none", 10, 20), "state": "elsewhere"}, {"kept": "copy"}]))
+    assert row(made("pygraph-table4", run), "EOS")["missing"] == "no graph was recorded"
 
 
 def test_the_copies_share_is_what_indirection_takes_away() -> None:

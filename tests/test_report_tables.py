@@ -124,6 +124,43 @@ def test_copies_are_summed_and_blocking_ones_counted(run):
     assert found["grace_bytes"] == round(4.1 * 2**20)
 
 
+def test_each_graph_has_its_times_and_what_is_kept() -> None:
+    times = [("none", 10.0, 1.25), ("copy", 8.0, None), ("indirection", 8.1, 1.0125)]
+    record = {
+        "direction": "backward",
+        "state": "decided",
+        "reason": None,
+        "group": 7,
+        "functions": 2,
+        "objective": "latency",
+        "candidates": [
+            {"candidate": name, "calls": 9, "median_us": us, "ratio": ratio, "low": ratio and 1.0, "high": None}
+            for name, us, ratio in times
+        ],
+        "kept": "copy",
+        "outcome": "faster",
+        "source": "measured",
+        "calls": 96,
+        "measuring_s": 0.5,
+        "excess_s": 0.25,
+        "voided": [],
+        "not_stored": None,
+        "kernels": 3,
+        "input_bytes": 4096,
+        "copied_bytes": 4096,
+        "pointer_bytes": 0,
+    }
+    report = [{"index": 0, "selection": []}, {"index": 1, "selection": [record]}]
+    chosen = cell("EOS", "encore", metrics=metrics().model_copy(update={"encore_report": report}))
+    table = cell_tables.selection(Run(environment(), (chosen, cell("EOS", "graph"))))
+    found = row(table, workload="EOS")
+    assert (found["graph"], found["group"], found["direction"], found["kernels"]) == (1, 7, "backward", 3)
+    assert [found[f"{name}_us"] for name, _, _ in times] == [10.0, 8.0, 8.1]
+    assert (found["kept"], found["outcome"], found["calls"]) == ("copy", "faster", 96)
+    assert (found["beside"], found["ratio"], found["low"]) == ("indirection", 1.0125, 1.0)
+    assert len(table.frame) == 1
+
+
 def test_memory_and_compile_times_are_the_recorded_ones(run):
     memory = row(cell_tables.memory(run), workload="EOS", mode="graph")
     assert memory["replay_peak_reserved_bytes"] == 2**30

@@ -23,6 +23,7 @@ import optimizations
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.function import SELECTED
 from optimizations.indirection.plan import Choice
+from optimizations.recording.description import RESTING
 from optimizations.selection import identity, member, timing, way
 from optimizations.selection.decide import Rules
 from optimizations.selection.settings import Settings
@@ -170,6 +171,15 @@ def test_after_the_verdict_calls_are_served_by_it_and_nothing_is_timed(
     assert timed == 0
     assert (runs, launches) == ((20, 0) if kept == "none" else (0, 20))
     assert copied == (20 * 2 * W.nbytes if kept == "copy" else 0)
+    report = selection(compiled)
+    inputs = compiled.reports[0].inputs
+    assert (report.kernels, report.input_bytes) == (1, 2 * W.nbytes)
+    if kept == "copy":
+        assert (report.copied_bytes, report.pointer_bytes) == (2 * W.nbytes, 0)
+        assert {one.reasons for one in inputs} == {(RESTING,)}
+    else:
+        assert (report.copied_bytes, report.pointer_bytes) == (0, 16)
+        assert all(one.indirect and not one.reasons for one in inputs)
 
 
 def test_every_call_is_made_once_whoever_serves_it(make: Any, cuda_on_cpu: CudaOnCpu) -> None:

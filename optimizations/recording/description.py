@@ -19,6 +19,9 @@ from optimizations.replay.addresses import AddressTracker
 from optimizations.report.recordings import Direction, RecordingReport, ReplayedInput
 
 
+RESTING = "selection: copying it costs no more than reading it in place"
+
+
 @dataclass(frozen=True, slots=True)
 class Counted:
     """What a recording's node counted.
@@ -46,6 +49,8 @@ def describe(
     plan = findings.plan if findings is not None else None
     planned = {node.node: node for node in plan.nodes} if plan is not None else {}
     in_place = set(tracker.indices) if tracker is not None else set()
+    if tracker is not None:
+        against = {**against, **dict.fromkeys(tracker.resting, (RESTING,))}
     replayed = tuple(
         _input(index, recorded.inputs[index], names, mutated, uses[index], planned, in_place, against, session)
         for index in recorded.copied

@@ -198,6 +198,11 @@ class AddressTracker:
         if resting and moved:
             self._point(moved)
 
+    @property
+    def resting(self) -> frozenset[int]:
+        """Inputs that are read in their placeholders because of `rest`."""
+        return frozenset(one[0] for one in self._all_checks) - frozenset(self.indices)
+
     def launched(self) -> None:
         """To be called after each launch."""
         if self._pending:

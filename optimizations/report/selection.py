@@ -48,6 +48,10 @@ class SelectionReport:
             fastest candidate would have taken.
         voided: why earlier verdicts were given up.
         not_stored: why the verdict is not stored; None where it is, or there is none.
+        kernels: of its graph; None where none was recorded, or it was not read.
+        input_bytes: data that stock would copy before each replay; None where no graph was recorded, as for the next.
+        copied_bytes, pointer_bytes: what replays copy as they are served now, and what they write where all inputs
+            that are read in place moved.
     """
 
     direction: Direction
@@ -65,3 +69,7 @@ class SelectionReport:
     excess_s: float
     voided: tuple[str, ...]
     not_stored: str | None
+    kernels: int | None = None
+    input_bytes: int | None = None
+    copied_bytes: int | None = None
+    pointer_bytes: int | None = None

@@ -11,6 +11,7 @@ import numpy as np
 from suite.metrics import Metric, metrics
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
+from suite.report.selected import CANDIDATES, SelectedFunction, selected_functions
 from suite.report.table import Table, make_table
 from suite.schema import Block, Cell, CompileTimes, Status
 
@@ -28,6 +29,7 @@ def all_tables(run: Run, published: Published) -> tuple[Table, ...]:
         copies(run, published),
         memory(run),
         compile_times(run),
+        selection(run),
         correctness(run),
         conditions(run),
         not_captured(run),
@@ -167,6 +169,54 @@ def conditions(run: Run) -> Table:
         ["sm_clock_low_mhz", "sm_clock_high_mhz", "memory_clock_mhz", "power_high_w", "temperature_high_c", "throttle"],
         _conditions_of,
     )
+
+
+def selection(run: Run) -> Table:
+    """Which way each captured function is served, and the times that decided it."""
+    columns = ["workload", "mode", "graph", "group", "direction", "kernels", "input_bytes", "copied_bytes"]
+    columns += ["pointer_bytes", *(f"{candidate}_us" for candidate in CANDIDATES), "kept", "outcome", "beside"]
+    columns += ["ratio", "low", "high", "calls", "measuring_s", "excess_s", "source", "reason"]
+    return make_table(
+        "selection",
+        "Which graphs serve calls",
+        "A row per function that graphs are recorded of. none: without a graph; copy: a graph whose inputs are copied; "
+        "indirection: one that reads them in place. Times are medians of an iteration of the functions of a group, "
+        "which are judged together. ratio: how many times the time of the way that is kept the nearest other one "
+        "takes, with its interval. excess: what measuring took beyond the fastest way.",
+        columns,
+        (
+            {"workload": cell_label(cell), "mode": cell.mode, **_selection_of(function)}
+            for cell in run.cells
+            for function in selected_functions(cell)
+        ),
+    )
+
+
+def _selection_of(function: SelectedFunction) -> Row:
+    found = function.selection
+    compared = [one for one in found.candidates if one.ratio is not None]
+    nearest = min(compared, key=lambda one: one.ratio or 0.0, default=None)
+    return {
+        "graph": function.graph,
+        "group": found.group,
+        "direction": found.direction,
+        "kernels": found.kernels,
+        "input_bytes": found.input_bytes,
+        "copied_bytes": found.copied_bytes,
+        "pointer_bytes": found.pointer_bytes,
+        **{f"{one.candidate}_us": one.median_us for one in found.candidates},
+        "kept": found.kept,
+        "outcome": found.outcome,
+        "beside": nearest.candidate if nearest else None,
+        "ratio": nearest.ratio if nearest else None,
+        "low": nearest.low if nearest else None,
+        "high": nearest.high if nearest else None,
+        "calls": found.calls,
+        "measuring_s": found.measuring_s,
+        "excess_s": found.excess_s,
+        "source": found.source,
+        "reason": found.reason,
+    }
 
 
 def not_captured(run: Run) -> Table:

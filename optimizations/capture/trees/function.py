@@ -8,6 +8,7 @@ in place itself, and what it copies needs no alignment. A mutated input that was
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import warnings
@@ -147,7 +148,20 @@ class RecordableFunction:
 
     def selection(self) -> SelectionReport | None:
         """See `report.ReportedFunction`."""
-        return self.member.describe() if self.member is not None else None
+        if self.member is None:
+            return None
+        found = self.member.describe()
+        recordings = self.recordings()
+        if not recordings:
+            return found
+        last = recordings[-1]
+        return dataclasses.replace(
+            found,
+            kernels=last.kernels,
+            input_bytes=sum(one.data_bytes for one in last.inputs),
+            copied_bytes=sum(one.data_bytes for one in last.inputs if not one.indirect),
+            pointer_bytes=last.pointer_bytes,
+        )
 
     def recorded(self, node: Recording) -> None:
         """To be told of each recording."""

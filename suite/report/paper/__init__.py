@@ -13,6 +13,7 @@ from suite.report.paper import (
     copy_share,
     coverage,
     graph_gains,
+    graphs_served,
     indirection_latency,
     memory,
     nanogpt,
@@ -24,8 +25,8 @@ from suite.report.paper import (
 from suite.report.paper.exhibit import Exhibit, Made, Results
 
 _MODULES = (
-    speedups, tensor_parallel, ablation, placement_cost, graph_gains, indirection_latency, compile_time, workload_table,
-    coverage, copied_bytes, memory, copy_share, nanogpt,
+    speedups, tensor_parallel, ablation, placement_cost, graph_gains, graphs_served, indirection_latency, compile_time,
+    workload_table, coverage, copied_bytes, memory, copy_share, nanogpt,
 )  # fmt: skip
 
 EXHIBITS: dict[str, Exhibit] = {

@@ -2,33 +2,74 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from suite.modes import GRAPH_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.line_chart import Line, LineChart
-from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Results, chart_or_none
+from suite.report.paper.exhibit import NOT_MEASURED, WHOLE_MODE, Exhibit, Made, Results, chart_or_none
+from suite.report.selected import judged_groups
 from suite.report.table import make_table
 
 _CLASSES = ("faster", "within 2 %", "slower")
 _EDGE = 1.02
 """PyGraph's classes: faster or slower by more than 2 %."""
-_COMMON = "Counted are the workloads that all modes have."
+_COMMON = {
+    "workloads": "Counted are the workloads that all modes have.",
+    "graphs": "Counted are groups of graphs that were judged together, by the medians of their own calls.",
+}
+_UNIT = (
+    f"Where mode {WHOLE_MODE} was run, graphs are counted: each group that it judged together, timed on its own calls "
+    f"({GRAPH_MODE}: replayed as stock does, its inputs copied). Otherwise each workload of the run counts once."
+)
 _DIFFERS_CDF = (
-    "The paper counts CUDA graphs (116 of 63 TorchBench applications, 29 of them slower than without); here each "
-    "workload of the run counts once, because rows do not time single graphs. Its second part, applications with both "
-    "kinds of graphs, needs such times and is not measured."
+    "The paper counts CUDA graphs (116 of 63 TorchBench applications, 29 of them slower than without). "
+    f"{_UNIT} Its second part, applications with both kinds of graphs, is in the table of graphs served and not."
 )
 _DIFFERS_CLASSES = (
-    "The paper counts CUDA graphs; here each workload of the run counts once. Faster and slower mean by more than 2 %, "
-    "by the estimate, whatever its interval."
+    f"The paper counts CUDA graphs. {_UNIT} Faster and slower mean by more than 2 %, by the estimate, whatever its "
+    "interval."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Gains:
+    """How many times faster than without CUDA graphs, and of what, by mode, slowest first.
+
+    `unit` is what is counted, `papers` the mode that stands for the paper's CUDA graphs.
+    """
+
+    unit: str
+    papers: str
+    by_mode: dict[str, list[tuple[float, str]]]
+
+
+def _gains(results: Results) -> _Gains:
+    of_graphs = _of_graphs(results)
+    if any(of_graphs.values()):
+        return _Gains("graphs", GRAPH_MODE, of_graphs)
+    return _Gains("workloads", UNPARTITIONED_MODE, _of_workloads(results))
+
+
+def _of_graphs(results: Results) -> dict[str, list[tuple[float, str]]]:
+    """Of groups of graphs that were timed without a graph, replayed as stock does, and as they are served now."""
+    found: dict[str, list[tuple[float, str]]] = {GRAPH_MODE: [], WHOLE_MODE: []}
+    for label in results.run.labels if results.run is not None else ():
+        cell = results.passed(label, WHOLE_MODE)
+        for number, group in enumerate(judged_groups(cell) if cell is not None else ()):
+            stock, own = group.gain("copy"), group.gain(group.kept) if group.kept else None
+            if stock is not None and own is not None:
+                found[GRAPH_MODE].append((stock, f"{label} {number}"))
+                found[WHOLE_MODE].append((own, f"{label} {number}"))
+    return {mode: sorted(gains) for mode, gains in found.items()}
 
 
 def _modes(results: Results) -> tuple[str, ...]:
     return (UNPARTITIONED_MODE, GRAPH_MODE, results.whole_mode)
 
 
-def _ratios(results: Results) -> dict[str, list[tuple[float, str]]]:
-    """(ratio over compile, workload) by mode, slowest first, of the workloads that all measured modes have."""
+def _of_workloads(results: Results) -> dict[str, list[tuple[float, str]]]:
+    """Of the workloads that all measured modes have, over compile."""
     labels = results.run.labels if results.run is not None else ()
     found = {
         mode: {label: ratio.value for label in labels if (ratio := results.ratio(label, mode)) is not None}
@@ -41,8 +82,9 @@ def _ratios(results: Results) -> dict[str, list[tuple[float, str]]]:
 
 def make_distribution(exhibit: Exhibit, results: Results) -> Made:
     """Share of workloads up to a ratio over compile, for stock's graphs and for Encore."""
+    gains = _gains(results)
     lines, rows = [], []
-    for mode, found in _ratios(results).items():
+    for mode, found in gains.by_mode.items():
         rows += [
             {"mode": mode, "workload": label, "speedup": value, "up_to_percent": 100 * (place + 1) / len(found)}
             for place, (value, label) in enumerate(found)
@@ -53,7 +95,7 @@ def make_distribution(exhibit: Exhibit, results: Results) -> Made:
                 "mode": mode,
                 "workload": f"slower: {slower} of {len(found)}" if found else NOT_MEASURED,
                 "up_to_percent": 100 * slower / len(found) if found else None,
-                "published": "29 of 116 CUDA graphs (25 %)" if mode == UNPARTITIONED_MODE else None,
+                "published": "29 of 116 CUDA graphs (25 %)" if mode == gains.papers else None,
             }
         )
         if found:
@@ -65,14 +107,14 @@ def make_distribution(exhibit: Exhibit, results: Results) -> Made:
     chart = LineChart(
         exhibit.stem,
         title,
-        f"times faster than {REFERENCE_MODE}",
-        "% of workloads up to that",
+        f"times faster than {REFERENCE_MODE}" if gains.unit == "workloads" else "times faster than without a graph",
+        f"% of {gains.unit} up to that",
         tuple(lines),
         x_log=True,
         marks=((1.0, "no change"),),
         percent=True,
         published=((1.0, 25.0, "published: 25 % of CUDA graphs are slower"),),
-        note=f"Left of the dotted line CUDA graphs cost more than they save. {_COMMON}",
+        note=f"Left of the dotted line CUDA graphs cost more than they save. {_COMMON[gains.unit]}",
     )
     return Made(table, chart if lines else None, results.provenance())
 
@@ -84,7 +126,8 @@ def make_classes(exhibit: Exhibit, results: Results) -> Made:
     published = [100 * float(headline[name]) / whole for name in ("graphs_faster_2pct", "graphs_same", "graphs_slower")]
     bars: dict[tuple[str, str], Bar] = {}
     rows = []
-    for mode, found in _ratios(results).items():
+    gains = _gains(results)
+    for mode, found in gains.by_mode.items():
         values = [value for value, _ in found]
         counts = [
             sum(1 for value in values if value > _EDGE),
@@ -92,7 +135,7 @@ def make_classes(exhibit: Exhibit, results: Results) -> Made:
             sum(1 for value in values if value < 1 / _EDGE),
         ]
         for name, count, paper in zip(_CLASSES, counts, published, strict=True):
-            mark = paper if mode == UNPARTITIONED_MODE else None
+            mark = paper if mode == gains.papers else None
             share = 100 * count / len(values) if values else None
             bar = Bar(failure=NOT_MEASURED, published=mark)
             if share is not None:
@@ -102,7 +145,7 @@ def make_classes(exhibit: Exhibit, results: Results) -> Made:
                 {
                     "class": name,
                     "mode": mode,
-                    "workloads": count if values else None,
+                    "count": count if values else None,
                     "of": len(values) or None,
                     "percent": share,
                     "published_percent": mark,
@@ -110,16 +153,16 @@ def make_classes(exhibit: Exhibit, results: Results) -> Made:
                 }
             )
     title = exhibit.title(results.published)
-    columns = ["class", "mode", "workloads", "of", "percent", "published_percent", "missing"]
+    columns = ["class", "mode", "count", "of", "percent", "published_percent", "missing"]
     chart = Chart(
         exhibit.stem,
         title,
-        "% of workloads",
+        f"% of {gains.unit}",
         Scale.PERCENT,
         _CLASSES,
-        _modes(results),
+        tuple(gains.by_mode),
         bars,
-        note=_COMMON,
+        note=_COMMON[gains.unit],
         published=f"share of {headline['graphs']} CUDA graphs, {results.published.sources[exhibit.source].setting}",
     )
     table = make_table(exhibit.stem, title, exhibit.note(results), columns, rows)
