@@ -145,6 +145,9 @@ MODES: dict[str, Mode] = {
             uses_cuda_graphs=True,
             bitwise_with=("lean", "indirection", "placement", "graph", "graph-unpartitioned", "compile"),
             same_as=("lean",),
+            colour="#0072B2",
+            published_coverage="placement",
+            published_copies="after",
         ),
         Mode(
             "step",

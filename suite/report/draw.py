@@ -35,7 +35,7 @@ _NO_RESULT = "#808080"
 """Behind the words that stand where a bar would be: of a cell that failed, and of one without a result. No mode has
 these colours, lest a failure look like one of its bars."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
-COLOURS = {mode.name: mode.colour for mode in MODES.values() if mode.colour is not None} | {"encore": "#0072B2"}
+COLOURS = {mode.name: mode.colour for mode in MODES.values() if mode.colour is not None}
 """Of series by their names: modes, and Encore as a whole."""
 OTHER_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
 _GROUPS_PER_PANEL = 15
