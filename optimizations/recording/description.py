@@ -18,7 +18,6 @@ from optimizations.recording.session import Findings, Session, ineligible_reason
 from optimizations.replay.addresses import AddressTracker
 from optimizations.report.recordings import Direction, RecordingReport, ReplayedInput
 
-
 RESTING = "selection: copying it costs no more than reading it in place"
 
 
