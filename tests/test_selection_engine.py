@@ -42,6 +42,7 @@ class Prices:
         self.cuda = cuda
         self.plain, self.launch, self.copied_byte = 10e-6, 10e-6, 0.0
         self.models: list[Model] = []
+        self.late = 0
         self.timed = 0
         self.may = True
         self.noise = random.Random(3)
@@ -70,15 +71,17 @@ class SimulatedTimer:
         )
         prices = self.prices
         seconds = 5e-6 + runs * prices.plain + launches * prices.launch + copied * prices.copied_byte
-        return Measured(seconds * prices.noise.gauss(1, 0.003))
+        return Measured(seconds * prices.noise.gauss(1, 0.003), prices.timed + prices.late, prices)
 
 
 class Measured:
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    """Is known once `Prices.late` more calls were timed."""
 
-    def seconds(self) -> float:
-        return self._seconds
+    def __init__(self, seconds: float, known_at: int, prices: Prices) -> None:
+        self._seconds, self._known_at, self._prices = seconds, known_at, prices
+
+    def seconds(self) -> float | None:
+        return self._seconds if self._prices.timed >= self._known_at else None
 
 
 @pytest.fixture
@@ -93,7 +96,7 @@ def make(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     def made(
         *, mode: str = "measure", model: Model | None = None, digest: str | None = "a" * 64, **keywords: Any
     ) -> tuple[Prices, Compiled]:
-        money = {name: keywords.pop(name) for name in ("plain", "launch", "copied_byte") if name in keywords}
+        money = {name: keywords.pop(name) for name in ("plain", "launch", "copied_byte", "late") if name in keywords}
         if not prices:
             prices.append(Prices(cuda_on_cpu))
             monkeypatch.setattr(timing, "timer_for", prices[0].timer_for)
@@ -180,6 +183,14 @@ def test_after_the_verdict_calls_are_served_by_it_and_nothing_is_timed(
     else:
         assert (report.copied_bytes, report.pointer_bytes) == (0, 16)
         assert all(one.indirect and not one.reasons for one in inputs)
+
+
+@pytest.mark.parametrize("late", [1, 7, 30])
+def test_times_that_are_known_calls_later_decide_as_well(make: Any, late: int) -> None:
+    _, compiled = make(plain=30e-6, copied_byte=1e-7, late=late)
+    run(compiled, 500)
+    report = selection(compiled)
+    assert (report.state, report.kept) == ("decided", "indirection")
 
 
 def test_every_call_is_made_once_whoever_serves_it(make: Any, cuda_on_cpu: CudaOnCpu) -> None:

@@ -1,0 +1,92 @@
+"""Timers: for latency the device is waited for on both sides, for throughput never."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from optimizations.selection import timing
+
+
+class Device:
+    """Events on a stream that is through with `done` of them; `log` is what the host did, in order."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.recorded = 0
+        self.done = 0
+        self.clock = 0.0
+
+    def event(self, enable_timing: bool = False) -> Any:
+        return Event(self, enable_timing)
+
+
+class Event:
+    def __init__(self, device: Device, timed: bool) -> None:
+        self.device, self.timed, self.number, self.at = device, timed, 0, 0.0
+
+    def record(self) -> None:
+        self.device.recorded += 1
+        self.number, self.at = self.device.recorded, self.device.clock
+        self.device.log.append("record")
+
+    def synchronize(self) -> None:
+        assert self.number, "an event that was never recorded"
+        self.device.done = max(self.device.done, self.number)
+        self.device.clock += 1.0  # the device had a second's work left
+        self.device.log.append("wait")
+
+    def query(self) -> bool:
+        return self.device.done >= self.number
+
+    def elapsed_time(self, other: Event) -> float:
+        assert self.timed and other.timed
+        return (other.at - self.at) * 1e3
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    monkeypatch.setattr(torch.cuda, "Event", made.event)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: made.clock)
+    return made
+
+
+def call(device: Device) -> None:
+    device.log.append("call")
+    device.clock += 0.25
+
+
+def test_latency_begins_with_an_idle_device_and_ends_with_one(device: Device) -> None:
+    timer = timing.timer_for("latency")
+    timer.begin()
+    call(device)
+    measured = timer.end()
+    assert device.log == ["record", "wait", "call", "record", "wait"]
+    assert measured.seconds() == 1.25, "the call, and the device's work after it; not what was left from before"
+
+
+def test_throughput_waits_for_nothing_and_knows_when_the_device_is_through(device: Device) -> None:
+    timer = timing.timer_for("throughput")
+    timer.begin()
+    call(device)
+    first = timer.end()
+    timer.begin()  # the next call comes before the first one's time is known
+    call(device)
+    call(device)
+    second = timer.end()
+    assert device.log == ["record", "call", "record", "record", "call", "call", "record"]
+    assert first.seconds() is None
+    device.done = 2
+    assert first.seconds() == 0.25
+    assert second.seconds() is None
+    device.done = 4
+    assert second.seconds() == 0.5
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_nothing_is_timed_in_a_capture(monkeypatch: pytest.MonkeyPatch, capturing: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    assert timing.may_time() is not capturing
