@@ -173,6 +173,7 @@ def test_the_first_round_does_not_count() -> None:
     selector = Selector(["a", "b"], seed=1)
     first_round = 2 * selector.rules.block_calls
     for call in range(1000):
+        assert selector.spent.rounds == max(0, call // first_round - 1)
         turn = selector.next_turn()
         if turn is None:
             break

@@ -8,7 +8,9 @@ one that the test means only if calls were really served by it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from trees_on_cpu import Compiled, Model, nodes, values
 
 import optimizations
+from optimizations.capture.trees import manager as manager_module
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.function import SELECTED
 from optimizations.indirection.plan import Choice
 from optimizations.recording.description import RESTING
 from optimizations.selection import identity, member, timing, way
 from optimizations.selection.decide import Rules
+from optimizations.selection.member import Member, Standing
 from optimizations.selection.settings import Settings
 from optimizations.selection.store import VerdictStore
 
@@ -146,13 +150,16 @@ def test_the_fastest_is_kept_and_of_equal_ones_the_simplest(
     make: Any, prices: dict[str, float], kept: str, outcome: str
 ) -> None:
     _, compiled = make(**prices)
+    run(compiled, 60)
+    assert selection(compiled).state == "measuring"
+    assert not optimizations.settled()
     run(compiled, 400)
     report = selection(compiled)
     assert (report.state, report.kept, report.outcome, report.source) == ("decided", kept, outcome, "measured")
     assert optimizations.settled()
     assert [one.candidate for one in report.candidates] == ["none", "copy", "indirection"]
     assert all(one.calls >= 30 and one.median_us > 5 for one in report.candidates)
-    assert 0 < report.calls <= 400
+    assert 0 < report.calls <= 460
     assert report.measuring_s > 0
 
 
@@ -575,3 +582,109 @@ def test_every_applier_goes_back_and_forth_between_copying_and_pointing(make: An
         run(compiled, 2)
         function.serve("indirection")
         run(compiled, 3, moving=False)
+
+
+def test_calls_that_were_not_served_as_they_were_to_be_do_not_count(make: Any) -> None:
+    """A result that is held makes the next calls run without a graph, whoever's turn it is."""
+    _, compiled = make(plain=1.0)
+    run(compiled, 50)
+    assert selection(compiled).state == "measuring"
+    held = []
+    for step in range(12):
+        x, y = values(step), values(2 * step)
+        torch.compiler.cudagraph_mark_step_begin()
+        held.append(compiled.function([x, y, W]))
+    reasons = {one.reason for one in compiled.functions[0].uncaptured()}
+    assert manager_module.KEPT in reasons
+    del held
+    run(compiled, 400)
+    report = selection(compiled)
+    assert report.kept == "copy"
+    selector = compiled.functions[0].member.group.selector
+    assert max(selector._seconds["copy"] + selector._seconds["indirection"]) < 0.5 < min(selector._seconds["none"])
+    assert sum(one.calls for one in report.candidates) < report.calls
+
+
+def test_a_function_that_several_threads_call_is_off(make: Any) -> None:
+    prices, compiled = make()
+    run(compiled, 3)
+    other = threading.Thread(target=run, args=(compiled, 3))
+    other.start()
+    other.join()
+    run(compiled, 40)
+    report = selection(compiled)
+    assert (report.state, report.reason) == ("off", "several threads call it")
+    assert prices.timed == 0
+
+
+class FakeFunction:
+    """A function whose graphs are as they will stay."""
+
+    direction = "inference"
+
+    def __init__(self) -> None:
+        self.served: list[str] = []
+
+    def generated(self) -> None:
+        """Without a digest, so that nothing is stored."""
+
+    def serve(self, candidate: str) -> None:
+        self.served.append(candidate)
+
+    def standing(self) -> Standing:
+        uncaptured = self.served.count("none")
+        return Standing(None, None, in_place=False, recordings=1, uncaptured=uncaptured, threads=1)
+
+
+def test_what_is_left_of_a_group_is_measured_alone(make: Any, tmp_path: Path) -> None:
+    """Functions go with the manager of a thread that ends."""
+    make()
+    settings = Settings("measure", rules=RULES, store=VerdictStore(tmp_path / "none"))
+    first, second = FakeFunction(), FakeFunction()
+    one, other = Member(first, settings, 0), Member(second, settings, 0)  # type: ignore[arg-type]
+    call, another = one.served(lambda inputs: None), other.served(lambda inputs: None)
+    other.reads_results_of([one])
+    assert one.group is other.group
+    for _ in range(10):
+        call([])
+        another([])
+    assert one.describe().state == "measuring"
+    del second
+    gc.collect()
+    call([])
+    assert (one.describe().state, one.describe().reason) == ("waiting", "a function of the group is gone")
+    for _ in range(5):
+        call([])
+    assert (one.describe().state, one.describe().functions) == ("measuring", 1)
+
+
+def test_calls_without_an_order_are_not_measured(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    _, first, second = pair(make, cuda_on_cpu)
+    for step in range(900):
+        x, y = values(step), values(step + 1)
+        torch.compiler.cudagraph_mark_step_begin()
+        middle = first.function([x, y, W])
+        inputs = [*middle, y, W]
+        del middle
+        second.function(inputs)
+        if step % 2:
+            second.function([x, y, W])
+    report = selection(first)
+    assert report.state == "off", report
+    assert report.reason == "its calls never follow one another in one order"
+
+
+def test_iterations_with_more_calls_than_were_learned_do_not_count(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    _, first, second = pair(make, cuda_on_cpu)
+    run_pair(first, second, 60)
+    assert selection(first).state == "measuring"
+    counted = sum(one.calls for one in selection(first).candidates)
+    for step in range(30):
+        x, y = values(step), values(step + 1)
+        torch.compiler.cudagraph_mark_step_begin()
+        inputs = [*first.function([x, y, W]), y, W]
+        second.function(inputs)
+        second.function([x, y, W])
+    assert sum(one.calls for one in selection(first).candidates) <= counted + 1
+    run_pair(first, second, 500)
+    assert selection(first).state == "decided"

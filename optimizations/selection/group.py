@@ -85,6 +85,7 @@ class Group:
         self._leader: int | None = None
         self._order = Order()
         self._turn: Turn | None = None
+        self._timed: tuple[Turn, timing.Timing] | None = None
         self._before: dict[int, tuple[int, int]] = {}
         self._under_way: deque[tuple[Turn, timing.Timing]] = deque()
         self._serving: Candidate = UNSELECTED
@@ -172,15 +173,13 @@ class Group:
     def _end_call(self, member: Member) -> None:
         if self._turn is None or self.state != "measuring" or not self._order.complete:
             return
-        turn, self._turn = self._turn, None
         assert self._timer is not None and self.selector is not None
+        turn, self._turn = self._turn, None
         measured = self._timer.end()
         if self._was_served_as_asked(turn):
-            self._under_way.append((turn, measured))
+            self._timed = turn, measured  # it counts if no more calls follow in this iteration
         else:
             self.selector.lost(turn)
-        self._collect()
-        self._conclude()
 
     # Waiting
 
@@ -245,6 +244,9 @@ class Group:
     def _begin_iteration(self, leader: Member, inputs: Sequence[Any]) -> None:
         assert self.selector is not None
         WAY.used(self)
+        if self._timed is not None and self._order.complete:
+            self._under_way.append(self._timed)
+            self._timed = None
         self._lose_turn()
         self._order.begin(self.members)
         if self._order.hopeless:
@@ -297,9 +299,11 @@ class Group:
         return True
 
     def _lose_turn(self) -> None:
-        turn, self._turn = self._turn, None
-        if turn is not None and self.selector is not None:
-            self.selector.lost(turn)
+        lost = [one for one in (self._turn, self._timed[0] if self._timed else None) if one is not None]
+        self._turn = self._timed = None
+        for turn in lost:
+            if self.selector is not None:
+                self.selector.lost(turn)
 
     def _collect(self) -> None:
         """Times that have come in."""
@@ -327,7 +331,7 @@ class Group:
     def _take(self, decision: Decision) -> None:
         self.decision = decision
         self.state, self.reason = "decided", None
-        self._turn = None
+        self._turn = self._timed = None
         self._under_way.clear()
         self._timer = None
         self._movement.restart()
@@ -443,7 +447,7 @@ class Group:
 
     def _defect(self, error: Exception) -> None:
         """Note [Doubt]."""
-        self._turn = None
+        self._turn = self._timed = None
         reason = f"selection failed: {type(error).__name__}: {error}".splitlines()[0]
         self.state, self.reason, self.decision = "off", reason, None
         WAY.leave(self)
