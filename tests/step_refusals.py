@@ -158,6 +158,15 @@ def losses_kept_in_a_list(device: str) -> Refused:
 
 
 @refused
+def activations_collected_by_a_hook(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    seen: list[torch.Tensor] = []
+    model[0].register_forward_hook(lambda module, given, result: seen.append(result.detach()))
+    return Refused(train, model, "seen has 3 members instead of 2", line=False)
+
+
+@refused
 def scheduler_inside(device: str) -> Refused:
     model = network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

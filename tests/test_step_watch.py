@@ -70,6 +70,8 @@ CHANGES: dict[str, Callable[[Loop], Any]] = {
     "the memory of the optimizer's states": states_moved,
     "another parameter group": lambda loop: loop.optimizer.add_param_group({"params": [torch.ones(1)]}),
     "a hyperparameter": lambda loop: loop.optimizer.param_groups[0].update(weight_decay=0.5),
+    "a hook of a module": lambda loop: loop.model[0].register_forward_hook(lambda *given: None),
+    "a hook of the optimizer": lambda loop: loop.optimizer.register_step_post_hook(lambda *given: None),
     "a setting of the loop": lambda loop: loop.settings.update(scale=2.0),
 }
 
@@ -102,6 +104,20 @@ def test_what_was_written_anew_with_the_same_value_is_no_change() -> None:
     for batch in batches("cpu", 3):
         loop.graphed(*batch)
     assert loop.graphed.report().replays == 5
+
+
+def test_a_hook_that_is_registered_after_the_recording_runs() -> None:
+    loop = Loop()
+    seen: list[torch.Size] = []
+    handle = loop.model[0].register_forward_hook(lambda module, given, result: seen.append(result.shape))
+    before = loop.graphed.report().replays
+    with pytest.warns(UserWarning, match="runs without a CUDA graph"):  # it changes a list in each call
+        for batch in batches("cpu", 3):
+            loop.graphed(*batch)
+    assert len(seen) == 3 and loop.graphed.report().replays == before
+    handle.remove()
+    loop.graphed(*batches("cpu", 1)[0])
+    assert loop.graphed.report().replays == before + 1  # the recording serves again
 
 
 def test_a_comparison_that_fails_without_a_change_is_made_new_ever_more_rarely(

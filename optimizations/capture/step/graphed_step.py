@@ -383,6 +383,7 @@ def _ambient() -> Hashable:
         torch.get_autocast_dtype("cuda"),
         torch.is_autocast_enabled("cpu"),
         torch.is_autocast_cache_enabled(),
+        torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
     )

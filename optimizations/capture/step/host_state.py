@@ -19,6 +19,9 @@ from optimizations.capture.signature import PLAIN
 
 _ABSENT = object()
 
+MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module keeps its hooks."""
+
 
 @dataclass(slots=True)
 class Container:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from optimizations.capture.signature import PLAIN
-from optimizations.capture.step.host_state import Container, HostState, Scope, Slots, cell_content
+from optimizations.capture.step.host_state import MODULE_HOOKS, Container, HostState, Scope, Slots, cell_content
 
 MOST_OBJECTS = 200_000
 _LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -165,6 +165,9 @@ class _Walk:
             self.state.containers.append(Container(held, path, is_attributes=True, always_read=True))
             for name, member in list(held.items()):
                 yield f"{path}.{name}", member
+        for kind in MODULE_HOOKS:
+            for hook in list(attributes.get(kind, {}).values()):
+                yield f"{path}.{kind}", hook
         if users:
             yield f"{path}.forward", type(module).forward
 

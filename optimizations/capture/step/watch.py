@@ -22,7 +22,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.signature import PLAIN
-from optimizations.capture.step.host_state import Container, HostState, Scope, Slots, copy_of, key_name
+from optimizations.capture.step.host_state import MODULE_HOOKS, Container, HostState, Scope, Slots, copy_of, key_name
 from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded, same_entries
 
 LONG = 1000
@@ -126,6 +126,11 @@ class Watch:
             if guarded and (watched or sized is not None):
                 held_in_dicts.append(HeldEntries(owner, tuple(watched), None if sized is None else len(sized)))
             (self._in_dicts if guarded else self._others).add(owner, watched, may_view=plain, sized=sized)
+        for module in state.modules.values():
+            for name in MODULE_HOOKS:
+                if (hooks := vars(module).get(name)) is not None:
+                    held_in_dicts.append(HeldEntries(hooks, (), len(hooks)))
+                    self._in_dicts.add(hooks, (), may_view=False, sized=hooks)
         self._in_dicts.freeze()
         self._others.freeze()
         self._guard = Guard(held_in_dicts)
