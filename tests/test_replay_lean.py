@@ -158,9 +158,11 @@ def test_parameters_that_come_back_get_a_recording_when_patching_has_cost_one(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled, weights = Compiled(Model(cuda_on_cpu)), [values(step) for step in range(12)]
-    for _ in range(4):
-        for w in weights:
-            check(compiled, w, calls=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Swaps, "worth_recording", lambda *_: False)
+        for _ in range(4):
+            for w in weights:
+                check(compiled, w, calls=2)
     assert len(compiled.reports) == 2
     (patched,) = [node for node in nodes() if node.swaps is not None]
     assert patched.swaps is not None
@@ -321,6 +323,20 @@ def test_a_saved_result_that_is_still_held_after_the_backward_goes_the_full_way(
     training.step(4)
     assert training.forward.functions[0].uncaptured(), "the next step ran without graphs"
     assert torch.equal(saved, expected)
+
+
+def test_while_a_forward_that_ran_without_a_graph_waits_for_its_backward_all_calls_go_the_full_way(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    training = Training(cuda_on_cpu)
+    for step in range(12):
+        training.step(step)
+    (one,) = managers()
+    one._uncaptured_forwards = 1
+    full_ways.clear()
+    training.step(1)
+    assert len(full_ways) >= 2, "the forward and the backward"
+    assert one._uncaptured_forwards == 0
 
 
 def test_another_order_of_functions_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:

@@ -142,6 +142,7 @@ class EncoreManager(CUDAGraphTreeManager):
         if (
             self.path_state is not trees.ExecutionState.EXECUTION
             or self._held_in_generation is not None
+            or self._uncaptured_forwards
             or function.without_graph is not None
         ):
             return None
@@ -163,8 +164,6 @@ class EncoreManager(CUDAGraphTreeManager):
             pending = self.running_forwards_with_pending_backwards and not self.user_invoked_mark_step()
             if pending or current.children.get(function_id) or any_alive(current.results_alive):
                 return None
-        elif self._uncaptured_forwards:
-            return None
         if not chosen.rests():
             return None
         self.mode, self.compile_id = chosen.mode, chosen.compile_id
