@@ -13,7 +13,7 @@ the report. Started again, it goes on with the newest run that fits, or says tha
 Without one: `encore explain --set grace`, and the report of the recorded runs. Options are of no use then.
 
 --with-torchbench PATH, before all others: a checkout of https://github.com/pytorch/benchmark, whose models are measured
-afterwards in a run of their own, with the same options. What they need must be installed in .venv; a model that cannot
+afterwards in their own run, with the same options. What they need must be installed in .venv; a model that cannot
 run is recorded with its reason. If the options begin with workloads, only these are measured, torchbench:NAME among them.
 
 Examples: ./run_all.sh --quick

@@ -43,7 +43,7 @@ check "lint-imports" -c 'from importlinter.cli import lint_imports_command; lint
 [ ${#failed[@]} -eq 0 ] || echo "== failed before the tests: ${failed[*]}" >&2
 
 # Two at a time: the tests start compilers and workers themselves.
-# First, in processes of their own, files that count what Dynamo and autocast do: other tests leave state behind that
+# First, in their own processes, files that count what Dynamo and autocast do: other tests leave state behind that
 # `reset` does not take back.
 apart=(tests/test_models_constructs.py tests/test_step_programs.py tests/test_placement_examples.py
     tests/test_measure_correctness.py tests/test_measure_graphs.py)

@@ -10,16 +10,16 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     """The CPUs of a list, in order, each once; an empty list has none.
 
     Raises:
-        ValueError: the text is no such list.
+        ValueError: the text is not such a list.
     """
     cpus: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
         if match is None:
-            raise ValueError(f"{text!r} is no list of CPUs; write it as 0-3,8")
+            raise ValueError(f"{text!r} is not a list of CPUs; write it as 0-3,8")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise ValueError(f"{text!r} is no list of CPUs: {first}-{last} runs backwards")
+            raise ValueError(f"{text!r} is not a list of CPUs: {first}-{last} runs backwards")
         cpus.update(range(first, last + 1))
     return tuple(sorted(cpus))
 

@@ -1,4 +1,4 @@
-"""The files through which Linux shows and takes settings, below a root, so that tests have a tree of their own."""
+"""The files through which Linux shows and takes settings, below a root, so that tests have their own tree."""
 
 from __future__ import annotations
 

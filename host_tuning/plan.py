@@ -195,7 +195,7 @@ def _isolate(machine: Machine, wanted: str, smt_off: bool) -> list[Change]:
         )
     controllers = machine.read(f"{CGROUP}/cgroup.controllers")
     if controllers is None or "cpuset" not in controllers.split():
-        raise _Cannot(f"{machine.shown(CGROUP)} is no cgroup v2 tree with the cpuset controller")
+        raise _Cannot(f"{machine.shown(CGROUP)} is not a cgroup v2 tree with the cpuset controller")
     if machine.exists(BENCH_CGROUP):
         raise _Cannot(f"{machine.shown(BENCH_CGROUP)} is there already; remove it first")
     switch = f"{CGROUP}/cgroup.subtree_control"

@@ -53,7 +53,7 @@ def read_state(path: Path, machine: Machine) -> tuple[Change, ...]:
             raise ValueError(f"format {content['format']!r}, this version reads {FORMAT}")
         changes = tuple(Change.from_json(fields) for fields in content["changes"])
     except (KeyError, TypeError, ValueError) as error:
-        raise Refused(f"{path} is no state file of this version: {error}") from error
+        raise Refused(f"{path} is not a state file of this version: {error}") from error
     if content.get("boot") != machine.read(_BOOT_ID):
         raise Refused(
             f"{path} is of an earlier start of this machine, and a restart undoes all settings; delete the file"
@@ -73,7 +73,7 @@ def locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.with_name(".lock").open("w")
     except OSError as error:
-        raise HostTuningError(f"cannot write beside the state file {path}: {error}; nothing was changed") from error
+        raise HostTuningError(f"cannot write next to the state file {path}: {error}; nothing was changed") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -165,7 +165,7 @@ def _moved(module: nn.Module, device: torch.device, dtype: torch.dtype | None) -
             module = module.to(dtype)
         return module.to(device)  # Note [CPU attributes stay where they are]
 
-    # `module.to` swaps tensors in place, which PyTorch refuses for fake parameters; the same ones are bound anew.
+    # `module.to` swaps tensors in place, which PyTorch refuses for fake parameters; the same ones are bound again.
     rebound: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # holds the old ones too, so that no id is used twice
     for owner in module.modules():
         parameters = owner.named_parameters(recurse=False, remove_duplicate=False)

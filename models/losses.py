@@ -33,7 +33,7 @@ def mean_loss(output: Any) -> torch.Tensor:
         return total / len(members)
     raise TypeError(
         f"no mean of {type(output).__name__}: an output must be a tensor or a non-empty list, tuple or mapping of "
-        "outputs; give the workload a loss of its own"
+        "outputs; give the workload its own loss"
     )
 
 
@@ -41,7 +41,7 @@ def own_loss(output: Any) -> torch.Tensor:
     """The loss a Hugging Face model returns first when labels are passed: a scalar tensor.
 
     Raises:
-        TypeError: the first element is no scalar tensor, so no labels were passed.
+        TypeError: the first element is not a scalar tensor, so no labels were passed.
     """
     import torch
 

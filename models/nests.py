@@ -23,7 +23,7 @@ def tensors_of(nest: Any) -> Iterator[torch.Tensor]:
 def map_tensors(nest: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """`nest` with every tensor replaced by `change(tensor)`; one that stands twice stays one object.
 
-    Mappings become plain dicts; other containers and what they hold beside tensors stay as they are.
+    Mappings become plain dicts; other containers and what they hold other than tensors stay as they are.
     """
     changed: dict[int, torch.Tensor] = {}
 

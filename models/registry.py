@@ -83,7 +83,7 @@ class Workload:
             it takes the device as a third argument, and no default device is set around it.
         cudnn_benchmark: whether the published runner lets cuDNN measure its convolution algorithms.
         sharding: how it is split over several GPUs; None: it is not.
-        tp: over how many GPUs this very row is split (see `sharded`); None: it is no such row.
+        tp: over how many GPUs this very row is split (see `sharded`); None: it is not such a row.
         kept: see `Sharding`.
         sets: names of the sets this row belongs to, by which several are chosen at once (`--set`).
         notes: what is special, for `encore list` and reports.
@@ -130,7 +130,7 @@ _SOURCES = {"torchbench": "models.torchbench"}
 """Where names with a prefix are looked up: `prefix:name` by the function `workload(name)` of this module."""
 
 _LISTS = {"torchbench": "models.torchbench_models"}
-"""Where a source outside lists all it has, in a set of its own name: by the function `listed()` of this module."""
+"""Where a source outside lists all it has, in a set with its own name: by the function `listed()` of this module."""
 
 
 def register(*, inputs: InputMaker, **fields: Any) -> Callable[[Builder], Builder]:

@@ -82,7 +82,8 @@ def graph_step(
         on_refusal: "run" runs a refused step as it is, "raise" raises `StepRefused` before it does anything.
 
     Raises:
-        TypeError, ValueError: the step is no function, or an option is out of range; the message says what is allowed.
+        TypeError, ValueError: the step is not a function, or an option is out of range; the message says what is
+        allowed.
     """
     from optimizations.capture.step.graphed_step import graph_step as make
 
@@ -160,7 +161,7 @@ def reset() -> None:
     """Forget all reports, and free Encore's CUDA graphs, their memory pools, its kernels, and what placement keeps on
     the GPU.
 
-    Compiled functions stay usable: they allocate and record anew at their next calls.
+    Compiled functions stay usable: they allocate and record again at their next calls.
     """
     from optimizations.backend import release_feeds
     from optimizations.capture.trees.maker import release_recordings

@@ -19,7 +19,7 @@ def parse_bytes(text: str) -> int:
     """The inverse of `format_bytes`, as exact as the printed digits: "8.0 KB" -> 8192.
 
     Raises:
-        ValueError: the text is no number followed by one of B, KB, MB, GB, TB.
+        ValueError: the text is not a number followed by one of B, KB, MB, GB, TB.
     """
     number, _, unit = text.partition(" ")
     if unit not in _UNITS:

@@ -105,7 +105,7 @@ def _check(name: str, value: Any, wanted: Any) -> None:
             raise WrongOption(f"option {name!r} cannot be {value!r}; allowed: {', '.join(map(repr, allowed))}.")
         return
     kind = origin or wanted
-    # bool is an int to isinstance, but True is no number of bytes.
+    # bool is an int to isinstance, but True is not a number of bytes.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise WrongOption(f"option {name!r} must be {_article(kind)}, not {value!r}.")
     if kind is int and value < 0:

@@ -26,7 +26,7 @@ class Frame:
 
 
 def frames(stack_trace: str) -> list[Frame]:
-    """Frames of a trace, outermost first. Text that is no frame is passed over."""
+    """Frames of a trace, outermost first. Text that is not a frame is passed over."""
     return [
         Frame(match["path"], int(match["number"]), match["function"].strip(), (match["code"] or "").strip())
         for match in _FRAME.finditer(stack_trace)

@@ -26,7 +26,7 @@ def parse_share(text: str, option: str) -> float:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip(), re.ASCII)
     if match is None or (share := float(match[1]) / (100 if match[2] else 1)) >= 1:
-        raise WrongUse(f"{option} {text!r} is no share below 100 %; write it as 5% or 0.05")
+        raise WrongUse(f"{option} {text!r} is not a share below 100 %; write it as 5% or 0.05")
     return share
 
 

@@ -100,7 +100,7 @@ def _store(folder: Path | None) -> VerdictStore:
     from optimizations.selection.store import VerdictStore, default_directory
 
     if folder is not None and not folder.is_dir():
-        raise WrongUse(f"--folder {folder} is no folder")
+        raise WrongUse(f"--folder {folder} is not a folder")
     return VerdictStore(folder or default_directory())
 
 

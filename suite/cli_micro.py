@@ -235,7 +235,7 @@ def step(
     ] = None,
 ) -> None:
     """Training iterations with graphs of the compiled module, of the module as a callable, and of the whole step,
-    beside a whole step captured by hand; each with the optimizer and without. Needs a GPU."""
+    and a whole step captured by hand; each with the optimizer and without. Needs a GPU."""
     measure_step(workloads=workloads, samples=samples, size=size.value, out=out)
 
 

@@ -24,7 +24,7 @@ def is_wanted(workloads: Sequence[str] | None) -> bool:
     """
     names = [name.lower() for name in workloads or ()]
     if NAME in names and len(set(names)) > 1:
-        raise WrongUse("nanogpt has tables of its own and runs alone: `encore run nanogpt`")
+        raise WrongUse("nanogpt has its own tables and runs alone: `encore run nanogpt`")
     return NAME in names
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 UNLIMITED = 100_000
-"""Columns of what is no terminal: rich would cut tables to 80, and a file or a pipe has no edge."""
+"""Columns of what is not a terminal: rich would cut tables to 80, and a file or a pipe has no edge."""
 
 
 def console(*, stderr: bool = False) -> Console:

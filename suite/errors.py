@@ -1,4 +1,4 @@
-"""Errors a user of the command line can mend, with the exit code they lead to."""
+"""Errors a user of the command line can fix, with the exit code they lead to."""
 
 from __future__ import annotations
 

@@ -388,8 +388,8 @@ def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[C
 
     Modes with CUDA graphs are compared with `bitwise_with`, or for information with stock graphs; only if the other
     mode is deterministic with itself, since otherwise a difference would say nothing. One that is equal is enough. No
-    verdict (None) where none is equal and they do not agree with one another either: then the program has no bits of
-    its own, for Inductor tuned its kernels anew or computes part of it elsewhere in each of them.
+    verdict (None) where none is equal and they do not agree with one another either: then the bits depend on the
+    process, because each tunes its kernels by itself or computes part of the program elsewhere.
     """
     others = mode.bitwise_with or ((GRAPH_MODE,) if mode.uses_cuda_graphs and mode.name != GRAPH_MODE else ())
     if not others:

@@ -2,7 +2,7 @@
 
 Note [Guard]: what a program starts it ends, and folders it made for itself it removes, in a `finally`. SIGKILL, which
 is also the kernel's answer to a lack of memory, leaves no time for that. The first worker or temporary folder therefore
-starts a guard: a small process in a session of its own that reads from a pipe which only this program can write to.
+starts a guard: a small process in its own session that reads from a pipe which only this program can write to.
 When the pipe ends, the program is gone; the guard then kills every process that carries this program's mark and removes
 the folders that were not given back.
 

@@ -77,11 +77,11 @@ def parse_degrees(text: str) -> tuple[int, ...]:
     """Numbers of GPUs, separated by commas: "1,2,4".
 
     Raises:
-        WrongUse: one is no whole number from 1 to `MOST_GPUS`, or there is none.
+        WrongUse: one is not a whole number from 1 to `MOST_GPUS`, or there is none.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isascii() and part.isdigit() for part in parts):
-        raise WrongUse(f"--tp {text!r} is no list of numbers of GPUs: write 1,2,4")
+        raise WrongUse(f"--tp {text!r} is not a list of numbers of GPUs: write 1,2,4")
     degrees = tuple(dict.fromkeys(int(part) for part in parts))
     if not all(1 <= degree <= registry.MOST_GPUS for degree in degrees):
         raise WrongUse(f"--tp {text!r} is out of range: a number of GPUs is from 1 to {registry.MOST_GPUS}")

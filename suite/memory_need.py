@@ -1,9 +1,9 @@
 """How much GPU memory a workload needs at least: found from fake tensors, before anything is put on a GPU.
 
 Eager runs in every cell, because results are compared with its own. What its forward holds at once, a training
-workload's saved activations included, must therefore fit beside the weights and all input sets. Caching, alignment,
-libraries' workspaces and the rest of backward come on top: a workload that needs more than there is cannot run, one
-that needs less may still not fit.
+workload's saved activations included, must therefore fit together with the weights and all input sets. Caching,
+alignment, libraries' workspaces and the rest of backward come on top: a workload that needs more than there is cannot
+run, one that needs less may still not fit.
 """
 
 from __future__ import annotations

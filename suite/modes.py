@@ -64,7 +64,7 @@ class Mode:
 
     @property
     def compared_with(self) -> tuple[str, ...]:
-        """Modes whose time is set beside this one's: the reference of all figures, and its own baselines."""
+        """Modes whose time is compared with this one's: the reference of all figures, and its own baselines."""
         return tuple(dict.fromkeys(name for name in (REFERENCE_MODE, *self.baselines) if name != self.name))
 
 

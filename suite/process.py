@@ -56,7 +56,7 @@ OnPhase = Callable[["Worker", str], None]
 
 
 class BrokenProtocol(Exception):
-    """The worker sent what is no message, or closed its pipe; `status` is what its cell ends with."""
+    """The worker sent what is not a message, or closed its pipe; `status` is what its cell ends with."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(message)
@@ -64,7 +64,7 @@ class BrokenProtocol(Exception):
 
 
 class Worker(Supervised):
-    """One worker process; messages go over pipes of their own. End it with `end`."""
+    """One worker process; messages go over their own pipes. End it with `end`."""
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         self._buffer = bytearray()
@@ -95,7 +95,7 @@ class Worker(Supervised):
         """Messages that have arrived, and whether the pipe has ended. Does not wait.
 
         Raises:
-            BrokenProtocol: a line is no message, or too long for one.
+            BrokenProtocol: a line is not a message, or too long for one.
         """
         ended = False
         with suppress(BlockingIOError):
@@ -119,7 +119,7 @@ def _parse(line: bytearray) -> Reply:
         return REPLIES.validate_json(bytes(line))
     except ValidationError:
         shown = line[:120].decode(errors="replace")
-        raise BrokenProtocol(Status.BAD_OUTPUT, f"sent a line that is no message: {shown!r}") from None
+        raise BrokenProtocol(Status.BAD_OUTPUT, f"sent a line that is not a message: {shown!r}") from None
 
 
 def converse(

@@ -46,7 +46,7 @@ class Display(Protocol):
         """The current workload is through."""
 
     def note(self, text: str) -> None:
-        """Something the user should know, on a line of its own."""
+        """Something the user should know, on its own line."""
 
     def __enter__(self) -> Display: ...
 

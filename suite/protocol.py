@@ -10,7 +10,7 @@ each:
     metrics -> metrics | failed                  profile one steady iteration
     stop    -> (the process ends)
 
-A line that is no such message, or a pipe that closes early, ends the cell with a status (`bad_output`, `crash`).
+A line that is not such a message, or a pipe that closes early, ends the cell with a status (`bad_output`, `crash`).
 """
 
 from __future__ import annotations

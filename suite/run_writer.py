@@ -77,7 +77,7 @@ class RunWriter:
     def reopen(cls, path: Path) -> tuple[RunWriter, RecordedRun]:
         """Opens a run to go on with it.
 
-        A last line that was cut short is moved to a file of its own; rows that a full disk left elsewhere are taken in.
+        A last line that was cut short is moved to its own file; rows that a full disk left elsewhere are taken in.
 
         Raises:
             RunIsBusy: another process writes this run.
@@ -206,7 +206,7 @@ def _locked(run: Path) -> IO[bytes]:
     except BlockingIOError:
         lock.close()
         raise RunIsBusy(
-            f"{describe(run)} is being written by another `encore run`; wait for it, or start a run of its own"
+            f"{describe(run)} is being written by another `encore run`; wait for it, or start another run"
         ) from None
     return lock
 

@@ -2,9 +2,9 @@
 
 Note [Groups]: the modes of a workload are measured in turn, block by block, all alive together; then all are started
 again, as often as the settings say, for processes of one program differ. If any of them runs out of memory, what the
-others measured beside it is worth nothing, and the workload starts again in halves that both have the common baselines.
-The modes of a half that does not fit are measured in pairs: each with its baseline. A pair that does not fit either is
-taken apart and its modes are measured one after another. A mode has one row, from the first
+others measured together with it is worth nothing, and the workload starts again in halves that both have the common
+baselines. The modes of a half that does not fit are measured in pairs: each with its baseline. A pair that does not fit
+either is taken apart and its modes are measured one after another. A mode has one row, from the first
 group it was measured in; a later group's rows carry the blocks that its baselines had there. Rows are written when
 their workload is through, for until then a row is not final.
 """
@@ -204,7 +204,7 @@ def measure_in_halves(session: GroupSession, modes: Sequence[Mode]) -> dict[str,
 
 
 def measure_in_pairs(session: GroupSession, missing: Sequence[Mode], selected: Sequence[Mode]) -> dict[str, Cell]:
-    """Each missing mode beside its baseline; those that do not fit beside it, alone.
+    """Each missing mode with its baseline; those that do not fit together with it, alone.
 
     A baseline that misses a row, too, has it from its first pair.
     """

@@ -134,7 +134,7 @@ def parse_shard(text: str) -> Shard:
     """
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise WrongUse(f"--shard {text!r} is no shard: write i/n with i from 1 to n, for example 2/3")
+        raise WrongUse(f"--shard {text!r} is not a shard: write i/n with i from 1 to n, for example 2/3")
     return Shard(int(match[1]), int(match[2]))
 
 

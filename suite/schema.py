@@ -24,7 +24,7 @@ EXPLANATION_VERSION = 1
 class Record(BaseModel):
     """Base of everything written to disk: immutable, and strict about field names.
 
-    A float that is no number (the error of an output with NaN in it) is written as the string "NaN" or "Infinity":
+    A float that is not a number (the error of an output with NaN in it) is written as the string "NaN" or "Infinity":
     valid JSON, and read back as that float instead of being refused.
     """
 
@@ -122,7 +122,7 @@ class Correctness(Record):
     on each rank by itself."""
     widened_error: float | None = None
     """Of the mode compiled in higher precision, against eager there; made where eager in the own dtype is so far from
-    the truth that it is no reference."""
+    the truth that it is not a reference."""
 
 
 class NotCaptured(Record):
@@ -290,7 +290,7 @@ class Cell(Record):
     other_kernels: list[int] = []
     """Processes that ran other kernels than the first, in this mode or in one of `baseline_blocks`."""
     tp: int | None = None
-    """Over how many GPUs the workload is split (tensor parallelism); None: it is no such row."""
+    """Over how many GPUs the workload is split (tensor parallelism); None: it is not such a row."""
     ranks: list[RankPart] = []
     """All ranks, where there are several; correctness, compile times and metrics are those of the first process."""
 

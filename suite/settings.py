@@ -24,7 +24,7 @@ class RunSettings(Record):
     or up to `most_blocks`. Inputs rotate over `input_sets` sets at different addresses. `warm_up` counts iterations
     before the first sample, recording included. `check_inputs` input sets are compared with eager before
     any timing. `warm_cache`: compiled kernels are kept from run to run, else every workload is
-    compiled and tuned afresh. `cold_compile_times`: each mode compiles once more, alone and with caches of its own.
+    compiled and tuned afresh. `cold_compile_times`: each mode compiles once more, alone and with its own caches.
     `variant` None means each workload's own default.
     """
 
@@ -125,13 +125,13 @@ def parse_duration(text: str, option: str) -> float:
     """Seconds of a duration such as "9m", "90s", "1h30m" or "45" (seconds).
 
     Raises:
-        WrongUse: it is no duration, or not above zero.
+        WrongUse: it is not a duration, or not above zero.
     """
     match = _DURATION.fullmatch(text.strip())
     parts = match.groupdict() if match else {}
     seconds = sum(float(value) * _UNIT_S[unit] for unit, value in parts.items() if value)
     if seconds <= 0:
-        raise WrongUse(f"{option} {text!r} is no duration above zero: write 90s, 9m or 1h30m")
+        raise WrongUse(f"{option} {text!r} is not a duration above zero: write 90s, 9m or 1h30m")
     return seconds
 
 

@@ -1,7 +1,8 @@
 """How many times faster one mode is than another, how well that is known, and what may be called a difference.
 
 All functions take samples as `samples[process][block][sample]`, in any unit of time. A process is one start of a mode;
-process r of one mode was alive beside process r of the other, and their blocks came in turn, in an order that changes.
+process r of one mode was alive together with process r of the other, and their blocks came in turn, in an order that
+changes.
 
 Note [Location]: what disturbs a measurement (another tenant of the host, a slower clock, an interrupt) makes it longer,
 never shorter, and swallows whole blocks: on the recorded H200 every tenth to third block of a host-bound mode took 1.1
@@ -13,7 +14,7 @@ is gained by pairing them; what lasts longer than a block meets all modes alike.
 
 Note [Bootstrap]: processes of one program differ (where its memory lies, what else the host does), and blocks of one
 process cannot show by how much. So each replicate draws as many processes as there are, with replacement, and the
-blocks of each drawn process anew. Three processes drawn with replacement vary too little; deviations are widened by
+blocks of each drawn process again. Three processes drawn with replacement vary too little; deviations are widened by
 sqrt(R / (R - 1)) (T. Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69(4),
 2015). Noise of blocks enters twice that way, and the interval errs on the wide side where blocks vary most.
 
@@ -95,7 +96,7 @@ def location(log_medians: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,)) -> Ratio:
-    """Speed-up of `mode` over `reference`, whose process r was measured beside the mode's process r.
+    """Speed-up of `mode` over `reference`, whose process r was measured together with the mode's process r.
 
     The same samples and seed always give the same interval; use another seed for each pair of cells, or errors of
     unrelated workloads would be drawn alike.
@@ -117,7 +118,7 @@ def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,)) -> R
 def resampled(
     log_medians: NDArray[np.float64], generator: np.random.Generator, replicates: int = REPLICATES
 ) -> NDArray[np.float64]:
-    """Locations of blocks drawn anew, with replacement. Shape [..., blocks] to [..., replicates].
+    """Locations of blocks drawn again, with replacement. Shape [..., blocks] to [..., replicates].
 
     Leading axes are other data drawn in the same way: the places of the blocks are the same for all of them.
     """
@@ -128,7 +129,7 @@ def resampled(
 def resample_processes(
     by_process: NDArray[np.float64], log_ratio: NDArray[np.float64] | float, generator: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Replicates of the mean over processes, drawn anew too and widened: see Note [Bootstrap].
+    """Replicates of the mean over processes, drawn again too and widened: see Note [Bootstrap].
 
     Args:
         by_process: shape [..., processes, replicates], replicates of each process's log ratio.

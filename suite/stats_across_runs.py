@@ -11,11 +11,11 @@ slows both modes in a block by the same factor (clocks, temperature, a neighbour
 mean the mode is faster than the reference.
 
 Note [Block bootstrap]: samples within a block are correlated, so the blocks are what is drawn: each replicate draws
-as many block pairs as there are, with replacement, and then draws the samples within each drawn block anew, for both
+as many block pairs as there are, with replacement, and then draws the samples within each drawn block again, for both
 modes. (Noise within blocks enters twice this way, in the block medians and in the second draw: the interval errs on the
-wide side.) With five to ten blocks a plain percentile interval is too narrow; the usual mend is applied (T. Hesterberg,
-"What Teachers Should Know About the Bootstrap", The American Statistician 69(4), 2015): deviations are widened by
-sqrt(n / (n - 1)), and the tails are those of Student's t with n - 1 degrees of freedom.
+wide side.) With five to ten blocks a plain percentile interval is too narrow; the usual correction is applied (T.
+Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69(4), 2015): deviations are
+widened by sqrt(n / (n - 1)), and the tails are those of Student's t with n - 1 degrees of freedom.
 
 Note [Noise floor]: an interval says how well a ratio is known, not whether such a ratio means anything. The floor is
 what the same measurement yields when a mode is compared with itself: its own neighbouring blocks, odd against even,
@@ -173,7 +173,7 @@ def _log_medians(blocks: Blocks) -> NDArray[np.float64]:
 
 
 def _replicates(blocks: Blocks, drawn: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.float64]:
-    """Mean log median of each row of `drawn` (block indices), with the samples of every drawn block drawn anew."""
+    """Mean log median of each row of `drawn` (block indices), with the samples of every drawn block drawn again."""
     log_medians = np.empty(drawn.shape)
     for index, block in enumerate(blocks):
         places = drawn == index

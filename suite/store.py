@@ -1,7 +1,7 @@
 """Runs on disk: a folder with `environment.json` and `cells.jsonl`, read with checks and written line by line.
 
 A line is appended with one write and synced when its cell is final, so that whatever ends the process leaves whole
-lines behind; a last line cut short (power loss) is moved to a file beside it. One process writes a run at a time.
+lines behind; a last line cut short (power loss) is moved to a file next to it. One process writes a run at a time.
 Every key (workload, variant, size, mode) stands in a file once; a failed cell that is to be run again moves to
 `retried.jsonl` first.
 """
@@ -102,7 +102,7 @@ def read_environment(run: Path) -> Environment:
     try:
         text = path.read_bytes()
     except FileNotFoundError:
-        raise InvalidResults(f"{describe(run)} is no run: it has no {ENVIRONMENT}") from None
+        raise InvalidResults(f"{describe(run)} is not a run: it has no {ENVIRONMENT}") from None
     environment = _parse(Environment, text, describe(path))
     _check_version(environment, describe(path))
     return environment

@@ -1,9 +1,9 @@
-"""Processes that the suite starts, whatever they do: each in a session of its own, its output in a log, marked, ended.
+"""Processes that the suite starts, whatever they do: each in its own session, its output in a log, marked, ended.
 
-Temporary files of a process go to a folder of its own, which goes with it.
+Temporary files of a process go to its own folder, which goes with it.
 
 Note [Strays]: what a process starts (compile workers, ptxas, the C++ compiler) stays in its process group and ends with
-it. A child that starts a session of its own leaves the group, and once its parent is gone nothing links it to the
+it. A child that starts its own session leaves the group, and once its parent is gone nothing links it to the
 process any more but its environment. Each process therefore gets a mark in its environment, which children inherit, and
 ending a process includes killing everything that carries its mark. If this program itself is killed, its guard does
 that (see Note [Guard] in `suite.guard`).

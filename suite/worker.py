@@ -1,7 +1,7 @@
 """The process that holds one cell: reads commands from one pipe, answers on another (`suite.protocol`).
 
 Nothing here imports torch before the first command, because that command says which environment torch starts in. What
-libraries print goes to stdout and stderr, which are the log; messages have a pipe of their own.
+libraries print goes to stdout and stderr, which are the log; messages have their own pipe.
 """
 
 from __future__ import annotations

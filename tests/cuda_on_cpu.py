@@ -42,7 +42,7 @@ class FakeDeviceTools(SimulatedTools):
     """`device.DeviceTools` over the simulated driver."""
 
     def rewritten(self, kernel: Any, node: Any, shared_bytes: int) -> Any:
-        raise AssertionError("no PTX is at hand here")
+        raise AssertionError("no PTX is available here")
 
 
 class CudaOnCpu:

@@ -2,7 +2,7 @@
 
 Each simulated mode is a recorded cell: a block is a stretch of consecutive samples of a recorded block, so that what
 slowed whole blocks then slows whole blocks here. Processes of a mode differ by a factor of their own. Neighbouring
-blocks are drawn independently, as recorded neighbours are. A mode is set beside itself, as it is and 5 % faster.
+blocks are drawn independently, as recorded neighbours are. A mode is set next to itself, as it is and 5 % faster.
 
     python tests/noise_simulation.py --trials 200        # the long version
 """
@@ -28,7 +28,7 @@ PROCESS_SPREAD = 0.003
 """Standard deviation of the log time of processes. Kernel times of processes with the same kernels agreed within 0.3 %
 on an H200."""
 BLOCK_OVERHEAD_S = 0.003
-"""Taken for what a block costs beside its iterations (messages, reading the GPU's state); not measured."""
+"""Taken for what a block costs next to its iterations (messages, reading the GPU's state); not measured."""
 
 
 @dataclass(frozen=True, slots=True)

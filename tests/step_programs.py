@@ -488,7 +488,7 @@ def writes_into_its_batch(device: str) -> Program:
 
 
 class Trainer:
-    """A training loop's own object: what it keeps beside the step may change, what the step uses is watched."""
+    """A training loop's own object: what it keeps next to the step may change, what the step uses is watched."""
 
     def __init__(self, device: str) -> None:
         self.model = network(device, dropout=0.1)

@@ -57,7 +57,7 @@ class Layout:
 
 @st.composite
 def layouts(draw: st.DrawFn, minimum: int = 1) -> Layout:
-    """Inputs side by side or apart, in another order in the second capture, each moved by a distance of its own."""
+    """Inputs side by side or apart, in another order in the second capture, each moved by its own distance."""
     sizes = draw(st.lists(st.integers(0, 6000), min_size=minimum, max_size=5))
     gaps = st.lists(st.sampled_from([0, 0, 16, 512, 4096, 1 << 21]), min_size=len(sizes), max_size=len(sizes))
 
@@ -123,7 +123,7 @@ def padding_fields(draw: st.DrawFn) -> Field:
 
 
 def plain_fields(layout: Layout) -> st.SearchStrategy[Field]:
-    """What is no address of an input: numbers, weights, intermediates, and numbers that look like addresses."""
+    """What is not an address of an input: numbers, weights, intermediates, and numbers that look like addresses."""
     inputs = st.integers(0, len(layout.sizes) - 1)
     lookalike = st.builds(
         lambda index, which, offset: same(word((layout.first, layout.second)[which][index] + offset), 8),

@@ -35,7 +35,7 @@ def test_after():
 
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """pytest on the two tests, beside the plugin."""
+    """pytest on the two tests, next to the plugin."""
     shutil.copy(CONFTEST, folder / "conftest.py")
     (folder / "torch.py").write_text(TORCH)
     (folder / "test_context.py").write_text(TESTS)

@@ -281,7 +281,7 @@ def test_calls_that_the_graphs_do_not_fit_run_as_they_are_and_keep_the_order() -
     call[1](out.detach().requires_grad_()).sum().backward()
     out.sum().backward()
     assert [one.replays for one in call.report()] == [1, 1, 1, 1]
-    with torch.no_grad():  # validation is no part of the order
+    with torch.no_grad():  # validation is not part of the order
         call[1](torch.randn(5, 6))
     stages[0].eval()
     call[0](torch.randn(5, 6))

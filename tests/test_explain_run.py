@@ -1,4 +1,4 @@
-"""Targets in processes of their own: what they do to themselves stays there."""
+"""Targets in their own processes: what they do to themselves stays there."""
 
 from __future__ import annotations
 

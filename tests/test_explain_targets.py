@@ -43,8 +43,8 @@ def test_names_are_found_in_any_case_and_once() -> None:
     [
         (["MMX"], None, "unknown workload 'MMX'.*MMC"),
         (["MMC"], "newest", "unknown variant 'newest'.*published, current"),
-        (["a b:make"], None, "no module:callable"),
-        (["module:"], None, "no module:callable"),
+        (["a b:make"], None, "not a module:callable"),
+        (["module:"], None, "not a module:callable"),
         (["module:make"], "published", "--variant 'published' is for workloads"),
     ],
 )

@@ -286,7 +286,7 @@ def test_a_limit_above_the_upper_one_is_set_from_above(case: Case) -> None:
         (Wishes(isolate="9"), "must be some, but not all, of those that are online then: 0-3"),
         (Wishes(isolate="3", smt_off=True), "must be some, but not all, of those that are online then: 0-1"),
         (Wishes(isolate="3-1"), "runs backwards"),
-        (Wishes(isolate="a"), "is no list of CPUs"),
+        (Wishes(isolate="a"), "is not a list of CPUs"),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_is_changed(case: Case, wishes: Wishes, message: str) -> None:
@@ -308,7 +308,7 @@ def test_an_unknown_machine_is_refused_and_every_reason_is_named(tmp_path: Path)
     with pytest.raises(Refused, match="cpufreq driver 'cppc_cpufreq' is not known"):
         case.tune(Wishes(governor=True))
     case.host.put(f"{CGROUP}/cgroup.controllers", "cpu memory")
-    with pytest.raises(Refused, match="no cgroup v2 tree with the cpuset controller"):
+    with pytest.raises(Refused, match="not a cgroup v2 tree with the cpuset controller"):
         case.tune(Wishes(isolate="1"))
 
 
@@ -334,7 +334,7 @@ def test_tuning_twice_is_refused_and_so_is_restoring_nothing(case: Case) -> None
     ("content", "message"),
     [
         ("{", "cannot read the state file"),
-        ("[]", "is no state file"),
+        ("[]", "is not a state file"),
         ('{"format": 7, "changes": []}', "format 7, this version reads 1"),
         ('{"format": 1, "changes": [{"item": "x"}]}', "a change has the fields"),
         (

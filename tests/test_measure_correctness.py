@@ -482,7 +482,7 @@ class Losing(torch.nn.Module):
 
 
 def losing_verdict(wrong: Callable[[torch.Tensor], torch.Tensor]) -> Agreement:
-    """On a function of the inputs beside eager, in bfloat16."""
+    """On a function of the inputs next to eager, in bfloat16."""
     instance = instance_of(Losing, dtype_policy="bf16")
     inputs = instance.inputs(0)
     state = State(instance.module, inputs)

@@ -98,7 +98,7 @@ def test_lines_are_medians_in_order_and_skip_what_was_not_measured() -> None:
 
 def test_the_figure_has_a_line_for_each_variant_in_each_panel() -> None:
     drawn = figure.draw(EVERYTHING)
-    assert [len(axis.lines) for axis in drawn.axes] == [6, 12, 6], "odd sizes are points beside the lines"
+    assert [len(axis.lines) for axis in drawn.axes] == [6, 12, 6], "odd sizes are points next to the lines"
     points = [line for line in drawn.axes[1].lines if line.get_linestyle() == "None"]
     assert len(points) == 6
     assert figure.render(drawn, "png").startswith(b"\x89PNG")
@@ -130,7 +130,7 @@ def test_a_plan_with_another_applier_is_not_the_variant() -> None:
 
     graph = CapturedGraph(nodes=(kernel([word(1)]),), edges=())
     plan = make_plan(graph, analysis_of(PointerUse((0,), 0, 0, 0, 0)), Choice.PTX, Available({}, {}, APPLIERS))
-    assert _objection(plan, "ptx") == "ptx: no PTX of this kernel is at hand"
+    assert _objection(plan, "ptx") == "ptx: no PTX of this kernel is available"
     assert _objection(plan, "prelude") is None
 
 

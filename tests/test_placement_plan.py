@@ -360,7 +360,7 @@ def test_a_graph_whose_cpu_values_no_gpu_operation_needs_is_left(graph: Graph) -
     ("fields", "options", "reason"),
     [
         ({"requires_grad": True}, {}, "requires a gradient"),
-        ({"tensors": 2}, {}, "is no plain tensor"),
+        ({"tensors": 2}, {}, "is not a plain tensor"),
         ({"value_bytes": 100}, {"stage_limit_bytes": 99}, "takes 100 B in each call in addition to 0 B"),
         ({"value_bytes": 100}, {"process_limit_bytes": 99}, "more than process_limit_bytes"),
     ],

@@ -131,7 +131,7 @@ def ptx_nodes(plan: Plan) -> list[PtxNode]:
 
 
 def refusals(graph: CapturedGraph) -> st.SearchStrategy[dict[NodePath, tuple[str | None, ...]]]:
-    """PTX at hand for some kernels, with some of their parameters refused."""
+    """available PTX for some kernels, with some of their parameters refused."""
     kernels = [(path, node) for path, node in graph.walk() if isinstance(node, KernelNode)]
     one = st.sampled_from([None, None, None, "a byte array"])
     at_hand = {
@@ -252,8 +252,8 @@ def test_each_choice_is_tried_first_and_others_stand_in_with_the_reason() -> Non
     mixed = make_plan(graph, analysis, Choice.PTX, with_ptx(0))
     assert counts(mixed) == (0, 2, 1)
     assert mixed.fallbacks == (
-        ((1,), "ptx: no PTX of this kernel is at hand"),
-        ((2,), "ptx: no PTX of this kernel is at hand"),
+        ((1,), "ptx: no PTX of this kernel is available"),
+        ((2,), "ptx: no PTX of this kernel is available"),
     )
     old_driver = replace(EVERYTHING, off={Choice.PRELUDE: "the driver is older than 12.4"})
     assert make_plan(graph, analysis, Choice.PRELUDE, old_driver).fallbacks[0] == (
@@ -285,7 +285,7 @@ def test_an_input_without_an_applier_is_copied_and_frees_the_node_for_the_others
 
 
 def test_a_node_that_needs_two_appliers_loses_an_input() -> None:
-    """Without the host applier: the tensor map needs prelude, which is off; the pointer beside it has ptx."""
+    """Without the host applier: the tensor map needs prelude, which is off; the pointer next to it has ptx."""
     node = kernel([word(1), make_tensor_map(2)])
     uses = [PointerUse((0,), 0, 0, 0, 0), PointerUse((0,), 1, 0, 1, 0, UseKind.TENSOR_MAP)]
     off = {Choice.HOST: "no host", Choice.PRELUDE: "no prelude"}

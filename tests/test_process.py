@@ -103,7 +103,7 @@ def test_workers_answer_side_by_side(tmp_path: Path) -> None:
         ("kill:SIGSEGV", Status.CRASH, "SIGSEGV"),
         ("kill:SIGKILL", Status.CRASH, "lack of memory"),
         ("garbage", Status.BAD_OUTPUT, "Traceback"),
-        ("binary", Status.BAD_OUTPUT, "no message"),
+        ("binary", Status.BAD_OUTPUT, "not a message"),
         ("partial", Status.CRASH, "exit code 0"),
         ("huge", Status.BAD_OUTPUT, "bytes at once"),
         ("wrong", Status.BAD_OUTPUT, "answered 'prepare' with 'metrics'"),

@@ -81,7 +81,7 @@ def test_the_answers_of_all_ranks_become_one(tmp_path: Path) -> None:
         ("exit:3", Status.CRASH, "rank 1: the worker ended with exit code 3"),
         ("fail:run_error", Status.RUN_ERROR, "rank 1: told to fail"),
         ("fail:oom", Status.OOM, "rank 1: told to fail"),
-        ("garbage", Status.BAD_OUTPUT, "rank 1: the worker sent a line that is no message"),
+        ("garbage", Status.BAD_OUTPUT, "rank 1: the worker sent a line that is not a message"),
     ],
 )
 def test_a_rank_that_fails_ends_the_cell_although_the_others_wait_for_it(

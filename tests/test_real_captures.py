@@ -141,7 +141,7 @@ def is_triton(node: Node) -> bool:
 
 
 def with_ptx(graph: CapturedGraph) -> Available:
-    """Where the PTX of Triton's kernels is at hand, as it is where they were compiled."""
+    """Where the PTX of Triton's kernels is available, as it is where they were compiled."""
     kernels = {path: node for path, node in graph.walk() if isinstance(node, KernelNode) and is_triton(node)}
     return Available({}, {path: (None,) * len(node.parameters) for path, node in kernels.items()}, APPLIERS)
 
@@ -384,7 +384,7 @@ def test_kernels_without_ptx_say_so_and_get_another_applier(name: str) -> None:
     fallbacks = {node[0]: reason for node, reason in plan.fallbacks if reason.startswith("ptx: ")}
     assert not plan.of(Choice.PTX)
     for node in kernels:
-        assert fallbacks[node] == "ptx: no PTX of this kernel is at hand"
+        assert fallbacks[node] == "ptx: no PTX of this kernel is available"
     copies = [node for node in fallbacks if isinstance(graph.nodes[node], MemcpyNode)]
     assert {fallbacks[node] for node in copies} <= {"ptx: only pointer parameters of kernels can be dereferenced"}
     assert sorted([*kernels, *copies]) == sorted(fallbacks)

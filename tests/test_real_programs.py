@@ -51,7 +51,7 @@ def test_a_program_repeats_itself_and_depends_on_earlier_calls_only_if_it_says_s
     if program.missing():
         pytest.skip(f"not installed: {', '.join(program.missing())}")
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tiny tensors, and other tests run beside this one
+    torch.set_num_threads(1)  # tiny tensors, and other tests run next to this one
     try:
         body = program.build(setting())
         first, second = _round(program, body, 0), _round(program, body, 1)

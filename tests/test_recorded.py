@@ -37,7 +37,7 @@ def test_all_runs_of_one_gpu_make_one_report_and_none_is_left_out() -> None:
 
 
 def test_every_version_that_was_written_is_read() -> None:
-    """A new version is read beside the old ones: version 1 is recorded."""
+    """A new version is read next to the old ones: version 1 is recorded."""
     assert json.loads((OLDEST / ENVIRONMENT).read_text())["schema_version"] == 1
     assert {1, SCHEMA_VERSION} <= set(READABLE_VERSIONS)
 

@@ -89,7 +89,7 @@ def test_a_file_in_the_way_is_wrong_use_before_anything_is_drawn(tmp_path, monke
         (None, "No such file"),
         (b"# A page without a generated part", "0 generated parts 'recorded'"),
         (b"<!-- generated: recorded -->\n<!-- end: recorded -->\n" * 2, "2 generated parts 'recorded'"),
-        (b"\xff\xfe", "no UTF-8 text"),
+        (b"\xff\xfe", "not UTF-8 text"),
     ],
 )
 def test_a_readme_that_cannot_take_the_tables_is_wrong_use_before_anything_is_drawn(

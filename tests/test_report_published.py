@@ -1,4 +1,4 @@
-"""Published numbers: complete, sourced, and set only beside what they belong to."""
+"""Published numbers: complete, sourced, and set only next to what they belong to."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def test_all_checks_run_before_the_tests_and_pytest_speaks_last(checkout: Checko
         assert words in call
     assert all("<-m><not gpu>" in call for call in checks[-2:])
     apart = re.findall(r"<(tests/test_\w+\.py)>", checks[-2])
-    assert apart, "files that come first, in processes of their own"
+    assert apart, "files that come first, in their own processes"
     assert re.findall(r"<--ignore=(tests/test_\w+\.py)>", checks[-1]) == apart, "no file is run twice, or left out"
     assert done.stdout.splitlines()[-1] == "=== 3 passed in 0.01s ==="
 

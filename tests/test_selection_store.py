@@ -292,7 +292,7 @@ def test_a_decision_is_explained(folder: Path) -> None:
         (("clear",), "or give --all"),
         (("clear", "aa", "--all"), "or give --all"),
         (("clear", "zz"), "no verdict begins with 'zz'"),
-        (("list", "--folder", "/nowhere"), "no folder"),
+        (("list", "--folder", "/nowhere"), "is not a folder"),
     ],
 )
 def test_wrong_use_says_what_to_do(folder: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -1,5 +1,5 @@
 """BERT (Devlin et al., 2018) as a much-used implementation by hand has it: pre-norm, sinusoid positions, heads with
-log-softmax, and a layer norm of its own that divides by the unbiased standard deviation."""
+log-softmax, and its own layer norm that divides by the unbiased standard deviation."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class UnetConfig:
         width: channels of the first level; `multiples` of it are those of the levels.
         context: width of the condition tokens.
         embedding: width of CLIP's image and text embeddings if they are conditions; None: the time alone is.
-        upscales: whether a smaller image is a condition, which is put beside the noisy one.
+        upscales: whether a smaller image is a condition, which is concatenated with the noisy one.
         outputs: channels of the result.
         side: of the image it makes.
     """

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 class RatingAutoencoder(nn.Module):
     """Ratings [users, items] -> ratings [users, items].
 
-    `widths` are the layers from the items to the code; the decoder mirrors them with weights of its own. SELU follows
+    `widths` are the layers from the items to the code; the decoder mirrors them with its own weights. SELU follows
     every layer, the last one too; dropout of rate 0.8 acts on the code.
     """
 

@@ -48,7 +48,7 @@ class Generation(nn.Module):
         return self._generate(prompt, following, None)
 
     def compiled_with(self, **keywords: Any) -> Callable[..., Any]:
-        # Without a mode of its own the library would give one, which a backend with options refuses.
+        # Without its own mode the library would give one, which a backend with options refuses.
         config = CompileConfig(**{"mode": None, **keywords})
         vars(config)["_compile_all_devices"] = True  # on a CPU too, for tests
 

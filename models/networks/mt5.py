@@ -1,4 +1,4 @@
-"""mT5 as the papers ran it: an output layer with weights of its own, and a cache that does not break the graph."""
+"""mT5 as the papers ran it: an output layer with its own weights, and a cache that does not break the graph."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Attention(nn.Module):
         super().__init__()
         inner = config.heads * config.head_width
         self.heads = config.heads
-        # Each attention makes a scalar of its own: one shared object would be one input of the compiled graph.
+        # Each attention makes its own scalar: one shared object would be one input of the compiled graph.
         self.temperature = numpy.power(config.head_width, 0.5) if config.per_utterance else math.sqrt(config.head_width)
         self.query = nn.Linear(config.width, inner)
         self.key = nn.Linear(config.width, inner)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transformers import MT5Config
 
 VARIANT_NOTES = (
-    "published: its key-value cache is made before the call and its output layer has weights of its own, as in "
+    "published: its key-value cache is made before the call and its output layer has its own weights, as in "
     "transformers 4; current: the library's class unchanged, which breaks the graph where it makes the cache and ties "
     "the output layer (172,119,424 parameters)"
 )

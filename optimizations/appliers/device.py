@@ -1,4 +1,4 @@
-"""What indirection needs of one GPU: the driver, what is to be had there, and Encore's own kernels, loaded once."""
+"""What indirection needs of one GPU: the driver, what is available there, and Encore's own kernels, loaded once."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class RecordingTools:
     def rewritten_function(self, parameters: Sequence[int], record: KernelNode) -> Any:
         """See `protocol.ApplierTools`."""
         if record.name is None:
-            raise PtxError("a kernel without a name has no PTX at hand")
+            raise PtxError("a kernel without a name has no available PTX")
         return self._tools.rewritten(self._kernels[record.name].kernel, parameters, record.shared_bytes)
 
     def ptx_refusal(self, node: PlannedNode, record: KernelNode) -> str | None:

@@ -38,7 +38,7 @@ class Gpu(Protocol):
         """As `cuDriverGetVersion` gives it: 12040 is CUDA 12.4."""
 
     def table_refusal(self) -> str | None:
-        """Why there can be no pointer table; None where its kernels are built."""
+        """Why there cannot be a pointer table; None where its kernels are built."""
 
 
 class ApplierTools(Protocol):

@@ -34,7 +34,7 @@ class Ptx:
         if use.kind is not UseKind.PARAMETER:
             return "only pointer parameters of kernels can be dereferenced"
         if use.node not in available.ptx:
-            return "no PTX of this kernel is at hand"
+            return "no PTX of this kernel is available"
         if use.byte_offset:
             return f"the pointer lies {use.byte_offset} bytes into parameter {use.parameter}"
         refusals = available.ptx[use.node]

@@ -54,7 +54,7 @@ def find_ptxas(target: str) -> Path:
 
     match = re.fullmatch(r"sm_(\d+)[af]?", target)
     if match is None:
-        raise PtxasFailed(f"{target!r} is no target of ptxas; targets look like sm_80 or sm_90a")
+        raise PtxasFailed(f"{target!r} is not a target of ptxas; targets look like sm_80 or sm_90a")
     try:
         tool = knobs.nvidia.ptxas_blackwell if int(match.group(1)) >= BLACKWELL else knobs.nvidia.ptxas
         return Path(tool.path)

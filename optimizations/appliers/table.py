@@ -5,7 +5,7 @@ read it, and before its own kernels do. So the graph itself begins with the kern
 by value as its argument: setting that one node from the host is all a moved input costs, whatever the number of kernels
 that read it. The driver keeps the arguments of launches that are under way, so there is no buffer that a call in flight
 might still be reading, and nothing waits. Where nothing moves the node is switched off (`cuGraphNodeSetEnabled`): the
-words are in device memory since the launch before. The other choices were a launch of its own before the graph's
+words are in device memory since the launch before. The other choices were its own launch before the graph's
 (measured at two to three times the cost), a copy from pageable memory, and pinned buffers, which must not be reused
 before an event says so.
 

@@ -1,7 +1,7 @@
 """Finds the PTX of the Triton kernels that a compiled function launches.
 
 Inductor's generated module holds a `CachingAutotuner` per kernel; the launcher it settled on knows the folder of
-Triton's cache that its kernel came from, and there `<name>.ptx` and `<name>.json` (how it was compiled) lie beside the
+Triton's cache that its kernel came from, and there `<name>.ptx` and `<name>.json` (how it was compiled) lie next to the
 cubin. Inductor keeps the folder's files with its own cache entries, so they are there after a load from those as well.
 
 A kernel node is matched by name. Inductor's kernel names are unique in their module; where a program's own Triton
@@ -90,7 +90,7 @@ class Refusals(Mapping[Any, Sequence[str | None]]):
 
 
 def triton_kernels(model: Callable[..., Any], device: int) -> dict[str, KernelFile]:
-    """The Triton kernels at hand of the module that `model` is defined in, by name."""
+    """The available Triton kernels of the module that `model` is defined in, by name."""
     found: dict[str, list[KernelFile]] = defaultdict(list)
     for folder in _cache_folders(model, device):
         for kernel in read_folder(folder):

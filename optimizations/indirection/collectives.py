@@ -23,7 +23,7 @@ _OPERATOR = re.compile(
     re.IGNORECASE,
 )
 _OF_INDUCTOR = re.compile(r"triton_[a-z]+_fused_")
-"""Inductor names a fused kernel after the operators it came from, a collective beside it among them."""
+"""Inductor names a fused kernel after the operators it came from, a collective next to it among them."""
 
 
 def is_collective_kernel(name: str) -> bool:

@@ -1,15 +1,15 @@
 """Finds every place where a captured graph holds the address of an input, from two captures.
 
-Between the captures each input's placeholder moved by a distance of its own. What that says of a value in the graph:
+Between the captures each input's placeholder moved by its own distance. What that says of a value in the graph:
 
-* it did not change: it is no address of an input, whatever it looks like;
+* it did not change: it is not an address of an input, whatever it looks like;
 * it changed by the displacement of input i and points into i both times: it is the address of i plus an offset;
 * it is an address in the graph's own memory both times: an intermediate;
 * it changed in step with i but points outside of it: i is copied, because nothing says how far it may be moved;
 * it also changes between two captures at the *same* addresses (the optional control, and the optional repeat): padding
   that nobody set;
 * four bytes of it are the lower half of an address that the graph holds elsewhere, and the other four make it a word
-  that can be no address: padding with what was there before, for half an address leads nowhere;
+  that cannot be an address: padding with what was there before, for half an address leads nowhere;
 * it changed otherwise: nobody knows which input it comes from, so all inputs are copied.
 
 Words are looked for at 8-byte steps in each parameter first and at the 4-byte steps between them after that, so that
@@ -204,7 +204,7 @@ class _ChangedHalf:
 
     @property
     def may_be_left_over(self) -> bool:
-        """Whether it is half of a word that is no address in either capture.
+        """Whether it is half of a word that is not an address in either capture.
 
         A parameter of four bytes has no padding: somebody wanted that half.
         """
@@ -272,7 +272,7 @@ class _Search:
                 values = (int.from_bytes(data[word], "little") for data in (first, second))
                 if self._word(path, UseKind.PARAMETER, parameter, offset, *values):
                     explained[word] = b"\1" * WORD_BYTES
-        # What no address explains, by half words: padding can fill one half beside a value.
+        # What no address explains, by half words: padding can fill one half next to a value.
         for offset in range(0, len(first), HALF_WORD_BYTES):
             half = slice(offset, offset + HALF_WORD_BYTES)
             if first[half] == second[half] or any(explained[half]):

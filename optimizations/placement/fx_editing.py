@@ -12,7 +12,7 @@ from optimizations import torch_internals
 
 
 def copy_of(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A graph module with nodes of its own, under the same names, and everything that Dynamo noted on the original.
+    """A graph module with its own nodes, under the same names, and everything that Dynamo noted on the original.
 
     Dynamo's records of real inputs are not taken along: they would keep these alive.
     """

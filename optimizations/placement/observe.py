@@ -188,7 +188,7 @@ class _Observer(torch.fx.Interpreter):
 
     def _not_run(self, n: torch.fx.Node, effects: Effects) -> Any:
         """The value Dynamo saw for an operator that runs graphs of its own; what these do to operands is not known."""
-        effects.opaque = f"{n.target} runs a graph of its own"
+        effects.opaque = f"{n.target} runs its own graph"
         effects.writes.update(self._operand_storages(n))
         return self._noted(n)
 
@@ -271,7 +271,7 @@ def _fake_like(value: Any, mode: Any) -> Any:
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch_internals.FakeTensor):
         raise ValueError(f"a {type(value).__name__} is not looked into")
     if value.layout is not torch.strided or value.is_quantized or value.is_conj() or value.is_neg():
-        raise ValueError("a tensor that is no plain strided one is not looked into")
+        raise ValueError("a tensor that is not a plain strided one is not looked into")
     with mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 

@@ -14,7 +14,8 @@ INDEXING = frozenset({"aten::index", "aten::_unsafe_index"})
 
 TRANSFERS = frozenset({"aten::_to_copy", "aten::copy_", "aten::copy", "prims::device_put"})
 MIXES_DEVICES = TRANSFERS | INDEXING | {"aten::index_put_", "aten::index_put", "aten::_index_put_impl_"}
-"""Operators that take CPU tensors of rank 1 and more beside GPU tensors because they move data, or move it themselves.
+"""Operators that take CPU tensors of rank 1 and more together with GPU tensors because they move data, or move it
+themselves.
 
 Any other that does may insist on the CPU: `_pack_padded_sequence` reads its lengths there.
 """
@@ -116,7 +117,7 @@ def gpu_obstacle(func: Any, operands: Sequence[torch.Tensor], results: Sequence[
     on_cpu = [tensor for tensor in operands if tensor.device.type == "cpu"]
     mixed = any(tensor.device.type != "cpu" for tensor in (*operands, *results))
     if mixed and name not in MIXES_DEVICES and any(tensor.dim() > 0 for tensor in on_cpu):
-        return f"{func} takes a CPU tensor beside GPU tensors and may need it there"
+        return f"{func} takes a CPU tensor together with GPU tensors and may need it there"
     if torch.version.cuda is not None and not torch_internals.has_kernel_for(func.name(), "CUDA"):
         return f"{func} has no kernel for the GPU"
     return None

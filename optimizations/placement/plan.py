@@ -208,7 +208,7 @@ class _Planner:
     def _how(self, wanted: Iterable[str]) -> dict[str, str]:
         """For each CPU value "kept", "literal", "rebuilt" or "stage", or why it cannot be brought to the GPU.
 
-        Memory goes to the smallest values first, so that a large one is no obstacle to others.
+        Memory goes to the smallest values first, so that a large one is not an obstacle to others.
         """
         how: dict[str, str] = {}
         kept = staged = 0
@@ -249,7 +249,7 @@ class _Planner:
         if node.requires_grad:
             return "requires a gradient, which has to arrive on the CPU"
         if node.tensors != 1 or (not node.is_call and node.source is None):
-            return "is no plain tensor"
+            return "is not a plain tensor"
         if node.is_call and node.name not in self.regions.before:
             return self.regions.reasons.get(node.name, "depends on GPU values")
         return None

@@ -168,7 +168,7 @@ def _after(
 
 
 def _reachable(graph: Residency, name: str, before: set[str], after: set[str]) -> bool:
-    """Whether all operands are at hand behind the graph; a graph gives out single tensors only."""
+    """Whether all operands are available behind the graph; a graph gives out single tensors only."""
     operands = (graph.nodes[operand] for operand in graph.nodes[name].operands)
     return all(
         not operand.is_call or operand.name in before or operand.name in after or operand.tensors == 1

@@ -16,7 +16,7 @@ from optimizations.placement.placing import place
 from optimizations.report import Copy, PlacementReport
 
 _RECOMPILES = 256
-"""Each explanation traces anew, and Dynamo counts that as a recompilation of the same code."""
+"""Each explanation traces again, and Dynamo counts that as a recompilation of the same code."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,14 +110,14 @@ NAMES: dict[str, Private] = {
         "torch._dynamo.source", "is_from_nonlocal_source", _CHECKED, "tell attributes from arguments"
     ),
     "begin_allocating": Private(
-        "torch._C", "_cuda_beginAllocateCurrentThreadToPool", _CHECKED, "give a capture a memory pool of its own"
+        "torch._C", "_cuda_beginAllocateCurrentThreadToPool", _CHECKED, "give a capture its own memory pool"
     ),
     "end_allocating": Private("torch._C", "_cuda_endAllocateToPool", _CHECKED, "end that"),
     "release_pool": Private("torch._C", "_cuda_releasePool", _CHECKED, "give the pool back"),
     "set_grad_enabled": Private("torch", "_C._set_grad_enabled", _CHECKED, "see that a graph switches gradients on"),
     "storage_use_count": Private("torch", "_C._storage_Use_Count", _CHECKED, "see that a value is saved for backward"),
     "tensor_use_count": Private("torch", "Tensor._use_count", _CHECKED, "see that a value is saved for backward"),
-    # replay: recording with, and beside, CUDAGraph Trees
+    # replay: recording with, and next to, CUDAGraph Trees
     "CachingAutotuner": Private(
         "torch._inductor.runtime.triton_heuristics", "CachingAutotuner", _CHECKED, "find the PTX of a captured kernel"
     ),
@@ -373,7 +373,7 @@ def replaced_attribute(owner: Any, attribute: str, value: Any) -> Iterator[None]
 
 
 def dynamo_source(node: torch.fx.Node) -> Any:
-    """Where Dynamo got an input of a graph from, or None for a node that is no such input."""
+    """Where Dynamo got an input of a graph from, or None for a node that is not such an input."""
     return getattr(node, _NOTES[0], None)
 
 

@@ -42,7 +42,7 @@ def same_tensors(
     its caller must keep `tensors`, for an identity means nothing once its object is gone.
 
     Raises:
-        NotGuarded: a module keeps its tensors in a way of its own.
+        NotGuarded: a module keeps its tensors in its own way.
     """
     tree = torch_internals.RootGuardManager()
     kind = torch_internals.GuardManagerType.GUARD_MANAGER
@@ -81,5 +81,5 @@ def _dictionary(module: torch.nn.Module, name: str) -> Any:
     """The dictionary of a module by this name, provided that reading the attribute gives just that."""
     found = module.__dict__.get(name)
     if type(found) not in (dict, OrderedDict) or getattr(module, name) is not found:
-        raise NotGuarded(f"{type(module).__name__} keeps {name} in a way of its own")
+        raise NotGuarded(f"{type(module).__name__} keeps {name} in its own way")
     return found

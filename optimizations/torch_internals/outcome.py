@@ -128,7 +128,7 @@ class _Observer:
             self._blocks -= 1
             for name in () if self._blocks else _OBSERVED:
                 owner, attribute = torch_internals.holder_of(name)
-                # Someone may have put a wrapper of their own around the method; it then stays, and passes on.
+                # Someone may have put their own wrapper around the method; it then stays, and passes on.
                 if getattr(owner, attribute) is self._observing[name]:
                     setattr(owner, attribute, self._stock[name])
 

@@ -2,7 +2,7 @@
 
 `CUDAGraphTreeManager.record_function` names the class of the node it makes as a global of its module, and so do other
 methods what they use. A subclass that wants another class there would have to copy the method, or to replace the global
-for everybody. Instead it takes the method's code with globals of its own.
+for everybody. Instead it takes the method's code with its own globals.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def with_globals(function: Callable[..., Any], **names: Any) -> Callable[..., An
         UnsupportedTorch: the function reads no such global, so this PyTorch is not the one this was written for.
     """
     if not isinstance(function, FunctionType):
-        raise UnsupportedTorch(f"{function!r} is not a plain Python function, so its globals cannot be bound anew")
+        raise UnsupportedTorch(f"{function!r} is not a plain Python function, so its globals cannot be bound again")
     unread = sorted(set(names) - set(function.__code__.co_names))
     if unread:
         raise UnsupportedTorch(

@@ -104,12 +104,12 @@ def compare_sides(
         threshold: a regression is slower by more than this, 0.05 = 5 %, and by more than the floor.
 
     Raises:
-        WrongUse: the threshold is no share, one side names a mode and the other does not, both are the same, or there
-            is not one pair of cells to compare; the message says why.
+        WrongUse: the threshold is not a share, one side names a mode and the other does not, both are the same, or
+            there is not one pair of cells to compare; the message says why.
         EncoreError: a recorded time is not positive.
     """
     if not (math.isfinite(threshold) and 0 <= threshold < 1):
-        raise WrongUse(f"--threshold {threshold:g} is no share between 0 and 1; 0.05 is 5 %")
+        raise WrongUse(f"--threshold {threshold:g} is not a share between 0 and 1; 0.05 is 5 %")
     if (base.mode is None) != (new.mode is None):
         named, other = (base, new) if base.mode else (new, base)
         raise WrongUse(

@@ -38,7 +38,7 @@ _TRAINING_LIMIT = (
     "the optimizer are not"
 )
 _BREAK_LIMIT = "what runs between FX graphs, and in functions that Dynamo leaves to Python, is not counted"
-_ONE_CALL_LIMIT = "one call is traced: what is compiled anew for other shapes or values is not seen"
+_ONE_CALL_LIMIT = "one call is traced: what is compiled again for other shapes or values is not seen"
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ def capture(program: Program, settings: Mapping[str, Mapping[str, Any]] = SETTIN
     """Trace one call of `program` and lower every FX graph for an H100 under each of `settings`, and after placement.
 
     Without settings nothing is lowered: graphs, CPU values, copies and breaks are seen, and that is quick.
-    For a process of its own, because of `pretended_gpu`.
+    To be called in a process that does nothing else, because of `pretended_gpu`.
     """
     found = TracedCall()
     torch_internals.reset_dynamo()

@@ -58,7 +58,7 @@ class GeneratedModule:
 
 @dataclass(frozen=True, slots=True)
 class TritonKernel:
-    """A Triton kernel of a generated module: `source` is a module of its own that defines `name`."""
+    """A Triton kernel of a generated module: `source` is a module that defines `name`."""
 
     name: str
     source: str

@@ -194,7 +194,7 @@ def _is_cpu_data(buffer: Any) -> bool:
 
 
 def _copied(graph_module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A copy that Inductor may change, with what Dynamo notes beside module and nodes: where each input comes from."""
+    """A copy that Inductor may change, with what Dynamo notes next to module and nodes: where each input comes from."""
     copied = torch.fx.GraphModule(graph_module, copy.deepcopy(graph_module.graph))
     copied.meta = dict(graph_module.meta)
     torch_internals.copy_notes(graph_module, copied)

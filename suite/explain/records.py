@@ -158,7 +158,7 @@ class Explanation(Record):
 
 
 class WorkerAnswer(Record):
-    """What the process that explains a target hands back: an explanation, or what the user has to mend first."""
+    """What the process that explains a target hands back: an explanation, or what the user has to fix first."""
 
     explanation: Explanation | None = None
     wrong_use: str | None = None

@@ -1,7 +1,7 @@
 """Which explanations in a folder still hold: those that this code, with this PyTorch, would make again.
 
-The folder keeps a digest of the code (and the size) beside them. When that changes, the old explanations of the targets
-asked for are removed first, so that a folder never mixes two states of the code.
+The folder keeps a digest of the code (and the size) next to them. When that changes, the old explanations of the
+targets asked for are removed first, so that a folder never mixes two states of the code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Explaining targets, each in a process of its own, so that nothing they do or fail at touches the caller.
+"""Explaining targets, each in its own process, so that nothing they do or fail at touches the caller.
 
 The caller imports no torch through this module. A worker that crashes, hangs or is killed gives an explanation with
 `error` set, and the others go on.
@@ -89,7 +89,7 @@ def explain_many(
     workload's default). Closing the iterator ends what still runs.
 
     Raises:
-        WrongUse: a program is none, or `out` is no folder and cannot be made one.
+        WrongUse: a program is none, or `out` is not a folder and cannot be made one.
         CannotWrite: the disk is full.
     """
     if out is not None:

@@ -96,7 +96,7 @@ def _check_program_name(name: str, variant: str | None, size: Size) -> None:
         raise WrongUse(f"--size {size} is for workloads; {name!r} is a program, and has the size it is written with")
     parts = (*module.split("."), *attribute.split("."))
     if not all(part.isidentifier() for part in parts):
-        raise WrongUse(f"{name!r} is no module:callable; write it as Python does, for example package.module:make")
+        raise WrongUse(f"{name!r} is not a module:callable; write it as Python does, for example package.module:make")
 
 
 def unexplained(target: Target, error: str | None) -> Explanation:

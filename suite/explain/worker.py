@@ -47,7 +47,7 @@ def explain(target: Target) -> Explanation:
     """Explain `target` in this process, which should do nothing else afterwards.
 
     Raises:
-        WrongUse: the target is no program.
+        WrongUse: the target is not a program.
     """
     try:
         found = capture(_build(target))

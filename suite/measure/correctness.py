@@ -6,10 +6,10 @@ much that is depends on the model. So the tolerance decides where it can, and wh
 higher precision does: the compiled function may be at most `REFERENCE_FACTOR` times as far from it as eager is.
 
 Note [Stochastic workloads]: random numbers depend on the dtype they are drawn for, so a run of the same program in
-higher precision has other dropout masks and is no reference. What it can tell is how much eager rounds: eager's error
-is measured on a copy without dropout. A compiled function that is `REFERENCE_FACTOR` times as far from the truth as
-eager is differs from eager by at most `1 + REFERENCE_FACTOR` times this error, so that much is allowed between the two.
-This takes it that dropout hardly changes how much is rounded, an estimate that the rule above does without.
+higher precision has other dropout masks and is not a reference. What it can tell is how much eager rounds: eager's
+error is measured on a copy without dropout. A compiled function that is `REFERENCE_FACTOR` times as far from the truth
+as eager is differs from eager by at most `1 + REFERENCE_FACTOR` times this error, so that much is allowed between the
+two. This takes it that dropout hardly changes how much is rounded, an estimate that the rule above does without.
 
 Note [Useless references]: in a short dtype a program may round so much that eager's result has nothing to do with the
 true one. A multiple of eager's error then allows anything, zeros and noise included (EOS in bfloat16: eager is off by
@@ -88,7 +88,7 @@ class Agreement:
     worst: str
     reference_error: float | None
     undecided: bool = False
-    """Passed as far as this dtype can tell, which is nothing: eager is no reference in it."""
+    """Passed as far as this dtype can tell, which is nothing: eager is not a reference in it."""
     widened_error: float | None = None
 
 
@@ -270,7 +270,8 @@ def higher_precision(instance: Instance, inputs: Inputs, state: State, seed: int
     None for float64, and where the copy cannot run (a program may fix a dtype in its code); the log says why.
 
     Raises:
-        torch.OutOfMemoryError: beside other modes. This is no verdict on the numbers, and the runner can help it.
+        torch.OutOfMemoryError: with other modes alive. This is not a verdict on the numbers, and the runner can help
+        it.
     """
     if dtype == "float64":
         return None
@@ -326,7 +327,7 @@ def compare_widened(
         calls: which call's results are compared; the first ones replay nothing.
 
     Raises:
-        torch.OutOfMemoryError: beside other modes.
+        torch.OutOfMemoryError: with other modes alive.
         Exception: whatever a program does in a dtype that it was not written for.
     """
     state.restore()

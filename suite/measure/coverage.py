@@ -36,7 +36,7 @@ _CALLS = ("cuda_runtime", "cuda_driver")
 
 
 class UnevenIterations(ValueError):
-    """The iterations in a trace did not all do the same, so a mean of their counts would be no iteration's count."""
+    """The iterations in a trace did not all do the same, so a mean of their counts would not be the count of one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class Peak:
 
 
 def restart_peak(device: torch.device) -> None:
-    """Give unused memory back to the driver and count peaks anew. Nothing to do on a CPU."""
+    """Give unused memory back to the driver and count peaks again. Nothing to do on a CPU."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,7 +1,7 @@
 """Where the host's time goes in a call: until it returns, until its work is done, and in each layer on the way.
 
 Programs are registered workloads, or modules that hold a given number of parameters and compute next to nothing, which
-show what a parameter costs. Layers are nested. They are timed in iterations of their own, with a clock around each, so
+show what a parameter costs. Layers are nested. They are timed in their own iterations, with a clock around each, so
 that they add nothing to the times of the whole call; and in another compilation, since the code that Dynamo generates
 has to call a clock. What is called in none of those iterations is not among the layers. On a CPU all times are those of
 the calling thread, so that other work on the machine does not count.

@@ -213,7 +213,7 @@ def _copying(graph: torch.cuda.CUDAGraph, placeholders: list[torch.Tensor]) -> C
 
 
 def _displaced(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors like these at other addresses, each by a distance of its own. They may overlap: nothing reads them."""
+    """Tensors like these at other addresses, each by its own distance. They may overlap: nothing reads them."""
     memory = {index: memory_of(one) for index, one in enumerate(inputs)}
     buffer = torch.empty(buffer_bytes(memory) + GRANULE_BYTES, dtype=torch.uint8, device=inputs[0].device)
     skip = -buffer.data_ptr() % GRANULE_BYTES

@@ -57,7 +57,7 @@ def read_micro_run(path: Path) -> MicroRun:
     """What a run of the microbenchmark wrote.
 
     Raises:
-        WrongUse: the file cannot be read, or is no such record of this version; the message says which.
+        WrongUse: the file cannot be read, or is not such a record of this version; the message says which.
     """
     try:
         run = MicroRun.model_validate_json(path.read_bytes())

@@ -15,7 +15,7 @@ BASE_BYTES = 64 * 2**10
 """Bytes of an input where bytes are not what is varied."""
 
 ODD_BYTES = 4
-"""Added to powers of two: a copy whose size is no multiple of 4096 bytes can be slower."""
+"""Added to powers of two: a copy whose size is not a multiple of 4096 bytes can be slower."""
 
 
 @dataclass(frozen=True, slots=True)

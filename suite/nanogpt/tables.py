@@ -1,4 +1,4 @@
-"""The article's two tables from measurements, beside its own figures, and one of what each path's warm-up costs."""
+"""The article's two tables from measurements, next to its own figures, and one of what each path's warm-up costs."""
 
 from __future__ import annotations
 

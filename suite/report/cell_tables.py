@@ -92,7 +92,7 @@ def copies(run: Run, published: Published) -> Table:
         "copies",
         "Copies per iteration",
         "placeholder: data copied into graph placeholders before replay; pointer: what was written instead. Byte units "
-        "are binary. The published bytes beside stock modes are GraCE's before indirection (with its placement). "
+        "are binary. The published bytes next to stock modes are GraCE's before indirection (with its placement). "
         + published.caption("grace"),
         columns,
         lambda cell: _copies_of(cell, published),

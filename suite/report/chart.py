@@ -24,7 +24,7 @@ class Scale(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One bar. `interval` is its (low, high); `total` is where a second, lighter part stacked on it ends; `published`
-    is a value from a paper to mark beside it; `failure` is written in its place where there is no value. A bar that is
+    is a value from a paper to mark next to it; `failure` is written in its place where there is no value. A bar that is
     `undecided` is drawn as an outline: its samples do not tell it from the base. `label` is written above its end.
     """
 

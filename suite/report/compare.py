@@ -66,7 +66,7 @@ class Comparison:
     """A cell against the same row in its baseline mode.
 
     `ratio`, `verdict` and `kernels` are None where there is nothing to compare, and `missing` says why.
-    `verdict` is None too where the sides may have run other kernels: then the ratio is no gain of the mode's.
+    `verdict` is None too where the sides may have run other kernels: then the ratio is not a gain of the mode's.
     `alternating` tells whether the blocks of the two modes alternated; where not, drift between them is in the ratio.
     """
 
@@ -116,7 +116,7 @@ def compare(run: Run) -> tuple[Comparison, ...]:
 
 
 def against(run: Run, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY) -> Comparison:
-    """A cell against any other mode of its row, a baseline of its own or not.
+    """A cell against any other mode of its row, its own baseline or not.
 
     Raises:
         EncoreError: a recorded time is not positive.

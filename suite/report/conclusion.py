@@ -1,6 +1,6 @@
 """What a report comes to: one sentence, one figure, and whether it can be trusted, with what speaks for and against it.
 
-Nothing here is measured or judged anew: the sentence counts verdicts, and the figure draws the ratios they are of.
+Nothing here is measured or judged again: the sentence counts verdicts, and the figure draws the ratios they are of.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Conclusion:
 
 
 def of_run(run: Run, comparisons: Sequence[Comparison], means: Sequence[MeanSpeedup]) -> Conclusion:
-    """What a run says of Encore beside stock CUDA graphs, or where it has none, of graphs beside compiled code."""
+    """What a run says of Encore over stock CUDA graphs or, where it has none, of graphs over compiled code."""
     own = [mode for mode in run.modes if mode in MODES and MODES[mode].is_encores]
     graphs = [mode for mode in run.modes if mode in MODES and MODES[mode].uses_cuda_graphs]
     baseline = GRAPH_MODE if own and GRAPH_MODE in run.modes else REFERENCE_MODE

@@ -28,7 +28,7 @@ def all_charts(explanations: Sequence[Explanation], published: Published) -> tup
 
 
 def kernels_in_graphs(explanations: Sequence[Explanation], published: Published) -> Chart:
-    """Share of a model's kernels that would be inside CUDA graphs, per lowering setting, beside published coverage."""
+    """Share of a model's kernels that would be inside CUDA graphs, per lowering setting, next to published coverage."""
     names = settings(explanations)
     bars: dict[tuple[str, str], Bar] = {}
     for explanation in explanations:
@@ -63,7 +63,7 @@ def kernels_in_graphs(explanations: Sequence[Explanation], published: Published)
 
 
 def copied_bytes(explanations: Sequence[Explanation], published: Published) -> Chart:
-    """Bytes per call that stock would copy into placeholders, beside published ones, and from host to device."""
+    """Bytes per call that stock would copy into placeholders, next to published ones, and from host to device."""
     inputs, transfers = "non-static inputs", "host to device"
     bars: dict[tuple[str, str], Bar] = {}
     for explanation in explanations:

@@ -48,7 +48,7 @@ def lowerings_of(explanation: Explanation, setting: str) -> list[Lowering]:
 
 
 def is_as_published(explanation: Explanation) -> bool:
-    """Whether published numbers may stand beside this: the published program in full size."""
+    """Whether published numbers may stand next to this: the published program in full size."""
     return explanation.variant in (None, PUBLISHED_VARIANT) and explanation.size == FULL_SIZE
 
 
@@ -91,8 +91,8 @@ def obstacles(explanations: Sequence[Explanation], published: Published) -> Tabl
         "What stands in the way of CUDA graphs",
         "Per call. CPU nodes: values in the FX graphs that live on the CPU; CPU scalars: those of rank 0 that GPU "
         "operations take by value. non-static inputs: data that stock CUDA "
-        "graphs copy before each replay; beside it GraCE's bytes before indirection. stock captures: FX graphs whose "
-        "kernels stock would capture in full; beside it GraCE's measured coverage, stock PyTorch 2.4 and after "
+        "graphs copy before each replay; next to it GraCE's bytes before indirection. stock captures: FX graphs whose "
+        "kernels stock would capture in full; next to it GraCE's measured coverage, stock PyTorch 2.4 and after "
         "placement. " + published.caption("grace"),
         columns,
         (_obstacle_row(explanation, published) for explanation in explanations),

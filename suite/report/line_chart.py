@@ -31,7 +31,7 @@ _LEAST_GAP = 0.055
 class Line:
     """One line: its name, its points in order of x, and whether it steps (a distribution) or connects them.
 
-    `shade` picks a colour of the palette where the name is no mode.
+    `shade` picks a colour of the palette where the name is not a mode.
     """
 
     name: str
@@ -136,7 +136,7 @@ def _thinned(low: float, high: float) -> Sequence[float]:
 
 
 def _name_steps(axis: Axes, chart: LineChart) -> None:
-    """The names of distributions, which all end at the top: each beside its line at a height of its own."""
+    """The names of distributions, which all end at the top: each next to its line at its own height."""
     for place, line in enumerate(chart.lines):
         height = 35 + 55 * place / max(1, len(chart.lines) - 1)
         x = next((x for x, y in line.points if y >= height), line.points[-1][0])
@@ -150,7 +150,7 @@ def _name_steps(axis: Axes, chart: LineChart) -> None:
 
 
 def _name_lines(axis: Axes, chart: LineChart) -> None:
-    """Each line's name beside its last point, moved apart where they would touch."""
+    """Each line's name next to its last point, moved apart where they would touch."""
     low, high = axis.get_ylim()
 
     def share(value: float) -> float:

@@ -90,7 +90,7 @@ def cell_label(cell: Cell) -> str:
 
 
 def is_as_published(cell: Cell) -> bool:
-    """Whether published numbers may stand beside this cell: the published program in full size, nothing added."""
+    """Whether published numbers may stand next to this cell: the published program in full size, nothing added."""
     return cell.variant == PUBLISHED_VARIANT and cell.size == FULL_SIZE and not cell.with_optimizer
 
 
@@ -226,7 +226,7 @@ def _read_explanation(path: Path) -> Explanation:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InvalidResults(
-            f"{describe(path)}: {f'field {where!r}: ' if where else ''}{first['msg']}; this is no explanation of "
+            f"{describe(path)}: {f'field {where!r}: ' if where else ''}{first['msg']}; this is not an explanation of "
             f"schema version {EXPLANATION_VERSION}. Make it again with `encore explain`."
         ) from error
     if explanation.schema_version != EXPLANATION_VERSION:

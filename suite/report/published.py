@@ -1,4 +1,4 @@
-"""Published numbers to set beside measured ones: `results/published.json`, with its sources.
+"""Published numbers to compare with measured ones: `results/published.json`, with its sources.
 
 A published number belongs to a workload as published, in full size; other variants and sizes have none. The papers ran
 PyTorch 2.4, so their stock CUDA graphs are those of its time: the whole FX graph or nothing.
@@ -136,4 +136,4 @@ def load_published(path: Path = PUBLISHED_PATH) -> Published:
     except OSError as error:
         raise EncoreError(f"cannot read the published numbers: {error}; the file belongs to the repository") from error
     except ValidationError as error:
-        raise EncoreError(f"{path} is no file of published numbers: {error}") from error
+        raise EncoreError(f"{path} is not a file of published numbers: {error}") from error

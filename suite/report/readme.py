@@ -51,7 +51,7 @@ def _read(readme: Path) -> str:
     try:
         text = readme.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise WrongUse(f"--readme {readme}: {why}; give a Markdown file with generated parts") from error
     if not os.access(readme.parent, os.W_OK | os.X_OK):
         raise WrongUse(f"--readme {readme}: its folder cannot be written to")

@@ -156,7 +156,7 @@ def copies(run: Run, published: Published) -> Chart:
             _graph_modes(run),
             {},
             published=published.sources["grace"].setting,
-            note="Published bytes beside stock modes are GraCE's before indirection, with its placement.",
+            note="Published bytes next to stock modes are GraCE's before indirection, with its placement.",
         ),
         bar,
     )

@@ -65,7 +65,7 @@ def same_work(cell: Cell, other: Cell) -> bool:
 
 
 def process_pairs(run: Run) -> list[ProcessPair]:
-    """The first process of each passed cell beside each of its others. They did not run at the same time."""
+    """The first process of each passed cell compared with each of its others. They did not run at the same time."""
     return list(_process_pairs(run))
 
 

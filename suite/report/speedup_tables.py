@@ -14,10 +14,10 @@ from suite.report.table import Detailed, Table, make_table
 from suite.schema import Status
 
 OVER_GRAPHS = tuple(mode.name for mode in MODES.values() if mode.over_graphs)
-"""Encore's modes that stand beside stock's graphs."""
+"""Encore's modes that stand next to stock's graphs."""
 
 NAMES_BESIDE_GRAPHS = {UNPARTITIONED_MODE: "unpartitioned", GRAPH_MODE: "graph", INDIRECTION_MODE: "indirection"}
-"""How the columns of modes begin in the table of coverage and copies beside stock's graphs."""
+"""How the columns of modes begin in the table of coverage and copies next to stock's graphs."""
 
 KERNELS_NOTE = (
     f"{Kernels.RETUNED.value}: the modes do not run the same kernels; {Kernels.UNKNOWN.value}: each tuned its kernels "

@@ -64,7 +64,7 @@ def make_table(
         if unknown := row.keys() - set(columns):
             raise KeyError(f"table {name!r} has no column {', '.join(sorted(unknown))}")
     values = [[row.get(column) for column in columns] for row in (*body, *end)]
-    # dtype object: pandas would turn a count beside a None into a float
+    # dtype object: pandas would turn a count in a column with a None into a float
     return Table(name, title, note, pd.DataFrame(values, columns=list(columns), dtype=object), len(end))
 
 

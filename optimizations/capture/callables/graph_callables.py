@@ -166,7 +166,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         function = self._as_was[number - 1]
         tensors: list[torch.Tensor] = []
         outside = self._closed or self._device.is_capturing() or torch.is_grad_enabled() != self._training
-        if outside:  # validation between steps is no part of the order
+        if outside:  # validation between steps is not part of the order
             return function(*args, **kwargs)
         key, modes = self._keys[number - 1], self._modes[number - 1]
         fits = signature((args, kwargs), tensors) == key and modes_of(self._callables[number - 1]) == modes
@@ -206,7 +206,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """Refuse what cannot be captured.
 
         Raises:
-            StepRefused: a module has hooks, or an argument is no tensor on the GPU.
+            StepRefused: a module has hooks, or an argument is not a tensor on the GPU.
         """
         for number, (function, sample) in enumerate(zip(self._callables, samples, strict=True), start=1):
             if isinstance(function, torch.nn.Module):

@@ -38,7 +38,7 @@ class HandedOut:
         self._handed = [weakref.ref(tensor) for tensor in handed]
 
     def rescue(self) -> None:
-        """Before a launch: what is still held gets memory of its own.
+        """Before a launch: what is still held gets its own memory.
 
         Raises:
             StillInUse: a view of a result is held, or its backward did not run.

@@ -24,7 +24,7 @@ _MODES = (PLACEMENT_MODE, INDIRECTION_MODE, WHOLE_MODE)
 _DIFFERS = (
     "Time is from the first call to the end of warm-up, recording and whatever Encore decides then included, with an "
     f"empty cache of compiled kernels; bars are over {UNPARTITIONED_MODE}, with seconds written on them. It is one "
-    "measurement per cell, made beside other compilations, and has no interval. selection: what measuring took beyond "
+    "measurement per cell, made during other compilations, and has no interval. selection: what measuring took beyond "
     "the fastest way to serve those calls."
 )
 

@@ -41,7 +41,7 @@ class Results:
 
     @property
     def whole_mode(self) -> str:
-        """The mode beside a paper's whole system."""
+        """The mode next to a paper's whole system."""
         return WHOLE_MODE if self.run is not None and WHOLE_MODE in self.run.modes else INDIRECTION_MODE
 
     def cell(self, label: str, mode: str) -> Cell | None:

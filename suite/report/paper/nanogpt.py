@@ -29,7 +29,7 @@ def read_nanogpt(path: Path) -> NanoGptRun:
     """What `encore run nanogpt` wrote: the file, or the folder it is in.
 
     Raises:
-        WrongUse: it cannot be read, or is no such file of this version.
+        WrongUse: it cannot be read, or is not such a file of this version.
     """
     path = path / "nanogpt.json" if path.is_dir() else path
     try:

@@ -17,7 +17,7 @@ DEGREES = (1, 2, 4)
 _DIFFERS = (
     "Times are of the slowest rank, sample by sample, all ranks having started together; the paper takes the largest "
     "of the ranks' medians. Which modules of DALLE2, ST and VM the paper splits is not published. Its bars carry no "
-    "numbers, so none stand beside these. DECODER is of no paper."
+    "numbers, so none stand next to these. DECODER is of no paper."
 )
 _DIFFERS_RANKS = (
     "The paper has no such table: it shows whether graphs launch the kernels of all ranks alike, and what each copies."
