@@ -338,11 +338,12 @@ def test_pointers_at_the_same_place_share_a_slot() -> None:
     [
         (PointerUse((0,), 0, 8, 0, 0), (None,), "8 bytes into parameter 0"),
         (PointerUse((0,), 0, 0, 0, 0), ("it is a byte array",), "it is a byte array"),
-        (PointerUse((0,), 0, 0, 0, 0), (), "has 0 parameters only"),
+        (PointerUse((0,), 1, 0, 0, 0), (None,), "has 1 parameters only"),
+        (PointerUse((0,), 0, 0, 0, 0), (), "cannot be read or is not understood"),
     ],
 )
 def test_ptx_is_refused_with_a_reason(use: PointerUse, refusals: tuple[str | None, ...], said: str) -> None:
-    graph, analysis = analysed([kernel([bytes(16)])], [use])
+    graph, analysis = analysed([kernel([bytes(16), bytes(8)])], [use])
     plan = make_plan(graph, analysis, Choice.PTX, Available({}, {(0,): refusals}, APPLIERS))
     assert counts(plan) == (0, 1, 0)
     assert said in plan.fallbacks[0][1]
