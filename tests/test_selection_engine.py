@@ -22,6 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from trees_on_cpu import Compiled, Model, nodes, values
 
 import optimizations
+from optimizations.capture import inner_graphs
 from optimizations.capture.trees import manager as manager_module
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.function import SELECTED
@@ -688,3 +689,17 @@ def test_iterations_with_more_calls_than_were_learned_do_not_count(make: Any, cu
     assert sum(one.calls for one in selection(first).candidates) <= counted + 1
     run_pair(first, second, 500)
     assert selection(first).state == "decided"
+
+
+def test_calls_inside_of_a_step_are_not_timed(make: Any) -> None:
+    """There graphs rest, and the function runs whoever's turn it is."""
+    prices, compiled = make(plain=1.0)
+    run(compiled, 50)
+    assert selection(compiled).state == "measuring"
+    timed = prices.timed
+    with inner_graphs.at_rest():
+        run(compiled, 30)
+    assert prices.timed == timed
+    run(compiled, 400)
+    selector = compiled.functions[0].member.group.selector
+    assert max(selector._seconds["copy"] + selector._seconds["indirection"]) < 0.5 < min(selector._seconds["none"])

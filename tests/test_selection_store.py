@@ -190,21 +190,23 @@ def generated(tmp_path: Path, code: str, name: str) -> Any:
     return runpy.run_path(str(path))["call"]
 
 
-CODE = "# kernel path: {path}\nKERNEL = '''tl.load'''\ndef call(args):\n    return {value}\n"
+CODE = "# kernel path: {path}\nKERNEL = '''\n#include <{header}>\n'''\ndef call(args):\n    return {value}\n"
 
 
 def test_a_graph_is_known_by_its_code_and_not_by_where_it_lies(tmp_path: Path) -> None:
-    first = identity.graph_digest(generated(tmp_path, CODE.format(path="/x", value=1), "first"), (), ("forward",))
+    code = {"path": "/x", "header": "a.h", "value": 1}
+    first = identity.graph_digest(generated(tmp_path, CODE.format(**code), "first"), (), ("forward",))
     assert first is not None
     assert len(first) == 64
-    for path, value, integers, extra, same in (
-        ("/elsewhere", 1, (), ("forward",), True),
-        ("/x", 2, (), ("forward",), False),
-        ("/x", 1, (8,), ("forward",), False),
-        ("/x", 1, (), ("backward",), False),
+    for change, integers, extra, same in (
+        ({"path": "/elsewhere"}, (), ("forward",), True),
+        ({"value": 2}, (), ("forward",), False),
+        ({"header": "b.h"}, (), ("forward",), False),
+        ({}, (8,), ("forward",), False),
+        ({}, (), ("backward",), False),
     ):
-        other = generated(tmp_path, CODE.format(path=path, value=value), "other")
-        assert (identity.graph_digest(other, integers, extra) == first) is same
+        other = generated(tmp_path, CODE.format(**{**code, **change}), "other")
+        assert (identity.graph_digest(other, integers, extra) == first) is same, change
 
 
 def test_a_function_without_source_has_no_digest() -> None:

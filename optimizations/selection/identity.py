@@ -16,7 +16,8 @@ import torch
 from optimizations.selection.verdict import Circumstances
 
 _DRIVER = re.compile(r"Kernel Module(?: for \S+)?\s+(\S+)")
-_COMMENT = re.compile(r"^\s*#")
+_COMMENT = re.compile(r"^\s*#( |$)")
+"""Of Python; a line of C++ for the preprocessor is none."""
 
 
 def graph_digest(generated: Callable[..., Any], integers: Sequence[int], extra: Sequence[str] = ()) -> str | None:

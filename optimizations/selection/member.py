@@ -92,12 +92,19 @@ class Member:
         """The function; None once it is gone."""
         return self._function()
 
-    def served(self, recorded: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """What is called in place of `recorded`, which serves a call as the manager does."""
+    def served(
+        self, recorded: Callable[[list[Any]], Any], aside: Callable[[], bool] = lambda: False
+    ) -> Callable[[list[Any]], Any]:
+        """What is called in place of `recorded`, which serves a call as the manager does.
+
+        `aside`: whether graphs are set aside for a while, and calls say nothing of them.
+        """
 
         def call(inputs: list[Any]) -> Any:
             if self.pause:
                 self.pause -= 1
+                return recorded(inputs)
+            if aside():
                 return recorded(inputs)
             return self.group.call(self, recorded, inputs)
 

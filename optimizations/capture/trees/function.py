@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from optimizations import torch_internals
+from optimizations.capture.inner_graphs import resting
 from optimizations.indirection.plan import Choice
 from optimizations.recording.generated import GeneratedCode, read_generated
 from optimizations.report.recordings import Direction, KeptResults, RecordingReport, UncapturedCalls
@@ -282,7 +283,7 @@ class GraphedFunction:
             compile_id=self._compile_id,
             **self._keywords,
         )
-        self._recorded[key] = recorded if member is None else member.served(recorded)
+        self._recorded[key] = recorded if member is None else member.served(recorded, resting)
         return outputs
 
 
