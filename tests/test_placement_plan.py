@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from optimizations import Options
-from optimizations.placement.plan import GUARDED_LIMIT_BYTES, Plan, plan
+from optimizations.placement.plan import GUARDED_LIMIT_BYTES, PlacementPlan, plan
 from optimizations.placement.residency import Residency, ResidentNode
 from optimizations.placement.sources import Guard, InputSource, SourceKind
 
@@ -73,7 +73,7 @@ class Graph:
         vetoes: dict[str, str] | None = None,
         held_bytes: int = 0,
         **options: Any,
-    ) -> Plan:
+    ) -> PlacementPlan:
         residency = self.residency(*returned, differentiable=differentiable)
         return plan(residency, Options(**options), vetoes, held_bytes=held_bytes)
 
@@ -85,7 +85,7 @@ def graph() -> Graph:
     return built
 
 
-def _reason(decided: Plan, node: str) -> str:
+def _reason(decided: PlacementPlan, node: str) -> str:
     return next(left.reason for left in decided.left if left.node == node)
 
 

@@ -13,7 +13,7 @@ from optimizations import torch_internals
 from optimizations.appliers import table
 from optimizations.appliers.cubin_cache import CubinCache, default_directory
 from optimizations.appliers.modules import LoadedModules
-from optimizations.appliers.protocol import BuildKernel, Gpu
+from optimizations.appliers.protocol import ApplierGpu, BuildKernel
 from optimizations.appliers.ptx_rewriting import PtxError, dereference, read_kernel
 from optimizations.appliers.ptxas import PtxasFailed, PtxasMissing, assemble
 from optimizations.appliers.registry import APPLIERS
@@ -174,7 +174,7 @@ class RecordingTools:
 class _Unavailable(Mapping[Choice, str]):
     """Reasons by applier. Each is found out when it is first asked for: that may compile Encore's own kernels."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: ApplierGpu) -> None:
         self._gpu = gpu
         self._known: dict[Choice, str | None] = {}
 

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optimizations.appliers.protocol import AddressCell, AddressPlace, ApplierTools, Attached, Gpu, NodeUpdate
+from optimizations.appliers.protocol import AddressCell, AddressPlace, ApplierGpu, ApplierTools, Attached, NodeUpdate
 from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph, LaunchParameters
 from optimizations.captured.graph import WORD_BYTES, KernelNode, MemcpyNode, Node
@@ -37,7 +37,7 @@ class Host:
     def planned(self, record: Node, node: PlannedNode, slots: Slots) -> PlannedNode:
         return node
 
-    def unavailable(self, gpu: Gpu) -> str | None:
+    def unavailable(self, gpu: ApplierGpu) -> str | None:
         return None
 
     def attach(

@@ -16,7 +16,7 @@ import torch
 
 from optimizations.appliers import prelude_kernel
 from optimizations.appliers.prelude_kernel import ParameterUpdate
-from optimizations.appliers.protocol import ApplierTools, Attached, Gpu
+from optimizations.appliers.protocol import ApplierGpu, ApplierTools, Attached
 from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph, LaunchParameters, pointer, unsigned
 from optimizations.captured.graph import KernelNode, Node
@@ -48,7 +48,7 @@ class Prelude:
         assert isinstance(record, KernelNode)
         return PreludeNode(node.node, node.applier, node.uses, tuple(_update(record, use, slots) for use in node.uses))
 
-    def unavailable(self, gpu: Gpu) -> str | None:
+    def unavailable(self, gpu: ApplierGpu) -> str | None:
         reason = gpu.table_refusal() or prelude_kernel.unavailable_reason(gpu.driver_version(), gpu.target)
         if reason is None:
             try:

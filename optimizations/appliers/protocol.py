@@ -23,7 +23,7 @@ BuildKernel = Callable[[str, CubinCache], bytes]
 """Gives the cubin of one of Encore's own kernels for a target (`sm_90`), from the cache or compiled."""
 
 
-class Gpu(Protocol):
+class ApplierGpu(Protocol):
     """What an applier looks at to say whether it can be used at all. `device.DeviceTools` has it."""
 
     @property
@@ -112,7 +112,7 @@ class Attached:
 class Applier(PlansNodes, Protocol):
     """A way for the addresses of moved inputs to reach the nodes of a graph."""
 
-    def unavailable(self, gpu: Gpu) -> str | None:
+    def unavailable(self, gpu: ApplierGpu) -> str | None:
         """Why it cannot be used on this GPU; None where it can. May compile kernels."""
 
     def attach(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optimizations.appliers.protocol import ApplierTools, Attached, Gpu
+from optimizations.appliers.protocol import ApplierGpu, ApplierTools, Attached
 from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph, LaunchParameters, pointer
 from optimizations.captured.graph import Node
@@ -48,7 +48,7 @@ class Ptx:
         parameters = tuple((use.parameter, slots.slot(use.input, use.delta)) for use in node.uses)
         return PtxNode(node.node, node.applier, node.uses, parameters)
 
-    def unavailable(self, gpu: Gpu) -> str | None:
+    def unavailable(self, gpu: ApplierGpu) -> str | None:
         return gpu.table_refusal()
 
     def attach(

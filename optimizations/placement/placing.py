@@ -14,7 +14,7 @@ from optimizations.options import Options
 from optimizations.placement.feed_plan import FeedPlan
 from optimizations.placement.observe import CannotObserve, Observation, observe
 from optimizations.placement.operators import tensors_in
-from optimizations.placement.plan import Hoist, Plan, plan
+from optimizations.placement.plan import Hoist, PlacementPlan, plan
 from optimizations.placement.residency import Residency, ResidentNode, residency
 from optimizations.placement.rewrite import RewriteFailed, Rewritten, rewrite
 from optimizations.placement.sources import input_sources
@@ -142,7 +142,7 @@ class _Attempts:
                 continue
             return Placement(rewritten.graph_module, rewritten.feeds, self._report(decided, rewritten))
 
-    def _unit_behind(self, node: str, decided: Plan) -> str | None:
+    def _unit_behind(self, node: str, decided: PlacementPlan) -> str | None:
         """The nearest operation with fed or moved operands that `node` is, or is computed from."""
         pending, seen = [node], {node}
         while pending:
@@ -156,7 +156,7 @@ class _Attempts:
                     pending.append(operand)
         return None
 
-    def _report(self, decided: Plan, rewritten: Rewritten) -> PlacementReport:
+    def _report(self, decided: PlacementPlan, rewritten: Rewritten) -> PlacementReport:
         before = self._before()
         in_graph = {node.name for node in rewritten.graph_module.graph.nodes} - set(decided.moves)
         after = tuple(node for node in before.cpu_nodes_before if node.node in in_graph)

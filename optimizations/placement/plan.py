@@ -39,7 +39,7 @@ class Hoist:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlacementPlan:
     """What placement will do. All fields hold node names.
 
     Attributes:
@@ -90,7 +90,9 @@ class _Component:
     reason: str | None = None
 
 
-def plan(graph: Residency, options: Options, vetoes: Mapping[str, str] | None = None, *, held_bytes: int = 0) -> Plan:
+def plan(
+    graph: Residency, options: Options, vetoes: Mapping[str, str] | None = None, *, held_bytes: int = 0
+) -> PlacementPlan:
     """The plan for `graph`, which must have exactly one GPU in `devices`.
 
     `vetoes` are reasons against single operations and values, from an earlier attempt. `held_bytes` is what other
@@ -112,7 +114,7 @@ class _Planner:
         self.attributes = self._hoistable_attributes()
         self.hoistable = self._hoistable()
 
-    def plan(self) -> Plan:
+    def plan(self) -> PlacementPlan:
         wanted = self._wanted()
         how = self._how(wanted)
         components = list(self._judged_all(how))
@@ -127,7 +129,7 @@ class _Planner:
         hoists = tuple(self._hoist(value, how[value]) for value in values if how[value] != "stage")
         after = self._in_order(self.regions.after)
         anything = bool(fed or after)
-        return Plan(
+        return PlacementPlan(
             device=self.graph.devices[0],
             hoists=hoists,
             guards={name: self._guard(name) for hoist in hoists for name in hoist.attributes},

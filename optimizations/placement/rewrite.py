@@ -28,7 +28,7 @@ from optimizations.placement.feed_plan import (
 )
 from optimizations.placement.fx_editing import attribute, copy_of, retarget, returned
 from optimizations.placement.observe import CannotObserve, Observation, TensorFacts, observe
-from optimizations.placement.plan import Hoist, Plan
+from optimizations.placement.plan import Hoist, PlacementPlan
 
 ADDED = "encore_"
 HOISTED = f"{ADDED}hoisted"
@@ -55,7 +55,7 @@ class RewriteFailed(RuntimeError):
 
 def rewrite(
     graph_module: torch.fx.GraphModule,
-    plan: Plan,
+    plan: PlacementPlan,
     observation: Observation,
     inputs: Sequence[Any],
 ) -> Rewritten:
@@ -84,7 +84,7 @@ class _Surgery:
     def __init__(
         self,
         graph_module: torch.fx.GraphModule,
-        plan: Plan,
+        plan: PlacementPlan,
         observation: Observation,
         inputs: Sequence[Any],
     ) -> None:
