@@ -23,7 +23,7 @@ from models.registry import Workload, find
 from suite import store
 from suite.group import bitwise_failure, compare_bitwise
 from suite.interrupt import Interrupted, interruptible
-from suite.modes import MODES, Mode
+from suite.modes import MODES, Mode, select_modes
 from suite.progress import LineDisplay
 from suite.run_writer import RunWriter
 from suite.runner import Runner, RunOutcome, plan_jobs
@@ -31,7 +31,10 @@ from suite.schema import Cell, Correctness, Grouping, Status
 from suite.settings import RunSettings
 from suite.store import CannotWrite, read_run
 
-ALL_MODES = tuple(MODES[name] for name in ("eager", "compile", "graph", "graph-unpartitioned"))
+TWO_HALVES = select_modes(["eager", "compile", "graph", "graph-unpartitioned", "placement", "indirection"])
+"""Modes that are two halves of four, with the common baselines in both."""
+
+FOUR = tuple(MODES[name] for name in ("eager", "compile", "graph", "graph-unpartitioned"))
 
 
 class Bench:
@@ -46,7 +49,7 @@ class Bench:
         self,
         behave: Mapping[str, str] | None = None,
         workloads: Sequence[Workload] = (fake_workload(),),
-        modes: Sequence[Mode] = ALL_MODES,
+        modes: Sequence[Mode] = FOUR,
         done: Collection[Cell] = (),
         fits: int | None = None,
         settings: RunSettings = SETTINGS,
@@ -96,7 +99,7 @@ def bench(tmp_path: Path) -> Bench:
 def test_a_good_run_has_a_row_per_mode_with_all_samples(bench: Bench) -> None:
     outcome = bench.run()
     cells = bench.cells()
-    assert list(cells) == [mode.name for mode in ALL_MODES]
+    assert list(cells) == [mode.name for mode in FOUR]
     assert [cell.mode for cell in outcome.cells] == list(cells)
     for cell in cells.values():
         assert cell.status is Status.PASS
@@ -112,8 +115,8 @@ def test_a_good_run_has_a_row_per_mode_with_all_samples(bench: Bench) -> None:
 
 
 def test_all_modes_measure_a_block_before_the_next_in_an_order_that_changes(bench: Bench) -> None:
-    bench.run(modes=ALL_MODES[:3], settings=SETTINGS.model_copy(update={"blocks": 30}))
-    names = {mode.name for mode in ALL_MODES[:3]}
+    bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"blocks": 30}))
+    names = {mode.name for mode in FOUR[:3]}
     measured = bench.measured()
     assert [turn for _, _, turn in measured] == list(range(90))
     cycles = [measured[at : at + 3] for at in range(0, 90, 3)]
@@ -124,7 +127,7 @@ def test_all_modes_measure_a_block_before_the_next_in_an_order_that_changes(benc
 
 
 def test_each_mode_is_started_several_times_and_has_the_blocks_of_all(bench: Bench) -> None:
-    bench.run(modes=ALL_MODES[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
+    bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
     for cell in bench.cells().values():
         assert cell.processes == 3
         assert [(block.process, block.index) for block in cell.blocks] == [(p, i) for p in range(3) for i in range(5)]
@@ -135,7 +138,7 @@ def test_each_mode_is_started_several_times_and_has_the_blocks_of_all(bench: Ben
 
 def test_a_mode_fails_where_one_of_its_processes_does_and_is_not_started_again(bench: Bench) -> None:
     settings = SETTINGS.model_copy(update={"processes": 3})
-    bench.run({"graph": "later:exit:1"}, modes=ALL_MODES[1:3], settings=settings)
+    bench.run({"graph": "later:exit:1"}, modes=FOUR[1:3], settings=settings)
     cells = bench.cells()
     assert (cells["graph"].status, cells["graph"].processes) == (Status.CRASH, 2)
     assert (cells["graph"].error or "").startswith("process 2: ")
@@ -153,7 +156,7 @@ def test_modes_compile_one_after_another_the_reference_first_and_side_by_side_on
         ("graph-unpartitioned", "KERNELS_ALONE"),
         ("eager", "WARM"),
     ], "eager has nothing to tune and comes with the rest"
-    assert sorted(compiled[4:]) == sorted((mode.name, "WARM") for mode in ALL_MODES)
+    assert sorted(compiled[4:]) == sorted((mode.name, "WARM") for mode in FOUR)
 
 
 def test_all_modes_of_a_workload_share_one_cache_and_workloads_do_not(bench: Bench) -> None:
@@ -171,7 +174,7 @@ def test_all_modes_of_a_workload_share_one_cache_and_workloads_do_not(bench: Ben
 
 
 def test_compile_times_with_empty_caches_are_taken_of_each_mode_alone(bench: Bench) -> None:
-    bench.run(modes=ALL_MODES[:3], settings=SETTINGS.model_copy(update={"cold_compile_times": True}))
+    bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"cold_compile_times": True}))
     assert bench.compiled()[3:] == [("compile", "COLD_ALONE"), ("graph", "COLD_ALONE")]
     assert {cell.mode for cell in bench.cells().values()} == {"eager", "compile", "graph"}
 
@@ -179,8 +182,8 @@ def test_compile_times_with_empty_caches_are_taken_of_each_mode_alone(bench: Ben
 def test_sampling_goes_on_until_ratios_are_narrow_enough(bench: Bench) -> None:
     """Blocks of the fake worker are all alike: then the least number is enough, and scattered ones take them all."""
     settings = SETTINGS.model_copy(update={"blocks": 10, "most_blocks": 25, "measure_s": 60.0})
-    bench.run(modes=ALL_MODES[1:3], settings=settings, workloads=[fake_workload("CALM")])
-    bench.run({"graph": "scatter"}, modes=ALL_MODES[1:3], settings=settings, workloads=[fake_workload("WILD")])
+    bench.run(modes=FOUR[1:3], settings=settings, workloads=[fake_workload("CALM")])
+    bench.run({"graph": "scatter"}, modes=FOUR[1:3], settings=settings, workloads=[fake_workload("WILD")])
     assert {key: len(cell.blocks) for key, cell in bench.cells().items()} == {
         "CALM/compile": 10,
         "CALM/graph": 10,
@@ -205,7 +208,7 @@ def test_sampling_goes_on_until_ratios_are_narrow_enough(bench: Bench) -> None:
     ],
 )
 def test_a_failing_mode_becomes_a_row_and_the_others_go_on(bench: Bench, action: str, status: Status) -> None:
-    outcome = bench.run({"graph": action}, modes=ALL_MODES[:3], timeout_s=4.0)
+    outcome = bench.run({"graph": action}, modes=FOUR[:3], timeout_s=4.0)
     cells = bench.cells()
     assert {mode: cell.status for mode, cell in cells.items()} == {
         "eager": Status.PASS,
@@ -221,7 +224,7 @@ def test_a_failing_mode_becomes_a_row_and_the_others_go_on(bench: Bench, action:
 
 def test_a_failure_ends_neither_the_next_workload_nor_its_children(bench: Bench) -> None:
     workloads = [fake_workload("ONE"), fake_workload("TWO")]
-    bench.run({"ONE/graph": "child,stray,exit:1"}, workloads, modes=ALL_MODES[1:3])
+    bench.run({"ONE/graph": "child,stray,exit:1"}, workloads, modes=FOUR[1:3])
     cells = bench.cells()
     assert [key for key, cell in cells.items() if cell.status is Status.PASS] == [
         "ONE/compile",
@@ -321,9 +324,9 @@ def test_modes_without_graphs_are_not_compared_bit_for_bit() -> None:
 
 
 def test_modes_that_do_not_fit_together_are_measured_in_halves_with_the_common_baselines(bench: Bench) -> None:
-    bench.run(fits=4, modes=tuple(MODES.values()))
+    bench.run(fits=4, modes=TWO_HALVES)
     cells = bench.cells()
-    assert list(cells) == list(MODES), "one row per mode, in the order of the modes"
+    assert list(cells) == [mode.name for mode in TWO_HALVES], "one row per mode, in the order of the modes"
     assert {(cell.status, cell.grouping) for cell in cells.values()} == {(Status.PASS, Grouping.HALVES)}
     first = ["compile", "graph", "eager", "graph-unpartitioned"]
     second = ["compile", "graph", "placement", "indirection"]
@@ -349,7 +352,7 @@ def test_modes_that_do_not_fit_together_are_measured_in_halves_with_the_common_b
 def test_the_modes_of_a_half_that_does_not_fit_are_measured_in_pairs(
     bench: Bench, too_large: str, fitting: list[str]
 ) -> None:
-    bench.run({too_large: "fail:oom"}, modes=tuple(MODES.values()))
+    bench.run({too_large: "fail:oom"}, modes=TWO_HALVES)
     cells = bench.cells()
     assert {mode for mode, cell in cells.items() if cell.grouping is Grouping.HALVES} == {"compile", "graph", *fitting}
     assert all(not cells[mode].baseline_blocks for mode in fitting), "their baselines' rows are of the same group"
@@ -360,7 +363,7 @@ def test_the_modes_of_a_half_that_does_not_fit_are_measured_in_pairs(
 
 
 def test_a_common_baseline_that_fails_leaves_the_other_rows_of_both_halves(bench: Bench) -> None:
-    bench.run({"graph": "exit:5@measure"}, modes=tuple(MODES.values()), fits=4)
+    bench.run({"graph": "exit:5@measure"}, modes=TWO_HALVES, fits=4)
     cells = bench.cells()
     assert {cell.grouping for cell in cells.values()} == {Grouping.HALVES}
     assert [mode for mode, cell in cells.items() if cell.status is not Status.PASS] == ["graph"]
@@ -391,9 +394,9 @@ def interrupted_once_it_hangs(log: Path) -> Iterator[None]:
 def test_a_workload_interrupted_in_its_second_half_starts_again(bench: Bench) -> None:
     log = bench.path / "logs" / "FAKE.indirection.log"
     with interrupted_once_it_hangs(log):
-        bench.run({"indirection": "hang@measure"}, modes=tuple(MODES.values()), fits=4)
+        bench.run({"indirection": "hang@measure"}, modes=TWO_HALVES, fits=4)
     assert read_run(bench.path).cells == ()
-    bench.run(modes=tuple(MODES.values()), fits=4)
+    bench.run(modes=TWO_HALVES, fits=4)
     assert {cell.grouping for cell in bench.cells().values()} == {Grouping.HALVES}
 
 
@@ -438,7 +441,7 @@ def test_a_mode_that_never_fits_is_out_of_memory_and_the_others_keep_their_pairs
 
 @pytest.mark.parametrize("phase", ["measure", "metrics"])
 def test_running_out_of_memory_late_leads_to_pairs_too(bench: Bench, phase: str) -> None:
-    bench.run({"graph": f"fail:oom@{phase}"}, modes=ALL_MODES[:3])
+    bench.run({"graph": f"fail:oom@{phase}"}, modes=FOUR[:3])
     cells = bench.cells()
     assert list(cells) == ["eager", "compile", "graph"]
     assert cells["eager"].grouping is Grouping.PAIRS
@@ -446,7 +449,7 @@ def test_running_out_of_memory_late_leads_to_pairs_too(bench: Bench, phase: str)
 
 
 def test_a_baseline_that_fails_in_its_pairs_leaves_the_others_to_be_measured_alone(bench: Bench) -> None:
-    bench.run({"compile": "fail:oom"}, modes=ALL_MODES[:3])
+    bench.run({"compile": "fail:oom"}, modes=FOUR[:3])
     cells = bench.cells()
     assert cells["compile"].status is Status.OOM
     assert {cells[mode].grouping for mode in ("eager", "graph")} == {Grouping.SEQUENTIAL}
@@ -454,7 +457,7 @@ def test_a_baseline_that_fails_in_its_pairs_leaves_the_others_to_be_measured_alo
 
 
 def test_a_crash_beside_the_baseline_is_a_row_of_its_own(bench: Bench) -> None:
-    bench.run({"graph": "exit:5", "eager": "fail:oom"}, modes=ALL_MODES[:3])
+    bench.run({"graph": "exit:5", "eager": "fail:oom"}, modes=FOUR[:3])
     cells = bench.cells()
     assert cells["graph"].status is Status.CRASH
     assert (cells["graph"].grouping, cells["graph"].group) == (Grouping.PAIRS, ["compile", "graph"])
@@ -462,8 +465,8 @@ def test_a_crash_beside_the_baseline_is_a_row_of_its_own(bench: Bench) -> None:
 
 
 def test_a_missing_mode_is_measured_beside_its_baseline_which_gets_no_second_row(bench: Bench) -> None:
-    first = bench.run(modes=ALL_MODES[:2])
-    bench.run(done=first.cells, modes=ALL_MODES[:3])
+    first = bench.run(modes=FOUR[:2])
+    bench.run(done=first.cells, modes=FOUR[:3])
     cells = bench.cells()
     assert list(cells) == ["eager", "compile", "graph"]
     assert cells["compile"].grouping is Grouping.TOGETHER
@@ -472,15 +475,15 @@ def test_a_missing_mode_is_measured_beside_its_baseline_which_gets_no_second_row
 
 def test_a_retried_mode_is_compared_with_the_bits_of_earlier_rows(bench: Bench) -> None:
     strict = Mode("strict", "must equal graph", baselines=("compile",), uses_cuda_graphs=True, bitwise_with=("graph",))
-    first = bench.run(modes=ALL_MODES[1:3])
-    bench.run({"strict": "other_digest@compile"}, done=first.cells, modes=(*ALL_MODES[1:3], strict))
+    first = bench.run(modes=FOUR[1:3])
+    bench.run({"strict": "other_digest@compile"}, done=first.cells, modes=(*FOUR[1:3], strict))
     assert bench.cells()["strict"].status is Status.FAIL_ACCURACY
 
 
 def test_nothing_is_left_to_do_in_a_complete_run(bench: Bench) -> None:
     first = bench.run()
-    assert plan_jobs([(fake_workload(), "published")], ALL_MODES, SETTINGS.size, first.cells) == []
-    assert len(plan_jobs([(fake_workload(), "current")], ALL_MODES, SETTINGS.size, first.cells)) == 1
+    assert plan_jobs([(fake_workload(), "published")], FOUR, SETTINGS.size, first.cells) == []
+    assert len(plan_jobs([(fake_workload(), "current")], FOUR, SETTINGS.size, first.cells)) == 1
 
 
 def test_a_budget_starts_what_fits_and_names_the_rest(bench: Bench) -> None:
@@ -488,7 +491,7 @@ def test_a_budget_starts_what_fits_and_names_the_rest(bench: Bench) -> None:
     now = iter([0.0, 0.0, 50.0, 60.0])  # the start, then the time each workload would begin at
     outcome = bench.run(
         workloads=workloads,
-        modes=ALL_MODES[:1],
+        modes=FOUR[:1],
         budget_s=100.0,
         estimates_s={"ONE": 50.0, "TWO": 60.0, "THREE": 30.0},
         clock=lambda: next(now),
@@ -513,7 +516,7 @@ def test_a_full_disk_ends_the_run_with_whole_lines_and_no_process(
 
     monkeypatch.setattr(os, "write", write)
     with pytest.raises(CannotWrite, match="No space left"):
-        bench.run(workloads=workloads, modes=ALL_MODES[:1])
+        bench.run(workloads=workloads, modes=FOUR[:1])
     monkeypatch.undo()
     assert [cell.workload for cell in read_run(bench.path).cells] == ["ONE"]
     assert read_run(bench.path).cut_line is None
@@ -525,13 +528,13 @@ def test_an_interrupt_leaves_no_process_and_whole_workloads(bench: Bench, phase:
     workloads = [fake_workload("ONE"), fake_workload("TWO")]
     log = bench.path / "logs" / "TWO.graph.log"
     with interrupted_once_it_hangs(log):
-        bench.run({"TWO/graph": f"child,stray,hang@{phase}"}, workloads, modes=ALL_MODES[1:3])
+        bench.run({"TWO/graph": f"child,stray,hang@{phase}"}, workloads, modes=FOUR[1:3])
     assert fake_workers_alive() == []
     assert len(recorded_pids(bench.folder)) == 2
     assert living(recorded_pids(bench.folder)) == []
     done = read_run(bench.path).cells
     assert {cell.workload for cell in done} == {"ONE"}
-    bench.run(workloads=workloads, modes=ALL_MODES[1:3], done=done)
+    bench.run(workloads=workloads, modes=FOUR[1:3], done=done)
     assert len(bench.cells()) == 4
 
 
@@ -539,10 +542,10 @@ def test_cold_caches_are_removed_and_warm_ones_kept(bench: Bench, monkeypatch: p
     temporary = bench.folder / "tmp"
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    bench.run(modes=ALL_MODES[:1])
+    bench.run(modes=FOUR[:1])
     assert list(temporary.iterdir()) == []
     bench.run(
-        modes=ALL_MODES[:1],
+        modes=FOUR[:1],
         settings=SETTINGS.model_copy(update={"warm_cache": True}),
         workloads=[fake_workload("WARM")],
     )

@@ -77,11 +77,11 @@ class DeviceTools:
         return _Unavailable(self)
 
     def driver_version(self) -> int:
-        """See `protocol.Gpu`."""
+        """See `protocol.ApplierGpu`."""
         return int(check(self.driver.cuDriverGetVersion))
 
     def table_refusal(self) -> str | None:
-        """See `protocol.Gpu`."""
+        """See `protocol.ApplierGpu`."""
         try:
             for capacity in table.CAPACITIES:
                 table.build_table_kernel(self.target, self.cache, capacity)
