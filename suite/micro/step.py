@@ -195,6 +195,8 @@ def _callables(
 
     for index in range(WARM_UP):
         iterate(index)
+    if call.calls_without_graph:
+        return Made(iterate, refused="calls run without the graphs: what they use changes", free=call.close)
     return Made(iterate, graphs=2, free=call.close)
 
 
