@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -48,8 +49,8 @@ def _modules(package: str) -> Iterator[tuple[str, ast.Module]]:
 def _sentence(tree: ast.Module | None) -> str:
     """The first sentence of a module's docstring."""
     text = " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split()) if tree is not None else ""
-    end = text.find(". ")
-    return (text if end < 0 else text[: end + 1]).replace("|", "\\|")
+    end = re.search(r"(?<!Fig)\. ", text)
+    return (text if end is None else text[: end.start() + 1]).replace("|", "\\|")
 
 
 def _arrows(package: str, modules: dict[str, ast.Module]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""A workload brought to life: module and inputs in their published dtypes, on the device they are run on.
+"""A workload that has been built: module and inputs in their published dtypes, on the device they are run on.
 
 What is decided here belongs to the program: weights, inputs, dtypes, train or eval mode, loss and optimizer. What
 belongs to the measurement (TF32, `no_grad`, compilation, timing) is left to the caller.

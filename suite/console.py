@@ -1,4 +1,4 @@
-"""Where the commands print: tables as wide as they are where nobody's terminal would wrap them."""
+"""The consoles that commands print to. Outside of a terminal, tables keep their full width."""
 
 from __future__ import annotations
 

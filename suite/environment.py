@@ -61,7 +61,7 @@ def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, Jso
 def differences(there: Environment, here: Environment) -> list[str]:
     """What keeps rows of two environments from being compared, as "torch: 2.11.0 there, 2.12.0 here".
 
-    Another GPU of the same model is not a difference, for a leased machine is seldom the same one twice.
+    Another GPU of the same model is not a difference, because a leased machine is rarely the same one twice.
     """
     pairs = {name: (getattr(there, name), getattr(here, name)) for name in MUST_AGREE}
     for name in ("name", "compute_capability", "memory_bytes"):

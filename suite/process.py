@@ -1,4 +1,4 @@
-"""Worker processes: spoken to over two pipes of their own; started and ended as `suite.supervise` says.
+"""Worker processes and the two pipes to each. They are started and ended by `suite.supervise`.
 
 Whatever a worker does (crash, hang, garbage, closing its pipe) comes out of `converse` as a `Failed` answer with a
 status, so that the code above has two cases only: the answer it asked for, or `Failed`.

@@ -1,4 +1,4 @@
-"""What a run or an analysis shows while it goes: what is done now, and for how long still or already. Live on a
+"""Progress of a run or an analysis: what is being done, for how long, and how long it will still take. Live on a
 terminal, plain lines elsewhere.
 """
 

@@ -1,4 +1,4 @@
-"""What runner and worker say to each other: one JSON object a line, over two pipes of their own.
+"""What runner and worker say to each other: one JSON object per line, over two pipes.
 
 A worker holds one cell. It is started as `suite.worker --read FD --write FD`; its stdout and stderr go to a
 log file, so nothing a library prints can be taken for a message. The runner sends commands and gets at least one reply

@@ -18,7 +18,7 @@ blocks of each drawn process again. Three processes drawn with replacement vary 
 sqrt(R / (R - 1)) (T. Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69(4),
 2015). Noise of blocks enters twice that way, and the interval errs on the wide side where blocks vary most.
 
-Note [Verdicts]: a difference below `MARGIN` is of no interest, whichever its sign. SAME is the outcome of two
+Note [Verdicts]: a difference below `MARGIN` is ignored, whichever its sign. SAME is the outcome of two
 one-sided tests at 5 % against the margin (TOST), that is: the 90 % interval lies within it. FAST and SLOW need an
 interval of 95 % that excludes 1 and reaches beyond the margin. So everything is decided once the interval is narrow
 enough, and sampling goes on until it is (`narrow_enough`) or there is no time left. That rule looks at the width and
@@ -149,7 +149,7 @@ def resample_processes(
 
 
 def judge(ratio: Ratio) -> Verdict:
-    """The verdict by Note [Verdicts]; AMBG for want of processes or blocks."""
+    """The verdict by Note [Verdicts]; AMBG if there are too few processes or blocks."""
     if ratio.processes < MINIMUM_PROCESSES or ratio.blocks < MINIMUM_BLOCKS:
         return Verdict.AMBG
     if ratio.same_low >= 1 / (1 + MARGIN) and ratio.same_high <= 1 + MARGIN:

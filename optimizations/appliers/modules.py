@@ -1,4 +1,4 @@
-"""Kernels of Encore's own, loaded into the current CUDA context: each image once, until `unload`."""
+"""Encore's own kernels, loaded into the current CUDA context: each image once, until `unload`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a graph as graphs of their own, which are evaluated on the CPU by the operators that the program named."""
+"""Parts of a graph as separate graphs. They are evaluated on the CPU by the operators that the program named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is what a mode computes what eager computes? Decided before anything is timed, on real replays.
+"""Whether a mode computes what eager computes. Decided before anything is timed, on real replays.
 
 Eager and the compiled function start from the same seed, buffers and inputs, and their outputs, loss, gradients and
 changed state are compared by relative L2 error. Two correct programs of one precision differ by their rounding, and how

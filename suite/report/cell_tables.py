@@ -18,7 +18,7 @@ from suite.schema import Block, Cell, CompileTimes, Status
 Row = dict[str, object]
 
 THROTTLING = frozenset({"SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"})
-"""Clock-event reasons that lower a clock for want of power or cooling; the others are settings."""
+"""Clock-event reasons that lower a clock because power or cooling is short; the others are settings."""
 
 
 def all_tables(run: Run, published: Published) -> tuple[Table, ...]:

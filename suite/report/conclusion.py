@@ -1,4 +1,4 @@
-"""What a report comes to: one sentence, one figure, and whether it can be trusted, with what speaks for and against it.
+"""The conclusion of a report: one sentence, one figure, and the points for and against trusting it.
 
 Nothing here is measured or judged again: the sentence counts verdicts, and the figure draws the ratios they are of.
 """

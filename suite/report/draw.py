@@ -33,7 +33,7 @@ WARNING = "#D55E00"
 _FAILURE = "#C4001A"
 _NO_RESULT = "#808080"
 """Behind the words that stand where a bar would be: of a cell that failed, and of one without a result. No mode has
-these colours, lest a failure look like one of its bars."""
+these colours, so that a failure does not look like one of its bars."""
 _BAD_STATUSES = frozenset(status.value for status in Status if status is not Status.PASS)
 COLOURS = {mode.name: mode.colour for mode in MODES.values() if mode.colour is not None}
 """Of series by their names: modes, and Encore as a whole."""
