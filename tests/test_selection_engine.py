@@ -328,6 +328,25 @@ def two_ranks() -> Iterator[None]:
         yield
 
 
+def test_where_memory_is_short_no_call_is_tried_without_a_graph(
+    make: Any, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take what the graph's pool has once more, and the program would run out where stock does not."""
+    free = 2**40
+    monkeypatch.setattr(cuda_on_cpu.tools, "free_bytes", lambda: free)
+    model = Model(cuda_on_cpu)
+    prices, compiled = make(model=model, plain=5e-6)
+    run(compiled, 6)
+    free = 64
+    before = model.runs.count("plain")
+    run(compiled, 100)
+    report = selection(compiled)
+    assert report.state == "off"
+    assert report.reason.startswith("memory:")
+    assert (prices.timed, model.runs.count("plain")) == (0, before)
+    assert optimizations.settled()
+
+
 def test_ranks_do_not_decide(make: Any, two_ranks: None) -> None:
     prices, compiled = make()
     run(compiled, 200)
@@ -631,6 +650,9 @@ class FakeFunction:
 
     def serve(self, candidate: str) -> None:
         self.served.append(candidate)
+
+    def short_of_memory(self) -> str | None:
+        return None
 
     def standing(self) -> Standing:
         uncaptured = self.served.count("none")

@@ -208,6 +208,10 @@ class Group:
             self._pauses = min(2 * self._pauses + 1, LONGEST_PAUSE)
             self._rest(self._pauses)
             return
+        refusal = next((short for one in members if one.function and (short := one.function.short_of_memory())), None)
+        if refusal is not None:
+            self._off(refusal)
+            return
         in_place = any(one.in_place for one in standings)
         self._begin_measuring(CANDIDATES if in_place else CANDIDATES[:2], members)
 

@@ -49,6 +49,9 @@ class Function(Protocol):
 
     def standing(self) -> Standing: ...
 
+    def short_of_memory(self) -> str | None:
+        """Why calls should not be tried without a graph: memory is short. None where they may be."""
+
 
 class Member:
     """One function in its group.

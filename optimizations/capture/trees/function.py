@@ -37,6 +37,9 @@ class Recording(Protocol):
     def copy_inputs(self, copying: bool) -> None:
         """Let replays copy all inputs, as stock does, instead of reading some in place."""
 
+    def short_of_memory(self) -> str | None:
+        """Why a call should not be tried without the graph: memory is short. None where it may be."""
+
     @property
     def in_place(self) -> bool:
         """Whether it can read an input in place that stock copies."""
@@ -146,6 +149,11 @@ class RecordableFunction:
             uncaptured=sum(self._uncaptured.values()),
             threads=len(self.callers),
         )
+
+    def short_of_memory(self) -> str | None:
+        """See `selection.member.Function`."""
+        nodes = [node for reference, last in self._recordings if not last and (node := reference()) is not None]
+        return next((reason for node in nodes if (reason := node.short_of_memory()) is not None), None)
 
     def selection(self) -> SelectionReport | None:
         """See `report.ReportedFunction`."""

@@ -30,7 +30,9 @@ from optimizations import torch_internals
 from optimizations.appliers.device import RecordingTools, device_tools
 from optimizations.appliers.triton_kernels import triton_kernels
 from optimizations.capture.trees.function import RecordableFunction
+from optimizations.captured.pools import pool_memory
 from optimizations.captured.recapture import recapture, register_generators, uncollected
+from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.description import Counted, describe
 from optimizations.recording.fixed_inputs import FixedInputs
 from optimizations.recording.session import Recorded, Session
@@ -402,6 +404,11 @@ class EncoreNode(CUDAGraphNode):
         )
         self.non_static_input_idx = copied
         self.state += 1
+
+    def short_of_memory(self) -> str | None:
+        """See `function.Recording`. Without a graph a call takes at most as much as the pool has for all of them."""
+        pool_bytes = sum(one.size_bytes for one in pool_memory(self.cuda_graphs_pool))
+        return waiting_for_memory(pool_bytes, device_tools(self.device).free_bytes())
 
     @property
     def in_place(self) -> bool:
