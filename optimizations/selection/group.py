@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -41,12 +40,13 @@ from optimizations.report.selection import SelectionReport, State
 from optimizations.selection import timing
 from optimizations.selection.decide import Decision
 from optimizations.selection.description import describe
+from optimizations.selection.keeping import store, stored_for
 from optimizations.selection.movement import Movement
 from optimizations.selection.order import Order
 from optimizations.selection.schedule import Turn
 from optimizations.selection.selector import Selector, Spent
 from optimizations.selection.settings import BUDGET_SHARE, refused_for_ranks
-from optimizations.selection.verdict import StoredVerdict, compared
+from optimizations.selection.verdict import StoredVerdict
 from optimizations.selection.way import WAY
 
 if TYPE_CHECKING:
@@ -328,7 +328,8 @@ class Group:
             return
         self._moving = self._movement.moves(self._moving)
         self._take(self.selector.decision)
-        self._put_in_store()
+        members = sorted(self._alive(), key=lambda one: one.serial)
+        self.not_stored = store(members, self.selector, moving=self._moving)
 
     # A verdict
 
@@ -345,47 +346,13 @@ class Group:
         self._rest(LOOK_EVERY)
 
     def _look_in_store(self, member: Member) -> None:
-        if member.circumstances is None:
-            self.not_stored = "the source of its function cannot be read"
-            return
-        if refused_for_ranks() is not None:
-            return
-        found = member.settings.store.get(member.circumstances)
-        if found is None or found.kept not in CANDIDATES:
+        found = stored_for(member, CANDIDATES)
+        if found is None:
             return
         self.stored = found
         self._moving = found.moving
         self._leader = member.serial
         self._take(Decision(found.kept, found.outcome, (), frozenset()))
-
-    def _put_in_store(self) -> None:
-        assert self.selector is not None and self.decision is not None
-        members = sorted(self._alive(), key=lambda one: one.serial)
-        known = [one.circumstances for one in members if one.circumstances is not None]
-        if len(known) < len(members):
-            self.not_stored = "the source of a function cannot be read"
-            return
-        spent = self.selector.spent
-        graphs = tuple(sorted({one.graph for one in known}))
-        verdicts = [
-            StoredVerdict(
-                circumstances=one,
-                group=graphs,
-                candidates=self.selector.candidates,
-                kept=self.decision.kept,
-                outcome=self.decision.outcome,
-                compared=compared(self.decision),
-                median_s=self.selector.medians,
-                moving=self._moving,
-                calls=spent.calls,
-                measuring_s=spent.seconds,
-                excess_s=spent.excess_s,
-                measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                direction=member.direction,
-            )
-            for one, member in zip(known, members, strict=True)
-        ]
-        self.not_stored = members[0].settings.store.put(verdicts)
 
     # Note [What makes a verdict void]
 
