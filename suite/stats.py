@@ -32,6 +32,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,16 @@ class Ratio:
     processes: int
     blocks: int
     log_replicates: NDArray[np.float64] = field(repr=False, compare=False)
+
+
+class Replicated(Protocol):
+    """A ratio with the bootstrap replicates of its logarithm: of modes of one run, or of cells of two runs."""
+
+    @property
+    def value(self) -> float: ...
+
+    @property
+    def log_replicates(self) -> NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +187,7 @@ def narrow_enough(reference: Sequence[Sequence[float]], mode: Sequence[Sequence[
     return half_width <= math.log1p(MARGIN) / 2
 
 
-def geometric_mean(ratios: Sequence[Ratio]) -> GeometricMean:
+def geometric_mean(ratios: Sequence[Replicated]) -> GeometricMean:
     """Geometric mean over workloads. The workloads are taken as given; the interval is that of their measurement.
 
     Raises:

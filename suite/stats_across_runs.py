@@ -33,11 +33,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from suite.stats import GeometricMean, Verdict
+from suite.stats import CONFIDENCE, Verdict
 
 Blocks = Sequence[Sequence[float]]
 
-CONFIDENCE = 0.95
 REPLICATES = 4000
 MINIMUM_BLOCKS = 5
 """Fewer blocks give no verdict but AMBG: the whole range of four values misses their median in one case of eight."""
@@ -51,7 +50,7 @@ MAXIMUM_SWAPS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class RatioAcrossRuns:
     """How many times faster than the reference a mode is, with its 95 % interval [low, high].
 
     `blocks` is the number of block pairs (of the shorter side, where the modes did not alternate), `log_replicates`
@@ -65,7 +64,7 @@ class Ratio:
     log_replicates: NDArray[np.float64] = field(repr=False, compare=False)
 
 
-def paired_ratio(reference: Blocks, blocks: Blocks, seed: Sequence[int] = (0,)) -> Ratio:
+def paired_ratio(reference: Blocks, blocks: Blocks, seed: Sequence[int] = (0,)) -> RatioAcrossRuns:
     """Speed-up over `reference` of a mode whose blocks alternated with it: `reference[k]` belongs to `blocks[k]`.
 
     See Note [Paired ratio] and Note [Block bootstrap]. The same samples and seed always give the same interval; use
@@ -83,7 +82,7 @@ def paired_ratio(reference: Blocks, blocks: Blocks, seed: Sequence[int] = (0,)) 
     return _estimate(float(np.mean(theirs - ours)), replicates, len(blocks))
 
 
-def unpaired_ratio(reference: Blocks, blocks: Blocks, seed: Sequence[int] = (0,)) -> Ratio:
+def unpaired_ratio(reference: Blocks, blocks: Blocks, seed: Sequence[int] = (0,)) -> RatioAcrossRuns:
     """Speed-up over a `reference` that was measured at another time: each side's blocks are drawn by themselves.
 
     Drift between the two measurements does not cancel and the interval cannot know it; judge it by `drift_floor`.
@@ -99,21 +98,6 @@ def unpaired_ratio(reference: Blocks, blocks: Blocks, seed: Sequence[int] = (0,)
     ]
     shorter = min(len(reference), len(blocks))
     return _estimate(float(np.mean(theirs) - np.mean(ours)), sides[0] - sides[1], shorter)
-
-
-def geometric_mean(ratios: Sequence[Ratio]) -> GeometricMean:
-    """Geometric mean over workloads. The workloads are taken as given; the interval is that of their measurement.
-
-    Raises:
-        ValueError: there is no ratio.
-    """
-    if not ratios:
-        raise ValueError("a geometric mean needs at least one ratio")
-    value = math.exp(math.fsum(math.log(ratio.value) for ratio in ratios) / len(ratios))
-    replicates = np.mean([ratio.log_replicates for ratio in ratios], axis=0)
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.exp(np.quantile(replicates, [tail, 1 - tail]))
-    return GeometricMean(value, min(float(low), value), max(float(high), value), len(ratios))
 
 
 def noise_floor(blocks: Blocks) -> float | None:
@@ -146,7 +130,7 @@ def drift_floor(blocks: Blocks) -> float | None:
     return max(MINIMUM_FLOOR, math.expm1(float(np.ptp(medians))))
 
 
-def judge(ratio: Ratio, floor: float | None) -> Verdict:
+def judge(ratio: RatioAcrossRuns, floor: float | None) -> Verdict:
     """The verdict on a ratio against a noise floor (0.01 = 1 %; either way round, so that 1 % slower is 1/1.01).
 
     FAST: the whole interval lies above 1 + floor. SLOW: the whole interval lies below 1 / (1 + floor). SAME: the whole
@@ -183,15 +167,15 @@ def _replicates(blocks: Blocks, drawn: NDArray[np.int64], generator: np.random.G
     return log_medians.mean(axis=1)
 
 
-def _estimate(log_ratio: float, replicates: NDArray[np.float64], blocks: int) -> Ratio:
+def _estimate(log_ratio: float, replicates: NDArray[np.float64], blocks: int) -> RatioAcrossRuns:
     """The interval by Note [Block bootstrap]. One block gives none: it reaches from 0 to infinity."""
     value = math.exp(log_ratio)
     if blocks < 2:
-        return Ratio(value, 0.0, math.inf, blocks, replicates)
+        return RatioAcrossRuns(value, 0.0, math.inf, blocks, replicates)
     widened = log_ratio + (replicates - log_ratio) * math.sqrt(blocks / (blocks - 1))
     tail = stats.norm.cdf(stats.t.ppf((1 - CONFIDENCE) / 2, df=blocks - 1))
     low, high = np.exp(np.quantile(widened, [tail, 1 - tail]))
-    return Ratio(value, min(float(low), value), max(float(high), value), blocks, widened)
+    return RatioAcrossRuns(value, min(float(low), value), max(float(high), value), blocks, widened)
 
 
 def _swap_spread(medians: NDArray[np.float64]) -> float:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite import stats_across_runs as stats
-from suite.stats import Verdict
-from suite.stats_across_runs import Ratio
+from suite.stats import Verdict, geometric_mean
+from suite.stats_across_runs import RatioAcrossRuns
 
 samples = st.floats(min_value=1.0, max_value=1e6, allow_nan=False)
 blocks = st.lists(st.lists(samples, min_size=1, max_size=6), min_size=1, max_size=7)
@@ -33,8 +33,8 @@ def simulate(
     ]
 
 
-def ratio_of(low: float, high: float, blocks: int = 10) -> Ratio:
-    return Ratio(math.sqrt(low * high), low, high, blocks, np.zeros(1))
+def ratio_of(low: float, high: float, blocks: int = 10) -> RatioAcrossRuns:
+    return RatioAcrossRuns(math.sqrt(low * high), low, high, blocks, np.zeros(1))
 
 
 def test_ratio_is_the_geometric_mean_of_the_blocks_ratios_of_medians():
@@ -220,7 +220,7 @@ def test_geometric_mean_and_its_interval():
         )
         for number, truth in enumerate((0.5, 1.0, 2.0, 4.0) * 4)
     ]
-    mean = stats.geometric_mean(ratios)
+    mean = geometric_mean(ratios)
     assert mean.count == 16
     assert mean.value == pytest.approx(math.prod(ratio.value for ratio in ratios) ** (1 / 16))
     assert mean.low <= math.sqrt(2) <= mean.high
@@ -230,7 +230,7 @@ def test_geometric_mean_and_its_interval():
 
 def test_geometric_mean_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one"):
-        stats.geometric_mean([])
+        geometric_mean([])
 
 
 @pytest.mark.parametrize("wrong", [[], [[]], [[1.0], [0.0]], [[float("nan")]], [[-1.0]], [[float("inf")]]])

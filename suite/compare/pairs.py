@@ -29,6 +29,7 @@ from suite.report.compare import COMPARABLE, Kernels, TimeKind, compare_kernels
 from suite.report.load import cell_label, mode_order
 from suite.report.provenance import of_run
 from suite.schema import Block, Cell, Grouping, Status
+from suite.stats import GeometricMean, geometric_mean
 
 DEFAULT_THRESHOLD = 0.05
 LEAST_CONTROLS = 3
@@ -60,7 +61,7 @@ class Pair:
     base_mode: str
     new_mode: str
     outcome: PairKind
-    ratio: stats.Ratio | None = None
+    ratio: stats.RatioAcrossRuns | None = None
     floor: float | None = None
     verdict: stats.Verdict | None = None
     base_us: float | None = None
@@ -85,7 +86,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     remarks: tuple[str, ...]
     pairs: tuple[Pair, ...]
-    geomeans: Mapping[str, stats.GeometricMean]
+    geomeans: Mapping[str, GeometricMean]
 
     @property
     def regressions(self) -> tuple[Pair, ...]:
@@ -149,7 +150,7 @@ def compare_sides(
 class _Measured:
     """A ratio with the floor that the two cells' own blocks give."""
 
-    ratio: stats.Ratio
+    ratio: stats.RatioAcrossRuns
     floor: float | None
     base_us: float
     new_us: float
@@ -350,10 +351,10 @@ def _without_ratio(label: str, base: Side, new: Side, ours: Cell | None, theirs:
     return Pair(label, modes[0], modes[1], outcome, reason=reason)
 
 
-def _geomeans(pairs: Sequence[Pair]) -> dict[str, stats.GeometricMean]:
+def _geomeans(pairs: Sequence[Pair]) -> dict[str, GeometricMean]:
     """Of each mode over the workloads that have a ratio of the same kernels, or of kernels nobody recorded."""
-    ratios: dict[str, list[stats.Ratio]] = {}
+    ratios: dict[str, list[stats.RatioAcrossRuns]] = {}
     for pair in pairs:
         if pair.ratio is not None and pair.outcome is not PairKind.OTHER_KERNELS:
             ratios.setdefault(pair.modes, []).append(pair.ratio)
-    return {modes: stats.geometric_mean(found) for modes, found in ratios.items()}
+    return {modes: geometric_mean(found) for modes, found in ratios.items()}

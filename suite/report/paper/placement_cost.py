@@ -78,7 +78,7 @@ def _short(why: str | None) -> str | None:
     return NOT_MEASURED if why is not None and why.endswith(NOT_MEASURED) else why
 
 
-def _rewritten(results: Results, label: str, mode: str) -> tuple[stats.Ratio | None, str | None]:
+def _rewritten(results: Results, label: str, mode: str) -> tuple[stats.RatioAcrossRuns | None, str | None]:
     """How many times faster the rewritten program is in this mode, or why that is not known."""
     there = row_label(label, _REWRITTEN)
     for row in (label, there):
