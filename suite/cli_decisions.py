@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from optimizations.selection.store import Found, VerdictStore
     from optimizations.selection.verdict import StoredVerdict
 
-app = typer.Typer(help="List, explain or clear what selection found out about graphs, as it is stored on this machine.")
+app = typer.Typer(epilog="Example: encore decisions explain 3f9a")
 
 SHORT = 12
 """Characters of a verdict's name that lists show; `explain` and `clear` take any beginning that is unambiguous."""

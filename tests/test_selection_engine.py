@@ -56,7 +56,7 @@ class Prices:
         runs = sum(model.runs.count("plain") for model in self.models)
         return runs, self.cuda.replays, sum(node.copied_bytes for node in nodes())
 
-    def timer_for(self, objective: str) -> Any:
+    def timer_for(self, objective: str, device_index: int) -> Any:
         return SimulatedTimer(self)
 
 

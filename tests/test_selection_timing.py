@@ -27,7 +27,8 @@ class Event:
     def __init__(self, device: Device, timed: bool) -> None:
         self.device, self.timed, self.number, self.at = device, timed, 0, 0.0
 
-    def record(self) -> None:
+    def record(self, stream: str) -> None:
+        assert stream == "the current stream of device 3"
         self.device.recorded += 1
         self.number, self.at = self.device.recorded, self.device.clock
         self.device.log.append("record")
@@ -50,6 +51,7 @@ class Event:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     monkeypatch.setattr(torch.cuda, "Event", made.event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: f"the current stream of device {index}")
     monkeypatch.setattr(timing.time, "perf_counter", lambda: made.clock)
     return made
 
@@ -60,7 +62,7 @@ def call(device: Device) -> None:
 
 
 def test_latency_begins_with_an_idle_device_and_ends_with_one(device: Device) -> None:
-    timer = timing.timer_for("latency")
+    timer = timing.timer_for("latency", 3)
     timer.begin()
     call(device)
     measured = timer.end()
@@ -69,7 +71,7 @@ def test_latency_begins_with_an_idle_device_and_ends_with_one(device: Device) ->
 
 
 def test_throughput_waits_for_nothing_and_knows_when_the_device_is_through(device: Device) -> None:
-    timer = timing.timer_for("throughput")
+    timer = timing.timer_for("throughput", 3)
     timer.begin()
     call(device)
     first = timer.end()

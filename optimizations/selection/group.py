@@ -233,7 +233,7 @@ class Group:
         self._leader = None
         self._order = Order()
         self._movement.restart()
-        self._timer = timing.timer_for(settings.objective)
+        self._timer = timing.timer_for(settings.objective, members[0].device_index)
         for member in members:
             member.pause = 0
 

@@ -42,7 +42,8 @@ class _Known:
 class LatencyTimer:
     """Host time from the call to completion on the device, which begins with nothing under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_index: int) -> None:
+        self._device_index = device_index
         self._event = torch.cuda.Event()
         self._started = 0.0
 
@@ -55,7 +56,7 @@ class LatencyTimer:
         return _Known(time.perf_counter() - self._started)
 
     def _wait(self) -> None:
-        self._event.record()
+        self._event.record(torch.cuda.current_stream(self._device_index))
         self._event.synchronize()
 
 
@@ -74,22 +75,26 @@ class ThroughputTimer:
     While the host is ahead that is the work of the device, and otherwise the time the host takes.
     """
 
-    def __init__(self) -> None:
-        self._first = torch.cuda.Event(enable_timing=True)
+    def __init__(self, device_index: int) -> None:
+        self._device_index = device_index
+        self._first: torch.cuda.Event | None = None
 
     def begin(self) -> None:
-        self._first = torch.cuda.Event(enable_timing=True)
-        self._first.record()
+        self._first = self._recorded()
 
     def end(self) -> Timing:
-        last = torch.cuda.Event(enable_timing=True)
-        last.record()
-        return _BetweenEvents(self._first, last)
+        assert self._first is not None, "`begin` comes first"
+        return _BetweenEvents(self._first, self._recorded())
+
+    def _recorded(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device_index))
+        return event
 
 
-def timer_for(objective: Objective) -> Timer:
-    """The timer of an objective, for the current device."""
-    return LatencyTimer() if objective == "latency" else ThroughputTimer()
+def timer_for(objective: Objective, device_index: int) -> Timer:
+    """The timer of an objective. Which device is current when it is used does not matter."""
+    return LatencyTimer(device_index) if objective == "latency" else ThroughputTimer(device_index)
 
 
 def may_time() -> bool:
