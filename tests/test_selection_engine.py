@@ -725,3 +725,36 @@ def test_calls_inside_of_a_step_are_not_timed(make: Any) -> None:
     run(compiled, 400)
     selector = compiled.functions[0].member.group.selector
     assert max(selector._seconds["copy"] + selector._seconds["indirection"]) < 0.5 < min(selector._seconds["none"])
+
+
+def test_graphs_that_are_recorded_again_are_measured_from_the_beginning(make: Any) -> None:
+    """Until a new recording reads in place, its turns would be those of a graph that copies."""
+    _, compiled = make(plain=50e-6, copied_byte=1e-7)
+    run(compiled, 60)
+    assert selection(compiled).state == "measuring"
+    (manager,) = managers()
+    manager.leave_pool()
+    states = []
+    for _ in range(12):
+        run(compiled, 1)
+        states.append((selection(compiled).state, selection(compiled).reason))
+    assert ("waiting", "its graphs were recorded again while it was measured") in states
+    run(compiled, 600)
+    report = selection(compiled)
+    assert (report.state, report.kept) == ("decided", "indirection")
+    times = {one.candidate: one.median_us for one in report.candidates}
+    assert times["copy"] > 1.5 * times["indirection"]
+
+
+def test_a_program_that_records_all_the_time_is_not_measured_for_ever(make: Any) -> None:
+    prices, compiled = make()
+    for _ in range(25):
+        run(compiled, 60)
+        (manager,) = managers()
+        manager.leave_pool()
+    report = selection(compiled)
+    assert report.state == "off"
+    assert "measuring began 9 times" in report.reason
+    timed = prices.timed
+    run(compiled, 100)
+    assert prices.timed == timed

@@ -64,6 +64,9 @@ LOOK_EVERY = 128
 WINDOW = 9
 """Consecutive calls of one look."""
 
+MOST_RESTARTS = 8
+"""Times that measuring begins again because graphs changed; then the group is left as it is."""
+
 LONGEST_PAUSE = 64
 """Calls between two looks of a group that waits."""
 
@@ -95,6 +98,7 @@ class Group:
         self._stream: int | None = None
         self._moving = False
         self._earlier = Spent()
+        self._restarts = 0
         self._voided: tuple[str, ...] = ()
         _GROUPS.add(self)
         self._look_in_store(member)
@@ -237,6 +241,15 @@ class Group:
         for member in members:
             member.pause = 0
 
+    def _begin_again(self, reason: str) -> None:
+        """What was measured is not what there is now. Not for ever: a program may record all the time."""
+        self._forget_times()
+        self._restarts += 1
+        if self._restarts > MOST_RESTARTS:
+            self._off(f"measuring began {self._restarts} times: {reason}")
+        else:
+            self._wait(reason)
+
     def _forget_times(self) -> None:
         """What was measured does not count any more; what it cost does."""
         if self.selector is not None:
@@ -265,12 +278,15 @@ class Group:
         members = list(self._alive())
         if len(members) != len(self.members):
             self.members = {one.serial: weakref.ref(one) for one in members}
-            self._forget_times()
-            self._wait("a function of the group is gone")
+            self._begin_again("a function of the group is gone")
             return
         refusal = refused_for_ranks()
         if refusal is not None:
             self._off(refusal)
+            return
+        standings = [one.function.standing() for one in members if one.function is not None]
+        if any(one.waiting is not None for one in standings):
+            self._begin_again("its graphs were recorded again while it was measured")
             return
         stream = torch_internals.current_raw_stream(leader.device_index)
         if self._stream not in (None, stream):
