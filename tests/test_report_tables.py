@@ -157,7 +157,7 @@ def test_each_graph_has_its_times_and_what_is_kept() -> None:
     assert (found["graph"], found["group"], found["direction"], found["kernels"]) == (1, 7, "backward", 3)
     assert [found[f"{name}_us"] for name, _, _ in times] == [10.0, 8.0, 8.1]
     assert (found["kept"], found["outcome"], found["calls"]) == ("copy", "faster", 96)
-    assert (found["beside"], found["ratio"], found["low"]) == ("indirection", 1.0125, 1.0)
+    assert (found["nearest"], found["ratio"], found["low"]) == ("indirection", 1.0125, 1.0)
     assert len(table.frame) == 1
 
 

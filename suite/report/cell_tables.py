@@ -174,7 +174,7 @@ def conditions(run: Run) -> Table:
 def selection(run: Run) -> Table:
     """Which way each captured function is served, and the times that decided it."""
     columns = ["workload", "mode", "graph", "group", "direction", "kernels", "input_bytes", "copied_bytes"]
-    columns += ["pointer_bytes", *(f"{candidate}_us" for candidate in CANDIDATES), "kept", "outcome", "beside"]
+    columns += ["pointer_bytes", *(f"{candidate}_us" for candidate in CANDIDATES), "kept", "outcome", "nearest"]
     columns += ["ratio", "low", "high", "calls", "measuring_s", "excess_s", "source", "reason"]
     return make_table(
         "selection",
@@ -207,7 +207,7 @@ def _selection_of(function: SelectedFunction) -> Row:
         **{f"{one.candidate}_us": one.median_us for one in found.candidates},
         "kept": found.kept,
         "outcome": found.outcome,
-        "beside": nearest.candidate if nearest else None,
+        "nearest": nearest.candidate if nearest else None,
         "ratio": nearest.ratio if nearest else None,
         "low": nearest.low if nearest else None,
         "high": nearest.high if nearest else None,
