@@ -34,10 +34,12 @@ _MEANING = {
 
 
 @app.callback(invoke_without_command=True)
-def decisions(context: typer.Context) -> None:
+def decisions(context: typer.Context, as_json: Json = False) -> None:
     """List, explain or clear what selection found out about graphs, as it is stored on this machine."""
     if context.invoked_subcommand is None:
-        list_decisions()
+        list_decisions(as_json=as_json)
+    elif as_json:
+        raise WrongUse(f"--json goes behind the command: encore decisions {context.invoked_subcommand} --json")
 
 
 @app.command("list", epilog="Example: encore decisions list --json")
