@@ -267,6 +267,10 @@ def test_a_machine_without_decisions_says_how_to_make_some(tmp_path: Path) -> No
 
 def test_decisions_are_json_for_programs(folder: Path) -> None:
     listed = json.loads(decisions("list", "--json").stdout)
+    assert json.loads(decisions("--json").stdout) == listed
+    misplaced = decisions("--json", "list").exception
+    assert isinstance(misplaced, WrongUse)
+    assert "encore decisions list --json" in str(misplaced)
     assert [one["verdict"] and one["verdict"]["kept"] for one in listed].count("copy") == 1
     assert [one["ignored"] for one in listed].count("it is not a verdict of Encore's") == 1
     key = key_of(where())
