@@ -81,6 +81,7 @@ def test_each_call_has_its_own_result_until_there_is_a_verdict_and_after_it(prog
     assert selections()[0].calls == found.calls, "nothing is measured any more"
 
 
+@pytest.mark.alone
 def test_a_program_of_many_small_kernels_keeps_its_graph() -> None:
     """Dozens of launches of a few microseconds each: a graph is several times faster on any GPU."""
     compiled = chosen(many_kernels)
@@ -89,8 +90,8 @@ def test_a_program_of_many_small_kernels_keeps_its_graph() -> None:
     (found,) = selections()
     assert found.kept in ("copy", "indirection"), found
     (none,) = [one for one in found.candidates if one.candidate == "none"]
-    assert none.low is not None
-    assert none.low > 1, found
+    assert none.ratio is not None  # without an interval where it was left early, as hopeless
+    assert none.ratio > 1, found
 
 
 @pytest.mark.alone
@@ -201,6 +202,7 @@ def test_nothing_is_timed_inside_a_capture() -> None:
         assert not timing.may_time()
 
 
+@pytest.mark.alone
 def test_timers_measure_what_the_device_does() -> None:
     """Cycles of the device take as long by events as by the host, within what clocks may change."""
     seconds = {}
