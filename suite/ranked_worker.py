@@ -1,7 +1,7 @@
 """The processes of one cell as one worker: a process, or where the workload is split over GPUs one for each rank.
 
 All ranks get the same command at the same time, and their answers become one: of times the slowest rank's, of what is
-counted rank 0's, with all ranks' own beside it. Ranks wait for one another in collectives, so one that fails, dies or
+counted rank 0's, and all ranks' own are kept. Ranks wait for one another in collectives, so one that fails, dies or
 hangs leaves the others waiting: they get a few seconds to tell what they saw, and then the cell has ended.
 """
 

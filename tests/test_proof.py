@@ -18,7 +18,7 @@ from optimizations.recording.proof import (
     SPREAD_MARGIN,
     Observed,
     Proof,
-    Verdict,
+    Standing,
     objection,
 )
 from optimizations.recording.trial import deviation
@@ -28,15 +28,15 @@ EQUAL = (0.0, 0.0)
 
 def test_equal_outcomes_on_calls_that_differ_prove() -> None:
     proof = Proof(frozenset({0, 2}))
-    assert proof.add(Observed(frozenset({0}), EQUAL)) is Verdict.UNDECIDED
-    assert proof.add(Observed(frozenset({0}), EQUAL)) is Verdict.UNDECIDED, "input 2 was always the same"
-    assert proof.add(Observed(frozenset({2}), EQUAL)) is Verdict.PROVEN
+    assert proof.add(Observed(frozenset({0}), EQUAL)) is Standing.UNDECIDED
+    assert proof.add(Observed(frozenset({0}), EQUAL)) is Standing.UNDECIDED, "input 2 was always the same"
+    assert proof.add(Observed(frozenset({2}), EQUAL)) is Standing.PROVEN
 
 
 def test_calls_on_the_same_data_prove_nothing() -> None:
     proof = Proof(frozenset({0}))
     verdicts = [proof.add(Observed(frozenset(), EQUAL)) for _ in range(MOST_CALLS)]
-    assert verdicts == [Verdict.UNDECIDED] * (MOST_CALLS - 1) + [Verdict.GIVEN_UP]
+    assert verdicts == [Standing.UNDECIDED] * (MOST_CALLS - 1) + [Standing.GIVEN_UP]
     assert "held the same data" in str(proof.objection)
 
 
@@ -45,40 +45,40 @@ def test_two_runs_that_are_close_by_chance_refuse_nothing() -> None:
     for seed in range(50):
         draw = random.Random(seed)
         proof = Proof(frozenset({0}))
-        verdict = Verdict.UNDECIDED
-        while verdict is Verdict.UNDECIDED:
+        verdict = Standing.UNDECIDED
+        while verdict is Standing.UNDECIDED:
             first, second, third = (draw.choice((0.0, 1.0, 3.0)) for _ in range(3))
             spread = (abs(second - first),) if proof.needs_spread else None
             verdict = proof.add(Observed(frozenset({0}), (abs(third - first),), spread))
-        assert verdict is Verdict.PROVEN, seed
+        assert verdict is Standing.PROVEN, seed
 
 
 def test_inputs_that_are_always_the_same_do_not_keep_the_others_waiting() -> None:
     proof = Proof(frozenset({0, 1}))
     verdicts = [proof.add(Observed(frozenset({0}), EQUAL)) for _ in range(PATIENT_CALLS)]
-    assert verdicts[-1] is Verdict.PARTLY
+    assert verdicts[-1] is Standing.PARTLY
     assert proof.always_the_same == {1}
 
 
 def test_without_unproven_inputs_equal_outcomes_are_enough() -> None:
     proof = Proof(frozenset())
     verdicts = [proof.add(Observed(frozenset(), EQUAL)) for _ in range(EQUAL_CALLS)]
-    assert verdicts[-1] is Verdict.PROVEN
+    assert verdicts[-1] is Standing.PROVEN
 
 
 def test_a_difference_asks_for_the_spread_and_is_judged_by_it() -> None:
     proof = Proof(frozenset({0}))
-    assert proof.add(Observed(frozenset({0}), (0.0, 3.0))) is Verdict.UNDECIDED
+    assert proof.add(Observed(frozenset({0}), (0.0, 3.0))) is Standing.UNDECIDED
     assert proof.needs_spread
-    assert proof.add(Observed(frozenset({0}), (0.0, 3.0), (0.0, 1.0))) is Verdict.UNDECIDED
-    assert proof.add(Observed(frozenset({0}), (0.0, 3.9), (0.0, 1.0))) is Verdict.PROVEN
+    assert proof.add(Observed(frozenset({0}), (0.0, 3.0), (0.0, 1.0))) is Standing.UNDECIDED
+    assert proof.add(Observed(frozenset({0}), (0.0, 3.9), (0.0, 1.0))) is Standing.PROVEN
 
 
 def test_a_difference_that_the_spread_never_explains_refuses() -> None:
     proof = Proof(frozenset({0}))
     proof.add(Observed(frozenset({0}), (0.5, 0.0)))
     verdicts = [proof.add(Observed(frozenset({0}), (0.5, 0.0), (0.0, 0.0))) for _ in range(OBJECTIONS)]
-    assert verdicts == [Verdict.UNDECIDED] * (OBJECTIONS - 1) + [Verdict.REFUSED]
+    assert verdicts == [Standing.UNDECIDED] * (OBJECTIONS - 1) + [Standing.REFUSED]
     assert "differs by up to 0.5, two copying runs by nothing" in str(proof.objection)
 
 

@@ -20,7 +20,7 @@ from optimizations.captured.graph import (
 
 
 def difference(first: CapturedGraph, second: CapturedGraph, path: NodePath = ()) -> str | None:
-    """What differs between the two graphs beside addresses and parameter bytes, in words; None where nothing does."""
+    """What differs between the graphs apart from addresses and parameter bytes, in words; None where nothing does."""
     where = f" in the child graph at node {format_path(path)}" if path else ""
     if len(first.nodes) != len(second.nodes):
         return f"{len(first.nodes)} nodes in one capture and {len(second.nodes)} in the other{where}"

@@ -20,7 +20,7 @@ class CudaCallFailed(RuntimeError):
 
 
 def check(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
-    """Call a function of `cuda.bindings.driver` (or `nvrtc`) and return what it returns beside its return code.
+    """Call a function of `cuda.bindings.driver` (or `nvrtc`) and return what it returns in addition to its return code.
 
     Returns:
         None, the one value, or a tuple of values, as the function has 0, 1 or more of them.

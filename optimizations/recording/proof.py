@@ -52,7 +52,7 @@ class Observed:
     spread: tuple[float, ...] | None = None
 
 
-class Verdict(StrEnum):
+class Standing(StrEnum):
     UNDECIDED = "undecided"
     PROVEN = "proven"
     PARTLY = "proven for the inputs that differed"
@@ -79,7 +79,7 @@ class Proof:
     _seen: set[int] = field(default_factory=set)
     _spread: tuple[float, ...] = ()
 
-    def add(self, observed: Observed) -> Verdict:
+    def add(self, observed: Observed) -> Standing:
         """Takes one call into account."""
         self.calls += 1
         if any(observed.deviations) and observed.spread is None:
@@ -92,14 +92,14 @@ class Proof:
         if found is not None:
             self.objection = found
             self._objections += 1
-            return Verdict.REFUSED if self._objections >= OBJECTIONS else self._undecided()
+            return Standing.REFUSED if self._objections >= OBJECTIONS else self._undecided()
         if observed.differed or not self.unproven:
             self._equal += 1
             self._seen |= observed.differed
         if self._equal >= EQUAL_CALLS and self._seen >= self.unproven:
-            return Verdict.PROVEN
+            return Standing.PROVEN
         if self._equal >= PATIENT_CALLS and self._seen:
-            return Verdict.PARTLY
+            return Standing.PARTLY
         return self._undecided()
 
     @property
@@ -107,13 +107,13 @@ class Proof:
         """Unproven inputs that held the same data in every call so far."""
         return self.unproven - self._seen
 
-    def _undecided(self) -> Verdict:
+    def _undecided(self) -> Standing:
         if self.calls < MOST_CALLS:
-            return Verdict.UNDECIDED
+            return Standing.UNDECIDED
         same = sorted(self.always_the_same)
         what = f"input {same[0]} held the same data in each" if same else "their outcomes did not decide"
         self.objection = f"undecided after {self.calls} trial calls: {what}"
-        return Verdict.GIVEN_UP
+        return Standing.GIVEN_UP
 
 
 def objection(repeated: Sequence[float], candidate: Collection[float]) -> str | None:

@@ -40,7 +40,7 @@ from optimizations.indirection.plan import Available, Choice, Plan, PlannedNode,
 from optimizations.indirection.pointers import Analysis, InputVerdict, ReasonCode, UseKind, find_pointer_uses
 from optimizations.recording.budget import Use, waiting_for_memory
 from optimizations.recording.generated import GeneratedCode
-from optimizations.recording.proof import Proof, Verdict
+from optimizations.recording.proof import Proof, Standing
 from optimizations.recording.trial import Candidate, Effects, TrialCall, TrialTools
 from optimizations.replay.addresses import AddressTracker, OwnedMemory, TrackedInput
 
@@ -486,16 +486,16 @@ class Session:
             return
         self._trial = None
         verdict = self._proof.add(observed)
-        if verdict is Verdict.UNDECIDED:
+        if verdict is Standing.UNDECIDED:
             return
         assert self.findings is not None
-        if verdict is Verdict.PROVEN:
+        if verdict is Standing.PROVEN:
             failed = self._candidate.failure() if self._candidate else None
             if failed is None:
                 self.commit(self.findings)
                 return
             self._proof.objection = failed
-        if verdict is Verdict.PARTLY:
+        if verdict is Standing.PARTLY:
             failed = self._candidate.failure() if self._candidate else None
             choice = Choice.HOST if failed or self._fixed else self._choice
             self._refuse("it held the same data in each trial call", self._proof.always_the_same, choice)

@@ -55,7 +55,7 @@ def observe(
             returned = step(*call.args, **call.kwargs)
         kept = kept_results(call.state, snapshot, observer)
         findings = [*observer.refusals, *(host_change(change) for change in call.state.changes(snapshot, kept))]
-    findings += _beside_operators(call, host_random, marks)
+    findings += _around_operators(call, host_random, marks)
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
     if draws and random.kept:
         findings.append(CHECKPOINT_DRAWS)
@@ -99,7 +99,7 @@ def _mark(tensor: torch.Tensor) -> tuple[bool, bool, int]:
     return tensor.requires_grad, tensor.grad is not None, tensor.data_ptr()
 
 
-def _beside_operators(
+def _around_operators(
     call: Call, host_random: HostRandom, marks: Sequence[tuple[bool, bool, int]]
 ) -> Iterator[Refusal]:
     for generator in host_random.drawn():

@@ -2,7 +2,7 @@
 
 Note [How far it looks]. Variables of the step and of the functions it calls (closures, defaults, globals they name),
 what containers hold, modules, optimizers, schedulers and scalers, and attributes of the program's own objects by names
-that occur in this code. What a training loop keeps beside the step in the same object (a counter, a data loader) has
+that occur in this code. What a training loop keeps in the same object as the step (a counter, a data loader) has
 another name, and may change. Of objects of installed libraries all attributes count, and of their functions all
 variables around them, since their code is not read. What a C extension keeps is not seen.
 """
