@@ -273,7 +273,7 @@ def test_operators_that_run_graphs_are_opaque_and_may_write() -> None:
     ((graph_module, inputs),) = graphs_of(program, torch.ones(3, requires_grad=True), torch.ones(3))
     observation = observe(graph_module, inputs)
     (opaque,) = [effects for effects in observation.effects.values() if effects.opaque]
-    assert "runs a graph of its own" in (opaque.opaque or "")
+    assert "runs its own graph" in (opaque.opaque or "")
     assert opaque.writes
 
 

@@ -49,13 +49,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
     """Every test begins and ends without a compiled function, a report or a graph, and with PyTorch's numerics."""
-    import torch
-    from indirection_on_gpu import forget
-
-    precision, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     yield
-    torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.benchmark = benchmark
+    from indirection_on_gpu import default_numerics, forget
+
+    default_numerics()
     forget()
 
 

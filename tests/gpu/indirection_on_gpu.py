@@ -28,6 +28,12 @@ def forget() -> None:
     torch.cuda.empty_cache()
 
 
+def default_numerics() -> None:
+    """As PyTorch starts with; workloads choose others (`suite.iteration.set_numerics`)."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.benchmark = False
+
+
 Searched = tuple[Capture, Capture, Capture | None, Capture | None]
 
 
