@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.captured.pools import Pool, end_failed_capture, joined, scratch_pool
+
+STREAM: Any = object()
 
 
 class Allocator:
@@ -20,6 +24,7 @@ class Allocator:
         self.allocating: set[Any] = set()
         self.size = 0
         self.emptied = 0
+        self.captures = 0
 
     def begin(self, device: int, pool: Any) -> None:
         self.references[pool] = self.references.get(pool, 0) + 1
@@ -36,6 +41,12 @@ class Allocator:
     def empty_cache(self) -> None:
         self.emptied += 1
 
+    @contextlib.contextmanager
+    def capture(self, graph: Any, *, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        assert (stream, capture_error_mode) == (STREAM, "thread_local")
+        self.captures += 1
+        yield
+
     def segments(self, pool: Any) -> list[dict[str, int]]:
         assert self.references[pool] > 0, "read before it goes"
         return [{"address": 4096, "total_size": self.size}]
@@ -47,6 +58,9 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     handles = iter(range(1, 1000))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
     monkeypatch.setattr(torch.cuda, "empty_cache", found.empty_cache)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", found.capture)
     monkeypatch.setattr(torch_internals, "begin_allocating", found.begin)
     monkeypatch.setattr(torch_internals, "end_allocating", found.end)
     monkeypatch.setattr(torch_internals, "release_pool", found.release)
@@ -94,9 +108,10 @@ def test_an_allocator_that_refuses_to_give_memory_back_is_let_be(
 
 def test_a_failed_capture_is_ended_once(allocator: Allocator) -> None:
     allocator.begin(0, (0, 9))
-    end_failed_capture(0, (0, 9))
+    end_failed_capture(0, (0, 9), STREAM)
     assert not allocator.allocating
-    end_failed_capture(0, (0, 9))
+    assert allocator.captures == 1, "an empty one, which takes generators out of the one that failed"
+    end_failed_capture(0, (0, 9), STREAM)
 
 
 def test_segments_that_adjoin_are_one() -> None:

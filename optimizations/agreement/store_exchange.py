@@ -80,13 +80,13 @@ class _Nothing:
     """An exchange for a ballot that is closed from the beginning."""
 
     def post(self, key: str, rank: int, vote: bytes) -> None:
-        raise RuntimeError("there is no exchange")
+        raise RuntimeError("this ballot is closed, and nothing is exchanged for it")
 
     def read(self, key: str, rank: int) -> bytes | None:
-        raise RuntimeError("there is no exchange")
+        raise RuntimeError("this ballot is closed, and nothing is exchanged for it")
 
     def news(self) -> int:
-        raise RuntimeError("there is no exchange")
+        raise RuntimeError("this ballot is closed, and nothing is exchanged for it")
 
 
 def close_current(reason: str) -> None:

@@ -75,7 +75,7 @@ class Decision:
 
 
 def read_vote(text: bytes) -> Vote | None:
-    """The vote that was encoded; None for what is no vote, which counts as none."""
+    """The vote that was encoded; None where these bytes are not a vote, as if none had been given."""
     try:
         fields: Any = json.loads(text)
         choice, reason, costs = fields["choice"], fields["reason"], fields["costs"]

@@ -1,9 +1,4 @@
-"""What captures of whole steps and callables need of CUDA, thin enough that tests can put another one in its place.
-
-Note [A capture that broke]. When the driver invalidates a capture, `capture_end` raises before PyTorch's random
-generators leave their capturing state, and the next dropout would fail. A small capture that succeeds takes them out
-of it. The allocator is told apart from that; see `captured.pools.end_failed_capture`.
-"""
+"""What captures of whole steps and callables need of CUDA, thin enough that tests can put another one in its place."""
 
 from __future__ import annotations
 
@@ -132,16 +127,7 @@ class CudaDevice:
             finally:
                 torch.cuda.set_stream(outside)
                 if broken:
-                    self._recover(pool)
-
-    def _recover(self, pool: Any) -> None:
-        """Note [A capture that broke]. What fails here is no worse than what failed before."""
-        end_failed_capture(self.index, pool)
-        with contextlib.suppress(RuntimeError):
-            small = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(small, stream=self._stream, capture_error_mode="thread_local"):
-                torch.zeros(1, device=f"cuda:{self.index}")
-            small.reset()
+                    end_failed_capture(self.index, pool, self._stream)
 
     def mentions(self, graph: Any, memory: Sequence[MemoryRange]) -> bool:
         from cuda.bindings import driver

@@ -9,6 +9,7 @@ counts, and memory is given back by `torch.cuda.empty_cache`, which leaves alone
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -53,11 +54,22 @@ def give_back() -> None:
         torch.cuda.empty_cache()
 
 
-def end_failed_capture(device: int, pool: Any) -> None:
-    """To be called after a capture in `pool` failed. PyTorch 2.11 goes on allocating for it otherwise, and never frees
-    memory of other pools again."""
+def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream) -> None:
+    """To be called after a capture in `pool` failed, which PyTorch 2.11 leaves half under way.
+
+    The allocator would go on allocating for it, and never free memory of other pools again. And random generators may
+    still be capturing, so that the next dropout would fail; an empty capture that succeeds, on `stream`, takes them out
+    of it. What fails here is no worse than what failed before.
+    """
     with contextlib.suppress(RuntimeError):  # it had ended
         torch_internals.end_allocating(device, pool)
+    with (
+        contextlib.suppress(RuntimeError),
+        warnings.catch_warnings(record=True),
+        torch.cuda.device(device),
+        torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"),
+    ):
+        pass
 
 
 def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:

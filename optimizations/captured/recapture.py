@@ -109,7 +109,7 @@ def _captured_by_torch(
                 graph.capture_end()
         return Recaptured(read_graph(driver, driver.CUgraph(graph.raw_cuda_graph())), pool_memory(pool))
     except BaseException:
-        end_failed_capture(device, pool)
+        end_failed_capture(device, pool, torch.cuda.current_stream())
         raise
     finally:
         graph.reset()

@@ -126,7 +126,7 @@ class HostState:
         return found
 
     def changes(self, before: list[Any], but: Iterable[Rebound] = ()) -> Iterator[str]:
-        """What is no longer as in `before`, as text with the program's names; not the entries in `but`.
+        """What differs from `before`, in the program's names. Entries in `but` are left out.
 
         A container that was replaced is compared with what stands in its place now.
         """

@@ -180,7 +180,7 @@ class Watch:
 class Guard:
     """One comparison in C++ of entries of dicts, by identity. It may fail where nothing changed.
 
-    A number that was written anew is another object; and once a dict was written, C++ looks into all of them. Then the
+    A number assigned again is another object; and once a dict was written, C++ looks into all of them. Then the
     comparison is made new, at most once in so many calls, twice as many each time.
     """
 

@@ -126,9 +126,8 @@ class SteadyCall:
         self.parent: Any = node.parent
         self._addresses = node.static_input_data_ptrs
         self._compared = sorted({*node.static_input_idxs, *node.cudagraph_managed_idxs})
-        references = node.path_weakrefs
-        self._dead_before = [(references[depth], place) for depth, place in node.expected_dead_indices_before_graph]
-        self._dead_after = [(references[depth], place) for depth, place in node.expected_dead_indices_after_graph]
+        self._dead_before = node.references(node.expected_dead_indices_before_graph)
+        self._dead_after = node.references(node.expected_dead_indices_after_graph)
         self._dying = [index for index in node.cudagraph_managed_idxs if not node.preserved_aliased_inputs[index]]
         self._tracker = node.tracker
         self._session = node.session

@@ -30,9 +30,7 @@ stream than the last call's waits for what is enqueued there, for both use the s
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -376,24 +374,13 @@ class EncoreManager(CUDAGraphTreeManager):
         if replayed:
             self.path_state = trees.ExecutionState.RECORDING  # the allocator knows what is live
         torch.cuda.synchronize()
-        end_failed_capture(self.device_index, self.cuda_graphs_thread_pool)
-        self._end_capturing()
+        end_failed_capture(self.device_index, self.cuda_graphs_thread_pool, self.stream)
         arguments = [torch_internals.clone_preserve_strides(value) if copied else value for value, copied in inputs]
         inputs.clear()
         function.ran_without_graph(function.without_graph)
         if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
             self._uncaptured_forwards += 1
         return function(arguments)
-
-    def _end_capturing(self) -> None:
-        """A capture that fails can leave PyTorch's generator in it. An empty one takes it out."""
-        with (
-            contextlib.suppress(RuntimeError),
-            warnings.catch_warnings(record=True),
-            torch.cuda.device(self.device_index),
-            torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self.stream, capture_error_mode="thread_local"),
-        ):
-            pass
 
     def _kept_for_a_failure(self, inputs: Sequence[Any]) -> list[tuple[Any, bool]]:
         """Inputs to run on if the recording fails, each with whether it must be copied first.

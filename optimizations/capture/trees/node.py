@@ -289,7 +289,11 @@ class EncoreNode(CUDAGraphNode):
     @functools.cached_property
     def results_alive(self) -> list[tuple[list[Any], int]]:
         """Where the references to all results are that are alive after the graph: a list of stock's, and a place."""
-        return [(self.path_weakrefs[depth], place) for depth, place in self.live_indices_after_graph]
+        return self.references(self.live_indices_after_graph)
+
+    def references(self, indices: Sequence[tuple[int, int]]) -> list[tuple[list[Any], int]]:
+        """Where the references to these results are, given as stock does (depth in the path, place)."""
+        return [(self.path_weakrefs[depth], place) for depth, place in indices]
 
     def release(self) -> None:
         """Give back what the node holds in addition to the graph. It cannot be run any more."""
