@@ -19,6 +19,7 @@ SCRIPTS = (
     "tests/gpu/pytest.sh",
     "tests/gpu/run.sh",
     "tests/gpu/ranks.sh",
+    "tests/gpu/stages.sh",
     ".ci/run",
 )
 

@@ -50,48 +50,17 @@ done
 workloads=("$@")
 [ ${#workloads[@]} -gt 0 ] || workloads=(DECODER XLNET-I ST VM DALLE2)
 
-python="${PYTHON:-$root/.venv/bin/python}"
-[ -x "$python" ] || python="$(command -v python3)"
-work="$(mktemp -d)"
-trap 'rm -rf -- "$work"' EXIT
-cd -- "$root" || exit 2
 # Multicast over NVLink can take the GPUs of a shared host out of service.
 export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}" TORCH_SYMM_MEM_DISABLE_MULTICAST="${TORCH_SYMM_MEM_DISABLE_MULTICAST:-1}"
 export NVSHMEM_DISABLE_NVLS="${NVSHMEM_DISABLE_NVLS:-1}"
-
-# `torch.compile(backend="encore")` finds the backend by the installed package's entry point.
-if ! "$python" -c 'from importlib.metadata import distribution; distribution("encore")' 2>/dev/null; then
-    "$python" -m pip install --quiet --no-deps --no-build-isolation --editable "$root" || exit 2
-fi
-encore() { "$python" -P -m suite "$@"; }
-encore env --require-gpu || exit
-encore env --json >"$out/environment.json"
+# shellcheck source=tests/gpu/stages.sh
+source "$root/tests/gpu/stages.sh"
 nvidia-smi topo -m >"$out/topology.txt" 2>&1
 gpus="$("$python" -c 'import torch; print(torch.cuda.device_count())')" || exit 2
 degrees=1
-for degree in 2 4 8; do
-    [ "$degree" -gt "$gpus" ] || [ "$degree" -gt 4 ] || degrees="$degrees,$degree"
+for degree in 2 4; do
+    [ "$degree" -gt "$gpus" ] || degrees="$degrees,$degree"
 done
-
-started=$SECONDS
-failed=0
-left() { echo $((minutes * 60 - (SECONDS - started))); }
-
-# stage NAME SECONDS COMMAND...: no longer than SECONDS, output to OUT/NAME.log
-stage() {
-    local name="$1" limit="$2" begun=$SECONDS status
-    shift 2
-    if [ "$limit" -lt 20 ]; then
-        echo "$name: not started, $limit s are left" | tee -a "$out/summary.txt"
-        failed=1
-        return
-    fi
-    timeout --signal=INT --kill-after=20 "$limit" "$@" >"$out/$name.log" 2>&1
-    status=$?
-    echo "$name: exit code $status after $((SECONDS - begun)) s" | tee -a "$out/summary.txt"
-    tail -n 3 -- "$out/$name.log"
-    [ "$status" -eq 0 ] || failed=1
-}
 
 echo "$gpus GPUs, degrees $degrees" | tee "$out/summary.txt"
 if [[ ",$stages," == *,tests,* ]]; then
