@@ -19,6 +19,7 @@ Inputs at fixed addresses (parameters) are not looked at here; see `fixed_inputs
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -40,7 +41,7 @@ from optimizations.indirection.plan import Available, Choice, Plan, PlannedNode,
 from optimizations.indirection.pointers import Analysis, InputVerdict, ReasonCode, UseKind, find_pointer_uses
 from optimizations.recording.budget import Use, waiting_for_memory
 from optimizations.recording.generated import GeneratedCode
-from optimizations.recording.proof import Proof, Standing
+from optimizations.recording.proof import MOST_CALLS, Proof, Standing
 from optimizations.recording.trial import Candidate, Effects, TrialCall, TrialTools
 from optimizations.replay.addresses import AddressTracker, OwnedMemory, TrackedInput
 
@@ -49,6 +50,10 @@ CAPTURE_COST = 4.0
 
 TRIAL_COST = 4.0
 """What a trial call takes more than a plain one, in calls. Estimated."""
+
+MOST_UNDER_WAY = 8
+"""Trial calls whose outcome is not known yet. A program that never waits for the device is hundreds of launches ahead
+of it, and one outcome at a time would take that many calls for each of `proof.MOST_CALLS`."""
 
 
 class Stage(StrEnum):
@@ -186,7 +191,7 @@ class Session:
         self._editable: EditableGraph | None = None
         self._candidate: Candidate | None = None
         self._proof: Proof | None = None
-        self._trial: TrialCall | None = None
+        self._trials: deque[TrialCall] = deque()
         self._earlier: dict[int, torch.Tensor] = {}
         self._fixed: tuple[int, ...] = ()
 
@@ -212,7 +217,7 @@ class Session:
             if self.stage is Stage.WAITING:
                 self.use.plan(CAPTURE_COST * self.recorded.seconds)
             elif self.stage is Stage.PROVING:
-                self.waiting = self.use.plan(TRIAL_COST * self.use.mean_call_s)
+                self._plan_trial()
             return replay(inputs)
         if self.stage is Stage.PROVING:
             return self._proving_call(inputs, replay)
@@ -240,7 +245,7 @@ class Session:
     def close(self) -> None:
         """Give back what is held on the device."""
         candidate, self._candidate = self._candidate, None
-        self._trial = None
+        self._trials.clear()
         self._earlier = {}
         if candidate is not None:
             candidate.close()
@@ -261,6 +266,7 @@ class Session:
             self._fixed = tuple(fixed)
             self.off = None
             self.stage = Stage.WAITING
+            self.waiting = self.use.plan(0.0)
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Note [Doubt]."""
@@ -453,7 +459,7 @@ class Session:
         trial: TrialCall | None = None
         try:
             self._judge()
-            if self.stage is Stage.PROVING and self._trial is None:
+            if self.stage is Stage.PROVING and self._may_try():
                 trial = self._next_trial(inputs)
         except Exception as error:
             self._give_up(one_line(error))
@@ -465,7 +471,7 @@ class Session:
         results: list[Any] = []
         try:
             trial.run(tensors, lambda: results.append(replay(inputs)), lambda: candidate.launch(addresses))
-            self._trial = trial
+            self._trials.append(trial)
             self.trial_calls += 1
             self._keep(tensors)
         except Exception as error:
@@ -474,18 +480,33 @@ class Session:
             self._give_up(one_line(error))
         self.use.spent_s += self._clock() - begun
         if self.stage is Stage.PROVING:
-            self.waiting = self.use.plan(TRIAL_COST * self.use.mean_call_s)
+            self._plan_trial()
         return results[0]
 
+    def _plan_trial(self) -> None:
+        planned = self.use.plan(TRIAL_COST * self.use.mean_call_s)
+        self.waiting = f"{planned}; {self.trial_calls} trial calls so far, {len(self._trials)} of them under way"
+
+    def _may_try(self) -> bool:
+        """Whether one more trial call is of use, as far as outcomes are known."""
+        assert self._proof is not None
+        return len(self._trials) < min(MOST_UNDER_WAY, MOST_CALLS - self._proof.calls)
+
     def _judge(self) -> None:
-        """Take the outcome of an earlier trial call into account, if it is there."""
-        if self._trial is None or self._proof is None:
-            return
-        observed = self._trial.result()
-        if observed is None:
-            return
-        self._trial = None
-        verdict = self._proof.add(observed)
+        """Take the outcomes of earlier trial calls into account, as far as they are there."""
+        assert self._proof is not None
+        while self._trials and self.stage is Stage.PROVING:
+            observed = self._trials[0].result()
+            if observed is None:
+                return
+            self._trials.popleft()
+            # Begun before it was known that the function may not repeat itself, it says nothing.
+            if not (self._proof.needs_spread and observed.spread is None and any(observed.deviations)):
+                self._conclude(self._proof.add(observed))
+
+    def _conclude(self, verdict: Standing) -> None:
+        """What follows from where the proof stands."""
+        assert self._proof is not None
         if verdict is Standing.UNDECIDED:
             return
         assert self.findings is not None
@@ -522,9 +543,11 @@ class Session:
         needed = effects.copied_bytes(spread=self._proof.needs_spread) + sum(
             2 * size_bytes(inputs[index]) for index in unproven
         )
-        self.waiting = waiting_for_memory(needed, self._tools.free_bytes())
-        if self.waiting is not None:
+        short = waiting_for_memory(needed, self._tools.free_bytes())
+        if short is not None:
+            self.waiting = short
             return None
+        self._plan_trial()
         if not self._readable_in_place(inputs):
             return None
         if any(index not in self._earlier for index in unproven):

@@ -160,6 +160,7 @@ class TrialCall:
         self._device = device
         self._before = [one.clone() for one in (*effects.destroyed, *effects.written)]
         self._after = [torch.empty_like(one) for one in (*effects.outputs, *effects.written)]
+        self._tensors = len(self._pairs)
         self._pending: Pending | None = None
 
     def run(self, inputs: Mapping[int, torch.Tensor], replay: Callable[[], Any], candidate: Callable[[], None]) -> Any:
@@ -187,6 +188,8 @@ class TrialCall:
             # Whatever happened, an interrupt too: the program sees what the copying graph did.
             for kept, now in zip(self._after, outcome, strict=True):
                 now.copy_(kept)
+            # Later work of this stream may have the memory: outcomes come much later than that.
+            self._before, self._after, self._earlier = [], [], {}
         return results
 
     def result(self) -> Observed | None:
@@ -195,7 +198,7 @@ class TrialCall:
         if numbers is None:
             return None
         count = len(self._unproven)
-        tensors = len(self._pairs)
+        tensors = self._tensors
         differed = frozenset(index for index, one in zip(self._unproven, numbers, strict=False) if one)
         deviations = tuple(numbers[count : count + tensors])
         spread = tuple(numbers[count + tensors :]) if self._again is not None else None

@@ -1,0 +1,135 @@
+"""Trial calls of a program that is far ahead of its device: outcomes are known many calls later."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from simulated_cuda import floats
+from trees_on_cpu import COUNT, Compiled, Model, nodes, values
+
+import optimizations
+from optimizations.recording import session, trial
+from optimizations.recording.proof import MOST_CALLS
+
+__all__ = ["cuda_on_cpu"]
+
+AHEAD = 300
+"""Launches between the host and its device."""
+
+
+class Device:
+    """The device is through with a trial `AHEAD` calls later, as its event tells. Counts what was under way."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.under_way = 0
+        self.most = 0
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    found = Device()
+
+    class Late(trial.Pending):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.at = found.calls
+            found.under_way += 1
+            found.most = max(found.most, found.under_way)
+
+        def take(self) -> list[float] | None:
+            if found.calls < self.at + AHEAD:
+                return None
+            found.under_way -= 1
+            return super().take()
+
+    monkeypatch.setattr(trial, "Pending", Late)
+    yield found
+
+
+def calls_until_settled(compiled: Compiled, device: Device, arguments: Any) -> int:
+    kept = []
+    for step in range(20 * AHEAD):
+        device.calls += 1
+        kept.append(arguments(step))
+        del kept[:-4]
+        compiled(*kept[-1])
+        if step > 8 and optimizations.settled():
+            return step
+    raise AssertionError([node.waiting for node in nodes()])
+
+
+def test_inputs_that_are_always_the_same_settle_within_a_few_times_that_distance(
+    cuda_on_cpu: CudaOnCpu, device: Device
+) -> None:
+    compiled, inputs = Compiled(Model(cuda_on_cpu)), (values(1), values(2), values(7))
+    calls = calls_until_settled(compiled, device, lambda step: inputs)
+    assert calls <= (MOST_CALLS // session.MOST_UNDER_WAY + 0.5) * AHEAD
+    assert device.most == session.MOST_UNDER_WAY
+    (report,) = compiled.reports
+    assert report.proof_runs == MOST_CALLS
+    assert not any(one.indirect for one in report.inputs)
+
+
+def test_a_pointer_that_hides_is_found_while_more_outcomes_are_under_way(
+    cuda_on_cpu: CudaOnCpu, device: Device
+) -> None:
+    """The candidate's wrong results reach no caller, and x, which is proven apart, is read in place."""
+    compiled, w = Compiled(Model(cuda_on_cpu, hides_y=True)), values(7)
+    kept = []
+    for step in range(3 * AHEAD):
+        device.calls += 1
+        x, y = values(step), values(-3 * step)
+        kept.append((x, y))
+        del kept[:-4]
+        assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w), step
+    (report,) = compiled.reports
+    assert not report.inputs[1].indirect
+    assert optimizations.settled()
+
+
+def test_a_function_that_does_not_repeat_itself_is_proven_by_calls_that_know_of_it(
+    cuda_on_cpu: CudaOnCpu, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those under way when the first outcome showed it had no second run to compare with, and count for nothing."""
+    monkeypatch.setattr(session, "MOST_UNDER_WAY", MOST_CALLS)
+    draw = random.Random(5)
+
+    class Drawn(Model):
+        def _body(self, x: bytes, y: bytes, w: bytes, out: bytes) -> None:
+            super()._body(x, y, w, out)
+            at = floats(int.from_bytes(out, "little"), COUNT)
+            at[:] = [value + draw.uniform(0, 1e-3) for value in list(at)]
+
+    compiled, w = Compiled(Drawn(cuda_on_cpu)), values(7)
+    calls = calls_until_settled(compiled, device, lambda step: (values(step), values(-3 * step), w))
+    (report,) = compiled.reports
+    assert [one.indirect for one in report.inputs if one.name in "xy"] == [True, True], report
+    assert calls <= 3 * AHEAD
+
+
+def test_what_a_trial_waits_for_says_how_far_it_is(cuda_on_cpu: CudaOnCpu, device: Device) -> None:
+    compiled, inputs = Compiled(Model(cuda_on_cpu)), (values(1), values(2), values(7))
+    for _ in range(60):
+        device.calls += 1
+        compiled(*inputs)
+    (node,) = nodes()
+    assert node.waiting is not None
+    assert node.waiting.endswith("8 trial calls so far, 8 of them under way")
+
+
+def test_a_proof_that_has_no_inputs_to_try_yet_is_waited_for(cuda_on_cpu: CudaOnCpu, device: Device) -> None:
+    """The first trial needs data of an earlier call, and others need addresses that can be read in place."""
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    for step in range(12):
+        device.calls += 1
+        x = values(step) if step < 4 else values(step, offset=1)
+        compiled(x, values(2), w)
+        if step >= 2:
+            (node,) = nodes()
+            assert node.session.pending and node.waiting, step
