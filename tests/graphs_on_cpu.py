@@ -17,9 +17,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from optimizations import torch_internals
 from optimizations.captured.graph import MemoryRange
 
 GARBAGE = float("nan")
+ASKS = "_cuda_isCurrentStreamCapturing"
+"""What `torch.cuda.is_current_stream_capturing` calls."""
 
 
 class CpuGraph:
@@ -156,7 +159,7 @@ class CpuDevice:
         random = torch.random.get_rng_state()
         states = [(generator, generator.get_state()) for generator in generators]
         try:
-            with mode:
+            with mode, torch_internals.replaced_attribute(torch.cuda.graphs, ASKS, lambda: True):
                 yield
             if mode.broken:
                 raise RuntimeError("operation failed due to a previous error during capture")

@@ -15,7 +15,7 @@ from transformers import BatchEncoding
 from optimizations.capture.device import any_word_in
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import names, refused_tensor, replaced, signature
-from optimizations.capture.step.forbidden_calls import RandomState, watched
+from optimizations.capture.step.forbidden_calls import Asked, watched
 from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.progress import MOST_SIGNATURES, PATIENCE, Action, Plan, Progress
@@ -199,12 +199,12 @@ def test_numbers_become_tensors_by_a_fill_and_data_of_others_does_not() -> None:
     observer = Observer(lambda tensor: True, {}, forbid=False)
     for data in (1.5, 3, True, 2j, -math.inf, math.nan, [1, 2.5, True], (7,), [True, False]):
         for keywords in ({}, {"dtype": torch.complex64}, {"dtype": torch.bfloat16} if data != 2j else {}):
-            with watched(observer, RandomState(), capturing=True, compiled=False):
+            with watched(observer, Asked(), capturing=True, compiled=False):
                 made = torch.tensor(data, device="cpu", **keywords)
             expected = stock(data, **keywords)
             assert made.dtype == expected.dtype and made.shape == expected.shape
             assert made.untyped_storage().tolist() == expected.untyped_storage().tolist()
-    with watched(observer, RandomState(), capturing=True, compiled=False), observer:
+    with watched(observer, Asked(), capturing=True, compiled=False), observer:
         torch.tensor(0.5, device="cpu")
         assert [operation.name for operation in observer.operations] == ["aten.full.default"]
         for data in (numpy.float64(0.5), numpy.ones(2), [[1.0]], [numpy.int64(1)], [1.0] * 33, []):
@@ -213,7 +213,7 @@ def test_numbers_become_tensors_by_a_fill_and_data_of_others_does_not() -> None:
         with pytest.raises(RuntimeError, match="overflow"):
             torch.tensor(300, dtype=torch.uint8, device="cpu")
         assert torch.tensor(1e39, dtype=torch.float32, device="cpu").isinf()  # a fill would raise
-    with watched(observer, RandomState(), capturing=True, compiled=True):
+    with watched(observer, Asked(), capturing=True, compiled=True):
         assert torch.tensor is stock
     assert torch.tensor is stock
 
@@ -223,10 +223,10 @@ def test_a_checkpoint_keeps_the_random_state_without_a_trace(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.zeros(8, dtype=torch.uint8).clone())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: state.clone())
     for capturing in (False, True):
-        observer, random = Observer(lambda tensor: True, {}, forbid=capturing), RandomState()
-        with watched(observer, random, capturing=capturing, compiled=False), observer:
+        observer, asked = Observer(lambda tensor: True, {}, forbid=capturing), Asked()
+        with watched(observer, asked, capturing=capturing, compiled=False), observer:
             torch.cuda.set_rng_state(torch.cuda.get_rng_state())
-        assert observer.operations == [] and random.kept
+        assert observer.operations == [] and asked.random_state
 
 
 def test_too_many_signatures_are_a_reason() -> None:

@@ -114,6 +114,14 @@ NAMES: dict[str, Private] = {
     ),
     "end_allocating": Private("torch._C", "_cuda_endAllocateToPool", _CHECKED, "end that"),
     "release_pool": Private("torch._C", "_cuda_releasePool", _CHECKED, "give the pool back"),
+    # steps: what a call is told, and when PyTorch's compiler is at work
+    "compilation_callbacks": Private(
+        "torch._dynamo.callback", "callback_handler", _CHECKED_HERE, "notice compilations while a step is looked at"
+    ),
+    "inductor_benchmarker": Private(
+        "torch._inductor.runtime.benchmarking", "InductorBenchmarker", _CHECKED_HERE, "time a kernel as Inductor does"
+    ),
+    "cuda_graphs": Private("torch.cuda.graphs", None, _CHECKED_HERE, "tell code whether it is captured"),
     "set_grad_enabled": Private("torch", "_C._set_grad_enabled", _CHECKED, "see that a graph switches gradients on"),
     "storage_use_count": Private("torch", "_C._storage_Use_Count", _CHECKED, "see that a value is saved for backward"),
     "tensor_use_count": Private("torch", "Tensor._use_count", _CHECKED, "see that a value is saved for backward"),

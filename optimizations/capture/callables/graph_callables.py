@@ -30,13 +30,11 @@ from optimizations.capture.callables.graphed import Graphed, Slot
 from optimizations.capture.callables.memory_plan import pools
 from optimizations.capture.callables.order import Event, Follower, WrongOrder, default_order, events, expanded
 from optimizations.capture.callables.results import HandedOut
+from optimizations.capture.callables.warm_up import Forbidding, refuse_changes, warmed_up
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import flatten, refused_tensor, replaced, signature
-from optimizations.capture.step import forbidden_calls
-from optimizations.capture.step.host_state import HostState, Rebound
-from optimizations.capture.step.observer import Observer, StepRefused
-from optimizations.capture.step.observing import host_change, kept_results
+from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.reach import reach
 from optimizations.capture.step.watch import Watch
 from optimizations.report.steps import CallableReport, Refusal
@@ -66,6 +64,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._training = any(event.direction == "backward" for event in order)
         self._parameters = [parameters_of(function) for function in callables]
         self._keys = [signature(sample, []) for sample in samples]
+        self._as_captured = [False for _ in callables]
         self._modes = [modes_of(function) for function in callables]
         self._slots: dict[tuple[int, int], Slot] = {}
         self._update: Any = None
@@ -234,18 +233,9 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         kept = [(tensor, tensor.detach().clone()) for tensor in state.tensors.values() if not tensor.requires_grad]
         grads = [(parameter, parameter.grad) for parameter in state.parameters()]
         try:
-            for run in range(warm_up):
-                for function, sample, parameters in zip(self._callables, samples, self._parameters, strict=True):
-                    snapshot = state.snapshot()
-                    observer = Observer(self._device.holds, {}, forbid=False)
-                    random = forbidden_calls.RandomState()
-                    watched = forbidden_calls.watched(observer, random, capturing=False, compiled=state.compiled)
-                    with self._device.warming_up(), watched, observer:
-                        self._run_once(function, sample, parameters)
-                    if observer.refusals:
-                        raise StepRefused(observer.refusals[0])
-                    if run == warm_up - 1:  # the first runs may set up what stays
-                        _refuse_changes(state, snapshot, observer)
+            for number, arguments in enumerate(zip(self._callables, samples, self._parameters, strict=True)):
+                run = functools.partial(self._run_once, *arguments)
+                self._as_captured[number] = warmed_up(self._device, run, state, warm_up)
             if after_step is not None:
                 with self._device.warming_up():
                     after_step()
@@ -290,8 +280,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 after_step()
         self._device.restore_random_states(states)
 
-    def _forbidding(self) -> _Forbidding:
-        return _Forbidding(self._device, compiled=any(state.compiled for state in self._states))
+    def _forbidding(self, number: int | None = None) -> Forbidding:
+        """For a capture of callable `number`, counted from 1."""
+        as_captured = number is not None and self._as_captured[number - 1]
+        return Forbidding(self._device, compiled=any(state.compiled for state in self._states), as_captured=as_captured)
 
     def _capture_forward(self, event: Event, sample: Sample, pool: int, handle: Any) -> tuple[Slot, list[torch.Tensor]]:
         function = self._callables[event.callable - 1]
@@ -301,7 +293,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             inputs = CopiedInputs([tensor.detach() for tensor in tensors])
         for tensor, placeholder in zip(tensors, inputs.recording_inputs, strict=True):
             placeholder.requires_grad_(tensor.requires_grad)
-        graph, forbidding = self._device.new_graph(), self._forbidding()
+        graph, forbidding = self._device.new_graph(), self._forbidding(event.callable)
         state = self._states[event.callable - 1]
         snapshot = state.snapshot()
         torch.clear_autocast_cache()
@@ -312,7 +304,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         ):
             nest = called(function, replaced(sample, iter(inputs.recording_inputs)))
         torch.clear_autocast_cache()
-        bound = _refuse_changes(state, snapshot, forbidding.observer)
+        bound = refuse_changes(state, snapshot, forbidding.observer)
         outputs: list[torch.Tensor] = []
         if (strange := unknown_object(flatten(nest, outputs))) is not None:
             raise StepRefused(
@@ -348,7 +340,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         wanted = [tensor for tensor in surface if tensor.requires_grad]
         slot.backward = self._device.new_graph()
         count = len(slot.inputs.recording_inputs)
-        with self._device.capturing(slot.backward, handle), self._forbidding():
+        with self._device.capturing(slot.backward, handle), self._forbidding(slot.number):
             found: Sequence[torch.Tensor | None] = ()
             if given and wanted:
                 found = torch.autograd.grad(given, wanted, slot.tangents, allow_unused=True)
@@ -363,35 +355,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             ]
             copy_all([there for there, _ in pairs], [here for _, here in pairs])
         slot.gradients = [*gradients[:count], *own]
-
-
-class _Forbidding:
-    """What a capture cannot hold raises before it runs. See `step.observer`."""
-
-    def __init__(self, device: Device, *, compiled: bool) -> None:
-        self.observer = Observer(device.holds, {}, forbid=True)
-        random = forbidden_calls.RandomState()
-        self._watched = forbidden_calls.watched(self.observer, random, capturing=True, compiled=compiled)
-
-    def __enter__(self) -> None:
-        self._watched.__enter__()
-        self.observer.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.observer.__exit__(*error)
-        self._watched.__exit__(*error)
-
-
-def _refuse_changes(state: HostState, snapshot: list[Any], observer: Observer) -> list[Rebound]:
-    """Attributes and variables that a run bound to what it made; it may have changed nothing else in Python.
-
-    Raises:
-        StepRefused: it has.
-    """
-    kept = kept_results(state, snapshot, observer)
-    for change in state.changes(snapshot, kept):
-        raise StepRefused(host_change(change))
-    return kept
 
 
 def graph_callables(

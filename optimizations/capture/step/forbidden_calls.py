@@ -3,6 +3,11 @@
 Note [Random state and checkpoints]. `torch.utils.checkpoint` saves the GPU's random state and sets it again for the
 recomputation, and neither can be done in a capture. Where the step draws no random numbers there is nothing to keep,
 and during the capture these two calls do nothing. Where it draws some, the recomputation would draw others.
+
+Note [Code that asks whether it is captured]. Libraries ask, and then leave out what no graph holds: Hugging Face's
+models look into their masks otherwise. Their calls would be others than those that were observed. So all calls get the
+same answer. At first that of eager, which gives eager's results; and where a step that asks is refused, that of a
+capture. PyTorch's optimizers get the true one: they check whether they may be captured.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.python_values import filling
+from optimizations.capture.step.source_lines import called_from
 from optimizations.torch_internals import replaced_attribute
 
 _WAITS: tuple[tuple[Any, str], ...] = (
@@ -34,16 +40,23 @@ _SEEDS: tuple[tuple[Any, str], ...] = (
     (torch.cuda, "seed_all"),
 )
 
+_CAPTURED = "_cuda_isCurrentStreamCapturing"
+_OPTIMIZERS = "/torch/optim/"
 
-class RandomState:
-    """Whether a step kept the GPU's random state to set it again."""
 
-    def __init__(self) -> None:
-        self.kept = False
+class Asked:
+    """What a step asked for: the GPU's random state, to set it again, and whether it is captured.
+
+    `as_captured`: what it is told. Note [Code that asks whether it is captured].
+    """
+
+    def __init__(self, *, as_captured: bool = False) -> None:
+        self.random_state = self.captured = False
+        self.as_captured = as_captured
 
 
 @contextlib.contextmanager
-def watched(observer: Observer, random: RandomState, *, capturing: bool, compiled: bool) -> Iterator[None]:
+def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool) -> Iterator[None]:
     """Refuse these calls while a step runs, in its thread and its backward's. Note [Random state and checkpoints].
 
     `compiled`: whether the step holds compiled code. Its guards ask for PyTorch's own `torch.tensor`, so that stays.
@@ -64,7 +77,7 @@ def watched(observer: Observer, random: RandomState, *, capturing: bool, compile
     def get_rng_state(*arguments: Any, **keywords: Any) -> torch.Tensor:
         if elsewhere():
             return stock_get(*arguments, **keywords)
-        random.kept = True
+        asked.random_state = True
         if capturing:
             return nothing
         with observer.unseen():
@@ -74,7 +87,7 @@ def watched(observer: Observer, random: RandomState, *, capturing: bool, compile
         if elsewhere():
             stock_set(state, *arguments, **keywords)
             return
-        random.kept = True
+        asked.random_state = True
         if not capturing:
             with observer.unseen():
                 stock_set(state, *arguments, **keywords)
@@ -86,6 +99,12 @@ def watched(observer: Observer, random: RandomState, *, capturing: bool, compile
         with observer.unseen():
             return stock_tensor(data).dtype
 
+    def is_captured() -> bool:
+        if elsewhere() or called_from(_OPTIMIZERS):
+            return bool(stock_captured())
+        asked.captured = True
+        return asked.as_captured
+
     def tensor(*arguments: Any, **keywords: Any) -> torch.Tensor:
         return (stock_tensor if elsewhere() else filled)(*arguments, **keywords)
 
@@ -93,6 +112,8 @@ def watched(observer: Observer, random: RandomState, *, capturing: bool, compile
     cpu_is_gpu = observer.holds(nothing)
     stock_tensor = torch.tensor
     filled = filling(stock_tensor, is_gpu, dtype_of)
+    graphs: Any = torch_internals.cuda_graphs
+    stock_captured = getattr(graphs, _CAPTURED)
     stock_get, stock_set = torch.cuda.get_rng_state, torch.cuda.set_rng_state
     with contextlib.ExitStack() as stack:
         for owner, name in _WAITS:
@@ -107,6 +128,8 @@ def watched(observer: Observer, random: RandomState, *, capturing: bool, compile
             stack.enter_context(replaced_attribute(owner, name, call))
         if not compiled:
             stack.enter_context(replaced_attribute(torch, "tensor", tensor))
+        # What `torch.cuda.is_current_stream_capturing` calls: compiled code looks whether that itself is PyTorch's.
+        stack.enter_context(replaced_attribute(graphs, _CAPTURED, is_captured))
         stack.enter_context(replaced_attribute(torch.cuda, "get_rng_state", get_rng_state))
         stack.enter_context(replaced_attribute(torch.cuda, "set_rng_state", set_rng_state))
         yield

@@ -31,7 +31,7 @@ from optimizations.capture.step.call import Call, call_of
 from optimizations.capture.step.gradients import pattern, put
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.observer import StepDiffers, StepRefused
+from optimizations.capture.step.observer import SETS_UP, StepDiffers, StepRefused
 from optimizations.capture.step.observing import observe
 from optimizations.capture.step.parallel import DDP_WARM_UP, refused_modules
 from optimizations.capture.step.progress import OBSERVED, Action, Plan, Progress
@@ -175,7 +175,14 @@ class GraphedStep:
     def _observe(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
         self._eager += 1
         with _alone():
-            seen = observe(device, self._step, call, self._rates, progress.outside)
+            as_captured = progress.as_captured
+            seen = observe(device, self._step, call, self._rates, progress.outside, as_captured=as_captured)
+        if seen.set_up:
+            if progress.passed_over():
+                self._refuse(key, SETS_UP)
+            return seen.returned
+        if seen.findings and seen.asked and progress.told_to_be_captured():
+            return seen.returned
         if (refusal := progress.note(seen.operations, seen.structure, seen.findings)) is not None:
             self._refuse(key, refusal)
         progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
@@ -214,7 +221,9 @@ class GraphedStep:
             if not isinstance(error, Exception):
                 raise
             refusal = why(error)
-            if isinstance(error, StepDiffers) and progress.differed():
+            if isinstance(error, StepDiffers) and (
+                not progress.passed_over() if refusal is SETS_UP else progress.differed()
+            ):
                 return self._observe(device, key, call, progress)
         else:
             recording.report = replace(recording.report, record_s=time.perf_counter() - began)

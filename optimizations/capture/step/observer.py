@@ -26,7 +26,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.step import casts
 from optimizations.capture.step.operations import Operation
-from optimizations.capture.step.source_lines import advice_by_caller, current_line
+from optimizations.capture.step.source_lines import advice_by_caller, called_by_the_compiler, current_line
 from optimizations.report.steps import Refusal
 
 Holds = Callable[[torch.Tensor], bool]
@@ -45,6 +45,13 @@ class StepDiffers(StepRefused):
     """A captured call did something else than the calls before it."""
 
 
+SETS_UP = Refusal(
+    "compiles code, or times kernels to choose among them, in call after call",
+    "see why with TORCH_LOGS=recompiles; pass what differs as tensors, or mark sizes as dynamic",
+)
+"""Why a call does not count, and why a step is refused of which none does. See `compilations`."""
+
+
 class Observer(torch_internals.TorchDispatchMode):
     """On while a step runs. With `forbid`, what cannot be captured raises `StepRefused` before it runs.
 
@@ -57,6 +64,8 @@ class Observer(torch_internals.TorchDispatchMode):
         in_backward: whether an operator ran inside of a backward.
         kept_casts: whether it read what may be a cast that autocast keeps from an earlier call.
         new_casts: whether it made a cast that autocast may keep.
+        compiling: whether PyTorch compiles something right now.
+        set_up: whether something was compiled, or kernels were timed, so that the call does not count.
 
     `known`: names of tensors that live as long as the call, by where their storages lie.
     """
@@ -78,6 +87,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.generators = list(generators)
         self.in_backward = False
         self.kept_casts = self.new_casts = False
+        self.compiling = self.set_up = False
 
     supports_higher_order_operators = True
 
@@ -99,7 +109,15 @@ class Observer(torch_internals.TorchDispatchMode):
         return self._in_region and tensor is not None and casts.may_be_kept(tensor)
 
     def refuse(self, reason: str, advice: str) -> None:
-        """Note a finding of the line that runs now; raise it where this is a capture."""
+        """Note a finding of the line that runs now; raise it where this is a capture.
+
+        What PyTorch's compiler does for itself is no finding. See `compilations`.
+        """
+        if self.compiling or called_by_the_compiler():
+            self.set_up = True
+            if self._forbid:
+                raise StepDiffers(SETS_UP)
+            return
         refusal = Refusal(reason, advice_by_caller() or advice, current_line())
         if refusal not in self.refusals:
             self.refusals.append(refusal)
@@ -109,7 +127,7 @@ class Observer(torch_internals.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = str(func)
-        if name.startswith("profiler.") or self._unseen:
+        if name.startswith("profiler.") or self._unseen or self.compiling:
             return func(*args, **kwargs)
         inputs = list(_tensors(args)) + list(_tensors(kwargs.values()))
         self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None

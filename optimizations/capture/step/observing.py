@@ -10,7 +10,7 @@ import torch
 
 from optimizations.capture.device import Device
 from optimizations.capture.signature import flatten
-from optimizations.capture.step import forbidden_calls
+from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_random import HostRandom
@@ -29,7 +29,8 @@ CHECKPOINT_DRAWS = Refusal(
 @dataclass(frozen=True, slots=True)
 class Observed:
     """What a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
-    `kept_casts` whether casts that autocast keeps may be among these."""
+    `kept_casts` whether casts that autocast keeps may be among these, `asked` whether it asked if it is captured.
+    `set_up`: something was compiled or tuned meanwhile, so that the rest says nothing about the next call."""
 
     returned: Any
     operations: Sequence[Operation]
@@ -39,25 +40,41 @@ class Observed:
     generators: list[torch.Generator]
     draws: bool
     kept_casts: bool
+    asked: bool
+    set_up: bool
 
 
 def observe(
-    device: Device, step: Callable[..., Any], call: Call, rates: LearningRates, seen_outside: frozenset[int]
+    device: Device,
+    step: Callable[..., Any],
+    call: Call,
+    rates: LearningRates,
+    seen_outside: frozenset[int],
+    *,
+    as_captured: bool = False,
 ) -> Observed:
-    """Run the call as it is, on the side stream. `seen_outside` is `Observed.outside` of the call before, if any."""
+    """Run the call as it is, on the side stream. `seen_outside` is `Observed.outside` of the call before, if any.
+
+    `as_captured`: what it is told if it asks whether it is captured.
+    """
     observer = Observer(device.holds, call.known(call.tensors), forbid=False)
-    random, host_random = forbidden_calls.RandomState(), HostRandom(with_torch=device.has_own_random)
+    asked = forbidden_calls.Asked(as_captured=as_captured)
+    host_random = HostRandom(with_torch=device.has_own_random)
     marks = [_mark(tensor) for tensor in call.tensors]
     states = device.random_states()
     with device.warming_up(), rates.as_tensors():
         snapshot = call.state.snapshot()
-        with forbidden_calls.watched(observer, random, capturing=False, compiled=call.state.compiled), observer:
+        with (
+            compilations.noticed(observer, forbid=False),
+            forbidden_calls.watched(observer, asked, capturing=False, compiled=call.state.compiled),
+            observer,
+        ):
             returned = step(*call.args, **call.kwargs)
         kept = kept_results(call.state, snapshot, observer)
         findings = [*observer.refusals, *(host_change(change) for change in call.state.changes(snapshot, kept))]
     findings += _around_operators(call, host_random, marks)
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
-    if draws and random.kept:
+    if draws and asked.random_state:
         findings.append(CHECKPOINT_DRAWS)
     findings += _unfinished(returned, observer, call)
     findings += _wandering(observer, call, seen_outside)
@@ -71,6 +88,8 @@ def observe(
         generators=observer.generators,
         draws=draws,
         kept_casts=observer.kept_casts,
+        asked=asked.captured,
+        set_up=observer.set_up,
     )
 
 

@@ -19,6 +19,8 @@ OBSERVED = 2
 """Calls that have to agree before a recording."""
 PATIENCE = 6
 """Observed calls of one signature, without a recording, after which differences between them are final."""
+MOST_SET_UPS = 16
+"""Calls of one signature that may be passed over because something was compiled in them."""
 MOST_SIGNATURES = 64
 
 
@@ -34,7 +36,8 @@ class Action(Enum):
 class Progress:
     """What is known of one signature. `trace` is of the last observed call, `agreeing` how many in a row were alike;
     `outside` where it read tensors that it did not make, `kept_casts` whether autocast keeps some of them, `generators`
-    those it drew from other than the default one, `failed` the captures that were not what was observed."""
+    those it drew from other than the default one, `failed` the captures that were not what was observed, `set_ups` the
+    calls and captures in which something was compiled. `as_captured`: what code is told that asks if it is captured."""
 
     trace: Sequence[Operation] = ()
     returned: object = None
@@ -46,6 +49,8 @@ class Progress:
     observed: int = 0
     findings: int = 0
     failed: int = 0
+    set_ups: int = 0
+    as_captured: bool = False
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     same_inputs: set[int] = field(default_factory=set)
     difference: Refusal | None = None
@@ -84,6 +89,20 @@ class Progress:
     def recorded(self) -> None:
         """Take in a recording: should it become unusable, as many calls may be observed again."""
         self.observed = 0
+
+    def passed_over(self) -> bool:
+        """Take in a call or capture in which something was compiled; whether there were so many that it is final."""
+        self.set_ups += 1
+        self.agreeing = min(self.agreeing, 1)
+        return self.set_ups >= MOST_SET_UPS
+
+    def told_to_be_captured(self) -> bool:
+        """Code that asked whether it is captured cannot be, as it is otherwise; whether to tell it so from now on."""
+        told, self.as_captured = self.as_captured, True
+        if not told:
+            self.observed = self.agreeing = self.findings = 0
+            self.outside = frozenset()
+        return not told
 
     def differed(self) -> bool:
         """Take in a capture that was not what was observed; whether calls should be observed, and captured, again."""

@@ -13,13 +13,13 @@ from optimizations.byte_units import format_bytes
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import describe, replaced
-from optimizations.capture.step import forbidden_calls
+from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.casts import RegionMark
 from optimizations.capture.step.gradients import Gradients, gradients, memory
 from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.observer import Observer, StepDiffers, StepRefused, storage
+from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
 from optimizations.capture.step.observing import CHECKPOINT_DRAWS, host_change, kept_results
 from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs
@@ -114,7 +114,7 @@ def capture(
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
     pool_before = device.pool_bytes(pool)
     observer = Observer(device.holds, call.known(placeholders), forbid=True, generators=progress.generators)
-    random = forbidden_calls.RandomState()
+    asked = forbidden_calls.Asked(as_captured=progress.as_captured)
     versions = {
         id(tensor): tensor._version
         for tensor in [*call.state.tensors.values(), *placeholders]
@@ -124,13 +124,14 @@ def capture(
         snapshot = call.state.snapshot()
         with (
             device.capturing(graph, pool, progress.generators),
-            forbidden_calls.watched(observer, random, capturing=True, compiled=call.state.compiled),
+            compilations.noticed(observer, forbid=True),
+            forbidden_calls.watched(observer, asked, capturing=True, compiled=call.state.compiled),
             observer,
         ):
             returned = step(*args, **kwargs)
         results = kept_results(call.state, snapshot, observer)
         changes = list(call.state.changes(snapshot, results))
-    _check(observer, random, progress, changes)
+    _check(observer, asked, progress, changes)
     _check_unread(device, graph, results)
     pool_bytes = device.pool_bytes(pool)
     if memory_budget_bytes is not None and pool_bytes > memory_budget_bytes:
@@ -291,15 +292,17 @@ def _held_such(entry: Rebound) -> bool:
     return isinstance(now, torch.Tensor) and now.shape == entry.old.shape and now.dtype == entry.old.dtype
 
 
-def _check(observer: Observer, random: forbidden_calls.RandomState, progress: Progress, changes: Sequence[str]) -> None:
+def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress, changes: Sequence[str]) -> None:
     """The captured call must be what was observed, and have changed nothing on the host.
 
     Raises:
         StepDiffers, StepRefused: it is not.
     """
-    if observer.refusals:  # the step may have caught the exception
+    if observer.set_up:  # the step may have caught the exception, here and below
+        raise StepDiffers(SETS_UP)
+    if observer.refusals:
         raise StepRefused(observer.refusals[0])
-    if random.kept and (observer.draws or progress.draws):
+    if asked.random_state and (observer.draws or progress.draws):
         raise StepRefused(CHECKPOINT_DRAWS)
     if observer.kept_casts and observer.new_casts:
         raise StepRefused(KEPT_CASTS)

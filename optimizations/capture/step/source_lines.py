@@ -19,7 +19,7 @@ def current_line() -> str | None:
     through = ""
     while frame is not None:
         path = frame.f_code.co_filename
-        if _is_users(path):
+        if _is_users(path) and not _is_generated(frame):
             return f"{path}:{frame.f_lineno} in {frame.f_code.co_name}{through}"
         if not through and "-packages/" in path and "/torch/" not in path and not path.startswith(_ENCORE):
             through = f", through {path.split('-packages/')[-1]}:{frame.f_lineno} in {frame.f_code.co_name}"
@@ -43,12 +43,38 @@ _ADVICE = {
 def advice_by_caller() -> str | None:
     """What to change, where it is a known part of PyTorch that does what cannot be captured."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_users(frame.f_code.co_filename):
+    while frame is not None and (not _is_users(frame.f_code.co_filename) or _is_generated(frame)):
         for part, advice in _ADVICE.items():
             if part in frame.f_code.co_filename:
                 return advice
         frame = frame.f_back
     return None
+
+
+_TUNERS = (
+    "/torch/_inductor/runtime/",
+    "/torch/_inductor/select_algorithm.py",
+    "/torch/_inductor/autotune_process.py",
+    "/triton/testing.py",
+    "/triton/runtime/autotuner.py",
+    "/triton/compiler/",
+)
+"""Where kernels are compiled and timed, once, in the first run that needs them."""
+
+
+def called_by_the_compiler() -> bool:
+    """Whether PyTorch's or Triton's compiler runs now, for itself: not the program, and not code it generated."""
+    return called_from(*_TUNERS)
+
+
+def called_from(*parts: str) -> bool:
+    """Whether a file with one of these in its path stands between the program's line, or generated code, and here."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        if any(part in frame.f_code.co_filename for part in parts):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def line_of(error: BaseException) -> str | None:
@@ -57,10 +83,15 @@ def line_of(error: BaseException) -> str | None:
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if _is_users(code.co_filename):
+        if _is_users(code.co_filename) and not _is_generated(trace.tb_frame):
             found = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
         trace = trace.tb_next
     return found
+
+
+def _is_generated(frame: types.FrameType) -> bool:
+    """Whether a frame runs code that Inductor wrote: it lies in a cache, which may be anywhere."""
+    return str(frame.f_globals.get("__name__", "")).startswith("torch._inductor.")
 
 
 def _is_users(path: str) -> bool:

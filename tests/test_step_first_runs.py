@@ -1,0 +1,288 @@
+"""What only a first run does, and what code does when it is captured: neither decides about the calls behind it."""
+
+from __future__ import annotations
+
+import array
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import ASKS, CpuDevice
+from step_programs import batches, loss_of, network
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from optimizations import torch_internals
+from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.observer import StepRefused
+from optimizations.capture.step.source_lines import _TUNERS
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(torch.cuda.graphs, ASKS, lambda: False)  # it raises where there is no driver
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def training(model: nn.Module, forward: Callable[..., torch.Tensor], optimizer: Any = None) -> Callable[..., Any]:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(*batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = forward(*batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def gpt2(seed: int = 0) -> GPT2LMHeadModel:
+    torch.manual_seed(seed)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2))
+
+
+def run(step: Any, calls: list[tuple[Any, ...]], between: Callable[[int], None] = lambda index: None) -> Any:
+    torch.manual_seed(5)
+    found = []
+    for index, call in enumerate(calls):
+        found.append(step(*call))
+        between(index)
+    return found
+
+
+def assert_equal(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert [tensor.item() for tensor in found] == [tensor.item() for tensor in expected]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_models_that_ask_whether_they_are_captured_are_told_the_same_in_all_calls(padded: bool) -> None:
+    """Hugging Face's models look into a mask with a host read unless they are captured, and leave out one of ones."""
+    tokens = torch.randint(32, (8, 2, 12), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones(2, 12, dtype=torch.int64)
+    mask[1, 9:] = 0
+    calls = [(rows, mask.clone()) if padded else (rows,) for rows in tokens]
+
+    def made() -> Any:
+        model = gpt2()
+
+        def forward(rows: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            return model(input_ids=rows, attention_mask=mask, labels=rows).loss
+
+        return training(model, forward, torch.optim.AdamW(model.parameters(), fused=True))
+
+    expected = run(made(), calls)
+    step = GraphedStep(made(), device=CpuDevice())
+    found = run(step, calls)
+    assert step.report().refusals == ()
+    # A padded one is looked at twice as what eager does, and once more after it is told of a capture.
+    assert step.report().replays == len(calls) - (4 if padded else 3)
+    torch.testing.assert_close(found, expected)
+    if not padded:
+        assert_equal(found, expected)
+
+
+def test_callables_that_ask_whether_they_are_captured_are_told_so_where_they_are_refused_otherwise() -> None:
+    def reads_unless_captured(x: torch.Tensor) -> torch.Tensor:
+        if not torch.cuda.is_current_stream_capturing() and x.sum().item() > 1e9:
+            return x
+        return x * 2
+
+    (graphed,) = graph_callables(reads_unless_captured, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
+    x = torch.arange(3.0, requires_grad=True)
+    assert torch.equal(graphed(x), x * 2)
+
+
+def test_an_optimizer_learns_whether_it_is_captured() -> None:
+    """It checks that it may be, whatever the program's own code is told."""
+    told: list[bool] = []
+    asked: list[bool] = []
+
+    class Asking(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            told.append(torch.cuda.is_current_stream_capturing())
+            _asks(asked)()
+            return super().step(closure)
+
+    model = network("cpu")
+    optimizer = Asking(model.parameters(), lr=0.1)
+    step = GraphedStep(training(model, lambda batch: loss_of(model, batch), optimizer), device=CpuDevice())
+    run(step, batches("cpu", 5))
+    assert step.report().replays == 2
+    assert told == [False] * 4
+    assert asked == [False] * 3 + [True]
+
+
+def _asks(answers: list[bool]) -> Any:
+    """A function that lies in PyTorch's optimizers."""
+    scope: dict[str, Any] = {"torch": torch, "answers": answers}
+    path = str(Path(torch.optim.__file__).parent / "optimizer.py")
+    source = "def ask():\n    answers.append(torch.cuda.is_current_stream_capturing())\n"
+    exec(compile(source, path, "exec"), scope)  # noqa: S102
+    return scope["ask"]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "eager"])
+def test_a_compilation_in_a_call_means_that_the_next_one_is_looked_at(backend: str) -> None:
+    """Sizes change while calls are observed, so code is compiled then: for a size, and for all sizes."""
+    sizes = (6, 6, 6, 6, 9, 9, 9, 9, 7, 7, 7, 7, 6, 9, 7)
+
+    def made() -> Any:
+        torch.compiler.reset()
+        model = network("cpu", dropout=0.2)
+        compiled = torch.compile(model, backend=backend)
+        return training(model, lambda batch: loss_of(compiled, batch))
+
+    calls = [batches("cpu", 1, rows)[0] for rows in sizes]
+    expected = run(made(), calls)
+    step = GraphedStep(made(), device=CpuDevice())
+    assert_equal(run(step, calls), expected)
+    report = step.report()
+    assert report.refusals == ()
+    assert len(report.recordings) == 3
+    assert report.replays >= 1 + 1 + 1 + 3
+
+
+def test_a_capture_compiles_nothing_and_is_tried_again() -> None:
+    """A hidden number changes where the capture would be, and code is guarded on it. What a compilation computes must
+    not lie in the graph's memory."""
+    hidden = array.array("d", [0.5])
+    compiled_in_captures = []
+
+    def made(device: CpuDevice | None) -> Any:
+        torch.compiler.reset()
+        model = network("cpu")
+
+        def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
+            compiled_in_captures.append(device is not None and device.capture_now)
+            return graph.forward
+
+        @torch.compile(backend=backend, dynamic=False)
+        def scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+            return x * factor
+
+        def forward(batch: Any) -> torch.Tensor:
+            return scaled(loss_of(model, batch), round(hidden[0] * 4) == 2)
+
+        return training(model, forward)
+
+    def between(index: int) -> None:
+        hidden[0] = 0.5 if index < 2 else 0.25
+
+    calls = batches("cpu", 9)
+    hidden[0] = 0.5
+    expected = run(made(None), calls, between)
+    device = CpuDevice()
+    hidden[0] = 0.5
+    step = GraphedStep(made(device), device=device)
+    assert_equal(run(step, calls, between), expected)
+    report = step.report()
+    assert report.refusals == ()
+    assert report.replays >= 3
+    assert device.captures == 2
+    assert len(compiled_in_captures) >= 3 and not any(compiled_in_captures)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_a_step_that_compiles_in_each_call_is_refused_in_the_end() -> None:
+    model = network("cpu")
+
+    def forward(batch: Any) -> torch.Tensor:
+        compiled = torch.compile(lambda x: x * 1, backend="eager")
+        torch._dynamo.reset_code(compiled._torchdynamo_orig_callable.__code__)
+        return compiled(loss_of(model, batch))
+
+    step = GraphedStep(training(model, forward), device=CpuDevice())
+    run(step, batches("cpu", 24))
+    (refusal,) = step.report().refusals
+    assert "compiles code" in refusal.reason and "recompiles" in refusal.advice
+    assert step.report().replays == 0
+
+
+# Kernels are timed in the first run that needs them.
+
+
+def timing_kernels(monkeypatch: pytest.MonkeyPatch, times: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function whose first runs time a kernel as Inductor's runtime does, which waits for the GPU."""
+    waits: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *arguments: waits.append("wait"))
+    left = array.array("i", [times])
+    benchmarker = torch_internals.resolve("inductor_benchmarker")
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        if left[0]:
+            left[0] -= 1
+            try:
+                benchmarker().benchmark_gpu(lambda: None)
+            except (RuntimeError, AssertionError):  # it goes on with events of a GPU
+                assert waits
+        return x * 2
+
+    return doubled
+
+
+def test_timing_kernels_in_first_runs_does_not_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = timing_kernels(monkeypatch, 4)
+    (graphed,) = graph_callables(function, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
+    x = torch.arange(3.0, requires_grad=True)
+    assert torch.equal(graphed(x), x * 2)
+
+
+def test_timing_kernels_while_a_step_is_observed_does_not_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, function = network("cpu"), timing_kernels(monkeypatch, 3)
+    step = GraphedStep(training(model, lambda batch: function(loss_of(model, batch))), device=CpuDevice())
+    run(step, batches("cpu", 8))
+    assert step.report().refusals == ()
+    assert step.report().replays == 8 - 5
+
+
+def test_callables_that_time_kernels_in_every_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = timing_kernels(monkeypatch, 10**6)
+    with pytest.raises(StepRefused, match="times kernels"):
+        graph_callables(function, [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
+
+
+def test_generated_code_that_waits_is_refused_with_the_line_of_the_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Inductor's generated modules have such names, and lie in a cache of any path."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *arguments: None)
+    generated = types.ModuleType("torch._inductor.runtime.compile_tasks.cabc")
+    source = "import torch\ndef call(x):\n    torch.cuda.synchronize()\n    return x * 2\n"
+    exec(compile(source, str(tmp_path / "cabc.py"), "exec"), vars(generated))  # noqa: S102
+    with pytest.raises(StepRefused, match="calls torch\\.cuda\\.synchronize") as raised:
+        graph_callables(lambda x: generated.call(x), [(torch.ones(3, requires_grad=True),)], device=CpuDevice())
+    assert "test_step_first_runs.py" in str(raised.value.refusal.source_line)
+
+
+def test_a_wait_in_the_first_run_of_a_callable_only_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As libraries wait that load themselves on first use."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *arguments: None)
+    used = array.array("i", [0])
+
+    def loads_itself(x: torch.Tensor) -> torch.Tensor:
+        if not used[0]:
+            used[0] = 1
+            torch.cuda.synchronize()
+        return x * 2
+
+    (graphed,) = graph_callables(loads_itself, [(torch.ones(3, requires_grad=True),)], warm_up=1, device=CpuDevice())
+    x = torch.arange(3.0, requires_grad=True)
+    assert torch.equal(graphed(x), x * 2)
+
+
+def test_the_places_where_kernels_are_timed_are_there() -> None:
+    import triton
+
+    roots = {"torch": Path(torch.__file__).parents[1], "triton": Path(triton.__file__).parents[1]}
+    for place in _TUNERS:
+        package = place.split("/")[1]
+        assert (roots[package] / place.strip("/")).exists(), place
+    assert "torch._dynamo.callback" in sys.modules
