@@ -21,6 +21,7 @@ from suite.modes import GRAPH_MODE, REFERENCE_MODE, Mode
 from suite.process import Answer
 from suite.progress import Display
 from suite.protocol import (
+    Built,
     CellSpec,
     Collected,
     CollectMetrics,
@@ -50,6 +51,17 @@ from suite.settings import RunSettings
 from suite.stats import narrow_enough
 
 
+@dataclass(slots=True)
+class Toolchain:
+    """What one cell finds out about the host's compilers for all that come after it.
+
+    Finding it out takes many seconds, and processes that do it at once do it one after another.
+    """
+
+    vec_isa_ok: bool | None = None
+    asked: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """What all cells of a run share. `timeout_s` bounds each phase of a worker."""
@@ -59,6 +71,7 @@ class Bench:
     timeout_s: float
     worker_command: Sequence[str]
     display: Display
+    toolchain: Toolchain = field(default_factory=Toolchain)
 
 
 @dataclass(slots=True, eq=False)
@@ -267,7 +280,13 @@ class GroupSession:
         return Member(mode, process, worker, datetime.now(UTC), now)
 
     def _prepare(self, members: Sequence[Member], cache: CompileCache) -> None:
-        self._converse({m: self._prepare_commands(m, len(members), cache) for m in members})
+        first = next((m for m in members if m.mode.backend is not None), None)
+        if first is not None and not self.bench.toolchain.asked:
+            self.bench.toolchain.asked = True
+            self._converse({first: self._prepare_commands(first, len(members), cache)})
+        else:
+            first = None
+        self._converse({m: self._prepare_commands(m, len(members), cache) for m in members if m is not first})
         alone = [m for m in members if m.mode.backend is not None and not cache.has(m.mode.name)]
         for member in sorted(alone, key=lambda m: m.mode.name != REFERENCE_MODE):
             if member.failure is None:
@@ -301,6 +320,9 @@ class GroupSession:
             match answer.whole:
                 case Prepared() as prepared:
                     member.prepared = prepared
+                case Built() as built:
+                    toolchain = self.bench.toolchain
+                    toolchain.vec_isa_ok = toolchain.vec_isa_ok or built.vec_isa_ok
                 case Failed() as failure:
                     member.failure, member.failed_rank = failure, answer.failed_rank
                     member.correctness = failure.correctness
@@ -335,6 +357,7 @@ class GroupSession:
             known_digests=first.digests if first and first.passed and first.deterministic else None,
             cache_dir=str(cache.folder),
             warm_cache=settings.warm_cache,
+            vec_isa_ok=self.bench.toolchain.vec_isa_ok,
         )
 
     def _ask(self, member: Member, commands: Sequence[Command]) -> Measured | Collected | None:

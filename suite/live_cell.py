@@ -101,11 +101,10 @@ class LiveCell:
         self._announce("build")
         self._build()
         self._announce("check")
-        if self._mode.backend is not None:
-            start_toolchain(self._instance.device)
+        vec_isa_ok = start_toolchain(self._instance.device) if self._mode.backend is not None else None
         if self._spec.known_digests is None:
             self._run_reference()
-        return Built()
+        return Built(vec_isa_ok=vec_isa_ok)
 
     def compile(self, conditions: CompileConditions) -> Prepared:
         """Bring the cell to the point where blocks can be measured.

@@ -32,7 +32,7 @@ class CellSpec(Record):
     it may compile with. `cache_dir` is where compiled kernels go: one folder for all modes of a workload.
     `known_digests` are those of the mode's first process, whose results were compared with eager's; a later one that
     has the same needs no comparison. `tp` processes work on a cell whose workload is split over GPUs, this one
-    as `rank`; they meet by the file `rendezvous`.
+    as `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is what an earlier cell found out, see `Built`.
     """
 
     workload: str
@@ -53,6 +53,7 @@ class CellSpec(Record):
     known_digests: list[str] | None = None
     cache_dir: str
     warm_cache: bool
+    vec_isa_ok: bool | None = None
 
 
 class Prepare(Record):
@@ -97,7 +98,10 @@ class Phase(Record):
 
 
 class Built(Record):
+    """`vec_isa_ok`: whether C++ can use all vector instructions of the CPU; None: not known."""
+
     type: Literal["built"] = "built"
+    vec_isa_ok: bool | None = None
 
 
 class Prepared(Record):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from models.registry import Workload
 from suite.compile_cache import CompileCache
-from suite.group import Bench, GroupSession, Member
+from suite.group import Bench, GroupSession, Member, Toolchain
 from suite.guard import temporary_folder
 from suite.modes import Mode
 from suite.process import WORKER_COMMAND
@@ -87,6 +87,7 @@ class Runner:
     budget_s: float | None = None
     worker_command: Sequence[str] = WORKER_COMMAND
     clock: Callable[[], float] = time.monotonic
+    toolchain: Toolchain = field(default_factory=Toolchain)
 
     def run(self, jobs: Sequence[Job]) -> RunOutcome:
         """All jobs the budget allows. Whatever ends this early, finished workloads are on disk and no worker lives.
@@ -128,7 +129,7 @@ class Runner:
         """The rows of a job: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
         logs = self.writer.path / "logs"
         logs.mkdir(exist_ok=True)
-        bench = Bench(self.settings, logs, self.timeout_s, self.worker_command, self.display)
+        bench = Bench(self.settings, logs, self.timeout_s, self.worker_command, self.display, self.toolchain)
         known = {cell.mode: cell.correctness for cell in job.done if cell.correctness and cell.status is Status.PASS}
         with ExitStack() as stack:
             folder = self.warm_cache / job.workload.acronym

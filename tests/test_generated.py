@@ -62,6 +62,19 @@ def test_a_view_of_an_input_is_an_unknown_use() -> None:
 
 
 @pytest.mark.parametrize(
+    "call",
+    [
+        "triton.tools.tensor_descriptor.TensorDescriptor.from_tensor(arg0_1, [32, 32])",
+        "triton.tools.experimental_descriptor.create_2d_tma_descriptor(arg0_1.data_ptr(), 32, 32, 16, 16, 4)",
+    ],
+)
+def test_a_tensor_map_made_on_the_host_is_an_unknown_use_and_nothing_more(call: str) -> None:
+    code = read(f"\nbuf0 = {call}\ntriton_poi_a_0.run(buf0, arg1_1, 64, stream=stream0)\n")
+    assert code.opaque is None
+    assert code.triton_uses == {1: 1, 2: 0}
+
+
+@pytest.mark.parametrize(
     ("call", "said"),
     [
         ("torch.ops.mylib.step.default(arg0_1)", "custom operator, mylib::step"),

@@ -173,6 +173,17 @@ def test_all_modes_of_a_workload_share_one_cache_and_workloads_do_not(bench: Ben
     assert folders["ONE"] != folders["TWO"]
 
 
+def test_one_cell_finds_out_what_the_compilers_can_do_for_all_that_come_after_it(bench: Bench) -> None:
+    bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")])
+    told = {
+        log.stem: {line.split()[-3] for line in log.read_text().splitlines() if "told" in line}
+        for log in (bench.path / "logs").iterdir()
+    }
+    assert told.pop("ONE.compile") == {"None"}, "the first mode with a compiler"
+    assert len(told) == 7
+    assert set().union(*told.values()) == {"True"}
+
+
 def test_compile_times_with_empty_caches_are_taken_of_each_mode_alone(bench: Bench) -> None:
     bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"cold_compile_times": True}))
     assert bench.compiled()[3:] == [("compile", "COLD_ALONE"), ("graph", "COLD_ALONE")]

@@ -56,6 +56,10 @@ _PURE_CALLS = frozenset(
         "assert_size_stride",
         "assert_alignment",
         "torch.empty_strided",
+        # tensor maps that the host makes for a Triton kernel of the program
+        "triton.tools.tensor_descriptor.TensorDescriptor.from_tensor",
+        "triton.tools.experimental_descriptor.create_1d_tma_descriptor",
+        "triton.tools.experimental_descriptor.create_2d_tma_descriptor",
         "device",
         "torch.device",
         # of sizes that differ from call to call
@@ -189,7 +193,7 @@ def _objection(name: str, kernels: set[str]) -> str | None:
     owner, _, member = name.rpartition(".")
     if member == "run" and owner in kernels:
         return f"it takes part in a collective, {owner}" if is_collective_kernel(owner) else None
-    if member in ("copy_", "zero_", "fill_") and owner.isidentifier():
+    if member in ("copy_", "zero_", "fill_", "data_ptr") and owner.isidentifier():
         return None  # of a buffer
     parts = name.split(".")
     if parts[:2] == ["torch", "ops"] and len(parts) > 3:

@@ -221,6 +221,9 @@ NAMES: dict[str, Private] = {
         after="torch._dynamo",
     ),
     # suite: what a worker measures
+    "cpu_vec_isa": Private(
+        "torch._inductor.cpu_vec_isa", None, _CHECKED_HERE, "find out once what C++ for this CPU can use"
+    ),
     "pytree": Private("torch.utils._pytree", None, _CHECKED, "name the tensors in a model's output"),
     "TorchDynamoException": Private("torch._dynamo.exc", "TorchDynamoException", _CHECKED, "tell a failed compilation"),
     "fresh_cache": Private(

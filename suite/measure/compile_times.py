@@ -13,11 +13,28 @@ import torch
 from optimizations import torch_internals
 
 
-def start_toolchain(device: torch.device) -> None:
-    """Compile and run a trivial function for the device and for the CPU, and forget it."""
+def start_toolchain(device: torch.device) -> bool | None:
+    """Compile and run a trivial function for the device and for the CPU, and forget it.
+
+    Returns whether C++ can use all vector instructions that the CPU has; None where only some of them, or where that is
+    not known. Inductor finds it out by one more process for each kind, which imports torch, one after another in all
+    processes that share a cache: 50 s for five of them. So a process that is told (`TORCHINDUCTOR_VEC_ISA_OK`) does not
+    ask again, and one that found out is configured like those.
+    """
     for each in dict.fromkeys((device, torch.device("cpu"))):
         torch.compile(_trivial, backend="inductor")(torch.zeros(64, device=each))
     torch.compiler.reset()
+    options = torch_internals.inductor_config.cpp
+    if options.vec_isa_ok is None and _all_vector_instructions():
+        options.vec_isa_ok = True  # it is a part of the key of compiled graphs
+    return True if options.vec_isa_ok else None
+
+
+def _all_vector_instructions() -> bool:
+    isa = torch_internals.cpu_vec_isa
+    flags = isa.x86_isa_checker()
+    had = [one for one in isa.supported_vec_isa_list if all(flag in flags for flag in str(one).split())]
+    return bool(had) and all(had)
 
 
 def _trivial(x: torch.Tensor) -> torch.Tensor:
