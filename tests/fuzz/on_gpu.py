@@ -7,8 +7,8 @@ misaligned; attributes are written from outside between calls; buffers are pinne
 results are kept, some overwritten by the caller, and looked at when everything is done. Where Encore differs from eager
 the same is asked of stock's compiler without CUDA graphs: what differs there too is arithmetic, and not counted.
 
-Workers are processes: a program that loses the CUDA context costs its worker, and is reported. Exit code 1 if any
-program differs.
+Workers are processes: a program that loses the CUDA context, or ends its process, costs its worker, and is reported if
+stock's compiler survives it. Exit code 1 if any program differs.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ CONTEXT_LOST = 17
 
 PAIR = 2
 """Programs that take turns."""
+
+STOCK_S = 120.0
+"""How long stock's compiler may take for a pair."""
 
 FROM_CHANCE = ("rand", "bernoulli", "dropout")
 """Operations whose results differ between eager and compiled programs."""
@@ -119,9 +122,13 @@ def differs(found: list[Any], expected: list[Any]) -> str | None:
     return None if len(found) == len(expected) else f"{len(found)} calls instead of {len(expected)}"
 
 
+def pair(seed: int, number: int) -> list[Program]:
+    return [draw(seed, PAIR * number + index) for index in range(PAIR)]
+
+
 def compare(seed: int, number: int) -> tuple[str, str | None]:
     """What became of a pair of programs ("right", "refused", "as stock", "wrong"), and how it differs."""
-    programs = [draw(seed, PAIR * number + index) for index in range(PAIR)]
+    programs = pair(seed, number)
     targets = {str(node.target) for program in programs for node in build(program).graph_module.graph.nodes}
     if any(chance in target for target in targets for chance in FROM_CHANCE):
         return "refused", None
@@ -198,6 +205,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) - 2))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, metavar="N", help="only pair N, in this process")
+    parser.add_argument(
+        "--stock", action="store_true", help="with --only: only stock's compiler, compared with nothing"
+    )
     parser.add_argument("--worker", nargs=2, type=int, metavar=("FIRST", "EVERY"), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if not torch.cuda.is_available():
@@ -205,7 +215,10 @@ def main() -> int:
     if chosen.worker:
         return work(chosen.seed, *chosen.worker, chosen.seconds)
     if chosen.only is not None:
-        print(*compare(chosen.seed, chosen.only))
+        if chosen.stock:
+            outcome(pair(chosen.seed, chosen.only), lambda model: torch.compile(model))
+        else:
+            print(*compare(chosen.seed, chosen.only))
         return 0
     lines: queue.Queue[dict[str, Any]] = queue.Queue()
     ends = time.monotonic() + chosen.seconds
@@ -220,15 +233,26 @@ def main() -> int:
     seen: Counter[str] = Counter()
     while not lines.empty():
         line = lines.get()
+        if line["status"] == "lost" and _stock_is_lost(chosen.seed, line["number"]):
+            line["status"] = "as stock"
         seen[line["status"]] += 1
         if line["status"] in ("wrong", "lost"):
             print(f"{line['status']}: {line['what']}")
-            for index in range(PAIR):
-                program = draw(chosen.seed, PAIR * line["number"] + index)
-                print(text(program, repeat=f"python -m tests.fuzz.on_gpu --seed {chosen.seed} --only {line['number']}"))
+            repeat = f"python -m tests.fuzz.on_gpu --seed {chosen.seed} --only {line['number']}"
+            for program in pair(chosen.seed, line["number"]):
+                print(text(program, repeat=repeat))
             print()
     print(f"{chosen.seconds:.0f} s: {', '.join(f'{name} {count}' for name, count in sorted(seen.items()))}")
     return 1 if seen["wrong"] or seen["lost"] or not seen["right"] else 0
+
+
+def _stock_is_lost(seed: int, number: int) -> bool:
+    """Whether stock's compiler, in a process of its own, loses it with this pair too."""
+    command = [sys.executable, "-m", "tests.fuzz.on_gpu", "--seed", str(seed), "--only", str(number), "--stock"]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=STOCK_S, check=False).returncode < 0
+    except subprocess.TimeoutExpired:
+        return False  # it is slow, not lost
 
 
 def _supervise(seed: int, first: int, every: int, ends: float, lines: queue.Queue[dict[str, Any]]) -> None:
