@@ -18,6 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizations import torch_internals
+from optimizations.capture.copy_nodes import NotCarried
 from optimizations.captured.graph import MemoryRange
 
 GARBAGE = float("nan")
@@ -46,9 +47,46 @@ class CpuGraph:
                     if result is not None:
                         result.copy_(value)
 
+    def copy_node(self, source: torch.Tensor, target: torch.Tensor) -> CpuCopy:
+        found = [
+            index
+            for index, (operator, arguments, _, _) in enumerate(self.operators)
+            if str(operator) == "aten.copy_.default"
+            and (arguments[1].data_ptr(), arguments[0].data_ptr()) == (source.data_ptr(), target.data_ptr())
+        ]
+        if len(found) != 1:
+            raise NotCarried(f"{len(found)} copies")
+        return CpuCopy(self, found[0])
+
     def reset(self) -> None:
         self.freed = True
         self.operators.clear()
+
+
+class CpuCopy:
+    """A copy among the operators whose ends can be set. `settings` counts; none is taken after `refuse_after`."""
+
+    settings = 0
+    refuse_after: int | None = None
+
+    def __init__(self, graph: CpuGraph, index: int) -> None:
+        self._graph, self._index = graph, index
+
+    def _set(self, place: int, tensor: torch.Tensor) -> None:
+        if CpuCopy.refuse_after is not None and CpuCopy.settings >= CpuCopy.refuse_after:
+            raise NotCarried("refused")
+        CpuCopy.settings += 1
+        operator, arguments, keywords, results = self._graph.operators[self._index]
+        assert arguments[place].shape == tensor.shape and tensor.is_contiguous()
+        changed = [*arguments]
+        changed[place] = tensor
+        self._graph.operators[self._index] = operator, tuple(changed), keywords, results
+
+    def read_from(self, tensor: torch.Tensor) -> None:
+        self._set(1, tensor)
+
+    def write_to(self, tensor: torch.Tensor) -> None:
+        self._set(0, tensor)
 
 
 class _Capture(TorchDispatchMode):
@@ -117,7 +155,8 @@ class CpuDevice:
 
     has_own_random = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, copies_are_nodes: bool = True) -> None:
+        self.copies_are_nodes = copies_are_nodes
         self.host: set[int] = set()
         self.graphs: list[CpuGraph] = []
         self.fail_with: BaseException | None = None
@@ -175,6 +214,11 @@ class CpuDevice:
             for generator, state in states:
                 generator.set_state(state)
             self.capture_now = False
+
+    def copies(self, graph: CpuGraph, ends: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[Any]:
+        if not self.copies_are_nodes:
+            raise NotCarried("a copy is no node")
+        return [graph.copy_node(*pair) for pair in ends]
 
     def mentions(self, graph: CpuGraph, memory: Sequence[MemoryRange]) -> bool:
         return any(address in place for place in memory for address in graph.reads)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from optimizations.capture.copy_nodes import CopyNode, find_copies
 from optimizations.capture.inner_graphs import at_rest
 from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
 from optimizations.captured.pools import end_failed_capture, pool_memory
@@ -56,6 +57,13 @@ class Device(Protocol):
         self, graph: Any, pool: Any, generators: Iterable[torch.Generator] = ()
     ) -> AbstractContextManager[None]:
         """Capture what runs in the block; nothing of it is executed."""
+
+    def copies(self, graph: Any, ends: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[CopyNode]:
+        """The copies of a captured graph from the first to the second of each of these.
+
+        Raises:
+            NotCarried: there is not one node for each.
+        """
 
     def mentions(self, graph: Any, memory: Sequence[MemoryRange]) -> bool:
         """Whether a captured graph may hold an address in one of these ranges."""
@@ -128,6 +136,11 @@ class CudaDevice:
                 torch.cuda.set_stream(outside)
                 if broken:
                     end_failed_capture(self.index, pool, self._stream)
+
+    def copies(self, graph: Any, ends: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[CopyNode]:
+        from cuda.bindings import driver
+
+        return find_copies(driver, graph, [(source.data_ptr(), target.data_ptr()) for source, target in ends])
 
     def mentions(self, graph: Any, memory: Sequence[MemoryRange]) -> bool:
         from cuda.bindings import driver

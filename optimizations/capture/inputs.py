@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from optimizations import torch_internals
+from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode
 from optimizations.captured.displaced import data_of, size_bytes
 
 
@@ -60,6 +61,9 @@ class CopiedInputs:
             data_of(self.recording_inputs[index]) if as_bytes else self.recording_inputs[index].detach()
             for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
         ]
+        self._carried: list[int] = []
+        self._nodes: list[CopyNode] = []
+        self._sources: list[int] = []
         self.copied_tensors = len(self._copied)
         self.copied_bytes = sum(size_bytes(inputs[index]) for index in self._copied)
         self.bind(inputs)
@@ -72,13 +76,54 @@ class CopiedInputs:
             if inputs[index].data_ptr() != address
         ]
 
+    def to_carry(self, inputs: Sequence[torch.Tensor]) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        """By index, inputs and placeholders whose copies may be nodes of the graph: those of contiguous memory."""
+        found = [
+            index
+            for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
+            if not as_bytes and inputs[index].is_contiguous()
+        ]
+        if len(found) > MOST_CARRIED:
+            return {}
+        return {index: (inputs[index], self.recording_inputs[index]) for index in found}
+
+    def carry(self, nodes: dict[int, CopyNode], inputs: Sequence[torch.Tensor]) -> None:
+        """These nodes of the graph copy inputs from now on, at first these `inputs`.
+
+        Raises:
+            NotCarried: the graph cannot be led to them.
+        """
+        self._carried, self._nodes = list(nodes), list(nodes.values())
+        self._sources = [0] * len(inputs)
+        self._lead(inputs)
+        rest = [place for place, index in enumerate(self._copied) if index not in nodes]
+        self._copied = [self._copied[place] for place in rest]
+        self._as_bytes = [self._as_bytes[place] for place in rest]
+        self._targets = [self._targets[place] for place in rest]
+
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Copy what is not read in place. Inputs that are must not have `moved`."""
+        """Copy what is not read in place, or let the graph do so. Inputs that are read in place must not have `moved`.
+
+        Raises:
+            NotCarried: the graph cannot be led to an input.
+        """
+        if self._nodes and not torch_internals.data_ptrs_equal(inputs, self._sources, self._carried):
+            self._lead(inputs)
+        if not self._copied:
+            return
         sources = [
             data_of(inputs[index]) if as_bytes else inputs[index]
             for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
         ]
         copy_all(self._targets, sources)
+
+    def _lead(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Lead the graph's copies to those of these inputs that lie elsewhere than those before."""
+        for node, index in zip(self._nodes, self._carried, strict=True):
+            address = inputs[index].data_ptr()
+            if address != self._sources[index]:
+                node.read_from(inputs[index])
+                self._sources[index] = address
 
     def give_back(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
         """Copy what the graph wrote into its placeholders of these inputs to the caller's tensors."""

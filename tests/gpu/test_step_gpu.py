@@ -216,6 +216,24 @@ def test_a_compiled_module_inside(kind: str) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+def test_the_graph_copies_batches_and_results_itself() -> None:
+    """Batches of other addresses, and results that are kept: nothing but the launch is enqueued."""
+    eager_model, model = network("cuda"), network("cuda")
+    steps = [plain(one, torch.optim.SGD(one.parameters(), lr=0.1), lambda loss: loss) for one in (eager_model, model)]
+    step = optimizations.graph_step(steps[1])
+    calls = batches("cuda", 12)
+    expected = [steps[0](*batch).detach() for batch in calls]
+    found = [step(*batch) for batch in calls[:6]]
+    (recording,) = (one for kept in step._recordings.values() for one in kept)
+    assert step._carries and len(recording.inputs._nodes) == 2 and len(recording.outputs._nodes) == 1
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        found += [step(*batch) for batch in calls[6:]]
+    copies = {event.name for event in profile.events()} & {"aten::copy_", "aten::_foreach_copy_", "aten::clone"}
+    assert copies == set()
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+    assert step.report().replays == len(calls) - 3
+
+
 def test_weights_that_move_are_recorded_again() -> None:
     model = network("cuda")
     step = optimizations.graph_step(plain(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda loss: loss))

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import torch
 
+from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.signature import Same, flatten, refused_tensor, signature
 from optimizations.capture.step.call import Call, call_of
@@ -99,6 +100,7 @@ class GraphedStep:
         self._pool: Any = None
         self._calls = self._eager = self._dropped = 0
         self._freed_replays = 0
+        self._carries = True
         self._all: Refusal | None = None
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -130,7 +132,13 @@ class GraphedStep:
         key = signature((args, kwargs), tensors), _ambient()
         for recording in self._recordings.get(key, ()):
             if recording.fits(tensors):
-                return recording.launch(tensors, self._rates)
+                try:
+                    return recording.launch(tensors, self._rates)
+                except NotCarried:  # nothing was done yet: it is recorded again, with copies before the launch
+                    self._carries = False
+                    self._recordings[key].remove(recording)
+                    self._drop([recording])
+                    break
         refusal = self._all or self._refused.get(key)
         if refusal is not None:
             return self._as_it_is(args, kwargs, refusal)
@@ -209,7 +217,16 @@ class GraphedStep:
         try:
             with _alone():
                 recording = capture(
-                    device, self._step, call, graph, self._pool, self._rates, progress, budget, in_place
+                    device,
+                    self._step,
+                    call,
+                    graph,
+                    self._pool,
+                    self._rates,
+                    progress,
+                    budget,
+                    in_place,
+                    carry=self._carries,
                 )
         except BaseException as error:
             graph.reset()
@@ -220,6 +237,9 @@ class GraphedStep:
             device.restore_random_states(states)
             if not isinstance(error, Exception):
                 raise
+            if isinstance(error, NotCarried):
+                self._carries = False
+                return self._record(device, key, call, progress)
             refusal = why(error)
             if isinstance(error, StepDiffers) and (
                 not progress.passed_over() if refusal is SETS_UP else progress.differed()

@@ -1,26 +1,66 @@
 """What a recorded step returns: results that stay valid, and tensors of the caller as they are.
 
-A result lies in the memory of the graph and the next launch overwrites it, so it is copied out, all results in one
-fused copy. What is a parameter, or any tensor that was there before, is returned itself; what is an argument, or a view
-of one, is the caller's.
+A result lies in the memory of the graph and the next launch overwrites it, so it is copied out. The graph itself copies
+small ones, to new memory in each launch (`copy_nodes`); one fused copy takes the others. What is a parameter, or any
+tensor that was there before, is returned itself; what is an argument, or a view of one, is the caller's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.observer import storage
 
+MOST_CARRIED_BYTES = 65536
+"""Results above this are copied behind the launch: the graph's own copy needs memory of the same size."""
+
+
+def carried_out(
+    returned: Any, holds: Callable[[torch.Tensor], bool], known: Collection[int]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Inside of a capture: copies of results, as pairs of a result and what it was copied to.
+
+    `known`: storages that are not the graph's.
+    """
+    tensors: list[torch.Tensor] = []
+    flatten(returned, tensors)
+    fit = {
+        id(tensor): tensor
+        for tensor in tensors
+        if type(tensor) is torch.Tensor
+        and holds(tensor)
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized)
+        and 0 < tensor.nbytes <= MOST_CARRIED_BYTES
+        and storage(tensor) not in known
+    }
+    if len(fit) > MOST_CARRIED:
+        return []
+    with torch.no_grad():
+        return [(tensor, torch.empty_like(tensor).copy_(tensor)) for tensor in fit.values()]
+
 
 class Outputs:
-    """Made from what the recording returned, the placeholders it ran on, and storages that are not the graph's."""
+    """Made from what the recording returned, the placeholders it ran on, and storages that are not the graph's.
 
-    def __init__(self, returned: Any, placeholders: Sequence[torch.Tensor], static: Iterable[int]) -> None:
+    `carried`: by id of what was returned, nodes of the graph that copy it.
+    """
+
+    def __init__(
+        self,
+        returned: Any,
+        placeholders: Sequence[torch.Tensor],
+        static: Iterable[int],
+        carried: Mapping[int, CopyNode] | None = None,
+    ) -> None:
+        carried = carried or {}
         tensors: list[torch.Tensor] = []
         flatten(returned, tensors)
         self._nest = returned if not tensors else replaced(returned, iter([tensor.detach() for tensor in tensors]))
@@ -28,6 +68,7 @@ class Outputs:
         by_storage = {storage(placeholder): index for index, placeholder in enumerate(placeholders)}
         static = set(static) - set(by_storage)
         self._copied: list[torch.Tensor] = []
+        self._nodes: list[tuple[CopyNode, torch.Tensor]] = []
         self._plan: list[tuple[str, Any]] = []
         copied: dict[int, int] = {}
         for tensor in tensors:
@@ -39,15 +80,35 @@ class Outputs:
                 self._plan.append(("view", (index, tensor.shape, tensor.stride(), offset, tensor.dtype)))
             elif storage(tensor) in static:
                 self._plan.append(("static", tensor))
+            elif id(tensor) in carried:
+                if id(tensor) not in copied:
+                    copied[id(tensor)] = len(self._nodes)
+                    self._nodes.append((carried[id(tensor)], tensor.detach()))
+                self._plan.append(("carried", copied[id(tensor)]))
             else:
                 if id(tensor) not in copied:
                     copied[id(tensor)] = len(self._copied)
                     self._copied.append(tensor.detach())
                 self._plan.append(("copy", copied[id(tensor)]))
-        self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied)
+        self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied or self._nodes)
 
-    def take(self, inputs: Sequence[torch.Tensor]) -> Any:
-        """The results of the launch before, for a call with these inputs."""
+    def prepare(self) -> list[torch.Tensor]:
+        """Memory for what the next launch copies out, which is led there.
+
+        Raises:
+            NotCarried: it cannot be.
+        """
+        fresh = []
+        for node, like in self._nodes:
+            memory = torch.empty_like(like)
+            node.write_to(memory)
+            fresh.append(memory)
+        return fresh
+
+    def take(self, inputs: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> Any:
+        """The results of the launch before, for a call with these inputs. `fresh` was prepared for that launch."""
+        if self._single and fresh:
+            return fresh[0]
         if len(self._copied) == 1:  # what is copied takes no part in differentiation
             copies = [self._copied[0].clone()]
             if self._single:
@@ -55,12 +116,16 @@ class Outputs:
         else:
             copies = [torch.empty_like(tensor) for tensor in self._copied]
             copy_all(copies, self._copied)
-        return replaced(self._nest, iter([_given(kind, what, copies, inputs) for kind, what in self._plan]))
+        return replaced(self._nest, iter([_given(kind, what, copies, fresh, inputs) for kind, what in self._plan]))
 
 
-def _given(kind: str, what: Any, copies: list[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+def _given(
+    kind: str, what: Any, copies: list[torch.Tensor], fresh: list[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> torch.Tensor:
     if kind == "copy":
         return copies[what]
+    if kind == "carried":
+        return fresh[what]
     if kind == "input":
         return inputs[what]
     if kind == "static":

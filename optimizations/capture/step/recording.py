@@ -22,7 +22,7 @@ from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
 from optimizations.capture.step.observing import CHECKPOINT_DRAWS, host_change, kept_results
 from optimizations.capture.step.operations import first_difference
-from optimizations.capture.step.outputs import Outputs
+from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.source_lines import line_of
 from optimizations.capture.step.watch import Watch
@@ -70,7 +70,12 @@ class Recording:
         return self.watch.moved() or (self.region is not None and not self.region.lasts())
 
     def launch(self, tensors: Sequence[torch.Tensor], rates: LearningRates) -> Any:
-        """Do the work of a call with these inputs, and give its results."""
+        """Do the work of a call with these inputs, and give its results.
+
+        Raises:
+            NotCarried: before anything was done; the graph cannot be led to where inputs or results lie.
+        """
+        fresh = self.outputs.prepare()
         self.inputs.bind(tensors)
         self.gradients.bring()
         rates.write()
@@ -82,8 +87,8 @@ class Recording:
             torch.autograd.graph.increment_version(self.mutated)
         self.replays += 1
         if not self.bound:
-            return self.outputs.take(tensors)
-        returned, values = self.outputs.take(tensors)
+            return self.outputs.take(tensors, fresh)
+        returned, values = self.outputs.take(tensors, fresh)
         for entry, value in zip(self.bound, values, strict=True):
             entry.bind(value)
         return returned
@@ -99,10 +104,15 @@ def capture(
     progress: Progress,
     memory_budget_bytes: int | None,
     in_place: Collection[int] = (),
+    *,
+    carry: bool = True,
 ) -> Recording:
     """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
+    `carry`: copies of inputs and results are part of the graph where that is possible. See `copy_nodes`.
+
     Raises:
+        NotCarried: copies are not part of the graph in a way that they can be led elsewhere.
         StepDiffers: the captured call is not what was observed.
         StepRefused: it cannot be repeated, or does not fit into the budget.
         Exception: what the capture raised.
@@ -115,20 +125,27 @@ def capture(
     pool_before = device.pool_bytes(pool)
     observer = Observer(device.holds, call.known(placeholders), forbid=True, generators=progress.generators)
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
-    versions = {
-        id(tensor): tensor._version
-        for tensor in [*call.state.tensors.values(), *placeholders]
-        if not tensor.is_inference()
-    }
+    to_carry = inputs.to_carry(call.tensors) if carry else {}
+    carried: list[tuple[torch.Tensor, torch.Tensor]] = []
     with rates.as_tensors(), _no_casts_of_the_graph_kept(observer, progress):
         snapshot = call.state.snapshot()
-        with (
-            device.capturing(graph, pool, progress.generators),
-            compilations.noticed(observer, forbid=True),
-            forbidden_calls.watched(observer, asked, capturing=True, compiled=call.state.compiled),
-            observer,
-        ):
-            returned = step(*args, **kwargs)
+        with device.capturing(graph, pool, progress.generators):
+            with torch.no_grad():
+                for given, placeholder in to_carry.values():
+                    placeholder.copy_(given, non_blocking=True)
+            versions = {
+                id(tensor): tensor._version
+                for tensor in [*call.state.tensors.values(), *placeholders]
+                if not tensor.is_inference()
+            }
+            with (
+                compilations.noticed(observer, forbid=True),
+                forbidden_calls.watched(observer, asked, capturing=True, compiled=call.state.compiled),
+                observer,
+            ):
+                returned = step(*args, **kwargs)
+            if carry:
+                carried = carried_out(returned, device.holds, call.known(placeholders))
         results = kept_results(call.state, snapshot, observer)
         changes = list(call.state.changes(snapshot, results))
     _check(observer, asked, progress, changes)
@@ -163,17 +180,22 @@ def capture(
             entry.container.held is held and entry.key == key for entry in results
         )
 
+    nodes = device.copies(graph, [*to_carry.values(), *carried]) if to_carry or carried else ()
+    inputs.carry(dict(zip(to_carry, nodes, strict=False)), call.tensors)
+    outputs = Outputs(
+        (returned, [entry.new for entry in results]) if results else returned,
+        placeholders,
+        _storages(static) - unread,
+        {id(tensor): node for (tensor, _), node in zip(carried, nodes[len(to_carry) :], strict=True)},
+    )
+    outputs.prepare()  # what the driver does not take shows here, while the capture can be thrown away
     return Recording(
         graph=graph,
         inputs=inputs,
         written=written,
         gradients=Gradients(call.parameters, call.before, after, indifferent=indifferent),
         watch=Watch(call.state, ignored, _reads(device, graph, observer, call), unknown),
-        outputs=Outputs(
-            (returned, [entry.new for entry in results]) if results else returned,
-            placeholders,
-            _storages(static) - unread,
-        ),
+        outputs=outputs,
         mutated=mutated,
         kept=kept,
         bound=results,

@@ -1,0 +1,85 @@
+"""Copies inside of a graph whose ends are set before a launch: inputs are read, and results written, where they lie.
+
+A copy that is launched on its own takes the host several microseconds, most of it PyTorch's and the driver's work for
+one more launch. A copy that is a node of the graph is launched with it. Where it reads or writes is set in the
+executable graph, which takes well under a microsecond, and only when that changed. Launches already enqueued keep what
+they were launched with (CUDA driver API, `cuGraphExecMemcpyNodeSetParams`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from optimizations.captured.driver import CudaCallFailed, check
+from optimizations.captured.read import node_handles
+
+MOST_CARRIED = 16
+"""Copies of one graph that are made its nodes; of more, one fused copy costs less than so many settings."""
+
+
+class NotCarried(RuntimeError):
+    """A copy cannot be found among a graph's nodes, or cannot be led elsewhere."""
+
+
+class CopyNode:
+    """One copy of contiguous memory. `graph` must be kept as long as this."""
+
+    def __init__(self, driver: Any, graph: Any, executable: Any, handle: Any, context: Any) -> None:
+        self._graph = graph
+        self._set = driver.cuGraphExecMemcpyNodeSetParams
+        self._arguments = executable, handle
+        self._copy = check(driver.cuGraphMemcpyNodeGetParams, handle)
+        self._context = context
+
+    def read_from(self, tensor: torch.Tensor) -> None:
+        """Copy from this tensor's memory from the next launch on.
+
+        Raises:
+            NotCarried: the driver does not take the address.
+        """
+        self._copy.srcDevice = tensor.data_ptr()
+        self._apply()
+
+    def write_to(self, tensor: torch.Tensor) -> None:
+        """The same for where it copies to."""
+        self._copy.dstDevice = tensor.data_ptr()
+        self._apply()
+
+    def _apply(self) -> None:
+        try:
+            check(self._set, *self._arguments, self._copy, self._context)
+        except CudaCallFailed as error:
+            raise NotCarried(str(error)) from error
+
+
+def find_copies(driver: Any, graph: Any, ends: Sequence[tuple[int, int]]) -> list[CopyNode]:
+    """The copies of an instantiated `torch.cuda.CUDAGraph`, given by the addresses they were captured with.
+
+    Args:
+        driver: the module `cuda.bindings.driver`.
+        graph: made with `keep_graph=True`.
+        ends: source and destination of each.
+
+    Raises:
+        NotCarried: one of them is not a memcpy node, or not the only one with these ends.
+    """
+    try:
+        raw = driver.CUgraph(graph.raw_cuda_graph())
+        executable = driver.CUgraphExec(graph.raw_cuda_graph_exec())
+        context = check(driver.cuCtxGetCurrent)
+        found: dict[tuple[int, int], list[Any]] = defaultdict(list)
+        for handle in node_handles(driver, raw):
+            if check(driver.cuGraphNodeGetType, handle).name == "CU_GRAPH_NODE_TYPE_MEMCPY":
+                copy = check(driver.cuGraphMemcpyNodeGetParams, handle)
+                if copy.Height == 1 and copy.Depth == 1 and not copy.srcXInBytes and not copy.dstXInBytes:
+                    found[int(copy.srcDevice), int(copy.dstDevice)].append(handle)
+        handles = [found[pair] for pair in ends]
+        if any(len(candidates) != 1 for candidates in handles):
+            raise NotCarried("a copy is no memcpy node of its own")
+        return [CopyNode(driver, graph, executable, handle, context) for (handle,) in handles]
+    except CudaCallFailed as error:
+        raise NotCarried(str(error)) from error

@@ -1,0 +1,199 @@
+"""Inputs and results that a graph of a step copies itself: it is led to them before each launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from cuda.bindings import driver as real
+from graphs_on_cpu import CpuCopy, CpuDevice
+from simulated_cuda import Node, SimulatedDriver
+from step_programs import batches, loss_of, network
+
+from optimizations.capture import inputs
+from optimizations.capture.copy_nodes import MOST_CARRIED, NotCarried, find_copies
+from optimizations.capture.step import outputs
+from optimizations.capture.step.graphed_step import GraphedStep
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(CpuCopy, "settings", 0)
+    monkeypatch.setattr(CpuCopy, "refuse_after", None)
+    yield
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tensors were copied outside of graphs, by copy."""
+    found: list[int] = []
+    stock = inputs.copy_all
+
+    def copy_all(targets: Any, sources: Any) -> None:
+        found.append(len(targets))
+        stock(targets, sources)
+
+    for module in (inputs, outputs):
+        monkeypatch.setattr(module, "copy_all", copy_all)
+    return found
+
+
+def training(give: Callable[[torch.Tensor], Any] = lambda loss: loss) -> Callable[..., Any]:
+    model = network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> Any:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return give(loss.detach())
+
+    return step
+
+
+def run(step: Callable[..., Any], calls: list[Any]) -> list[torch.Tensor]:
+    """Everything the calls returned, kept until the end."""
+    kept = [step(*call) for call in calls]
+    return [tensor for found in kept for tensor in (found if isinstance(found, (tuple, list)) else [found])]
+
+
+def assert_same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert len(found) == len(expected)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
+
+
+RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "one": lambda loss: loss,
+    "several, one twice": lambda loss: (loss, loss * 2, loss),
+    "a view": lambda loss: torch.stack([loss, loss + 1])[1],
+    "not contiguous": lambda loss: (loss * torch.ones(4, 3)).T,
+    "empty": lambda loss: (loss, loss.new_zeros(0, 3)),
+    "large": lambda loss: loss * torch.ones(outputs.MOST_CARRIED_BYTES),
+    "many": lambda loss: [loss * index for index in range(MOST_CARRIED + 2)],
+}
+
+
+@pytest.mark.parametrize("kind", sorted(RESULTS))
+@pytest.mark.parametrize("nodes", [True, False])
+def test_results_are_valid_as_long_as_they_are_held(kind: str, nodes: bool) -> None:
+    calls = batches("cpu")
+    expected = run(training(RESULTS[kind]), calls)
+    step = GraphedStep(training(RESULTS[kind]), device=CpuDevice(copies_are_nodes=nodes))
+    assert_same(run(step, calls), expected)
+    assert step.report().replays == len(calls) - 3
+    assert step.report().refusals == ()
+
+
+def test_a_launch_copies_nothing_beside_the_graph_and_leads_it_to_what_moved(copied: list[int]) -> None:
+    calls = batches("cpu")
+    expected = run(training(), calls)
+    step = GraphedStep(training(), device=CpuDevice())
+    found = run(step, calls[:5])
+    copied.clear()
+    before = CpuCopy.settings
+    found += run(step, calls[5:7])
+    assert CpuCopy.settings - before == 2 * 3  # two inputs and one result of each call
+    found += run(step, calls[7:])
+    assert_same(found, expected)
+    before = CpuCopy.settings
+    run(step, calls[-1:])
+    assert CpuCopy.settings - before == 1  # the same batch: only the result lies elsewhere
+    assert copied == []
+
+
+def test_inputs_of_other_layouts_are_copied_before_the_launch(copied: list[int]) -> None:
+    calls = [({**batch, "x": batch["x"].T.contiguous().T},) for (batch,) in batches("cpu")]
+    expected = run(training(), calls)
+    step = GraphedStep(training(), device=CpuDevice())
+    found = run(step, calls[:5])
+    copied.clear()
+    found += run(step, calls[5:])
+    assert_same(found, expected)
+    assert copied == [1] * len(calls[5:])
+
+
+def test_an_input_that_the_step_writes_is_the_callers() -> None:
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        batch["x"].mul_(2)
+        return batch["x"].sum()
+
+    calls, again = batches("cpu"), batches("cpu")
+    expected = run(step, calls)
+    graphed = GraphedStep(step, device=CpuDevice())
+    assert_same(run(graphed, again), expected)
+    assert graphed.report().replays == len(calls) - 3
+    assert_same([batch["x"] for (batch,) in again], [batch["x"] for (batch,) in calls])
+
+
+@pytest.mark.parametrize("after", [0, 4, 5, 8])
+def test_a_graph_that_cannot_be_led_is_recorded_again_with_copies_before_the_launch(
+    after: int, monkeypatch: pytest.MonkeyPatch, copied: list[int]
+) -> None:
+    """The driver refuses at the capture, or in some later call: nothing is lost, and nothing done twice."""
+    monkeypatch.setattr(CpuCopy, "refuse_after", after)
+    calls = batches("cpu", 12)
+    expected = run(training(), calls)
+    step = GraphedStep(training(), device=CpuDevice())
+    assert_same(run(step, calls), expected)
+    report = step.report()
+    assert report.refusals == ()
+    assert report.replays == len(calls) - 3
+    assert report.dropped_recordings == (after > 3)
+    assert copied[-1] == 2
+
+
+# The driver's side.
+
+
+def graph_of(driver: SimulatedDriver, *copies: dict[str, int]) -> Any:
+    handle = driver.new_graph()
+    for copy in copies:
+        driver.add_node(handle, Node("MEMCPY", copy=copy))
+    _, executable = driver.cuGraphInstantiate(real.CUgraph(handle), 0)
+    return SimpleNamespace(raw_cuda_graph=lambda: handle, raw_cuda_graph_exec=lambda: int(executable))
+
+
+def memory(value: float) -> torch.Tensor:
+    return torch.full((4,), value)
+
+
+def ends(source: torch.Tensor, target: torch.Tensor, **more: int) -> dict[str, int]:
+    return {"source": source.data_ptr(), "destination": target.data_ptr(), "bytes": source.nbytes, **more}
+
+
+def test_a_copy_reads_and_writes_where_it_was_led_from_the_next_launch_on() -> None:
+    driver = SimulatedDriver()
+    first, second, target, other = memory(1), memory(2), memory(0), memory(0)
+    unrelated = memory(7), memory(0)
+    graph = graph_of(driver, ends(*unrelated), ends(first, target))
+    (node,) = find_copies(driver, graph, [(first.data_ptr(), target.data_ptr())])
+    launch = lambda: driver.launch(graph.raw_cuda_graph_exec())  # noqa: E731
+    launch()
+    assert target.tolist() == first.tolist() and unrelated[1].tolist() == unrelated[0].tolist()
+    node.read_from(second)
+    launch()
+    assert target.tolist() == second.tolist()
+    node.write_to(other)
+    target.zero_()
+    launch()
+    assert other.tolist() == second.tolist() and target.tolist() == [0] * 4
+    driver.failing.add("cuGraphExecMemcpyNodeSetParams")
+    with pytest.raises(NotCarried, match="cuGraphExecMemcpyNodeSetParams"):
+        node.read_from(first)
+
+
+@pytest.mark.parametrize("case", ["none", "two", "rows", "unreadable"])
+def test_a_copy_that_is_not_one_node_is_not_carried(case: str) -> None:
+    driver = SimulatedDriver()
+    first, target = memory(1), memory(0)
+    wanted = ends(first, target)
+    given = {"none": [], "two": [wanted, wanted], "rows": [{**wanted, "height": 2}], "unreadable": [wanted]}[case]
+    graph = graph_of(driver, *given)
+    if case == "unreadable":
+        driver.failing.add("cuGraphMemcpyNodeGetParams")
+    with pytest.raises(NotCarried):
+        find_copies(driver, graph, [(first.data_ptr(), target.data_ptr())])
