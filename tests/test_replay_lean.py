@@ -332,11 +332,11 @@ def test_while_a_forward_that_ran_without_a_graph_waits_for_its_backward_all_cal
     for step in range(12):
         training.step(step)
     (one,) = managers()
-    one._uncaptured_forwards = 1
+    one.uncaptured_forwards = 1
     full_ways.clear()
     training.step(1)
     assert len(full_ways) >= 2, "the forward and the backward"
-    assert one._uncaptured_forwards == 0
+    assert one.uncaptured_forwards == 0
 
 
 def test_another_order_of_functions_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:

@@ -541,7 +541,7 @@ def test_a_forward_and_its_backward_are_judged_together(
     assert (one.group, one.state, one.kept, one.direction) == (other.group, "decided", kept, "forward")
     assert other.direction == "backward"
     (manager,) = managers()
-    assert manager._uncaptured_forwards == 0, "or steady calls of others would end"
+    assert manager.uncaptured_forwards == 0, "or steady calls of others would end"
 
 
 def test_one_group_is_measured_at_a_time(make: Any, cuda_on_cpu: CudaOnCpu) -> None:

@@ -29,6 +29,7 @@ class Counted:
     """
 
     replays: int
+    steady_replays: int
     copied_bytes: int
     copied_per_replay: int
 
@@ -71,6 +72,7 @@ def describe(
         waiting=session.waiting,
         recording_s=recorded.seconds,
         replays=counted.replays,
+        steady_replays=counted.steady_replays,
         moves=tracker.moves if tracker is not None else 0,
         total_copied_bytes=counted.copied_bytes + (tracker.placeholder_bytes if tracker is not None else 0),
         total_pointer_bytes=tracker.pointer_bytes if tracker is not None else 0,

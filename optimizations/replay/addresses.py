@@ -96,6 +96,7 @@ class AddressTracker:
         moves: calls in which an input had moved.
         pointer_bytes: bytes written for that so far.
         placeholder_bytes: bytes copied so far because an input could not be read in place.
+        fixed: inputs at fixed addresses, each with the bits that its address must not have.
         swaps: what patching inputs at fixed addresses has cost; None while nobody asks for it.
     """
 
@@ -112,8 +113,10 @@ class AddressTracker:
         inputs = sorted(inputs, key=lambda one: one.index)
         self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder) for one in inputs]
         self._all_checks = self._checks
-        self._fixed = [(one.index, one.alignment_bytes - 1) for one in inputs if one.placeholder is None]
-        self._fixed_indices = [index for index, _ in self._fixed]
+        self.fixed = [(one.index, one.alignment_bytes - 1) for one in inputs if one.placeholder is None]
+        self._fixed_indices = [index for index, _ in self.fixed]
+        self._moving = [one for one in self._checks if one[2] is not None]
+        self._moving_indices = [index for index, _, _ in self._moving]
         self._pointers = pointers
         self._owned = owned
         self._fill = fill
@@ -133,26 +136,30 @@ class AddressTracker:
         borders = self._owned.borders
         return any(
             (address := inputs[index].data_ptr()) & below_alignment or bisect_right(borders, address) & 1
-            for index, below_alignment in self._fixed
+            for index, below_alignment in self.fixed
         )
 
     def fixed_in_place(self, inputs: Sequence[Any]) -> bool:
         """Whether each input at a fixed address lies where the graph reads it now."""
-        return not self._fixed or torch_internals.data_ptrs_equal(inputs, self.addresses, self._fixed_indices)
+        return not self.fixed or _data_ptrs_equal(inputs, self.addresses, self._fixed_indices)
 
-    def follow(self, inputs: Sequence[Any]) -> None:
-        """Bring the graph to these inputs. One comparison in C++ where nothing moved."""
-        if not torch_internals.data_ptrs_equal(inputs, self.addresses, self.indices):
-            self._move(inputs)
+    def follow(self, inputs: Sequence[Any], *, fixed_in_place: bool = False) -> None:
+        """Bring the graph to these inputs. One comparison in C++ where nothing moved.
+
+        `fixed_in_place`: it is known of inputs at fixed addresses that they have not moved.
+        """
+        indices = self._moving_indices if fixed_in_place else self.indices
+        if not _data_ptrs_equal(inputs, self.addresses, indices):
+            self._move(inputs, self._moving if fixed_in_place else self._checks)
         elif self._written:
             self._pointers.settle()
             self._written = False
 
-    def _move(self, inputs: Sequence[Any]) -> None:
+    def _move(self, inputs: Sequence[Any], checks: Sequence[tuple[int, int, int | None]]) -> None:
         addresses, borders = self.addresses, self._owned.borders
         self._written = False
         moved: dict[int, int] = {}
-        for index, below_alignment, placeholder in self._checks:
+        for index, below_alignment, placeholder in checks:
             address = inputs[index].data_ptr()
             if address == addresses[index]:
                 continue
@@ -166,11 +173,13 @@ class AddressTracker:
             moved[index] = address
         if not moved:
             return
-        started = time.perf_counter()
-        self._point(moved)
-        self.moves += 1
-        if self.swaps is not None and not moved.keys().isdisjoint(self._fixed_indices):
+        if self.swaps is None or moved.keys().isdisjoint(self._fixed_indices):
+            self._point(moved)
+        else:
+            started = time.perf_counter()
+            self._point(moved)
             self.swaps.patched(inputs, time.perf_counter() - started)
+        self.moves += 1
 
     def _point(self, moved: Mapping[int, int]) -> None:
         try:
@@ -190,6 +199,8 @@ class AddressTracker:
             return
         self._checks = checks
         self.indices = [index for index, _, _ in checks]
+        self._moving = [one for one in checks if one[2] is not None]
+        self._moving_indices = [index for index, _, _ in self._moving]
         moved = {
             index: placeholder
             for index, _, placeholder in self._all_checks
@@ -207,3 +218,6 @@ class AddressTracker:
         """To be called after each launch."""
         if self._pending:
             self._pending, self._written = False, True
+
+
+_data_ptrs_equal = torch_internals.data_ptrs_equal

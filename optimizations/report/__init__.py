@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from optimizations.report.recordings import Direction, KeptResults, RecordingReport, UncapturedCalls
+from optimizations.report.recordings import Direction, FullWay, KeptResults, RecordingReport, UncapturedCalls
 from optimizations.report.selection import SelectionReport
 
 CpuKind = Literal["constant", "attribute", "argument", "computed"]
@@ -175,7 +175,8 @@ class GraphReport:
     """One FX graph that went through the backend, numbered in the order of compilation since the last `reset`.
 
     `recordings` holds a record for each CUDA graph, in the order they were recorded. `kept` are the results that are
-    copied out of graph memory because the program keeps them, `uncaptured` the calls that ran without a graph.
+    copied out of graph memory because the program keeps them, `uncaptured` the calls that ran without a graph,
+    `full_ways` those that were no steady calls, by reason, the first reason first (none are counted without `lean`).
     `selection` tells, for each function that graphs are recorded of, how its calls are served and by what times that
     was decided; it is empty where nothing is selected.
     """
@@ -189,6 +190,7 @@ class GraphReport:
     kept: tuple[KeptResults, ...] = ()
     uncaptured: tuple[UncapturedCalls, ...] = ()
     selection: tuple[SelectionReport, ...] = ()
+    full_ways: tuple[FullWay, ...] = ()
 
 
 class ReportedFunction(Protocol):
@@ -202,6 +204,9 @@ class ReportedFunction(Protocol):
 
     def uncaptured(self) -> Sequence[UncapturedCalls]:
         """Calls without a graph, by reason."""
+
+    def full_ways(self) -> Sequence[FullWay]:
+        """Calls that were no steady ones, by reason, in the order in which the reasons came up."""
 
     def selection(self) -> SelectionReport | None:
         """How its calls are served, and why; None where nothing is selected."""
@@ -231,6 +236,7 @@ class Entry:
             tuple(kept for function in self.functions if (kept := function.kept()) is not None),
             tuple(calls for function in self.functions for calls in function.uncaptured()),
             tuple(found for function in self.functions if (found := function.selection()) is not None),
+            tuple(ways for function in self.functions for ways in function.full_ways()),
         )
 
 

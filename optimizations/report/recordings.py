@@ -47,7 +47,7 @@ class RecordingReport:
         stage: "waiting" (not looked at yet), "proving" (a candidate is tried out in real calls), or "done".
         waiting: what is being waited for; None where nothing is.
         recording_s: how long the recording took.
-        replays: calls served by the graph so far.
+        replays: calls served by the graph so far; `steady_replays` of them without what a call of stock's does.
         moves: those in which an input that is read in place had moved.
         total_copied_bytes, total_pointer_bytes: copied, and written, by all replays so far.
         fixed_inputs_followed: inputs at fixed addresses (parameters) that are patched when they move.
@@ -73,6 +73,7 @@ class RecordingReport:
     total_pointer_bytes: int = 0
     fixed_inputs_followed: int = 0
     fixed_inputs_refused: str | None = None
+    steady_replays: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,15 @@ class KeptResults:
 @dataclass(frozen=True, slots=True)
 class UncapturedCalls:
     """Calls of a function that ran without a graph although Inductor made it for one, and why."""
+
+    direction: Direction
+    reason: str
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class FullWay:
+    """Calls of a function that could not be steady ones, and why: they did all that a call of stock's does."""
 
     direction: Direction
     reason: str

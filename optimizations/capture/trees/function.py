@@ -21,7 +21,7 @@ from optimizations import torch_internals
 from optimizations.capture.inner_graphs import resting
 from optimizations.indirection.plan import Choice
 from optimizations.recording.generated import GeneratedCode, read_generated
-from optimizations.report.recordings import Direction, KeptResults, RecordingReport, UncapturedCalls
+from optimizations.report.recordings import Direction, FullWay, KeptResults, RecordingReport, UncapturedCalls
 from optimizations.report.selection import SelectionReport
 from optimizations.selection.member import Candidate, Member, Standing
 
@@ -92,6 +92,7 @@ class RecordableFunction:
         self.member: Member | None = None
         self._served: Candidate | None = None
         self._uncaptured: Counter[str] = Counter()
+        self._full_ways: Counter[str] = Counter()
         self._recordings: list[tuple[weakref.ref[Recording], list[RecordingReport]]] = []
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -190,6 +191,10 @@ class RecordableFunction:
         """To be told of each call without a graph."""
         self._uncaptured[reason] += 1
 
+    def went_the_full_way(self, reason: str) -> None:
+        """To be told of each call that was no steady one."""
+        self._full_ways[reason] += 1
+
     def recordings(self) -> Sequence[RecordingReport]:
         """See `report.ReportedFunction`."""
         found: list[RecordingReport] = []
@@ -207,6 +212,10 @@ class RecordableFunction:
     def uncaptured(self) -> Sequence[UncapturedCalls]:
         """See `report.ReportedFunction`."""
         return [UncapturedCalls(self.direction, reason, calls) for reason, calls in self._uncaptured.items()]
+
+    def full_ways(self) -> Sequence[FullWay]:
+        """See `report.ReportedFunction`."""
+        return [FullWay(self.direction, reason, calls) for reason, calls in self._full_ways.items()]
 
 
 Record = Callable[..., tuple[Callable[[list[Any]], Any], Any]]

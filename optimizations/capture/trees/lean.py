@@ -11,20 +11,43 @@ for the call, so nothing of stock's behaviour is lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from optimizations import torch_internals
+from optimizations.capture import inner_graphs
 
 if TYPE_CHECKING:
+    from optimizations.capture.trees.function import RecordableFunction
+    from optimizations.capture.trees.manager import EncoreManager
     from optimizations.capture.trees.node import EncoreNode
 
 trees = torch_internals.cudagraph_trees
 
 MOST_KEPT = 8
 """Steady calls that are kept for one function: one for each recording that takes turns with others."""
+
+
+NOT_RECORDED = "no recording of it is steady yet"
+NOT_EXECUTING = "graphs were being recorded or warmed up before it"
+RESULTS_HELD = "results of the iteration before are held"
+EARLIER_RESULT_HELD = "a result of an earlier graph is held that was dead when this one was recorded"
+UNCAPTURED_FORWARD = "a forward that ran without a graph waits for its backward"
+OTHER_ORDER = "no recording of it follows the one before it"
+CHANGED = "what its recording reads in place has changed"
+FIXED_INPUT_MOVED = "an input at a fixed address moved"
+BACKWARD_PENDING = "a forward waits for its backward, and no step was marked"
+ANOTHER_FOLLOWS = "it was recorded as a second call of an iteration, too"
+WORK_IS_DUE = "work on its recording was due"
+"""Why a call went the full way, in addition to a function's own reason to run without a graph."""
+
+Reference = tuple[list[Any], int, list[Any]]
+"""To a result of a recording: a list of stock's references, the place in it, and stock's tensors at the same places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,97 +108,53 @@ SKIPPED = (
 )
 
 
-class Fit(Enum):
-    """Whether a steady call can serve inputs."""
-
-    NO = 0
-    YES = 1
-    PATCHED = 2
-    """Inputs at fixed addresses moved to where the graph can be pointed."""
-
-
 class SteadyCall:
-    """The call of one recording that is as the one before.
+    """The call of one recording that is as the one before, with what is looked at on the way laid out.
 
     Attributes:
+        node: the recording; `state`: its state when this was made. Another one now: this is not valid any more.
         parent: the recording that was replayed before it in the same iteration; None where it begins one.
         mode: of stock's: inference, forward or backward.
+        addresses, compared: where inputs at fixed addresses and results of earlier graphs lie, and their places.
+        dead_before, dead_after: references to results that must have died before the graph, and when it runs.
+        dying: places of inputs that are results of earlier graphs, and are let go before the launch.
     """
 
     __slots__ = (
-        "_addresses",
-        "_compared",
-        "_dead_after",
-        "_dead_before",
-        "_dying",
-        "_graph",
-        "_session",
-        "_state",
-        "_tracker",
+        "addresses",
+        "compared",
         "compile_id",
+        "dead_after",
+        "dead_before",
+        "dying",
+        "graph",
         "mode",
         "node",
         "parent",
+        "session",
+        "state",
+        "tracker",
     )
 
     def __init__(self, node: EncoreNode, mode: Any, compile_id: Any) -> None:
         self.node = node
-        self._state = node.state
+        self.state = node.state
         self.mode = mode
         self.compile_id = compile_id
         self.parent: Any = node.parent
-        self._addresses = node.static_input_data_ptrs
-        self._compared = sorted({*node.static_input_idxs, *node.cudagraph_managed_idxs})
-        self._dead_before = node.references(node.expected_dead_indices_before_graph)
-        self._dead_after = node.references(node.expected_dead_indices_after_graph)
-        self._dying = [index for index in node.cudagraph_managed_idxs if not node.preserved_aliased_inputs[index]]
-        self._tracker = node.tracker
-        self._session = node.session
-        self._graph = node.graph
+        self.addresses = node.static_input_data_ptrs
+        self.compared = sorted({*node.static_input_idxs, *node.cudagraph_managed_idxs})
+        self.dead_before = node.references(node.expected_dead_indices_before_graph)
+        self.dead_after = node.references(node.expected_dead_indices_after_graph)
+        self.dying = [index for index in node.cudagraph_managed_idxs if not node.preserved_aliased_inputs[index]]
+        self.tracker = node.tracker
+        self.session = node.session
+        self.graph: Any = node.graph
 
     @property
     def valid(self) -> bool:
         """Whether the recording is what it was when this was made."""
-        return bool(self._state == self.node.state)
-
-    def fits(self, inputs: Sequence[Any]) -> Fit:
-        """Whether the call can be served as the one before was. Changes nothing."""
-        if not _data_ptrs_equal(inputs, self._addresses, self._compared) or any_alive(self._dead_before):
-            return Fit.NO
-        tracker = self._tracker
-        if tracker is None or tracker.fixed_in_place(inputs):
-            return Fit.YES
-        if tracker.refuses(inputs) or self.node.prefers_recording(inputs):
-            return Fit.NO
-        return Fit.PATCHED
-
-    def rests(self) -> bool:
-        """Whether the recording's session has nothing to do in this call. It is told of the call then."""
-        session = self._session
-        return session is None or session.rests()
-
-    def run(self, inputs: list[Any]) -> list[Any]:
-        """Serve a call that fits."""
-        node = self.node
-        for index in self._dying:
-            inputs[index] = None
-        if any_alive(self._dead_after):
-            raise RuntimeError(
-                "A result of an earlier CUDA graph that this one writes over is still held; it was not when the graph "
-                "was recorded. This is a defect of Encore or of CUDAGraph Trees."
-            )
-        node.replays += 1
-        node.copied_bytes += node.copied_per_replay
-        if node.non_static_input_idx:
-            node._copy_inputs_and_remove_from_src(node.reconstructed_inputs, inputs)
-        elif self._tracker is not None:
-            self._tracker.follow(inputs)
-        self._graph.replay()
-        if self._tracker is not None:
-            self._tracker.launched()
-        outputs: list[Any] = node.cached_results()
-        inputs.clear()
-        return outputs
+        return bool(self.state == self.node.state)
 
 
 def steady_call(node: EncoreNode, mode: Any, compile_id: Any) -> SteadyCall | None:
@@ -187,9 +166,129 @@ def steady_call(node: EncoreNode, mode: Any, compile_id: Any) -> SteadyCall | No
     return SteadyCall(node, mode, compile_id)
 
 
-def any_alive(references: Sequence[tuple[list[Any], int]]) -> bool:
-    """Whether one of these references (a list of stock's, and a place in it) is to a result that somebody holds."""
-    for held, place in references:
+def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[list[Any]], Any]:
+    """What is called in place of `full`, a function of a manager's: steady calls where there can be such.
+
+    One function holds all that a steady call does, in the order of a full one, because a call between functions of
+    Python costs as much as a check. Whatever is not as it was is counted with its reason, and goes the full way.
+    """
+    function_id = full.keywords["function_id"]
+    function: RecordableFunction = manager.ids_to_funcs[function_id].model
+    if not function.lean:
+        return full
+    calls = manager.steady_calls(function_id)
+    mode = manager.id_to_mode[function_id]
+    is_forward, is_backward = mode is trees.CompilationMode.FORWARD, mode is trees.CompilationMode.BACKWARD
+    turn, entered, device_index = manager.turn, manager.entered, manager.device_index
+    entered_as = "backward" if is_backward else "forward"
+    executing, steps = trees.ExecutionState.EXECUTION, trees.MarkStepBox
+    generations = trees.GenerationTracker
+    data_ptrs_equal = torch_internals.data_ptrs_equal
+
+    def call(inputs: list[Any]) -> Any:
+        if inner_graphs.resting():
+            return full(inputs)
+        with turn:
+            if manager.running:  # it is called from within a call that goes the full way
+                return full(inputs)
+            if not calls:
+                return in_full(inputs, NOT_RECORDED)
+            # As `EncoreManager.enter`, for a thread that has been here before.
+            if not hasattr(entered, entered_as):
+                manager.enter(function_id)
+                setattr(entered, entered_as, True)
+            elif torch_internals.current_raw_stream(device_index) != manager.last_stream:
+                manager.enter(function_id)
+            if manager.path_state is not executing:
+                return in_full(inputs, NOT_EXECUTING)
+            if function.without_graph is not None:
+                return in_full(inputs, function.without_graph)
+            if manager.held_in_generation is not None:
+                return in_full(inputs, RESULTS_HELD)
+            if manager.uncaptured_forwards:
+                return in_full(inputs, UNCAPTURED_FORWARD)
+            current: EncoreNode = manager._current_node
+            generation = steps.mark_step_counter or generations.generation
+            begins = generation != manager.current_gen
+            parent = None if begins else current
+
+            chosen: SteadyCall | None = None
+            in_place, why = True, OTHER_ORDER
+            for one in calls:
+                if one.parent is not parent:
+                    continue
+                if one.state != one.node.state:
+                    why = CHANGED
+                    continue
+                if not data_ptrs_equal(inputs, one.addresses, one.compared):
+                    why = FIXED_INPUT_MOVED
+                    continue
+                if one.dead_before and any_alive(one.dead_before):
+                    why = EARLIER_RESULT_HELD
+                    continue
+                tracker = one.tracker
+                if tracker is None or not tracker.fixed or tracker.fixed_in_place(inputs):
+                    chosen, in_place = one, True
+                    break
+                if chosen is not None:
+                    continue
+                if tracker.refuses(inputs) or one.node.prefers_recording(inputs):
+                    why = FIXED_INPUT_MOVED
+                    continue
+                chosen, in_place = one, False
+            if chosen is None:
+                return in_full(inputs, why)
+            if begins:
+                if manager.running_forwards_with_pending_backwards and not steps.mark_step_counter:
+                    return in_full(inputs, BACKWARD_PENDING)
+                if current.children and current.children.get(function_id):
+                    return in_full(inputs, ANOTHER_FOLLOWS)
+                if any_alive(current.results_alive):
+                    return in_full(inputs, RESULTS_HELD)
+            session = chosen.session
+            if session is not None and session.active and not session.rests():
+                return in_full(inputs, WORK_IS_DUE)
+
+            # From here on the call is served, as by `CUDAGraphTreeManager.execute_node` and `CUDAGraphNode.run`.
+            node = chosen.node
+            manager.mode, manager.compile_id = mode, chosen.compile_id
+            manager._current_node = node
+            manager.current_gen = generation
+            for index in chosen.dying:
+                inputs[index] = None
+            if chosen.dead_after and any_alive(chosen.dead_after):
+                raise RuntimeError(
+                    "A result of an earlier CUDA graph that this one writes over is still held; it was not when the "
+                    "graph was recorded. This is a defect of Encore or of CUDAGraph Trees."
+                )
+            node.replays += 1
+            node.copied_bytes += node.copied_per_replay
+            tracker = chosen.tracker
+            if tracker is not None:
+                tracker.follow(inputs, fixed_in_place=in_place)
+            if node.non_static_input_idx:
+                node.copy_recording_inputs(inputs)
+            chosen.graph.replay()
+            if tracker is not None:
+                tracker.launched()
+            outputs: list[Any] = node.cached_results()
+            inputs.clear()
+            if is_forward:
+                manager.running_forwards_with_pending_backwards = True
+            elif is_backward:
+                manager.running_forwards_with_pending_backwards = False
+            return manager.kept_copied(function, outputs) if function.kept_outputs else outputs
+
+    def in_full(inputs: list[Any], reason: str) -> Any:
+        function.went_the_full_way(reason)
+        return full(inputs)
+
+    return call
+
+
+def any_alive(references: Sequence[Reference]) -> bool:
+    """Whether one of these references is to a result that somebody holds."""
+    for held, place, cached in references:
         reference = held[place]
         if reference is None:
             continue
@@ -197,10 +296,31 @@ def any_alive(references: Sequence[tuple[list[Any], int]]) -> bool:
         # Where stock keeps the tensor, two references are its own; see `StorageWeakRefWrapper.expired`.
         if _storage_use_count(reference.ref.cdata) > (0 if still_unused is None else 2):
             return True
-        if still_unused is not None and not still_unused():
-            return True
+        # What nobody but stock's list refers to needs no closer look, which takes longer.
+        if still_unused is not None and not (
+            _HOLDERS_ARE_COUNTED and place < len(cached) and _references(cached, place) == _UNUSED
+        ):
+            if not still_unused():
+                return True
     return False
 
 
-_data_ptrs_equal = torch_internals.data_ptrs_equal
+def _references(values: list[Any], place: int) -> int:
+    return sys.getrefcount(values[place])
+
+
+def _holders_are_counted() -> bool:
+    """Whether what holds a tensor in C++ shows in the references to its Python object."""
+    held = [torch.zeros(1)]
+    before = _references(held, 0)
+    with torch.inference_mode(False), torch.enable_grad():
+        product = torch.ones(1, requires_grad=True) * held[0]  # saves it for a backward
+        counted = _references(held, 0) > before
+    del product
+    return counted
+
+
 _storage_use_count = torch_internals.storage_use_count
+_UNUSED = _references([object()], 0)
+"""References to something that only a list refers to, as this Python counts them."""
+_HOLDERS_ARE_COUNTED = _holders_are_counted()

@@ -43,7 +43,7 @@ from optimizations.capture.trees.alike import tell_ranks
 from optimizations.capture.trees.containers import shut_down, thread_containers
 from optimizations.capture.trees.endings import free_before_process_groups_end, in_a_process_group
 from optimizations.capture.trees.function import RecordableFunction, forget_recordings
-from optimizations.capture.trees.lean import MOST_KEPT, Fit, SteadyCall, any_alive, steady_call
+from optimizations.capture.trees.lean import MOST_KEPT, SteadyCall, steadily, steady_call
 from optimizations.capture.trees.node import EncoreNode
 from optimizations.captured.pools import Pool, end_failed_capture, give_back
 from optimizations.recording.fixed_inputs import Answer
@@ -88,93 +88,51 @@ class EncoreManager(CUDAGraphTreeManager):
     roots: dict[Any, list[EncoreNode]]
     running_forwards_with_pending_backwards: bool
 
-    add_function = with_globals(CUDAGraphTreeManager.add_function, get_container=container)
+    _add_function = with_globals(CUDAGraphTreeManager.add_function, get_container=container)
     _record_function = with_globals(CUDAGraphTreeManager.record_function, CUDAGraphNode=EncoreNode)
 
     def __init__(self, device_index: int) -> None:
-        self._turn = threading.RLock()
-        self._entered = threading.local()
-        self._last_stream: int | None = None
-        self._held_in_generation: int | None = None
+        self.turn = threading.RLock()
+        self.entered = threading.local()
+        self.last_stream: int | None = None
+        self.held_in_generation: int | None = None
         self._held_iterations = 0
-        self._uncaptured_forwards = 0
-        self._running = False
+        self.uncaptured_forwards = 0
+        self.running = False
         self._checkpoint_due = False
         self._callers: set[int] = set()
         self._pool: Pool | None = None
-        self._steady: dict[Any, list[SteadyCall]] = {}
+        self._steady: defaultdict[Any, list[SteadyCall]] = defaultdict(list)
         super().__init__(device_index)
 
     # Calls
 
+    def add_function(self, *arguments: Any, **keywords: Any) -> tuple[Any, Any]:
+        """As stock's; calls are steady where they can be."""
+        full, outputs = self._add_function(*arguments, **keywords)
+        return steadily(self, full), outputs
+
     def run(self, new_inputs: list[Any], function_id: Any) -> Any:
-        """As stock's. Notes [Kept results], [Uncaptured forwards], [Threads]; steady calls: see `lean`."""
+        """As stock's. Notes [Kept results], [Uncaptured forwards], [Threads]. Steady calls do not come here: see `lean`."""
         if resting():
             return self.ids_to_funcs[function_id].model(new_inputs)
-        with self._turn:
-            if self._running:  # stock calls itself once more after it ended an iteration
+        with self.turn:
+            if self.running:  # stock calls itself once more after it ended an iteration
                 return super().run(new_inputs, function_id)
-            self._enter(function_id)
-            steady = self._steady.get(function_id)
-            if steady:
-                outputs = self._run_steadily(steady, new_inputs, function_id)
-                if outputs is not None:
-                    return outputs
+            self.enter(function_id)
             function = self._function(function_id)
             reason = self._against_a_graph(function_id, function, new_inputs)
             if reason is not None:
                 return self._run_without_graph(new_inputs, function_id, reason)
             returned = {place: new_inputs[index] for place, index in function.returned_inputs.items()}
-            self._running = True
+            self.running = True
             try:
                 outputs = super().run(new_inputs, function_id)
             finally:
-                self._running = False
+                self.running = False
             if returned:
                 outputs = _with_inputs(outputs, returned)
-            return self._kept_copied(function, outputs) if function.kept_outputs else outputs
-
-    def _run_steadily(self, calls: list[SteadyCall], inputs: list[Any], function_id: Any) -> list[Any] | None:
-        """The results of a call that is as one before it; None, and nothing was done, where it goes the full way."""
-        function = self._function(function_id)
-        if (
-            self.path_state is not trees.ExecutionState.EXECUTION
-            or self._held_in_generation is not None
-            or self._uncaptured_forwards
-            or function.without_graph is not None
-        ):
-            return None
-        current, generation = self.current_node, self.get_curr_generation()
-        begins = generation != self.current_gen
-        parent = None if begins else current
-        chosen: SteadyCall | None = None
-        for call in calls:
-            if call.parent is parent and call.valid:
-                fit = call.fits(inputs)
-                if fit is Fit.YES:
-                    chosen = call
-                    break
-                if fit is Fit.PATCHED and chosen is None:
-                    chosen = call
-        if chosen is None:
-            return None
-        if begins:
-            pending = self.running_forwards_with_pending_backwards and not self.user_invoked_mark_step()
-            if pending or current.children.get(function_id) or any_alive(current.results_alive):
-                return None
-        if not chosen.rests():
-            return None
-        self.mode, self.compile_id = chosen.mode, chosen.compile_id
-        self.current_node = chosen.node
-        self.current_gen = generation
-        outputs = chosen.run(inputs)
-        if chosen.mode is trees.CompilationMode.FORWARD:
-            self.running_forwards_with_pending_backwards = True
-        elif chosen.mode is trees.CompilationMode.BACKWARD:
-            self.running_forwards_with_pending_backwards = False
-        if function.kept_outputs:
-            outputs = self._kept_copied(function, outputs)
-        return outputs
+            return self.kept_copied(function, outputs) if function.kept_outputs else outputs
 
     def execute_node(self, node: Any, new_inputs: list[Any]) -> Any:
         """As stock's; the next call like this one may be a steady one."""
@@ -182,15 +140,24 @@ class EncoreManager(CUDAGraphTreeManager):
         self._expect_steady_calls(node)
         return outputs
 
+    def steady_calls(self, function_id: Any) -> list[SteadyCall]:
+        """What there is for a function; always the same list."""
+        return self._steady[function_id]
+
     def _expect_steady_calls(self, node: EncoreNode) -> None:
         function_id = node.wrapped_function.id
         if not node.function.lean:
             return
-        calls = [call for call in self._steady.get(function_id, []) if call.valid]
+        found = self._steady[function_id]
+        calls = [call for call in found if call.valid]
         if not any(call.node is node for call in calls):
             made = steady_call(node, self.id_to_mode[function_id], self.id_to_compile_id[function_id])
             calls = [*([] if made is None else [made]), *calls][:MOST_KEPT]
-        self._steady[function_id] = calls
+        found[:] = calls
+
+    def _forget_steady_calls(self) -> None:
+        for calls in self._steady.values():
+            calls.clear()
 
     def _function(self, function_id: Any) -> RecordableFunction:
         function: RecordableFunction = self.ids_to_funcs[function_id].model
@@ -201,13 +168,13 @@ class EncoreManager(CUDAGraphTreeManager):
             self._look_for_held_results()
         if function.without_graph is not None:
             is_backward = self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD
-            if is_backward and self._uncaptured_forwards and not self._any_from_the_pool(inputs):
-                self._uncaptured_forwards -= 1
+            if is_backward and self.uncaptured_forwards and not self._any_from_the_pool(inputs):
+                self.uncaptured_forwards -= 1
             return function.without_graph
-        if self._held_in_generation is not None:
+        if self.held_in_generation is not None:
             return KEPT
-        if self._uncaptured_forwards and self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD:
-            self._uncaptured_forwards -= 1
+        if self.uncaptured_forwards and self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD:
+            self.uncaptured_forwards -= 1
             if not self._any_from_the_pool(inputs):
                 return FORWARD_UNCAPTURED
         return None
@@ -220,7 +187,7 @@ class EncoreManager(CUDAGraphTreeManager):
         # As `run` has it: forwards are pending after their call.
         if mode is trees.CompilationMode.FORWARD:
             self.running_forwards_with_pending_backwards = True
-            self._uncaptured_forwards += 1
+            self.uncaptured_forwards += 1
         elif mode is trees.CompilationMode.BACKWARD:
             self.running_forwards_with_pending_backwards = False
         return outputs
@@ -240,17 +207,17 @@ class EncoreManager(CUDAGraphTreeManager):
 
     def can_start_new_generation(self) -> bool:
         """As stock's; not while results of the one before are held."""
-        return self._held_in_generation is None and self._at_boundary()
+        return self.held_in_generation is None and self._at_boundary()
 
     def _look_for_held_results(self) -> None:
         generation = self.get_curr_generation()
         live = list(self.current_node.path_live_weakrefs())
         if not live:
-            self._held_in_generation = None
+            self.held_in_generation = None
             self._held_iterations = 0
             return
-        if self._held_in_generation != generation:
-            self._held_in_generation = generation
+        if self.held_in_generation != generation:
+            self.held_in_generation = generation
             self._held_iterations += 1
             self._mark_kept({reference.data_ptr() for reference in live})
         patience = PATIENCE if any(self.roots.values()) else 0  # what was only warmed up is soon recorded
@@ -264,7 +231,7 @@ class EncoreManager(CUDAGraphTreeManager):
                 if reference is not None and reference.data_ptr() in addresses and trees.is_live(reference):
                     function.kept_outputs.add(place)
 
-    def _kept_copied(self, function: RecordableFunction, outputs: Any) -> Any:
+    def kept_copied(self, function: RecordableFunction, outputs: Any) -> Any:
         """The outputs, those that the program keeps copied out of the pool; outputs that share memory share a copy."""
         node = self.current_node
         if node is None:
@@ -312,12 +279,12 @@ class EncoreManager(CUDAGraphTreeManager):
         for node in list(self.nodes()):
             node.remove_node_cached_tensors()
             node.release()
-        self._steady.clear()
+        self._forget_steady_calls()
         self.current_node = None
         self.roots = defaultdict(list)
         self.non_cudagraph_managed_mutation_hint.clear()
         self.num_rerecord.clear()
-        self._held_in_generation = None
+        self.held_in_generation = None
         self._held_iterations = 0
         self._pool = Pool(self.device_index)  # kept by this, not by a capture
         self.cuda_graphs_thread_pool = self._pool.id
@@ -379,7 +346,7 @@ class EncoreManager(CUDAGraphTreeManager):
         inputs.clear()
         function.ran_without_graph(function.without_graph)
         if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
-            self._uncaptured_forwards += 1
+            self.uncaptured_forwards += 1
         return function(arguments)
 
     def _kept_for_a_failure(self, inputs: Sequence[Any]) -> list[tuple[Any, bool]]:
@@ -419,7 +386,7 @@ class EncoreManager(CUDAGraphTreeManager):
         def run(arguments: list[Any]) -> Any:
             function.ran_without_graph("an input at a fixed address moved, and patching it was being tried out")
             if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
-                self._uncaptured_forwards += 1
+                self.uncaptured_forwards += 1
             return function(arguments)
 
         answer, results = fixed_inputs.moved(inputs, run)
@@ -440,17 +407,17 @@ class EncoreManager(CUDAGraphTreeManager):
 
     # Note [Threads]
 
-    def _enter(self, function_id: Any) -> None:
+    def enter(self, function_id: Any) -> None:
         if self.id_to_mode[function_id] is not trees.CompilationMode.BACKWARD:  # a backward has a thread of its own
             self._callers.add(threading.get_ident())
-        if not getattr(self._entered, "yes", False):
+        if not hasattr(self.entered, "yes"):
             make_context_current(self.device_index)
-            self._entered.yes = True
+            self.entered.yes = True
         stream = torch_internals.current_raw_stream(self.device_index)
-        if stream != self._last_stream:
-            if self._last_stream is not None:
-                wait_for_stream(self._last_stream, self.device_index)
-            self._last_stream = stream
+        if stream != self.last_stream:
+            if self.last_stream is not None:
+                wait_for_stream(self.last_stream, self.device_index)
+            self.last_stream = stream
 
     def nodes(self) -> Iterator[EncoreNode]:
         """All recordings."""
@@ -467,11 +434,11 @@ class EncoreManager(CUDAGraphTreeManager):
         Waits for the device: a replay under way on another stream reads what is freed here. Results that somebody holds
         stay valid.
         """
-        with self._turn:
+        with self.turn:
             torch.cuda.synchronize(self.device_index)
             self._let_held_results_own_their_memory()
             nodes = list(self.nodes())
-            self._steady.clear()
+            self._forget_steady_calls()
             super().shutdown()
             for node in nodes:
                 node.release()

@@ -30,6 +30,7 @@ from optimizations import torch_internals
 from optimizations.appliers.device import RecordingTools, device_tools
 from optimizations.appliers.triton_kernels import triton_kernels
 from optimizations.capture.trees.function import RecordableFunction
+from optimizations.capture.trees.lean import Reference
 from optimizations.captured.pools import pool_memory
 from optimizations.captured.recapture import recapture, register_generators, uncollected
 from optimizations.recording.budget import waiting_for_memory
@@ -48,7 +49,7 @@ class EncoreNode(CUDAGraphNode):
     """A recording of a `RecordableFunction`.
 
     Attributes:
-        replays: how often the graph was replayed for a call.
+        replays: how often the graph was replayed for a call; `full_replays`: those that were no steady calls.
         copied_bytes: data copied into placeholders by these replays.
         copied_per_replay: the same for the next replay, inputs with a tracker left out.
         state: changes whenever something is changed that a steady call relies on.
@@ -70,6 +71,7 @@ class EncoreNode(CUDAGraphNode):
         self._recording_s = 0.0
         self.fixed_inputs: FixedInputs | None = None
         self.replays = 0
+        self.full_replays = 0
         self.copied_bytes = 0
         self.copied_per_replay = 0
         self.moved_fixed_input = False
@@ -134,7 +136,7 @@ class EncoreNode(CUDAGraphNode):
             [placeholder.name for placeholder in self.wrapped_function.placeholders],
             frozenset(self.wrapped_function.mutated_input_idxs),
             self.function.direction,
-            Counted(self.replays, self.copied_bytes, self.copied_per_replay),
+            Counted(self.replays, self.replays - self.full_replays, self.copied_bytes, self.copied_per_replay),
         )
 
     # Recording
@@ -227,6 +229,7 @@ class EncoreNode(CUDAGraphNode):
 
     def run(self, new_inputs: list[Any]) -> Any:
         self.replays += 1
+        self.full_replays += 1
         self.copied_bytes += self.copied_per_replay
         if not self._active:
             return super().run(new_inputs)
@@ -263,6 +266,10 @@ class EncoreNode(CUDAGraphNode):
             self._tracker.follow(srcs)
         super()._copy_inputs_and_remove_from_src(dsts, srcs)
 
+    def copy_recording_inputs(self, inputs: list[Any]) -> None:
+        """Copy what is not read in place into the graph's placeholders, and let go of it in the list."""
+        super()._copy_inputs_and_remove_from_src(self.reconstructed_inputs, inputs)
+
     @property
     def swaps(self) -> Swaps | None:
         """What patching inputs at fixed addresses has cost; None where none are patched."""
@@ -287,13 +294,14 @@ class EncoreNode(CUDAGraphNode):
         return cached.copy()
 
     @functools.cached_property
-    def results_alive(self) -> list[tuple[list[Any], int]]:
-        """Where the references to all results are that are alive after the graph: a list of stock's, and a place."""
+    def results_alive(self) -> list[Reference]:
+        """Where the references to all results are that are alive after the graph."""
         return self.references(self.live_indices_after_graph)
 
-    def references(self, indices: Sequence[tuple[int, int]]) -> list[tuple[list[Any], int]]:
+    def references(self, indices: Sequence[tuple[int, int]]) -> list[Reference]:
         """Where the references to these results are, given as stock does (depth in the path, place)."""
-        return [(self.path_weakrefs[depth], place) for depth, place in indices]
+        cached = [node.cached_tensor_outputs for node in self._path_from_root]
+        return [(self.path_weakrefs[depth], place, cached[depth]) for depth, place in indices]
 
     def release(self) -> None:
         """Give back what the node holds in addition to the graph. It cannot be run any more."""
