@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import optimizations
 from optimizations import torch_internals
+from optimizations.report.recordings import FullWay
 from suite.cli import app, main
 from suite.errors import EXIT_WRONG_USE
 from suite.micro import host
@@ -114,7 +116,46 @@ def test_the_table_shows_what_lies_between_the_layers() -> None:
     )  # fmt: skip
     run = HostRun.model_construct(device="cuda", size="full", costs=[cost])
     cells = [str(next(iter(column.cells))) for column in host.table(run).columns]
-    assert cells == ["P", "graph", "", "3", "60.0", "50.0", "40.0", "1.50", "18.0", "8.5", "21.5"]
+    times = ["60.0", "60.0", "50.0", "40.0", "1.50", "18.0", "8.5", "21.5"]
+    assert cells == ["P", "graph", "", "3", *times, host.NONE]
+
+
+def cost_of(whole_us: list[float], **ways: Any) -> host.HostCost:
+    return host.HostCost(
+        program="P", mode="indirection", lean=True, parameters=0, buffers=0, issue_us=whole_us, whole_us=whole_us,
+        without_guards_us=[], floor_us=[], layers=[], **ways,
+    )  # fmt: skip
+
+
+def test_times_that_change_for_a_while_are_marked_and_single_outliers_are_not() -> None:
+    assert not cost_of([50.0] * 19 + [500.0] + [55.0] * 20).uneven
+    assert cost_of([50.0] * 60 + [80.0] * 140).uneven
+    run = HostRun.model_construct(device="cuda", size="full", costs=[cost_of([50.0] * 60 + [80.0] * 140)])
+    cells = [str(next(iter(column.cells))) for column in host.table(run).columns]
+    assert cells[4:6] == ["~80.0", "50.0"]
+
+
+def test_the_table_says_how_many_calls_were_steady_and_the_first_reason_why_others_were_not() -> None:
+    ways = {
+        "replays": 200,
+        "steady_replays": 150,
+        "full_calls": [host.FullCalls(reason=reason, calls=25) for reason in ("the first", "the second")],
+    }
+    run = HostRun.model_construct(device="cuda", size="full", costs=[cost_of([1.0], **ways)])
+    assert [str(next(iter(column.cells))) for column in host.table(run).columns][-1] == "75% (the first)"
+
+
+def test_what_is_counted_is_what_happened_in_the_sampled_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = iter(
+        SimpleNamespace(full_ways=[FullWay("inference", reason, calls) for reason, calls in ways.items()])
+        for ways in ({"a": 3}, {"a": 3, "b": 2})
+    )
+    replays = iter([SimpleNamespace(replays=10, steady_replays=4), SimpleNamespace(replays=30, steady_replays=22)])
+    monkeypatch.setattr(optimizations, "report", lambda: [next(reports)])
+    monkeypatch.setattr(optimizations, "recordings", lambda: [next(replays)])
+    before = host._Ways.now()
+    ways = host._Ways.now().since(before)
+    assert (ways.replays, ways.steady_replays, dict(ways.full_calls)) == (20, 18, {"b": 2})
 
 
 @pytest.mark.parametrize("name", ["parameters-", "parameters-01", "NOPE"])

@@ -37,6 +37,9 @@ class FakeFunction:
     def selection(self) -> None:
         return None
 
+    def full_ways(self) -> list[Any]:
+        return []
+
 
 class FakeEncore(FakeMaker):
     """In the place of `EncoreMaker`: notes its arguments, and reports one recording."""

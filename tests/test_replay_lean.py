@@ -43,7 +43,13 @@ def steady(cuda: CudaOnCpu, full_ways: list[Any], **keywords: Any) -> Compiled:
     compiled = Compiled(Model(cuda), **keywords)
     check(compiled, W, calls=8)
     full_ways.clear()
+    compiled.functions[0]._full_ways.clear()
     return compiled
+
+
+def reasons(compiled: Compiled) -> list[str]:
+    """Why calls went the full way since `steady`."""
+    return [way.reason for way in compiled.functions[0].full_ways()]
 
 
 def call(compiled: Compiled, w: torch.Tensor = W, start: float = 3) -> None:
@@ -59,6 +65,18 @@ def test_calls_in_steady_state_do_not_go_stocks_way(cuda_on_cpu: CudaOnCpu, full
     assert cuda_on_cpu.replays == replays + 20
     (node,) = nodes()
     assert compiled.reports[0].replays == node.replays == 26
+    assert compiled.reports[0].steady_replays == 20
+    assert reasons(compiled) == []
+
+
+def test_the_way_to_steady_calls_is_counted(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, W, calls=12)
+    (function,) = compiled.functions
+    ways = {way.reason: way.calls for way in function.full_ways()}
+    assert next(iter(ways)) == lean.NOT_RECORDED, "the first reason first"
+    (report,) = compiled.reports
+    assert sum(ways.values()) == 11 - report.steady_replays, "the first call of all is made by who records"
 
 
 def test_inputs_that_are_copied_are_copied(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
@@ -74,6 +92,8 @@ def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) ->
     compiled = steady(cuda_on_cpu, full_ways, lean=False)
     check(compiled, W, calls=4)
     assert len(full_ways) >= 4
+    assert reasons(compiled) == [], "nobody asked for steady calls"
+    assert compiled.reports[0].steady_replays == 0
 
 
 def test_a_second_call_of_an_iteration_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
@@ -84,6 +104,7 @@ def test_a_second_call_of_an_iteration_goes_the_full_way(cuda_on_cpu: CudaOnCpu,
     (out,) = compiled.function([x, y, W])
     assert torch.equal(out, 2 * x + y * W)
     assert full_ways
+    assert reasons(compiled) == [lean.OTHER_ORDER]
 
 
 def test_a_held_result_goes_the_full_way_and_stays_valid(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
@@ -95,6 +116,7 @@ def test_a_held_result_goes_the_full_way_and_stays_valid(cuda_on_cpu: CudaOnCpu,
     call(compiled)
     assert torch.equal(held, 2 * x + y * W)
     assert compiled.functions[0].uncaptured(), "the next call ran without its graph"
+    assert reasons(compiled) == [lean.RESULTS_HELD]
 
 
 def test_a_view_of_a_result_holds_it_too(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
@@ -123,6 +145,7 @@ def test_a_moved_parameter_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: 
     compiled = steady(cuda_on_cpu, full_ways)
     call(compiled, values(5))
     assert full_ways
+    assert reasons(compiled) == [lean.FIXED_INPUT_MOVED]
 
 
 def test_recordings_for_two_sets_of_parameters_take_turns_steadily(
@@ -215,6 +238,7 @@ def test_work_that_is_due_goes_the_full_way(
     check(compiled, W, calls=20)
     assert compiled.reports[0].copied_bytes == 0
     assert len(full_ways) > waited
+    assert lean.WORK_IS_DUE in reasons(compiled)
 
 
 @pytest.mark.parametrize("option", ["fast_path_cudagraph_asserts", "force_cudagraph_sync", "force_cudagraphs_warmup"])
@@ -240,6 +264,7 @@ def test_a_function_that_lost_its_graph_goes_the_full_way(cuda_on_cpu: CudaOnCpu
     compiled.functions[0].without_graph = "for this test"
     call(compiled)
     assert compiled.functions[0].uncaptured()[0].reason == "for this test"
+    assert reasons(compiled) == ["for this test"]
 
 
 def _nothing(_: Any) -> None:
@@ -256,14 +281,18 @@ def _change_state(_: Any) -> None:
         node.state += 1
 
 
-@pytest.mark.parametrize(("change", "full"), [(_nothing, False), (_leave_pool, True), (_change_state, True)])
+@pytest.mark.parametrize(
+    ("change", "reasons_given"),
+    [(_nothing, []), (_leave_pool, [lean.NOT_RECORDED]), (_change_state, [lean.CHANGED])],
+)
 def test_a_recording_that_is_another_now_goes_the_full_way(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], change: Callable[[Any], None], full: bool
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], change: Callable[[Any], None], reasons_given: list[str]
 ) -> None:
     compiled = steady(cuda_on_cpu, full_ways)
     change(compiled)
     call(compiled)
-    assert bool(full_ways) == full
+    assert reasons(compiled) == reasons_given
+    assert bool(full_ways) == bool(reasons_given)
 
 
 class Training:
@@ -305,6 +334,29 @@ def test_a_forward_without_its_backward_goes_the_full_way_where_the_user_marks_n
     full_ways.clear()
     training.step(2, mark=False)
     assert full_ways
+    assert lean.OTHER_ORDER in reasons(training.forward), "no iteration began"
+
+
+def test_a_forward_whose_backward_is_pending_goes_the_full_way_where_dynamo_begins_iterations(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees = torch_internals.cudagraph_trees
+    monkeypatch.setattr(trees.MarkStepBox, "mark_step_counter", 0)
+    training = Training(cuda_on_cpu)
+
+    def step(start: float, *, backward: bool = True) -> None:
+        trees.GenerationTracker.generation += 1
+        training.step(start, backward=backward, mark=False)
+
+    for start in range(12):
+        step(start)
+    full_ways.clear()
+    step(12)
+    step(13, backward=False)
+    assert full_ways == []
+    step(14)
+    assert full_ways
+    assert lean.BACKWARD_PENDING in reasons(training.forward)
 
 
 def test_a_saved_result_that_is_still_held_after_the_backward_goes_the_full_way(
@@ -322,6 +374,7 @@ def test_a_saved_result_that_is_still_held_after_the_backward_goes_the_full_way(
     assert full_ways == []
     training.step(4)
     assert training.forward.functions[0].uncaptured(), "the next step ran without graphs"
+    assert lean.RESULTS_HELD in reasons(training.forward)
     assert torch.equal(saved, expected)
 
 
@@ -336,6 +389,7 @@ def test_while_a_forward_that_ran_without_a_graph_waits_for_its_backward_all_cal
     full_ways.clear()
     training.step(1)
     assert len(full_ways) >= 2, "the forward and the backward"
+    assert lean.UNCAPTURED_FORWARD in reasons(training.forward)
     assert one.uncaptured_forwards == 0
 
 

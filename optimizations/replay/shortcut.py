@@ -161,17 +161,18 @@ def _straight(graph: Any, full: Callable[[list[Any]], Any], *, autocast_off: boo
         if autocast_off:
             with without_autocast():
                 return without_gradients(arguments)
-        return without_gradients(arguments)
+        if grad_enabled():
+            return without_gradients(arguments)
+        outputs = graph.current_callable(arguments)
+        return list(outputs) if isinstance(outputs, tuple) else outputs
 
     def without_gradients(arguments: list[Any]) -> Any:
-        if grad_enabled():
-            set_grad_enabled(False)
-            try:
-                outputs = graph.current_callable(arguments)
-            finally:
-                set_grad_enabled(True)
-        else:
+        before = grad_enabled()
+        set_grad_enabled(False)
+        try:
             outputs = graph.current_callable(arguments)
+        finally:
+            set_grad_enabled(before)
         return list(outputs) if isinstance(outputs, tuple) else outputs
 
     return run

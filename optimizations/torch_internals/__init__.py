@@ -103,6 +103,9 @@ NAMES: dict[str, Private] = {
     "has_kernel_for": Private(
         "torch", "_C._dispatch_has_computed_kernel_for_dispatch_key", _CHECKED, "know what a GPU can run"
     ),
+    "innermost_fn": Private(
+        "torch._dynamo.eval_frame", "innermost_fn", _CHECKED_HERE, "keep Dynamo out of a function once, not twice"
+    ),
     "is_from_global_source": Private(
         "torch._dynamo.source", "is_from_global_source", _CHECKED, "tell attributes from arguments"
     ),

@@ -62,7 +62,10 @@ def taking_a_list(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:
 
     What `compile_fx` returns takes arguments one by one and makes a list of them, behind the parameters of the graph
     module if that has any. If it has none, the function that is given the list is the same.
+
+    What keeps Dynamo out of the function is left away, as Dynamo does itself: it keeps out of the caller already.
     """
+    compiled = torch_internals.innermost_fn(compiled)
     makes_list = torch_internals.aot_module_simplified.__code__.co_consts
     if isinstance(compiled, FunctionType) and compiled.__code__ in makes_list:
         held = dict(zip(compiled.__code__.co_freevars, compiled.__closure__ or (), strict=True))

@@ -15,7 +15,7 @@ import gc
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,11 @@ SETTLING_S = 10.0
 
 SETTLING = 12
 """Iterations before the first that counts: compilation, warming up, recording, and what is decided after these."""
+
+STRETCH = 20
+UNEVEN = 1.25
+"""A run is uneven where the median of one stretch of so many iterations is so many times that of another. Other work
+on the machine does that for milliseconds at a time, longer than an outlier and shorter than a run."""
 
 INPUT_SETS = 4
 SEED = 1337
@@ -74,6 +79,13 @@ class LayerTime(Record):
     calls: float
 
 
+class FullCalls(Record):
+    """Calls of Encore's that did all that a call of stock's does, and why (`optimizations.report.FullWay`)."""
+
+    reason: str
+    calls: int
+
+
 class HostCost(Record):
     """A program in a mode. Every sample is in microseconds; `floor_us` is empty where nothing was recorded.
 
@@ -83,6 +95,8 @@ class HostCost(Record):
         whole_us: until its work was done.
         without_guards_us: `issue_us` with Dynamo's guards skipped, as far as it skips them.
         floor_us: the recorded CUDA graphs of an iteration alone, launched and waited for.
+        replays: of Encore's graphs in the iterations of `whole_us`; `steady_replays`: those that were steady calls.
+        full_calls: why others were not, in these iterations, the first reason first.
     """
 
     program: str
@@ -95,6 +109,16 @@ class HostCost(Record):
     without_guards_us: list[float]
     floor_us: list[float]
     layers: list[LayerTime]
+    replays: int = 0
+    steady_replays: int = 0
+    full_calls: tuple[FullCalls, ...] = ()
+
+    @property
+    def uneven(self) -> bool:
+        """Whether stretches of the iterations of `whole_us` differ so much that a median says little."""
+        stretches = [self.whole_us[start : start + STRETCH] for start in range(0, len(self.whole_us), STRETCH)]
+        medians = [statistics.median(stretch) for stretch in stretches]
+        return max(medians) > UNEVEN * min(medians)
 
     def layer_us(self, name: str) -> float | None:
         """Time of a layer per iteration, or None if it was not called."""
@@ -246,7 +270,9 @@ def measure(case: Case) -> HostCost:
     others = set(map(id, _recorded()))
     step = program.iterate(callable_for(_with_options(case), program.module))
     _settle(step, synchronize)
+    before = _Ways.now()
     issue, whole = _sample(step, case.calls, case.now_ns, synchronize)
+    ways = _Ways.now().since(before)
     with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
         without_guards, _ = _sample(step, case.calls // 2, case.now_ns, synchronize)
     floor = [] if program.trained else _floor(others, case.calls, synchronize)
@@ -265,7 +291,35 @@ def measure(case: Case) -> HostCost:
         without_guards_us=without_guards,
         floor_us=floor,
         layers=layers,
+        replays=ways.replays,
+        steady_replays=ways.steady_replays,
+        full_calls=tuple(FullCalls(reason=reason, calls=calls) for reason, calls in ways.full_calls.items()),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """What Encore's counters say of the calls so far."""
+
+    replays: int
+    steady_replays: int
+    full_calls: Counter[str]
+
+    @classmethod
+    def now(cls) -> _Ways:
+        full_calls: Counter[str] = Counter()
+        for graph in optimizations.report():
+            for way in graph.full_ways:
+                full_calls[way.reason] += way.calls
+        recordings = optimizations.recordings()
+        return cls(sum(one.replays for one in recordings), sum(one.steady_replays for one in recordings), full_calls)
+
+    def since(self, before: _Ways) -> _Ways:
+        return _Ways(
+            self.replays - before.replays,
+            self.steady_replays - before.steady_replays,
+            self.full_calls - before.full_calls,
+        )
 
 
 def _with_options(case: Case) -> Mode:
@@ -348,12 +402,11 @@ def _layers(case: Case, program: _Program, synchronize: Callable[[], Any]) -> li
 
 
 def _layer_time(layer: str, spent_ns: list[int], calls: int) -> LayerTime:
-    ordered = sorted(spent_ns)
     return LayerTime(
         layer=layer,
-        host_us=statistics.median(ordered) / 1e3,
-        fastest_us=ordered[len(ordered) // 20] / 1e3,
-        calls=calls / len(ordered),
+        host_us=statistics.median(spent_ns) / 1e3,
+        fastest_us=_least(spent_ns) / 1e3,
+        calls=calls / len(spent_ns),
     )
 
 
@@ -433,10 +486,15 @@ def _forget() -> None:
 
 
 def table(run: HostRun) -> Table:
-    """Medians for a terminal: whole, issue and floor; before the entry, from there to the graph, and inside it."""
+    """Medians for a terminal: whole, issue and floor; before the entry, from there to the graph, and inside it.
+
+    A `~` marks a whole time that is uneven; `least` is what a twentieth of the iterations took or less. `steady` is the
+    share of replays that were steady calls, with the first reason why others were not.
+    """
     shown = Table(
-        "program", "mode", "lean", "tensors", "whole", "issue", "floor", "whole / floor", "before entry", "to graph",
-        "graph", title=f"Host time, \N{MICRO SIGN}s per iteration ({run.device})", title_justify="left",
+        "program", "mode", "lean", "tensors", "whole", "least", "issue", "floor", "whole / floor", "before entry",
+        "to graph", "graph", "steady", title=f"Host time, \N{MICRO SIGN}s per iteration ({run.device})",
+        title_justify="left",
     )  # fmt: skip
     for cost in run.costs:
         call, entry, graph = (cost.layer_us(name) for name in (CALL, ENTRY, GRAPH))
@@ -446,11 +504,22 @@ def table(run: HostRun) -> Table:
             cost.mode,
             {None: "", True: "on", False: "off"}[cost.lean],
             str(cost.parameters + cost.buffers),
-            *map(_shown, (whole, _median(cost.issue_us), floor)),
+            ("~" if cost.uneven else "") + _shown(whole),
+            *map(_shown, (_least(cost.whole_us), _median(cost.issue_us), floor)),
             f"{whole / floor:.2f}" if floor else NONE,
             *map(_shown, (_less(call, entry), _less(entry, graph), graph)),
+            _steady(cost),
         )
     return shown
+
+
+def _steady(cost: HostCost) -> str:
+    share = f"{cost.steady_replays / cost.replays:.0%}" if cost.replays else NONE
+    return f"{share} ({cost.full_calls[0].reason})" if cost.full_calls else share
+
+
+def _least(samples: Sequence[float]) -> float:
+    return sorted(samples)[len(samples) // 20]
 
 
 def _median(samples: list[float]) -> float | None:

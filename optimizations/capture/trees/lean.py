@@ -296,12 +296,13 @@ def any_alive(references: Sequence[Reference]) -> bool:
         # Where stock keeps the tensor, two references are its own; see `StorageWeakRefWrapper.expired`.
         if _storage_use_count(reference.ref.cdata) > (0 if still_unused is None else 2):
             return True
+        if still_unused is None:
+            continue
         # What nobody but stock's list refers to needs no closer look, which takes longer.
-        if still_unused is not None and not (
-            _HOLDERS_ARE_COUNTED and place < len(cached) and _references(cached, place) == _UNUSED
-        ):
-            if not still_unused():
-                return True
+        if _HOLDERS_ARE_COUNTED and place < len(cached) and _references(cached, place) == _UNUSED:
+            continue
+        if not still_unused():
+            return True
     return False
 
 
@@ -311,10 +312,10 @@ def _references(values: list[Any], place: int) -> int:
 
 def _holders_are_counted() -> bool:
     """Whether what holds a tensor in C++ shows in the references to its Python object."""
-    held = [torch.zeros(1)]
-    before = _references(held, 0)
-    with torch.inference_mode(False), torch.enable_grad():
-        product = torch.ones(1, requires_grad=True) * held[0]  # saves it for a backward
+    with torch_internals.disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+        held = [torch.zeros(1, device="cpu")]
+        before = _references(held, 0)
+        product = torch.ones(1, device="cpu", requires_grad=True) * held[0]  # saves it for a backward
         counted = _references(held, 0) > before
     del product
     return counted

@@ -113,7 +113,7 @@ class EncoreManager(CUDAGraphTreeManager):
         return steadily(self, full), outputs
 
     def run(self, new_inputs: list[Any], function_id: Any) -> Any:
-        """As stock's. Notes [Kept results], [Uncaptured forwards], [Threads]. Steady calls do not come here: see `lean`."""
+        """As stock's. Notes [Kept results], [Uncaptured forwards], [Threads]. Steady calls pass it by: see `lean`."""
         if resting():
             return self.ids_to_funcs[function_id].model(new_inputs)
         with self.turn:
