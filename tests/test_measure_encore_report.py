@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from optimizations.report import LEDGER, CompiledGraph, Copy, Entry, Left, PlacementReport
-from optimizations.report.recordings import KeptResults, RecordingReport, ReplayedInput, UncapturedCalls
+from optimizations.report.recordings import FullWay, KeptResults, RecordingReport, ReplayedInput, UncapturedCalls
 from optimizations.report.selection import CandidateTime, SelectionReport
 from suite.measure.encore_report import encore_report
 from suite.schema import Metrics
@@ -104,6 +104,7 @@ def test_recordings_stand_in_the_row_and_are_read_back() -> None:
             kept=lambda: kept,
             uncaptured=lambda: [calls],
             selection=lambda: selection,
+            full_ways=lambda: [FullWay("inference", "the program holds a result", 3)],
         )
     )
     found = encore_report()
@@ -112,6 +113,7 @@ def test_recordings_stand_in_the_row_and_are_read_back() -> None:
     assert again == found
     assert found[0]["kept"][0]["copies"] == 3  # type: ignore[index, call-overload]
     assert found[0]["uncaptured"][0]["calls"] == 2  # type: ignore[index, call-overload]
+    assert found[0]["full_ways"][0]["calls"] == 3  # type: ignore[index, call-overload]
     (chosen,) = found[0]["selection"]  # type: ignore[index, call-overload]
     assert (chosen["kept"], chosen["candidates"][0]["ratio"], chosen["candidates"][0]["high"]) == ("copy", 1.25, None)
     (recording,) = found[0]["recordings"]  # type: ignore[index, call-overload]
