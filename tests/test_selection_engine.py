@@ -1,138 +1,24 @@
-"""Selection in the calls of a program: stock's CUDAGraph Trees on host memory, times simulated from what really ran.
-
-Note [Simulated times]. A timer here looks at what the harness counted between its beginning and its end: runs of the
-plain function, launches of graphs, bytes copied into placeholders. Each has a price. So a candidate has the time of the
-one that the test means only if calls were really served by it.
-"""
+"""Selection in the calls of a program: what is kept, and what the program sees of it."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import random
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from trees_on_cpu import Compiled, Model, nodes, values
+from selection_on_cpu import RULES, SimulatedTimer, W, make, run, selection
+from trees_on_cpu import Compiled, Model, values
 
 import optimizations
 from optimizations.capture import inner_graphs
 from optimizations.capture.trees import manager as manager_module
-from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.function import SELECTED
 from optimizations.indirection.plan import Choice
 from optimizations.recording.description import RESTING
-from optimizations.selection import identity, member, timing, way
-from optimizations.selection.decide import Rules
-from optimizations.selection.member import Member, Standing
-from optimizations.selection.settings import Settings
-from optimizations.selection.store import VerdictStore
 
-__all__ = ["cuda_on_cpu"]
-
-W = values(7)
-RULES = Rules(most_calls=600)
-
-
-class Prices:
-    """Seconds for what was counted, and the timers that ask for them. Note [Simulated times]."""
-
-    def __init__(self, cuda: CudaOnCpu) -> None:
-        self.cuda = cuda
-        self.plain, self.launch, self.copied_byte = 10e-6, 10e-6, 0.0
-        self.models: list[Model] = []
-        self.late = 0
-        self.timed = 0
-        self.may = True
-        self.noise = random.Random(3)
-
-    def counted(self) -> tuple[int, int, int]:
-        runs = sum(model.runs.count("plain") for model in self.models)
-        return runs, self.cuda.replays, sum(node.copied_bytes for node in nodes())
-
-    def timer_for(self, objective: str, device_index: int) -> Any:
-        return SimulatedTimer(self)
-
-
-class SimulatedTimer:
-    def __init__(self, prices: Prices) -> None:
-        self.prices = prices
-        self.before = prices.counted()
-
-    def begin(self) -> None:
-        assert self.prices.may, "nothing is timed in a capture of the user's"
-        self.prices.timed += 1
-        self.before = self.prices.counted()
-
-    def end(self) -> Any:
-        runs, launches, copied = (
-            after - before for before, after in zip(self.before, self.prices.counted(), strict=True)
-        )
-        prices = self.prices
-        seconds = 5e-6 + runs * prices.plain + launches * prices.launch + copied * prices.copied_byte
-        return Measured(seconds * prices.noise.gauss(1, 0.003), prices.timed + prices.late, prices)
-
-
-class Measured:
-    """Is known once `Prices.late` more calls were timed."""
-
-    def __init__(self, seconds: float, known_at: int, prices: Prices) -> None:
-        self._seconds, self._known_at, self._prices = seconds, known_at, prices
-
-    def seconds(self) -> float | None:
-        return self._seconds if self._prices.timed >= self._known_at else None
-
-
-@pytest.fixture
-def make(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    """Makes prices and a function with selection: `make(plain=..., ...)`, the rest for `Compiled`."""
-    monkeypatch.setattr(identity, "_gpu", lambda index: "a GPU that the host plays")
-    # The harness has no generated code: functions are told apart by what the test calls them.
-    monkeypatch.setattr(member, "graph_digest", lambda generated, integers, extra: getattr(generated, "digest", None))
-    monkeypatch.setattr(way.WAY, "_holder", None)
-    prices: list[Prices] = []
-
-    def made(
-        *, mode: str = "measure", model: Model | None = None, digest: str | None = "a" * 64, **keywords: Any
-    ) -> tuple[Prices, Compiled]:
-        money = {name: keywords.pop(name) for name in ("plain", "launch", "copied_byte", "late") if name in keywords}
-        if not prices:
-            prices.append(Prices(cuda_on_cpu))
-            monkeypatch.setattr(timing, "timer_for", prices[0].timer_for)
-            monkeypatch.setattr(timing, "may_time", lambda: prices[0].may)
-        for name, price in money.items():
-            setattr(prices[0], name, price)
-        chosen = model or Model(cuda_on_cpu)
-        chosen.digest = digest  # type: ignore[attr-defined]
-        prices[0].models.append(chosen)
-        settings = Settings(mode, rules=RULES, store=VerdictStore(tmp_path / "verdicts"))  # type: ignore[arg-type]
-        return prices[0], Compiled(chosen, selection=settings, **keywords)
-
-    return made
-
-
-def run(compiled: Compiled, calls: int, *, moving: bool = True, w: torch.Tensor = W) -> None:
-    """Calls with right results, at ever new addresses or always the same."""
-    kept = [(values(1), values(2))]
-    for step in range(calls):
-        x, y = kept[-1]
-        if moving:
-            x, y = values(step), values(-3 * step)
-            kept.append((x, y))
-            del kept[:-4]
-        else:
-            x.fill_(step)
-        assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w), step
-
-
-def selection(compiled: Compiled) -> Any:
-    return compiled.functions[-1].selection()
+__all__ = ["cuda_on_cpu", "make"]
 
 
 @pytest.mark.parametrize(
@@ -173,11 +59,10 @@ def test_after_the_verdict_calls_are_served_by_it_and_nothing_is_timed(
     )
     run(compiled, 400)
     assert selection(compiled).kept == kept
-    (node,) = nodes()
-    before = (prices.timed, *prices.counted(), len(cuda_on_cpu.driver.calls), node.copied_bytes)
+    before = (prices.timed, *prices.counted())
     run(compiled, 20)
     timed, runs, launches, copied = (
-        after - then for after, then in zip((prices.timed, *prices.counted()), before[:4], strict=True)
+        after - then for after, then in zip((prices.timed, *prices.counted()), before, strict=True)
     )
     assert timed == 0
     assert (runs, launches) == ((20, 0) if kept == "none" else (0, 20))
@@ -252,82 +137,6 @@ def test_without_selection_nothing_is_reported_and_nothing_timed(cuda_on_cpu: Cu
     assert compiled.functions[0].selection() is None
 
 
-def test_a_stored_verdict_costs_nothing(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
-    prices, compiled = make(plain=5e-6, launch=10e-6)
-    run(compiled, 400)
-    timed, captures = prices.timed, cuda_on_cpu.captures
-    for mode in ("measure", "stored"):
-        _, again = make(mode=mode)
-        run(again, 30)
-        report = selection(again)
-        assert (report.state, report.kept, report.source) == ("decided", "none", "stored")
-        assert [one.candidate for one in report.candidates] == ["none", "copy", "indirection"]
-    assert prices.timed == timed
-    assert cuda_on_cpu.captures == captures, "a function that needs no graph is not recorded"
-
-
-def test_a_stored_copy_is_not_captured_again(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
-    _, compiled = make(plain=50e-6)
-    run(compiled, 400)
-    assert selection(compiled).kept == "copy"
-    model = Model(cuda_on_cpu)
-    _, again = make(mode="stored", model=model)
-    run(again, 30)
-    assert model.runs == ["plain", "captured"]
-    assert again.reports[0].off == "selection found that copying the inputs costs no more"
-    assert optimizations.settled()
-
-
-def test_stored_mode_measures_nothing(make: Any) -> None:
-    prices, compiled = make(mode="stored", digest="c" * 64)
-    run(compiled, 200)
-    report = selection(compiled)
-    assert (report.state, report.reason) == ("off", "there is no stored verdict for it")
-    assert prices.timed == 0
-    assert optimizations.settled()
-
-
-def test_a_function_without_source_is_measured_and_not_stored(make: Any, tmp_path: Path) -> None:
-    _, compiled = make(digest=None)
-    run(compiled, 400)
-    report = selection(compiled)
-    assert report.state == "decided"
-    assert report.not_stored == "the source of a function cannot be read"
-    assert not (tmp_path / "verdicts").exists()
-
-
-def test_a_verdict_that_cannot_be_written_holds_all_the_same(make: Any, tmp_path: Path) -> None:
-    (tmp_path / "verdicts").write_text("a file where the folder should be")
-    _, compiled = make()
-    run(compiled, 400)
-    report = selection(compiled)
-    assert report.state == "decided"
-    assert "FileExistsError" in report.not_stored or "NotADirectory" in report.not_stored
-
-
-@contextlib.contextmanager
-def ranks(count: int) -> Iterator[None]:
-    """A process group of this many, of which the others are never there."""
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_a_rank_alone_decides(make: Any) -> None:
-    with ranks(1):
-        _, compiled = make()
-        run(compiled, 400)
-    assert selection(compiled).state == "decided"
-
-
-@pytest.fixture
-def two_ranks() -> Iterator[None]:
-    with ranks(2):
-        yield
-
-
 def test_where_memory_is_short_no_call_is_tried_without_a_graph(
     make: Any, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,77 +154,6 @@ def test_where_memory_is_short_no_call_is_tried_without_a_graph(
     assert report.reason.startswith("memory:")
     assert (prices.timed, model.runs.count("plain")) == (0, before)
     assert optimizations.settled()
-
-
-def test_ranks_do_not_decide(make: Any, two_ranks: None) -> None:
-    prices, compiled = make()
-    run(compiled, 200)
-    report = selection(compiled)
-    assert report.state == "off"
-    assert "2 ranks" in report.reason
-    assert prices.timed == 0
-
-
-def test_ranks_take_no_stored_verdict(make: Any) -> None:
-    _, compiled = make(plain=5e-6)
-    run(compiled, 400)
-    with ranks(2):
-        _, again = make()
-        run(again, 30)
-    assert "2 ranks" in selection(again).reason
-
-
-def test_ranks_that_come_while_it_is_measured_end_it(make: Any) -> None:
-    _, compiled = make()
-    run(compiled, 60)
-    assert selection(compiled).state == "measuring"
-    with ranks(8):
-        run(compiled, 5)
-    assert "8 ranks" in selection(compiled).reason
-
-
-def test_inputs_that_stop_moving_make_the_verdict_void(make: Any) -> None:
-    prices, compiled = make(plain=5e-6)
-    run(compiled, 400)
-    assert selection(compiled).kept == "none"
-    prices.plain = 50e-6
-    run(compiled, 300)
-    assert selection(compiled).kept == "none", "prices are nobody's business; circumstances have not changed"
-    run(compiled, 700, moving=False)
-    report = selection(compiled)
-    assert report.kept == "copy"
-    assert report.voided == ("inputs do not move from call to call any more",)
-
-
-def test_inputs_that_begin_to_move_make_the_verdict_void(make: Any) -> None:
-    _, compiled = make(plain=5e-6)
-    run(compiled, 400, moving=False)
-    run(compiled, 400, moving=False)
-    assert selection(compiled).voided == ()
-    run(compiled, 400)
-    assert selection(compiled).voided == ("inputs move from call to call now",)
-
-
-def test_another_stream_makes_the_verdict_void(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
-    _, compiled = make()
-    run(compiled, 400)
-    cuda_on_cpu.stream = 99
-    run(compiled, 400)
-    assert selection(compiled).voided == ("the program went on to another stream",)
-    assert selection(compiled).state == "decided"
-
-
-def test_circumstances_that_change_all_the_time_end_with_a_verdict(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
-    prices, compiled = make()
-    for stream in range(12):
-        cuda_on_cpu.stream = stream
-        run(compiled, 400)
-    report = selection(compiled)
-    assert (report.state, len(report.voided)) == ("decided", 3)
-    timed = prices.timed
-    cuda_on_cpu.stream = 50
-    run(compiled, 300)
-    assert prices.timed == timed
 
 
 def test_a_function_that_cannot_be_recorded_is_off(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
@@ -478,98 +216,6 @@ def test_a_defect_of_selection_switches_it_off_and_reaches_no_program(
     timed = prices.timed
     run(compiled, 20)
     assert prices.timed == timed
-
-
-def pair(make: Any, cuda: CudaOnCpu, **keywords: Any) -> tuple[Prices, Compiled, Compiled]:
-    """Two functions, and the second reads what the first returns."""
-    prices, first = make(model=Model(cuda), digest="d" * 64, **keywords)
-    _, second = make(model=Model(cuda), digest="e" * 64)
-    return prices, first, second
-
-
-def run_pair(first: Compiled, second: Compiled, calls: int) -> None:
-    kept = []
-    for step in range(calls):
-        x, y = values(step), values(step + 1)
-        kept.append((x, y))
-        del kept[:-4]
-        torch.compiler.cudagraph_mark_step_begin()
-        middle = first.function([x, y, W])
-        inputs = [*middle, y, W]
-        del middle
-        (result,) = second.function(inputs)
-        between = 2 * x + y * W
-        assert torch.equal(result, 2 * between + y * W), step
-        del result
-
-
-@pytest.mark.parametrize(("plain", "kept"), [(5e-6, "none"), (50e-6, "copy")])
-def test_functions_that_pass_results_in_graph_memory_are_judged_together(
-    make: Any, cuda_on_cpu: CudaOnCpu, plain: float, kept: str
-) -> None:
-    prices, first, second = pair(make, cuda_on_cpu, plain=plain)
-    run_pair(first, second, 500)
-    one, other = selection(first), selection(second)
-    assert one.group == other.group
-    assert one.functions == other.functions == 2
-    assert (one.state, one.kept, other.kept) == ("decided", kept, kept)
-    before = prices.counted()
-    run_pair(first, second, 10)
-    runs, launches, _ = (after - then for after, then in zip(prices.counted(), before, strict=True))
-    assert (runs, launches) == ((20, 0) if kept == "none" else (0, 20))
-
-
-@pytest.mark.parametrize(("plain", "kept"), [(5e-6, "none"), (50e-6, "copy")])
-def test_a_forward_and_its_backward_are_judged_together(
-    make: Any, cuda_on_cpu: CudaOnCpu, plain: float, kept: str
-) -> None:
-    """The backward is called with what the forward left, after the next step was prepared; gradients are right."""
-    _, forward = make(model=Model(cuda_on_cpu), digest="d" * 64, plain=plain, is_inference=False)
-    _, backward = make(model=Model(cuda_on_cpu), digest="e" * 64, is_inference=False, is_backward=True)
-    kept_inputs = []
-    for step in range(500):
-        x, y = values(step), values(step + 1)
-        kept_inputs.append((x, y))
-        del kept_inputs[:-4]
-        saved = forward.function([x, y, W])
-        inputs = [*saved, y, W]
-        del saved
-        (gradient,) = backward.function(inputs)
-        assert torch.equal(gradient, 2 * (2 * x + y * W) + y * W), step
-        del gradient
-    one, other = selection(forward), selection(backward)
-    assert (one.group, one.state, one.kept, one.direction) == (other.group, "decided", kept, "forward")
-    assert other.direction == "backward"
-    (manager,) = managers()
-    assert manager.uncaptured_forwards == 0, "or steady calls of others would end"
-
-
-def test_one_group_is_measured_at_a_time(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
-    _, first = make(model=Model(cuda_on_cpu), digest="d" * 64)
-    _, second = make(model=Model(cuda_on_cpu), digest="e" * 64)
-    measured: set[tuple[str, str]] = set()
-    for _ in range(60):
-        run(first, 10)
-        run(second, 10)
-        measured.add((selection(first).state, selection(second).state))
-    assert ("measuring", "measuring") not in measured
-    assert measured >= {("measuring", "waiting"), ("decided", "measuring")}
-    assert (selection(first).state, selection(second).state) == ("decided", "decided")
-
-
-def test_a_group_that_is_not_called_any_more_makes_way(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
-    _, first = make(model=Model(cuda_on_cpu), digest="d" * 64)
-    _, second = make(model=Model(cuda_on_cpu), digest="e" * 64)
-    run(first, 40)
-    assert selection(first).state == "measuring"
-    run(second, 20)
-    assert selection(second).reason == "another group is being measured"
-    for _ in range(way.PATIENCE + 20):
-        run(second, 1)
-        second.functions[0].member.pause = 0  # in each call it asks whether it is its turn
-    run(second, 400)
-    assert selection(second).state == "decided"
-    assert selection(first).state == "waiting"
 
 
 def test_calls_without_a_graph_say_why(make: Any) -> None:
@@ -637,82 +283,6 @@ def test_a_function_that_several_threads_call_is_off(make: Any) -> None:
     assert prices.timed == 0
 
 
-class FakeFunction:
-    """A function whose graphs are as they will stay."""
-
-    direction = "inference"
-
-    def __init__(self) -> None:
-        self.served: list[str] = []
-
-    def generated(self) -> None:
-        """Without a digest, so that nothing is stored."""
-
-    def serve(self, candidate: str) -> None:
-        self.served.append(candidate)
-
-    def short_of_memory(self) -> str | None:
-        return None
-
-    def standing(self) -> Standing:
-        uncaptured = self.served.count("none")
-        return Standing(None, None, in_place=False, recordings=1, uncaptured=uncaptured, threads=1)
-
-
-def test_what_is_left_of_a_group_is_measured_alone(make: Any, tmp_path: Path) -> None:
-    """Functions go with the manager of a thread that ends."""
-    make()
-    settings = Settings("measure", rules=RULES, store=VerdictStore(tmp_path / "none"))
-    first, second = FakeFunction(), FakeFunction()
-    one, other = Member(first, settings, 0), Member(second, settings, 0)  # type: ignore[arg-type]
-    call, another = one.served(lambda inputs: None), other.served(lambda inputs: None)
-    other.reads_results_of([one])
-    assert one.group is other.group
-    for _ in range(10):
-        call([])
-        another([])
-    assert one.describe().state == "measuring"
-    del second
-    gc.collect()
-    call([])
-    assert (one.describe().state, one.describe().reason) == ("waiting", "a function of the group is gone")
-    for _ in range(5):
-        call([])
-    assert (one.describe().state, one.describe().functions) == ("measuring", 1)
-
-
-def test_calls_without_an_order_are_not_measured(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
-    _, first, second = pair(make, cuda_on_cpu)
-    for step in range(900):
-        x, y = values(step), values(step + 1)
-        torch.compiler.cudagraph_mark_step_begin()
-        middle = first.function([x, y, W])
-        inputs = [*middle, y, W]
-        del middle
-        second.function(inputs)
-        if step % 2:
-            second.function([x, y, W])
-    report = selection(first)
-    assert report.state == "off", report
-    assert report.reason == "its calls never follow one another in one order"
-
-
-def test_iterations_with_more_calls_than_were_learned_do_not_count(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
-    _, first, second = pair(make, cuda_on_cpu)
-    run_pair(first, second, 60)
-    assert selection(first).state == "measuring"
-    counted = sum(one.calls for one in selection(first).candidates)
-    for step in range(30):
-        x, y = values(step), values(step + 1)
-        torch.compiler.cudagraph_mark_step_begin()
-        inputs = [*first.function([x, y, W]), y, W]
-        second.function(inputs)
-        second.function([x, y, W])
-    assert sum(one.calls for one in selection(first).candidates) <= counted + 1
-    run_pair(first, second, 500)
-    assert selection(first).state == "decided"
-
-
 def test_calls_inside_of_a_step_are_not_timed(make: Any) -> None:
     """There graphs rest, and the function runs whoever's turn it is."""
     prices, compiled = make(plain=1.0)
@@ -725,36 +295,3 @@ def test_calls_inside_of_a_step_are_not_timed(make: Any) -> None:
     run(compiled, 400)
     selector = compiled.functions[0].member.group.selector
     assert max(selector._seconds["copy"] + selector._seconds["indirection"]) < 0.5 < min(selector._seconds["none"])
-
-
-def test_graphs_that_are_recorded_again_are_measured_from_the_beginning(make: Any) -> None:
-    """Until a new recording reads in place, its turns would be those of a graph that copies."""
-    _, compiled = make(plain=50e-6, copied_byte=1e-7)
-    run(compiled, 60)
-    assert selection(compiled).state == "measuring"
-    (manager,) = managers()
-    manager.leave_pool()
-    states = []
-    for _ in range(12):
-        run(compiled, 1)
-        states.append((selection(compiled).state, selection(compiled).reason))
-    assert ("waiting", "its graphs were recorded again while it was measured") in states
-    run(compiled, 600)
-    report = selection(compiled)
-    assert (report.state, report.kept) == ("decided", "indirection")
-    times = {one.candidate: one.median_us for one in report.candidates}
-    assert times["copy"] > 1.5 * times["indirection"]
-
-
-def test_a_program_that_records_all_the_time_is_not_measured_for_ever(make: Any) -> None:
-    prices, compiled = make()
-    for _ in range(25):
-        run(compiled, 60)
-        (manager,) = managers()
-        manager.leave_pool()
-    report = selection(compiled)
-    assert report.state == "off"
-    assert "measuring began 9 times" in report.reason
-    timed = prices.timed
-    run(compiled, 100)
-    assert prices.timed == timed

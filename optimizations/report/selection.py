@@ -37,7 +37,8 @@ class SelectionReport:
     """How calls of one function of Inductor's are served, and why.
 
     Attributes:
-        state: "waiting" (for `reason`), "measuring", "decided" or "off" (because of `reason`).
+        state: "waiting" (for `reason`), "measuring", "decided" or "off" (because of `reason`). Where several ranks
+            decided, `reason` says so.
         group: numbers the functions that were judged together, and are served alike; `functions` is how many.
         objective: what was measured: "latency" (host time to completion) or "throughput" (back to back).
         kept: the candidate; None before it is decided.
@@ -48,6 +49,7 @@ class SelectionReport:
             fastest candidate would have taken.
         voided: why earlier verdicts were given up.
         not_stored: why the verdict is not stored; None where it is, or there is none.
+        budget_s: what `excess_s` may be for all groups of its compilation together; None where that is not known.
         kernels: of its graph; None where none was recorded, or it was not read.
         input_bytes: data that stock would copy before each replay; None where no graph was recorded, as for the next.
         copied_bytes, pointer_bytes: what replays copy as they are served now, and what they write where all inputs
@@ -73,3 +75,4 @@ class SelectionReport:
     input_bytes: int | None = None
     copied_bytes: int | None = None
     pointer_bytes: int | None = None
+    budget_s: float | None = None

@@ -20,6 +20,7 @@ def describe(
     decision: Decision | None,
     stored: StoredVerdict | None,
     not_stored: str | None,
+    budget_s: float | None,
 ) -> SelectionReport:
     """See `report.selection.SelectionReport`."""
     measured = selector if stored is None else None
@@ -59,4 +60,5 @@ def describe(
         excess_s=spent.excess_s,
         voided=tuple(selector.voided) if selector is not None else (),
         not_stored=not_stored if decision is not None else None,
+        budget_s=budget_s,
     )

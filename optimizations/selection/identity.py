@@ -20,11 +20,16 @@ _COMMENT = re.compile(r"^\s*#( |$)")
 """Of Python; a line of C++ for the preprocessor is none."""
 
 
-def graph_digest(generated: Callable[..., Any], integers: Sequence[int], extra: Sequence[str] = ()) -> str | None:
+def graph_digest(
+    generated: Callable[..., Any],
+    integers: Sequence[int],
+    extra: Sequence[str] = (),
+    read: Callable[[str], str] = str,
+) -> str | None:
     """SHA-256 of a function that Inductor generated, with its kernels; None where its source cannot be read.
 
     Lines that are comments are left out: they hold paths of one machine. `integers` are the sizes it is called with,
-    `extra` is what else makes it another graph.
+    `extra` is what else makes it another graph. `read` changes the code before.
     """
     plain = getattr(generated, "__func__", generated)
     try:
@@ -35,7 +40,7 @@ def graph_digest(generated: Callable[..., Any], integers: Sequence[int], extra: 
     if source is None:
         return None
     code = "\n".join(line for line in source.splitlines() if not _COMMENT.match(line))
-    parts = (code, getattr(plain, "__qualname__", ""), ",".join(map(str, integers)), *extra)
+    parts = (read(code), getattr(plain, "__qualname__", ""), ",".join(map(str, integers)), *extra)
     return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
 

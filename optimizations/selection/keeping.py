@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from optimizations.selection.selector import Selector
-from optimizations.selection.settings import refused_for_ranks
 from optimizations.selection.verdict import StoredVerdict, compared
 
 if TYPE_CHECKING:
@@ -19,10 +18,20 @@ NO_SOURCE = "the source of a function cannot be read"
 
 def stored_for(member: Member, candidates: Sequence[str]) -> StoredVerdict | None:
     """The verdict that holds for a function here and now, if it keeps one of these candidates."""
-    if member.circumstances is None or refused_for_ranks() is not None:
+    if member.circumstances is None:
         return None
     found = member.settings.store.get(member.circumstances)
     return found if found is not None and found.kept in candidates else None
+
+
+def stored_together(members: Sequence[Member], candidates: Sequence[str]) -> StoredVerdict | None:
+    """The verdict on exactly these functions together."""
+    graphs = sorted({one.circumstances.graph for one in members if one.circumstances is not None})
+    for member in members:
+        found = stored_for(member, candidates)
+        if found is None or list(found.group) != graphs or found.kept not in found.median_s:
+            return None
+    return found
 
 
 def store(members: Sequence[Member], selector: Selector, *, moving: bool) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from optimizations.report.recordings import Direction
 from optimizations.report.selection import SelectionReport
 from optimizations.selection.group import Group
 from optimizations.selection.identity import circumstances, graph_digest
+from optimizations.selection.ranks import without_device
 from optimizations.selection.settings import Settings
 from optimizations.selection.verdict import Circumstances
 
@@ -28,6 +30,7 @@ class Standing:
         in_place: whether a graph of it reads an input in place that stock would copy.
         recordings: graphs recorded so far; `uncaptured` calls without one.
         threads: that called functions of its manager.
+        collectives: whether it holds collectives of several processes.
     """
 
     waiting: str | None
@@ -36,6 +39,7 @@ class Standing:
     recordings: int
     uncaptured: int
     threads: int
+    collectives: bool = False
 
 
 class Function(Protocol):
@@ -46,6 +50,9 @@ class Function(Protocol):
 
     def serve(self, candidate: Candidate) -> None:
         """Let the next calls be served like this."""
+
+    def retire(self) -> None:
+        """What is served without a graph from now on needs none: what its graphs hold may be freed."""
 
     def standing(self) -> Standing: ...
 
@@ -85,6 +92,7 @@ class Member:
         self.producers: set[int] = set()
         self.pause = 0
         self.circumstances: Circumstances | None = None
+        self._integers = tuple(integers)
         digest = graph_digest(function.generated, integers, (function.direction,))
         if digest is not None:
             self.circumstances = circumstances(digest, settings.options, settings.objective, device_index)
@@ -94,6 +102,14 @@ class Member:
     def function(self) -> Function | None:
         """The function; None once it is gone."""
         return self._function()
+
+    @functools.cached_property
+    def shared_name(self) -> str | None:
+        """What tells the function from others and is the same on all ranks; None where its source cannot be read."""
+        function = self.function
+        if function is None:
+            return None
+        return graph_digest(function.generated, self._integers, (self.direction,), without_device)
 
     def served(
         self, recorded: Callable[[list[Any]], Any], aside: Callable[[], bool] = lambda: False

@@ -74,7 +74,6 @@ class Selector:
 
     def _begin(self) -> None:
         self.decision = None
-        self._generation = len(self.voided)
         self._left = self.candidates
         self._rounds: list[Round] = []
         self._round_index = 0
@@ -95,6 +94,11 @@ class Selector:
             self._round_index += 1
         self._calls += 1
         return self._queue.popleft()
+
+    @property
+    def at_block_start(self) -> bool:
+        """Whether the next turn begins a block: calls before it by whomever change no time that counts."""
+        return not self._queue or self._queue[0].place == 0
 
     def record(self, turn: Turn, seconds: float) -> None:
         """The time of a call.

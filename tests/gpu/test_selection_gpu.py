@@ -15,7 +15,8 @@ from torch import nn
 import optimizations
 from optimizations import torch_internals
 from optimizations.report.selection import SelectionReport
-from optimizations.selection import timing
+from optimizations.selection import selector, timing
+from optimizations.selection.decide import Decision, Judged
 
 pytestmark = pytest.mark.gpu
 
@@ -193,6 +194,36 @@ def test_nobody_waits_where_synchronisation_is_an_error() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert selections()[0].state == "decided"
+
+
+@pytest.mark.alone
+def test_memory_is_what_a_program_without_graphs_has_once_none_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The input is 64 MiB, which a graph has a placeholder for, and its result lies in a pool."""
+    nothing_pays = Judged(("none",), Decision("none", "same", (), frozenset()))
+    monkeypatch.setattr(selector, "judge", lambda *arguments, **keywords: nothing_pays)
+    x = torch.randn(4096, 4096, device="cuda")
+
+    def reserved() -> int:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved()
+
+    plain = torch.compile(single_kernel)
+    for _ in range(5):
+        plain(x)
+    without = reserved()
+    compiled = chosen(single_kernel)
+    for _ in range(4):
+        compiled(x)
+    with_graphs = reserved()
+    settle(lambda step: compiled(x) is None and None)
+    (found,) = selections()
+    assert found.kept == "none", found
+    compiled(x)
+    after = reserved()
+    print(f"reserved: {without >> 20} MiB without graphs, {with_graphs >> 20} with, {after >> 20} once none is needed")
+    assert with_graphs >= without + x.nbytes, "placeholder and result"
+    assert after <= without + 4 * 2**20
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])

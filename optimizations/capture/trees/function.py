@@ -65,6 +65,7 @@ class RecordableFunction:
         callers: the threads that call functions of its manager.
         without_graph: why the function runs without a graph; None where it does not.
         copies_inputs: whether recordings copy all their inputs, as stock does.
+        retired: whether selection has decided that it is served without a graph; `retiring` until its manager saw it.
         member: its place in selection; None where nothing is selected.
     """
 
@@ -89,6 +90,7 @@ class RecordableFunction:
         self.without_graph: str | None = None
         self.callers: set[int] = set()
         self.copies_inputs = False
+        self.retired = self.retiring = False
         self.member: Member | None = None
         self._served: Candidate | None = None
         self._uncaptured: Counter[str] = Counter()
@@ -128,6 +130,7 @@ class RecordableFunction:
         if candidate == self._served:
             return
         self._served = candidate
+        self.retired = self.retiring = False
         if self.without_graph in (None, SELECTED):
             self.without_graph = SELECTED if candidate == "none" else None
         copying = candidate == "copy"
@@ -137,6 +140,10 @@ class RecordableFunction:
                 node = reference()
                 if node is not None:
                     node.copy_inputs(copying)
+
+    def retire(self) -> None:
+        """See `selection.member.Function`."""
+        self.retired = self.retiring = True
 
     def standing(self) -> Standing:
         """See `selection.member.Function`."""
@@ -149,6 +156,7 @@ class RecordableFunction:
             recordings=len(self._recordings),
             uncaptured=sum(self._uncaptured.values()),
             threads=len(self.callers),
+            collectives=bool(nodes) and bool(self._code.collectives),
         )
 
     def short_of_memory(self) -> str | None:

@@ -122,6 +122,9 @@ class EncoreManager(CUDAGraphTreeManager):
             self.enter(function_id)
             function = self._function(function_id)
             reason = self._against_a_graph(function_id, function, new_inputs)
+            if function.retiring:
+                function.retiring = False
+                self._free_what_is_retired()
             if reason is not None:
                 return self._run_without_graph(new_inputs, function_id, reason)
             returned = {place: new_inputs[index] for place, index in function.returned_inputs.items()}
@@ -266,6 +269,12 @@ class EncoreManager(CUDAGraphTreeManager):
                 handed[place] = over(copies[address], value, int(value.storage_offset()))
         return handed
 
+    def _free_what_is_retired(self) -> None:
+        """Free the graphs and their pool once no function that has some is to be served by one any more."""
+        nodes = list(self.nodes())
+        if nodes and all(node.function.retired for node in nodes) and len(self._callers) == 1:
+            self.leave_pool()
+
     def _let_held_results_own_their_memory(self) -> None:
         """Results of a replay lie in the pool without owning their memory, and the pool is about to go."""
         node = self.current_node
@@ -288,6 +297,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self._held_iterations = 0
         self._pool = Pool(self.device_index)  # kept by this, not by a capture
         self.cuda_graphs_thread_pool = self._pool.id
+        self.graph = torch.cuda.CUDAGraph()  # stock's keeps its first pool, and nothing is ever captured in this one
         give_back()
 
     # Recording

@@ -1,0 +1,120 @@
+"""The functions of a group: who they are, how all of them are served, and what they say of themselves."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterator, KeysView
+from typing import TYPE_CHECKING
+
+from optimizations.selection import ranks
+
+if TYPE_CHECKING:
+    from optimizations.selection.measurement import Counts
+    from optimizations.selection.member import Candidate, Function, Member, Standing
+    from optimizations.selection.settings import Settings
+
+CANDIDATES: tuple[Candidate, ...] = ("none", "copy", "indirection")
+"""Simplest first."""
+
+UNSELECTED: Candidate = "indirection"
+"""How calls are served without selection."""
+
+FOR_EVER = 1 << 62
+"""Calls without a look, of a group that is off."""
+
+
+class Members:
+    """Held weakly: functions go with the manager of a thread that ends."""
+
+    def __init__(self, first: Member) -> None:
+        self._found: dict[int, weakref.ref[Member]] = {first.serial: weakref.ref(first)}
+
+    def __iter__(self) -> Iterator[Member]:
+        """Those that are left."""
+        for reference in list(self._found.values()):
+            member = reference()
+            if member is not None and member.function is not None:
+                yield member
+
+    def __len__(self) -> int:
+        """How many there are, those that are gone included until they are dropped."""
+        return len(self._found)
+
+    @property
+    def serials(self) -> KeysView[int]:
+        """Of all."""
+        return self._found.keys()
+
+    def take_from(self, other: Members) -> None:
+        """Take all of the other's, which is empty then."""
+        self._found.update(other._found)
+        other._found = {}
+
+    def drop_those_gone(self) -> bool:
+        """Whether there were any."""
+        left = {one.serial: weakref.ref(one) for one in self}
+        fewer = len(left) < len(self._found)
+        self._found = left
+        return fewer
+
+    @property
+    def functions(self) -> list[Function]:
+        """Of those that are left."""
+        return [one.function for one in self if one.function is not None]
+
+    @property
+    def settings(self) -> list[Settings]:
+        """What is asked for, once for each compilation."""
+        found: list[Settings] = []
+        for member in self:
+            if member.settings not in found:
+                found.append(member.settings)
+        return found
+
+    @property
+    def shared_names(self) -> list[str] | None:
+        """What tells them from others on all ranks; None where the source of one cannot be read."""
+        names = [one.shared_name for one in self]
+        known = [one for one in names if one is not None]
+        return known if len(known) == len(names) else None
+
+    def standings(self) -> list[Standing]:
+        """Where they stand."""
+        return [one.standing() for one in self.functions]
+
+    def counts(self) -> Counts:
+        """See `measurement.Counts`."""
+        found = {}
+        for member in self:
+            if member.function is not None:
+                standing = member.function.standing()
+                found[member.serial] = standing.uncaptured, standing.recordings
+        return found
+
+    def serve(self, candidate: Candidate) -> None:
+        """Serve the next calls of all by this candidate."""
+        for one in self.functions:
+            one.serve(candidate)
+
+    def rest(self, calls: int) -> None:
+        """Serve this many calls of each without a look."""
+        for member in self:
+            member.pause = calls
+
+
+def refusal(standings: Collection[Standing]) -> str | None:
+    """Why functions that stand so are not selected for, by this rank at least; None where they may be."""
+    found = next((one.refused for one in standings if one.refused is not None), None)
+    if found is None and any(one.threads > 1 for one in standings):
+        return "several threads call it"
+    return found
+
+
+def refusal_of_all(standings: Collection[Standing]) -> str | None:
+    """Why no rank selects for functions that stand so; None where ranks may, or this one is alone."""
+    return ranks.refusal(collectives=any(one.collectives for one in standings))
+
+
+def candidate(name: str) -> Candidate:
+    """The candidate of this name."""
+    return next(one for one in CANDIDATES if one == name)

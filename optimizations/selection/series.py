@@ -1,0 +1,68 @@
+"""The selectors of one group, one after another: what they cost adds up, and so do the verdicts that were given up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from optimizations.selection.budget import Budget
+from optimizations.selection.selector import Selector, Spent
+from optimizations.selection.settings import Settings
+
+MOST_RESTARTS = 8
+"""Times that measuring begins again because graphs changed; then the group is left as it is."""
+
+
+class Series:
+    """Attributes:
+    selector: the current one, decided or not; None where nothing was measured that counts.
+    restarts: how often measuring began again.
+    """
+
+    def __init__(self) -> None:
+        self.selector: Selector | None = None
+        self.restarts = 0
+        self._budget = Budget()
+        self._earlier = Spent()
+        self._voided: tuple[str, ...] = ()
+
+    def begin(
+        self, candidates: Sequence[str], settings: Sequence[Settings], groups: int, *, seed: int
+    ) -> Selector | None:
+        """A selector for these candidates that is not decided; None where measuring may cost no more.
+
+        `settings` are of all compilations that the group is from, and `groups` have still to be measured for them.
+        """
+        current = self.selector
+        if current is not None and current.candidates == tuple(candidates) and current.decision is None:
+            return current
+        self.forget_times()
+        allowed_s = self._budget.begin(settings, groups)
+        if allowed_s is not None and allowed_s <= 0:
+            return None
+        self.selector = Selector(
+            candidates,
+            settings[0].rules,
+            budget_s=None if allowed_s is None else self._earlier.excess_s + allowed_s,
+            seed=seed,
+            earlier=self._earlier,
+            voided=self._voided,
+        )
+        return self.selector
+
+    def forget_times(self) -> None:
+        """What was measured does not count any more; what it cost does."""
+        if self.selector is not None:
+            self.charge()
+            self._earlier, self._voided = self.selector.spent, tuple(self.selector.voided)
+            self.selector = None
+
+    def charge(self) -> None:
+        """Put what measuring has cost so far on the account of the compilation."""
+        if self.selector is not None:
+            self._budget.charge(self.selector.spent.excess_s)
+
+    def restart(self) -> bool:
+        """Forget all times because graphs changed; False where that has happened too often."""
+        self.forget_times()
+        self.restarts += 1
+        return self.restarts <= MOST_RESTARTS

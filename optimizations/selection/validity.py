@@ -1,0 +1,78 @@
+"""Whether a verdict still holds: looked at in a few consecutive calls now and then.
+
+Note [What makes a verdict void]. Inputs whose addresses moved from call to call and do not any more, or the other way
+round: reading in place may pay off now. Another stream. A new shape is another function, with a verdict of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.selection.movement import Movement
+
+WINDOW = 9
+"""Consecutive calls of one look."""
+
+ANOTHER_STREAM = "the program went on to another stream"
+MOVES_NOW = "inputs move from call to call now"
+RESTS_NOW = "inputs do not move from call to call any more"
+
+
+class Circumstances:
+    """Under which the leader of a group is called: its stream, and whether its inputs move.
+
+    Attributes:
+        moving: whether they did when that was last found out.
+    """
+
+    def __init__(self) -> None:
+        self.moving = False
+        self._stream: int | None = None
+        self._movement = Movement()
+        self._window = 0
+
+    def restart(self) -> None:
+        """Forget the calls seen, and keep what they showed."""
+        self._movement.restart()
+        self._window = 0
+
+    def another_stream(self, device_index: int) -> bool:
+        """Whether the current stream is not the one of the last time this was asked."""
+        stream = torch_internals.current_raw_stream(device_index)
+        changed = self._stream not in (None, stream)
+        self._stream = stream
+        return changed
+
+    def note(self, inputs: Sequence[Any], watched: Sequence[int]) -> None:
+        """A call's inputs, of which these may move."""
+        found = (inputs[index] for index in watched)
+        self._movement.note([value.data_ptr() if isinstance(value, torch.Tensor) else 0 for value in found])
+
+    def conclude(self) -> bool:
+        """Whether inputs move, by the calls since `restart`."""
+        self.moving = self._movement.moves(self.moving)
+        return self.moving
+
+    @property
+    def begins_look(self) -> bool:
+        """Whether the next call is the first of a look."""
+        return self._window == 0
+
+    def look(self, inputs: Sequence[Any], watched: Sequence[int]) -> bool:
+        """One more call of a look, which has `WINDOW` of them; whether it was the last."""
+        if self._window == 0:
+            self._movement.restart()
+        self.note(inputs, watched)
+        self._window = (self._window + 1) % WINDOW
+        return self._window == 0
+
+    def changed(self) -> str | None:
+        """After a look: what is not as it was; None where everything is."""
+        before = self.moving
+        if self.conclude() == before:
+            return None
+        return MOVES_NOW if self.moving else RESTS_NOW

@@ -1,0 +1,106 @@
+"""Measuring costs a share of compile time, for all groups of a compilation together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from selection_on_cpu import make, run, selection
+from trees_on_cpu import Model
+
+from optimizations.selection.budget import SHARE
+from optimizations.selection.decide import Rules
+from optimizations.selection.selector import Selector
+from optimizations.selection.series import MOST_RESTARTS, Series
+from optimizations.selection.settings import Settings
+
+__all__ = ["cuda_on_cpu", "make"]
+
+TWO = ("none", "copy")
+
+
+def measured(selector: Selector, seconds: Callable[[str], float], calls: int = 10**6) -> None:
+    """Serve turns until it is decided, or for so many calls."""
+    for _ in range(calls):
+        turn = selector.next_turn()
+        if turn is None:
+            return
+        selector.record(turn, seconds(turn.candidate))
+
+
+def noisy(none: float, copy: float) -> Callable[[str], float]:
+    draw = random.Random(2)
+    return lambda name: {"none": none, "copy": copy}[name] * draw.lognormvariate(0, 0.4)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5, 20])
+def test_all_groups_of_a_compilation_cost_a_fifth_of_it_and_their_shortest_measurement_at_most(groups: int) -> None:
+    settings = Settings("measure", compile_s=1.0)
+    times = noisy(1e-3, 1.3e-3)
+    costs = []
+    for group in range(groups):
+        series = Series()
+        selector = series.begin(TWO, [settings], groups - group, seed=group)
+        if selector is None:
+            break
+        measured(selector, times)
+        series.charge()
+        costs.append(selector.spent.excess_s)
+    assert settings.excess_s == pytest.approx(sum(costs))
+    a_round = Rules().block_calls * len(TWO) * 0.6e-3
+    assert sum(costs) <= SHARE * 1.0 + groups * a_round, "each may go on to the end of its round"
+    assert len(costs) == groups or settings.excess_s >= SHARE * 1.0
+
+
+def test_nothing_is_measured_once_the_share_is_used_up() -> None:
+    settings = Settings("measure", compile_s=1.0, excess_s=SHARE)
+    assert Series().begin(TWO, [settings], 1, seed=0) is None
+
+
+def test_without_a_compile_time_there_is_no_limit_but_that_of_calls() -> None:
+    selector = Series().begin(TWO, [Settings("measure", rules=Rules(most_calls=96))], 1, seed=0)
+    assert selector is not None
+    measured(selector, lambda name: 1.0 if name == "none" else 100.0)
+    assert selector.decision is not None
+
+
+def test_what_a_measurement_that_was_forgotten_has_cost_counts_once() -> None:
+    settings = Settings("measure", compile_s=10.0)
+    series = Series()
+    for restart in range(3):
+        selector = series.begin(TWO, [settings], 1, seed=0)
+        assert selector is not None
+        measured(selector, lambda name: 1e-3 if name == "none" else 2e-3, calls=16)
+        series.charge()
+        series.charge()
+        assert series.restart()
+        assert settings.excess_s == pytest.approx(8e-3 * (restart + 1))
+    for _ in range(MOST_RESTARTS - 3):
+        assert series.restart()
+    assert not series.restart()
+
+
+def test_a_program_whose_compilation_was_short_keeps_its_graphs_unmeasured(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    """The first function uses the share up; the second is served as without selection, for a reason."""
+    prices, first = make(model=Model(cuda_on_cpu), digest="d" * 64, plain=1.0)
+    _, second = make(model=Model(cuda_on_cpu), digest="e" * 64)
+    settings = first.functions[0].member.settings if first.functions else None
+    run(first, 3)
+    settings = first.functions[0].member.settings
+    settings.compile_s = 1e-3
+    run(first, 300)
+    report = selection(first)
+    assert (report.state, report.budget_s) == ("decided", pytest.approx(SHARE * 1e-3))
+    assert report.excess_s > report.budget_s, "three rounds are the fewest that say anything"
+    run(second, 3)
+    second.functions[0].member.settings = settings
+    timed = prices.timed
+    run(second, 100)
+    assert (selection(second).state, selection(second).reason) == (
+        "off",
+        "measuring has taken the share of compile time that it may",
+    )
+    assert prices.timed == timed

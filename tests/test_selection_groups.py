@@ -1,0 +1,166 @@
+"""Functions that are judged together, and groups that take turns at being measured."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from selection_on_cpu import RULES, W, make, pair, run, run_pair, selection
+from trees_on_cpu import Model, values
+
+from optimizations.capture.trees.containers import managers
+from optimizations.selection import way
+from optimizations.selection.member import Member, Standing
+from optimizations.selection.settings import Settings
+from optimizations.selection.store import VerdictStore
+
+__all__ = ["cuda_on_cpu", "make"]
+
+
+@pytest.mark.parametrize(("plain", "kept"), [(5e-6, "none"), (50e-6, "copy")])
+def test_functions_that_pass_results_in_graph_memory_are_judged_together(
+    make: Any, cuda_on_cpu: CudaOnCpu, plain: float, kept: str
+) -> None:
+    prices, first, second = pair(make, cuda_on_cpu, plain=plain)
+    run_pair(first, second, 500)
+    one, other = selection(first), selection(second)
+    assert one.group == other.group
+    assert one.functions == other.functions == 2
+    assert (one.state, one.kept, other.kept) == ("decided", kept, kept)
+    before = prices.counted()
+    run_pair(first, second, 10)
+    runs, launches, _ = (after - then for after, then in zip(prices.counted(), before, strict=True))
+    assert (runs, launches) == ((20, 0) if kept == "none" else (0, 20))
+
+
+@pytest.mark.parametrize(("plain", "kept"), [(5e-6, "none"), (50e-6, "copy")])
+def test_a_forward_and_its_backward_are_judged_together(
+    make: Any, cuda_on_cpu: CudaOnCpu, plain: float, kept: str
+) -> None:
+    """The backward is called with what the forward left, after the next step was prepared; gradients are right."""
+    _, forward = make(model=Model(cuda_on_cpu), digest="d" * 64, plain=plain, is_inference=False)
+    _, backward = make(model=Model(cuda_on_cpu), digest="e" * 64, is_inference=False, is_backward=True)
+    kept_inputs = []
+    for step in range(500):
+        x, y = values(step), values(step + 1)
+        kept_inputs.append((x, y))
+        del kept_inputs[:-4]
+        saved = forward.function([x, y, W])
+        inputs = [*saved, y, W]
+        del saved
+        (gradient,) = backward.function(inputs)
+        assert torch.equal(gradient, 2 * (2 * x + y * W) + y * W), step
+        del gradient
+    one, other = selection(forward), selection(backward)
+    assert (one.group, one.state, one.kept, one.direction) == (other.group, "decided", kept, "forward")
+    assert other.direction == "backward"
+    (manager,) = managers()
+    assert manager.uncaptured_forwards == 0, "or steady calls of others would end"
+
+
+def test_one_group_is_measured_at_a_time(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    _, first = make(model=Model(cuda_on_cpu), digest="d" * 64)
+    _, second = make(model=Model(cuda_on_cpu), digest="e" * 64)
+    measured: set[tuple[str, str]] = set()
+    for _ in range(60):
+        run(first, 10)
+        run(second, 10)
+        measured.add((selection(first).state, selection(second).state))
+    assert ("measuring", "measuring") not in measured
+    assert measured >= {("measuring", "waiting"), ("decided", "measuring")}
+    assert (selection(first).state, selection(second).state) == ("decided", "decided")
+
+
+def test_a_group_that_is_not_called_any_more_makes_way(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    _, first = make(model=Model(cuda_on_cpu), digest="d" * 64)
+    _, second = make(model=Model(cuda_on_cpu), digest="e" * 64)
+    run(first, 40)
+    assert selection(first).state == "measuring"
+    run(second, 20)
+    assert selection(second).reason == "another group is being measured"
+    for _ in range(way.PATIENCE + 20):
+        run(second, 1)
+        second.functions[0].member.pause = 0  # in each call it asks whether it is its turn
+    run(second, 400)
+    assert selection(second).state == "decided"
+    assert selection(first).state == "waiting"
+
+
+class FakeFunction:
+    """A function whose graphs are as they will stay."""
+
+    direction = "inference"
+
+    def __init__(self) -> None:
+        self.served: list[str] = []
+
+    def generated(self) -> None:
+        """Without a digest, so that nothing is stored."""
+
+    def serve(self, candidate: str) -> None:
+        self.served.append(candidate)
+
+    def short_of_memory(self) -> str | None:
+        return None
+
+    def standing(self) -> Standing:
+        uncaptured = self.served.count("none")
+        return Standing(None, None, in_place=False, recordings=1, uncaptured=uncaptured, threads=1)
+
+
+def test_what_is_left_of_a_group_is_measured_alone(make: Any, tmp_path: Path) -> None:
+    """Functions go with the manager of a thread that ends."""
+    make()
+    settings = Settings("measure", rules=RULES, store=VerdictStore(tmp_path / "none"))
+    first, second = FakeFunction(), FakeFunction()
+    one, other = Member(first, settings, 0), Member(second, settings, 0)  # type: ignore[arg-type]
+    call, another = one.served(lambda inputs: None), other.served(lambda inputs: None)
+    other.reads_results_of([one])
+    assert one.group is other.group
+    for _ in range(10):
+        call([])
+        another([])
+    assert one.describe().state == "measuring"
+    del second
+    gc.collect()
+    call([])
+    assert (one.describe().state, one.describe().reason) == ("waiting", "a function of the group is gone")
+    for _ in range(5):
+        call([])
+    assert (one.describe().state, one.describe().functions) == ("measuring", 1)
+
+
+def test_calls_without_an_order_are_not_measured(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    _, first, second = pair(make, cuda_on_cpu)
+    for step in range(900):
+        x, y = values(step), values(step + 1)
+        torch.compiler.cudagraph_mark_step_begin()
+        middle = first.function([x, y, W])
+        inputs = [*middle, y, W]
+        del middle
+        second.function(inputs)
+        if step % 2:
+            second.function([x, y, W])
+    report = selection(first)
+    assert report.state == "off", report
+    assert report.reason == "its calls never follow one another in one order"
+
+
+def test_iterations_with_more_calls_than_were_learned_do_not_count(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    _, first, second = pair(make, cuda_on_cpu)
+    run_pair(first, second, 60)
+    assert selection(first).state == "measuring"
+    counted = sum(one.calls for one in selection(first).candidates)
+    for step in range(30):
+        x, y = values(step), values(step + 1)
+        torch.compiler.cudagraph_mark_step_begin()
+        inputs = [*first.function([x, y, W]), y, W]
+        second.function(inputs)
+        second.function([x, y, W])
+    assert sum(one.calls for one in selection(first).candidates) <= counted + 1
+    run_pair(first, second, 500)
+    assert selection(first).state == "decided", selection(first)

@@ -1,0 +1,121 @@
+"""A verdict that needs no graph frees the graphs and their pool: memory is what the program has without them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from selection_on_cpu import RULES, W, make, pair, run, run_pair, selection
+from trees_on_cpu import Compiled, Model, nodes, values
+
+from optimizations import torch_internals
+from optimizations.capture.trees.containers import managers
+
+__all__ = ["cuda_on_cpu", "make"]
+
+
+@pytest.fixture
+def released(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Pools whose last reference of Encore's own went."""
+    found: list[Any] = []
+    monkeypatch.setattr(torch_internals, "release_pool", lambda device, pool: found.append(pool))
+    return found
+
+
+def test_the_graphs_and_their_pool_go(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    _, compiled = make(plain=5e-6)
+    run(compiled, 60)
+    (manager,), (node,) = managers(), nodes()
+    pool, graph, stocks, seen = manager.cuda_graphs_thread_pool, node.graph, manager.graph, weakref.ref(node)
+    freed = weakref.ref(graph), weakref.ref(stocks)
+    del node, graph, stocks
+    run(compiled, 400)
+    assert selection(compiled).kept == "none"
+    gc.collect()
+    assert (nodes(), seen()) == ([], None)
+    assert [one() for one in freed] == [None, None], "each keeps the memory of the pool"
+    assert manager.cuda_graphs_thread_pool != pool
+    assert selection(compiled).kernels == 1, "what is known of the graph stays"
+    captures = cuda_on_cpu.captures
+    run(compiled, 50)
+    assert (cuda_on_cpu.captures, nodes()) == (captures, [])
+
+
+def test_results_that_are_held_when_the_graphs_go_keep_their_values(make: Any) -> None:
+    _, compiled = make(plain=5e-6)
+    held: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for step in range(460):
+        x, y = values(step), values(2 * step)
+        torch.compiler.cudagraph_mark_step_begin()
+        (result,) = compiled.function([x, y, W])
+        held.append((result, 2 * x + y * W))
+        del held[:-3]
+        assert all(torch.equal(one, expected) for one, expected in held), step
+    assert selection(compiled).kept == "none"
+    assert nodes() == []
+
+
+def test_a_pool_that_another_function_needs_stays(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    other = Compiled(Model(cuda_on_cpu))
+    run(other, 10)
+    _, compiled = make(plain=5e-6)
+    for _ in range(46):
+        run(compiled, 10)
+        run(other, 1)
+    assert selection(compiled).kept == "none"
+    functions = {node.function for node in nodes()}
+    assert other.functions[0] in functions
+    captures = cuda_on_cpu.captures
+    run(other, 20)
+    assert cuda_on_cpu.captures == captures
+
+
+def test_the_pool_goes_with_the_last_function_that_needs_it(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    _, first = make(model=Model(cuda_on_cpu), digest="d" * 64, plain=5e-6)
+    _, second = make(model=Model(cuda_on_cpu), digest="e" * 64)
+    run(second, 5)
+    run(first, 460)
+    assert selection(first).kept == "none"
+    assert nodes(), "the second one has still to be measured"
+    run(second, 700)
+    assert (selection(second).kept, nodes()) == ("none", [])
+
+
+def test_functions_that_are_judged_together_go_together(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    _, first, second = pair(make, cuda_on_cpu, plain=5e-6)
+    run_pair(first, second, 500)
+    assert selection(second).kept == "none"
+    assert nodes() == []
+
+
+def test_a_verdict_that_becomes_void_records_once_more(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    prices, compiled = make(plain=5e-6)
+    run(compiled, 400)
+    assert (selection(compiled).kept, nodes()) == ("none", [])
+    prices.plain = 50e-6
+    cuda_on_cpu.stream = 9
+    run(compiled, 3 * RULES.most_calls)
+    assert selection(compiled).kept == "copy"
+    assert len(nodes()) == 1
+
+
+def test_a_pool_that_is_left_to_kept_results_is_not_kept_by_stocks_own_graph(
+    cuda_on_cpu: CudaOnCpu, released: list[Any]
+) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    run(compiled, 5)
+    (manager,) = managers()
+    first = weakref.ref(manager.graph)
+    manager.leave_pool()
+    gc.collect()
+    assert first() is None
+    second = manager.cuda_graphs_thread_pool
+    run(compiled, 5)
+    manager.leave_pool()
+    gc.collect()
+    assert second in released
+    run(compiled, 5)

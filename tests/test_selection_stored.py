@@ -1,0 +1,67 @@
+"""Verdicts that were stored serve what is compiled later, and cost nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from selection_on_cpu import make, run, selection
+from trees_on_cpu import Model
+
+import optimizations
+
+__all__ = ["cuda_on_cpu", "make"]
+
+
+def test_a_stored_verdict_costs_nothing(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    prices, compiled = make(plain=5e-6, launch=10e-6)
+    run(compiled, 400)
+    timed, captures = prices.timed, cuda_on_cpu.captures
+    for mode in ("measure", "stored"):
+        _, again = make(mode=mode)
+        run(again, 30)
+        report = selection(again)
+        assert (report.state, report.kept, report.source) == ("decided", "none", "stored")
+        assert [one.candidate for one in report.candidates] == ["none", "copy", "indirection"]
+    assert prices.timed == timed
+    assert cuda_on_cpu.captures == captures, "a function that needs no graph is not recorded"
+
+
+def test_a_stored_copy_is_not_captured_again(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    _, compiled = make(plain=50e-6)
+    run(compiled, 400)
+    assert selection(compiled).kept == "copy"
+    model = Model(cuda_on_cpu)
+    _, again = make(mode="stored", model=model)
+    run(again, 30)
+    assert model.runs == ["plain", "captured"]
+    assert again.reports[0].off == "selection found that copying the inputs costs no more"
+    assert optimizations.settled()
+
+
+def test_stored_mode_measures_nothing(make: Any) -> None:
+    prices, compiled = make(mode="stored", digest="c" * 64)
+    run(compiled, 200)
+    report = selection(compiled)
+    assert (report.state, report.reason) == ("off", "there is no stored verdict for it")
+    assert prices.timed == 0
+    assert optimizations.settled()
+
+
+def test_a_function_without_source_is_measured_and_not_stored(make: Any, tmp_path: Path) -> None:
+    _, compiled = make(digest=None)
+    run(compiled, 400)
+    report = selection(compiled)
+    assert report.state == "decided"
+    assert report.not_stored == "the source of a function cannot be read"
+    assert not (tmp_path / "verdicts").exists()
+
+
+def test_a_verdict_that_cannot_be_written_holds_all_the_same(make: Any, tmp_path: Path) -> None:
+    (tmp_path / "verdicts").write_text("a file where the folder should be")
+    _, compiled = make()
+    run(compiled, 400)
+    report = selection(compiled)
+    assert report.state == "decided"
+    assert "FileExistsError" in report.not_stored or "NotADirectory" in report.not_stored
