@@ -13,7 +13,9 @@ from selection_on_cpu import RULES, W, make, pair, run, run_pair, selection
 from trees_on_cpu import Compiled, Model, nodes, values
 
 from optimizations import torch_internals
+from optimizations.capture.trees import manager as manager_module
 from optimizations.capture.trees.containers import managers
+from optimizations.capture.trees.function import SELECTED
 
 __all__ = ["cuda_on_cpu", "make"]
 
@@ -119,3 +121,32 @@ def test_a_pool_that_is_left_to_kept_results_is_not_kept_by_stocks_own_graph(
     gc.collect()
     assert second in released
     run(compiled, 5)
+
+
+def test_an_inference_that_needs_no_graph_costs_its_manager_nothing(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stock pays for a function without a graph, and a count."""
+    _, compiled = make(plain=5e-6)
+    run(compiled, 400)
+    assert selection(compiled).kept == "none"
+    monkeypatch.setattr(manager_module.EncoreManager, "run", lambda *arguments: pytest.fail("the manager was asked"))
+    calls = compiled.functions[0].uncaptured()[0].calls
+    run(compiled, 300)
+    assert compiled.functions[0].uncaptured()[0].calls == calls + 300
+
+
+def test_what_is_measured_without_a_graph_is_what_serves_later(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way past the manager is timed, or a graph would win by what the manager costs."""
+    _, compiled = make(plain=5e-6)
+    run(compiled, 60)
+    assert selection(compiled).state == "measuring"
+    reasons = []
+    original = manager_module.EncoreManager._run_without_graph
+
+    def noted(self: Any, inputs: Any, function_id: Any, reason: str) -> Any:
+        reasons.append(reason)
+        return original(self, inputs, function_id, reason)
+
+    monkeypatch.setattr(manager_module.EncoreManager, "_run_without_graph", noted)
+    run(compiled, 340)
+    assert selection(compiled).kept == "none"
+    assert reasons == [SELECTED], "the call in which the graphs are freed"

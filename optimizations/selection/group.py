@@ -79,6 +79,7 @@ class Group:
         self._together = ranks.Together()
         self._stored_void = False
         self._pauses = 0
+        self._retiring = False
         _GROUPS.add(self)
         self._look_in_store(member)
 
@@ -110,19 +111,26 @@ class Group:
 
     # The program's calls
 
-    def call(self, member: Member, recorded: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
-        """A call of the program, served by `recorded`. Note [Doubt]."""
+    def call(
+        self,
+        member: Member,
+        recorded: Callable[[list[Any]], Any],
+        plain: Callable[[list[Any]], Any],
+        inputs: list[Any],
+    ) -> Any:
+        """A call of the program, served by `recorded`, or without a graph by `plain`. Note [Doubt]."""
         with _LOCK:
             try:
                 self._begin_call(member, inputs)
             except Exception as error:
                 self._defect(error)
         try:
-            outputs = recorded(inputs)
+            outputs = plain(inputs) if member.plainly and not self._retiring else recorded(inputs)
         except BaseException:
             with _LOCK:
                 self._lose_turn()
             raise
+        self._retiring = False
         with _LOCK:
             try:
                 if self._measurement is not None and self._measurement.ends_here:
@@ -337,6 +345,7 @@ class Group:
         WAY.leave(self)
         self.members.serve(candidate(decision.kept))
         if decision.kept == "none":
+            self._retiring = True  # the manager is to see the next call: it frees what is not needed any more
             for one in self.members.functions:
                 one.retire()
         self.members.rest(LOOK_EVERY)

@@ -71,6 +71,7 @@ class Member:
         serial: tells members apart, in the order in which they were made.
         producers: serials of members whose results it reads in graph memory.
         pause: calls that are served without a look.
+        plainly: whether calls are served without a graph.
         circumstances: what a verdict on it holds for; None where its source cannot be read.
     """
 
@@ -91,6 +92,7 @@ class Member:
         self.watched = tuple(watched)
         self.producers: set[int] = set()
         self.pause = 0
+        self.plainly = False
         self.circumstances: Circumstances | None = None
         self._integers = tuple(integers)
         digest = graph_digest(function.generated, integers, (function.direction,))
@@ -112,20 +114,25 @@ class Member:
         return graph_digest(function.generated, self._integers, (self.direction,), without_device)
 
     def served(
-        self, recorded: Callable[[list[Any]], Any], aside: Callable[[], bool] = lambda: False
+        self,
+        recorded: Callable[[list[Any]], Any],
+        plain: Callable[[list[Any]], Any] | None = None,
+        aside: Callable[[], bool] = lambda: False,
     ) -> Callable[[list[Any]], Any]:
         """What is called in place of `recorded`, which serves a call as the manager does.
 
-        `aside`: whether graphs are set aside for a while, and calls say nothing of them.
+        `plain`: the function without a graph, past the manager. `aside`: whether graphs are set aside for a while, and
+        calls say nothing of them.
         """
+        # A forward is on its manager's books until its backward ran.
+        past = plain if plain is not None and self.direction == "inference" else recorded
 
         def call(inputs: list[Any]) -> Any:
             if self.pause:
                 self.pause -= 1
-                return recorded(inputs)
-            if aside():
-                return recorded(inputs)
-            return self.group.call(self, recorded, inputs)
+            elif not aside():
+                return self.group.call(self, recorded, past, inputs)
+            return past(inputs) if self.plainly else recorded(inputs)
 
         return call
 

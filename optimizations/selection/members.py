@@ -93,8 +93,10 @@ class Members:
 
     def serve(self, candidate: Candidate) -> None:
         """Serve the next calls of all by this candidate."""
-        for one in self.functions:
-            one.serve(candidate)
+        for member in self:
+            member.plainly = candidate == "none"
+            if member.function is not None:
+                member.function.serve(candidate)
 
     def rest(self, calls: int) -> None:
         """Serve this many calls of each without a look."""

@@ -145,6 +145,11 @@ class RecordableFunction:
         """See `selection.member.Function`."""
         self.retired = self.retiring = True
 
+    def run_selected(self, inputs: list[Any]) -> Any:
+        """A call that selection serves without a graph, of a function that its manager need not know of."""
+        self._uncaptured[SELECTED] += 1
+        return self.run(inputs)
+
     def standing(self) -> Standing:
         """See `selection.member.Function`."""
         nodes = [node for reference, last in self._recordings if not last and (node := reference()) is not None]
@@ -308,7 +313,7 @@ class GraphedFunction:
             compile_id=self._compile_id,
             **self._keywords,
         )
-        self._recorded[key] = recorded if member is None else member.served(recorded, resting)
+        self._recorded[key] = recorded if member is None else member.served(recorded, recordable.run_selected, resting)
         return outputs
 
 
