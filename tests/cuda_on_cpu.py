@@ -25,7 +25,7 @@ from optimizations.capture.trees import containers, manager
 from optimizations.capture.trees import function as function_module
 from optimizations.capture.trees import node as node_module
 from optimizations.captured.displaced import size_bytes
-from optimizations.recording import budget, description, session
+from optimizations.recording import budget, description, examination, session
 from optimizations.recording.generated import GeneratedCode
 
 QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagraph_asserts": False}
@@ -227,6 +227,7 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (torch._C, "_construct_CUDA_Tensor_From_Storage_And_Metadata", tensor_over),
         (node_module, "device_tools", lambda index: cuda.tools),
         (node_module, "triton_kernels", lambda model, device: {}),
+        (examination, "ineligible_reason", ineligible),
         (session, "ineligible_reason", ineligible),
         (description, "ineligible_reason", ineligible),
         (function_module, "read_generated", lambda model: getattr(model, "code", GeneratedCode(None))),

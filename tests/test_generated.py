@@ -7,9 +7,10 @@ from textwrap import dedent
 
 import pytest
 
-from optimizations.recording.generated import GeneratedCode, read_function, read_generated
+from optimizations.recording.generated import GeneratedCode, Launch, read_function, read_generated
 
-KERNELS = {"triton_poi_a_0", "triton_red_b_1", "one_shot_all_reduce_0", "triton_poi_fused_all_reduce_2"}
+NAMES = ("triton_poi_a_0", "triton_red_b_1", "one_shot_all_reduce_0", "triton_poi_fused_all_reduce_2")
+KERNELS = {name: f"{name}_of_the_driver" for name in NAMES}
 
 
 def read(body: str) -> GeneratedCode:
@@ -39,6 +40,10 @@ def test_arguments_of_triton_kernels_are_counted_and_others_unknown() -> None:
     assert code.opaque is None
     assert not code.random
     assert code.triton_uses == {0: 3, 2: 0}
+    assert code.launches == (
+        Launch("triton_poi_a_0_of_the_driver", (0, 0)),
+        Launch("triton_red_b_1_of_the_driver", (0,)),
+    )
     assert code.reused == frozenset()
 
 
@@ -172,7 +177,7 @@ def test_what_has_no_source_is_opaque() -> None:
 def test_a_function_that_does_not_begin_with_its_inputs_is_opaque() -> None:
     (definition,) = ast.parse("def call(args):\n    return args\n").body
     assert isinstance(definition, ast.FunctionDef)
-    assert "naming its inputs" in str(read_function(definition, set()).opaque)
+    assert "naming its inputs" in str(read_function(definition, {}).opaque)
 
 
 def test_memory_taken_for_something_of_another_shape_is_reused() -> None:
@@ -184,3 +189,8 @@ def test_memory_taken_for_something_of_another_shape_is_reused() -> None:
 
 def test_what_is_reused_is_unknown_where_the_source_cannot_be_read() -> None:
     assert read_generated(len).reused is None
+
+
+def test_an_input_of_a_kernel_that_works_with_other_ranks_has_unknown_uses() -> None:
+    code = read("\none_shot_all_reduce_0.run(arg0_1, buf0, 64, stream=stream0)\n")
+    assert 0 not in code.triton_uses

@@ -17,11 +17,12 @@ from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
 from optimizations.capture.trees import manager
+from optimizations.capture.trees import node as node_module
 from optimizations.capture.trees.containers import managers, others_have_managers, shut_down
 from optimizations.capture.trees.function import forget_recordings
 from optimizations.indirection.plan import Choice
-from optimizations.recording import fixed_inputs, session
-from optimizations.recording.generated import GeneratedCode
+from optimizations.recording import examination, fixed_inputs, session
+from optimizations.recording.generated import GeneratedCode, Launch
 from optimizations.replay.swaps import Swaps
 from suite.measure import copies
 
@@ -160,7 +161,7 @@ def test_without_a_difference_between_calls_nothing_is_proven(cuda_on_cpu: CudaO
 
 
 def test_what_the_generated_code_names_needs_no_proof(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_is_as_named", lambda verdict, named, triton: named == len(verdict.uses))
+    monkeypatch.setattr(examination, "is_as_named", lambda verdict, named, triton: named == len(verdict.uses))
     model, w = Model(cuda_on_cpu, code=GeneratedCode(None, triton_uses={0: 1, 1: 1, 2: 1})), values(7)
     compiled = Compiled(model)
     check(compiled, w, calls=4)
@@ -339,12 +340,12 @@ def test_a_defect_after_the_capture_costs_indirection_and_not_the_call(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for owner, name in (
-        (session, "find_pointer_uses"),
-        (session, "make_plan"),
-        (session, "displace"),
-        (session, "read_graph"),
+        (examination, "find_pointer_uses"),
+        (examination, "make_plan"),
+        (examination, "displace"),
+        (examination, "read_graph"),
         (session, "AppliedPlan"),
-        (session, "Candidate"),
+        (examination, "Candidate"),
         (session, "TrialCall"),
     ):
         with monkeypatch.context() as patch:
@@ -523,3 +524,49 @@ def test_after_a_shutdown_nothing_is_left_and_functions_record_again(cuda_on_cpu
     assert managers() == []
     check(compiled, w)
     assert len(compiled.reports) == 2
+
+
+class Known:
+    """A Triton kernel at hand, of which no parameter can be dereferenced."""
+
+    kernel = None
+    refusals = ("no PTX here",) * 4
+
+
+LAUNCHED = {"triton_uses": {0: 1, 1: 1, 2: 1}, "launches": (Launch("body", (0, 1, 2)),)}
+
+
+@pytest.mark.parametrize("opaque", [None, "it takes part in a collective, _c10d_functional::all_reduce_"])
+def test_what_the_generated_code_names_is_read_in_place_without_another_capture(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, opaque: str | None
+) -> None:
+    """Nothing is captured or tried out, so it holds next to collectives too."""
+    monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
+    model, w = Model(cuda_on_cpu, code=GeneratedCode(opaque, **LAUNCHED)), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=8)
+    assert model.runs == ["plain", "captured"]
+    (report,) = compiled.reports
+    assert (report.proof_runs, report.copied_bytes, report.pointer_bytes) == (0, 0, 16)
+    assert [one.indirect for one in report.inputs] == [True, True]
+
+
+@pytest.mark.parametrize("opaque", [None, "it takes part in a collective, _c10d_functional::all_reduce_"])
+def test_what_else_is_used_is_compared_or_copied(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, opaque: str | None
+) -> None:
+    """y has a use that is not an argument of a Triton kernel: a second capture finds it, where there may be one."""
+    monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
+    code = GeneratedCode(opaque, triton_uses={0: 1, 2: 1}, launches=(Launch("body", (0, 2)),))
+    model, w = Model(cuda_on_cpu, code=code), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=14)
+    (report,) = compiled.reports
+    if opaque is None:
+        assert model.runs == ["plain", "captured", "captured"]
+        assert [one.indirect for one in report.inputs] == [True, True]
+    else:
+        assert model.runs == ["plain", "captured"]
+        assert [one.indirect for one in report.inputs] == [True, False]
+        assert "all_reduce_" in report.inputs[1].reasons[0]
+        assert report.copied_bytes == COUNT * 4

@@ -11,19 +11,20 @@ from optimizations.indirection.collectives import is_collective_kernel
 from optimizations.indirection.pointers import Analysis, Reason, ReasonCode, UseKind
 
 
-def limit(analysis: Analysis, graph: CapturedGraph, aliased: Collection[int]) -> Analysis:
+def limit(analysis: Analysis, graph: CapturedGraph, aliased: Collection[int], *, tried_out: bool = True) -> Analysis:
     """`analysis` with the reasons that follow from the graph as a whole and from its outputs.
 
     Args:
         graph: the captured graph that will be replayed.
         aliased: inputs that an output shares memory with.
+        tried_out: whether the graph would be run to prove what was found.
     """
     analysis = with_reasons(
         analysis,
         ReasonCode.OUTPUT_ALIAS,
         dict.fromkeys(aliased, "an output shares its memory, and must stay valid when the caller's is gone"),
     )
-    collective = _collective(graph)
+    collective = _collective(graph) if tried_out else None
     if collective is not None:
         reason = f"the graph takes part in a collective ({collective}), so it cannot be tried out on one device alone"
         everyone = dict.fromkeys((verdict.input for verdict in analysis.verdicts), reason)

@@ -13,8 +13,9 @@ from optimizations.captured.graph import WORD_BYTES, KernelNode, NodePath
 from optimizations.indirection.plan import Plan, PlannedNode
 from optimizations.indirection.pointers import PointerUse, UseKind
 from optimizations.indirection.tensor_map import TENSOR_MAP_BYTES
+from optimizations.recording.examination import Findings, ineligible_reason
 from optimizations.recording.fixed_inputs import FixedInputs
-from optimizations.recording.session import Findings, Session, ineligible_reason
+from optimizations.recording.session import Session
 from optimizations.replay.addresses import AddressTracker
 from optimizations.report.recordings import Direction, RecordingReport, ReplayedInput
 

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from optimizations.indirection.plan import Choice
-from optimizations.recording.session import Findings, Session, one_line
+from optimizations.recording.examination import Findings
+from optimizations.recording.session import Session, one_line
 from optimizations.recording.trial import Candidate, Pending, differs
 
 
@@ -93,25 +94,28 @@ class FixedInputs:
         if session.findings is not None and session.findings.plan.slots and session.committed:
             self._refuse("the graph updates its own nodes, which cannot be set from the host as well")
             return
-        session.prepare()
-        recorded = session.recorded
-        candidates = session.candidates([*recorded.copied, *recorded.fixed])
-        short = session.short_of_memory(candidates)
+        examination, recorded = session.examination, session.recorded
+        refusal = examination.not_captured_again()
+        if refusal is not None:
+            self._refuse(refusal)
+            return
+        candidates = examination.candidates([*recorded.copied, *recorded.fixed])
+        short = examination.short_of_memory(candidates)
         if short is not None:
             self._refuse(f"not looked at: {short}")
             return
         session.stop()
-        findings = session.compare(candidates, Choice.HOST)
+        findings = examination.compare(candidates, Choice.HOST)
         keep = {*recorded.fixed, *session.in_place} - self._returned
-        findings = session.restricted(findings, keep, Choice.HOST)
-        indirect = {one.input for one in findings.plan.inputs if one.indirect}
+        findings = examination.restricted(findings, keep, Choice.HOST)
+        indirect = set(findings.in_place)
         if indirect.isdisjoint(recorded.fixed):
             reasons = [
                 reason.message for one in findings.plan.inputs if one.input in recorded.fixed for reason in one.reasons
             ]
             self._refuse(reasons[0] if reasons else "no input at a fixed address can be followed")
             return
-        self._candidate = session.candidate(findings)
+        self._candidate = examination.candidate(findings)
         self._findings = findings
 
     def _fits(self, inputs: Sequence[Any]) -> bool:
@@ -119,8 +123,8 @@ class FixedInputs:
         findings = self._findings
         assert findings is not None
         session = self._session
-        tracked = {one.index: one for one in session.tracked(findings)}
-        owned = session.owned()
+        tracked = {one.index: one for one in session.examination.tracked(findings)}
+        owned = session.examination.owned()
         for index in session.recorded.fixed:
             value = inputs[index]
             if not isinstance(value, torch.Tensor) or value.data_ptr() == session.recorded.inputs[index].data_ptr():
@@ -181,14 +185,7 @@ class FixedInputs:
         self.close()
         self._session.commit(self._findings)
         fixed = set(self._session.recorded.fixed)
-        self._session.resume_with(
-            one.input for one in self._findings.plan.inputs if one.indirect and one.input in fixed
-        )
+        self._session.resume_with(one for one in self._findings.in_place if one in fixed)
         self.following = tuple(
-            sorted(
-                index
-                for index in fixed
-                if index in self._findings.unused
-                or any(one.indirect and one.input == index for one in self._findings.plan.inputs)
-            )
+            sorted(index for index in fixed if index in self._findings.unused or index in self._findings.in_place)
         )

@@ -19,7 +19,7 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +85,15 @@ _CHECKS = frozenset(("assert_size_stride", "assert_alignment"))
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch of a Triton kernel: the name that the driver knows it by, and the inputs among its arguments (their
+    positions, each as often as it is passed)."""
+
+    kernel: str
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedCode:
     """What is known of a generated function.
 
@@ -94,6 +103,7 @@ class GeneratedCode:
         collective: whether it involves other processes.
         triton_uses: by position among the inputs, how often Triton kernels are given it, for inputs that nothing else
             uses. An input that is not here has uses that are unknown.
+        launches: the launches of Triton kernels, in the order of the source.
         reused: positions of inputs whose memory the function takes for something else once they are dead; None where
             that is not known.
         collectives: calls that involve other processes, in the order of the source, with their constant arguments
@@ -106,6 +116,7 @@ class GeneratedCode:
     triton_uses: Mapping[int, int] = field(default_factory=dict)
     reused: frozenset[int] | None = frozenset()
     collectives: tuple[str, ...] = ()
+    launches: tuple[Launch, ...] = ()
 
 
 def read_generated(function: Callable[..., Any]) -> GeneratedCode:
@@ -116,7 +127,7 @@ def read_generated(function: Callable[..., Any]) -> GeneratedCode:
     except (OSError, TypeError, SyntaxError, ValueError) as error:
         return GeneratedCode(f"its source cannot be read ({type(error).__name__})", reused=None)
     kernels = {
-        name
+        name: str(getattr(getattr(value, "fn", None), "__name__", name))
         for name, value in getattr(plain, "__globals__", {}).items()
         if isinstance(value, torch_internals.CachingAutotuner)
     }
@@ -126,8 +137,8 @@ def read_generated(function: Callable[..., Any]) -> GeneratedCode:
     return read_function(definition, kernels)
 
 
-def read_function(definition: ast.FunctionDef, kernels: set[str]) -> GeneratedCode:
-    """`read_generated` of a function's syntax tree; `kernels` are the names of Triton kernels."""
+def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> GeneratedCode:
+    """`read_generated` of a function's syntax tree; `kernels` are the driver's names of Triton kernels by its own."""
     inputs = _input_names(definition)
     if inputs is None:
         return GeneratedCode("its source does not begin by naming its inputs", reused=None)
@@ -140,7 +151,20 @@ def read_function(definition: ast.FunctionDef, kernels: set[str]) -> GeneratedCo
     reused = frozenset(inputs[name] for name in uses.reused if name in inputs)
     random = any(_RANDOM.search(name) for name in names)
     collectives = tuple(text for call in calls if (text := _collective(call, kernels)) is not None)
-    return GeneratedCode(opaque, random, bool(collectives), known, reused, collectives)
+    launches = tuple(
+        Launch(
+            kernels[dotted(call.func).rpartition(".")[0]],
+            tuple(inputs[one.id] for one in call.args if isinstance(one, ast.Name) and one.id in inputs),
+        )
+        for call in calls
+        if _is_launch(dotted(call.func), kernels)
+    )
+    return GeneratedCode(opaque, random, bool(collectives), known, reused, collectives, launches)
+
+
+def _is_launch(name: str, kernels: Collection[str]) -> bool:
+    owner, _, member = name.rpartition(".")
+    return member == "run" and owner in kernels
 
 
 def _input_names(definition: ast.FunctionDef) -> dict[str, int] | None:
@@ -164,7 +188,7 @@ def _call_nodes(definition: ast.FunctionDef) -> list[ast.Call]:
     return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
 
-def _collective(call: ast.Call, kernels: set[str]) -> str | None:
+def _collective(call: ast.Call, kernels: Collection[str]) -> str | None:
     """`_c10d_functional.all_reduce_('sum', '0')` where a call involves other processes; None where it does not."""
     name = dotted(call.func)
     parts = name.split(".")
@@ -184,7 +208,7 @@ def _collective(call: ast.Call, kernels: set[str]) -> str | None:
     return f"{name}({', '.join(constants)})"
 
 
-def _objection(name: str, kernels: set[str]) -> str | None:
+def _objection(name: str, kernels: Collection[str]) -> str | None:
     """Why a call of this name makes the function opaque; None where it does not."""
     if name in COLLECTIVE_CALLS:
         return f"it takes part in a collective, {name}"
@@ -212,7 +236,7 @@ class _Uses(ast.NodeVisitor):
     another name was given to, in another shape or the same.
     """
 
-    def __init__(self, kernels: set[str], inputs: Mapping[str, int]) -> None:
+    def __init__(self, kernels: Collection[str], inputs: Mapping[str, int]) -> None:
         self._kernels = kernels
         self._inputs = inputs
         self.launches: dict[str, int] = {}
@@ -221,8 +245,7 @@ class _Uses(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         name = dotted(node.func)
-        owner, _, member = name.rpartition(".")
-        if member == "run" and owner in self._kernels:
+        if _is_launch(name, self._kernels) and not is_collective_kernel(name.rpartition(".")[0]):
             for argument in node.args:
                 if isinstance(argument, ast.Name):
                     if argument.id in self._inputs:

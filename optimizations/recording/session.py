@@ -3,8 +3,8 @@
 A recording is made as stock makes it and copies its inputs. Everything else happens here, in calls of the program:
 
 1. *waiting*: nothing, until the graph has been used enough to win the work back (`budget`), and the memory is free;
-2. *capture*: the function is captured once more, with its inputs elsewhere; nothing of that is ever run. The two graphs
-   are compared (`indirection.pointers`) and a plan is made (`indirection.plan`);
+2. *examination* (`examination`): the recorded graph is read, where the generated code names every use of its inputs; or
+   the function is captured once more, and the two graphs are compared. A plan is made (`indirection.plan`);
 3. *proof*: inputs whose every use is named by the generated code (`generated`) need none. For others a candidate runs
    next to the copying graph in calls of the program (`trial`), until outcomes decide (`proof`);
 4. *done*: the plan is carried out on the recorded graph, or everything stays as stock has it, with the reason.
@@ -21,29 +21,37 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.appliers.applied import AppliedPlan
-from optimizations.captured.displaced import buffer_bytes, displace, memory_of, size_bytes
+from optimizations.captured.displaced import size_bytes
 from optimizations.captured.driver import CudaCallFailed, check
-from optimizations.captured.editing import EditableGraph
-from optimizations.captured.graph import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
-from optimizations.captured.pools import pool_memory
-from optimizations.captured.read import read_graph
 from optimizations.captured.recapture import Recaptured
-from optimizations.indirection.exclusions import limit, with_reasons
-from optimizations.indirection.plan import Available, Choice, Plan, PlannedNode, make_plan
-from optimizations.indirection.pointers import Analysis, InputVerdict, ReasonCode, UseKind, find_pointer_uses
+from optimizations.indirection.exclusions import with_reasons
+from optimizations.indirection.plan import Choice, make_plan
+from optimizations.indirection.pointers import ReasonCode
 from optimizations.recording.budget import Use, waiting_for_memory
+from optimizations.recording.examination import (
+    Examination,
+    Findings,
+    Host,
+    Recorded,
+    Tools,
+    holds_real_numbers,
+    ineligible_reason,
+)
 from optimizations.recording.generated import GeneratedCode
 from optimizations.recording.proof import MOST_CALLS, Proof, Standing
-from optimizations.recording.trial import Candidate, Effects, TrialCall, TrialTools
-from optimizations.replay.addresses import AddressTracker, OwnedMemory, TrackedInput
+from optimizations.recording.trial import Candidate, TrialCall
+from optimizations.replay.addresses import AddressTracker
+
+READ_COST = 0.5
+"""What reading the recorded graph and the generated code takes, in times of the recording. Estimated."""
 
 CAPTURE_COST = 4.0
 """What one more capture and its analysis take, in times of the recording. Estimated; the time spent is measured."""
@@ -60,86 +68,6 @@ class Stage(StrEnum):
     WAITING = "waiting"
     PROVING = "proving"
     DONE = "done"
-
-
-class Tools(TrialTools, Protocol):
-    """What a recording needs of its device and function; `appliers.device.RecordingTools` has it."""
-
-    def available(self, graph: CapturedGraph) -> Available:
-        """What can be used on the nodes of `graph`."""
-
-    def ptx_refusal(self, node: PlannedNode, record: KernelNode) -> str | None:
-        """Why this node cannot have a rewritten kernel after all; None where it is ready."""
-
-    def free_bytes(self) -> int:
-        """Device memory that nobody has taken."""
-
-
-class KeptGraph(Protocol):
-    """A `torch.cuda.CUDAGraph` captured with `keep_graph=True`."""
-
-    def raw_cuda_graph(self) -> int: ...
-
-    def instantiate(self) -> None: ...
-
-    def raw_cuda_graph_exec(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A recording as stock made it. No tensor here owns its memory.
-
-    Attributes:
-        graph: what is replayed.
-        inputs: where the graph reads each input: placeholders, inputs at fixed addresses, results of earlier graphs.
-        copied: inputs that stock copies before each replay.
-        fixed: inputs at fixed addresses; results of earlier graphs are not among them.
-        returned: copied inputs whose placeholder an output shares memory with.
-        pool: handle of the graph's memory pool.
-        seconds: how long the recording took.
-    """
-
-    graph: KeptGraph
-    inputs: Sequence[Any]
-    copied: Sequence[int]
-    fixed: Sequence[int]
-    returned: frozenset[int]
-    pool: Any
-    seconds: float
-
-
-class Host(Protocol):
-    """What a session asks of the node that it belongs to."""
-
-    def effects(self, inputs: Sequence[Any]) -> Effects:
-        """What a run on these inputs changes."""
-
-    def fill(self, values: Mapping[int, torch.Tensor]) -> None:
-        """Copy values into placeholders, as stock does before a replay."""
-
-    def at_address(self, index: int, address: int) -> torch.Tensor:
-        """The recording input `index` as a tensor at another address, which it does not own."""
-
-    def values(self) -> Sequence[torch.Tensor]:
-        """The tensors among the outputs, as the graph leaves them."""
-
-    def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
-        """From now on the tracker's inputs are read in place, and `unused` ones not looked at."""
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What the comparison of two captures, and a plan made from it, say of a recording.
-
-    `triton` are the nodes that launch Triton kernels; `unused` are inputs that the generated code does not use at all.
-    """
-
-    captured: CapturedGraph
-    analysis: Analysis
-    plan: Plan
-    triton: frozenset[NodePath]
-    available: Available
-    unused: frozenset[int]
 
 
 class Session:
@@ -170,25 +98,20 @@ class Session:
     ) -> None:
         self.recorded = recorded
         self.host = host
+        self.examination = Examination(recorded, host, code, capture, tools, alone)
         self._choice = choice
-        self._code_of = code
-        self._capture = capture
-        self._tools_of = tools
-        self._alone = alone
         self.inside = inside
         self._clock = clock
-        self._tools: Tools | None = None
-        self._code: GeneratedCode | None = None
         self.use = Use()
         self._counted = False
         self.stage = Stage.WAITING if self._may_gain() else Stage.DONE
-        self.waiting: str | None = self.use.plan(CAPTURE_COST * recorded.seconds)
+        self._read_by_name = False
+        self.waiting: str | None = self.use.plan(READ_COST * recorded.seconds)
         self.off: str | None = None
         self.findings: Findings | None = None
         self.trial_calls = 0
         self.committed = False
         self.in_place: frozenset[int] = frozenset()
-        self._editable: EditableGraph | None = None
         self._candidate: Candidate | None = None
         self._proof: Proof | None = None
         self._trials: deque[TrialCall] = deque()
@@ -198,8 +121,7 @@ class Session:
     @property
     def device(self) -> torch.device:
         """Where the recording runs."""
-        assert self._tools is not None
-        return self._tools.device
+        return self.examination.tools.device
 
     # The program's calls
 
@@ -212,7 +134,7 @@ class Session:
         if not self.use.due or self.inside():
             return replay(inputs)
         if self.stage is Stage.WAITING:
-            self._guarded(self._try_capture)
+            self._guarded(self._examine)
             self.use.spent_s += self._clock() - started
             if self.stage is Stage.WAITING:
                 self.use.plan(CAPTURE_COST * self.recorded.seconds)
@@ -288,169 +210,70 @@ class Session:
             self.off = self.off or one_line(error)
 
     def _may_gain(self) -> bool:
-        return any(self._ineligible(index) is None for index in self.recorded.copied)
-
-    def _ineligible(self, index: int) -> str | None:
-        return ineligible_reason(self.recorded.inputs[index])
+        return any(ineligible_reason(self.recorded.inputs[index]) is None for index in self.recorded.copied)
 
     # Stage 2
 
-    def _try_capture(self) -> None:
-        candidates = self.candidates([*self.recorded.copied, *self._fixed])
-        self.prepare()
-        self.waiting = self.short_of_memory(candidates)
-        if self.waiting is not None:
+    def _examine(self) -> None:
+        examination = self.examination
+        refusal = examination.not_captured_again()
+        if not self._read_by_name and not self._fixed:
+            self._read_by_name = True
+            if self._take_by_name(refusal):
+                return
+            if refusal is None:
+                self.waiting = self.use.plan(CAPTURE_COST * self.recorded.seconds)
+                if not self.use.due:
+                    return
+        if refusal is not None:
+            self._give_up(refusal)
             return
-        findings = self.compare(candidates, Choice.HOST if self._fixed else self._choice)
+        candidates = examination.candidates([*self.recorded.copied, *self._fixed])
+        self.waiting = examination.short_of_memory(candidates)
+        if self.waiting is None:
+            self._take(examination.compare(candidates, Choice.HOST if self._fixed else self._choice))
+
+    def _take_by_name(self, refusal: str | None) -> bool:
+        """Whether what the generated code names settles it: all of it, or all there will be after a `refusal`."""
+        examination = self.examination
+        candidates = examination.candidates(self.recorded.copied)
+        named = [index for index in candidates if examination.code.triton_uses.get(index)]
+        if not named or (refusal is None and any(index not in examination.code.triton_uses for index in candidates)):
+            return False
+        findings = examination.by_name(
+            candidates, refusal or "it has other uses", Choice.HOST if refusal else self._choice
+        )
+        if not findings.in_place or (refusal is None and not set(named) <= set(findings.in_place)):
+            return False
+        self._take(findings)
+        return True
+
+    def _take(self, findings: Findings) -> None:
+        """Carry out what needs no proof, or begin the proof."""
         self.findings = findings
-        indirect = [one.input for one in findings.plan.inputs if one.indirect]
-        if set(indirect) <= set(self._fixed):
+        if set(findings.in_place) <= set(self._fixed):
             self._end()
             return
-        unproven = self.unproven(findings, [index for index in indirect if index not in self._fixed])
+        unproven = self.examination.unproven(
+            findings, [index for index in findings.in_place if index not in self._fixed]
+        )
         refused = {
             index: "kernels of unknown construction read it, and it may hold indices: trying it out could use values "
             "that the program never passed together"
             for index in unproven
-            if not _holds_real_numbers(self.recorded.inputs[index])
+            if not holds_real_numbers(self.recorded.inputs[index])
         }
         if refused:
             analysis = with_reasons(findings.analysis, ReasonCode.UNPROVEN, refused)
-            findings = self.findings = self._planned(findings, analysis)
-            indirect = [one.input for one in findings.plan.inputs if one.indirect]
-            unproven = [index for index in unproven if index in indirect]
+            choice = Choice.HOST if self._fixed else self._choice
+            findings = self.findings = self.examination.planned(findings, analysis, choice)
+            unproven = [index for index in unproven if index in findings.in_place]
         if not unproven and not findings.plan.slots:
             self.commit(findings)
             return
-        self._candidate = self.candidate(findings)
+        self._candidate = self.examination.candidate(findings)
         self._proof = Proof(frozenset(unproven))
         self.stage = Stage.PROVING
-
-    def prepare(self) -> None:
-        """Tools and source. Anything that may not be captured once more ends here.
-
-        Raises:
-            NotCapturedAgain: it may not.
-        """
-        if self._code is None:
-            self._code = self._code_of()
-        if self._code.opaque is not None:
-            raise NotCapturedAgain(f"the function is not captured once more: {self._code.opaque}")
-        if self._tools is None:
-            self._tools = self._tools_of()
-        draws = self._code.random or any(isinstance(one, torch.Generator) for one in self.recorded.inputs)
-        if draws and not self._alone():
-            raise NotCapturedAgain(
-                "the function is not captured once more: it may draw random numbers, and several threads call it"
-            )
-
-    def candidates(self, indices: Iterable[int]) -> dict[int, MemoryRange]:
-        """Where the graph reads those of these inputs whose address may be replaced."""
-        return {index: memory_of(self.recorded.inputs[index]) for index in indices if self._ineligible(index) is None}
-
-    def short_of_memory(self, candidates: Mapping[int, MemoryRange]) -> str | None:
-        assert self._tools is not None
-        pool = sum(one.size_bytes for one in pool_memory(self.recorded.pool))
-        return waiting_for_memory(pool + buffer_bytes(candidates), self._tools.free_bytes())
-
-    def compare(self, candidates: Mapping[int, MemoryRange], choice: Choice) -> Findings:
-        """One more capture with the candidates elsewhere, and what the two graphs say.
-
-        Raises:
-            torch.OutOfMemoryError, CudaCallFailed: no memory, or a graph that cannot be read.
-        """
-        assert self._tools is not None and self._code is not None
-        driver = self._tools.driver
-        raw = driver.CUgraph(self.recorded.graph.raw_cuda_graph())
-        captured = read_graph(driver, raw)
-        self._editable = EditableGraph.of(driver, raw, captured)
-        available = self._tools.available(captured)
-        analysis = self._analysis(captured, candidates)
-        aliased = [index for index in candidates if index in self.recorded.returned]
-        analysis = limit(analysis, captured, aliased)
-        reused = {
-            index: "the function takes its memory for something else once it is dead"
-            for index in candidates
-            if index in (self._code.reused or ())
-        }
-        analysis = with_reasons(analysis, ReasonCode.OUTPUT_ALIAS, reused)
-        plan, available = self._assembled(captured, analysis, choice, available)
-        named = self._code.triton_uses
-        unused = frozenset(
-            verdict.input for verdict in analysis.verdicts if not verdict.uses and named.get(verdict.input) == 0
-        )
-        return Findings(captured, analysis, plan, frozenset(available.ptx), available, unused)
-
-    def _analysis(self, captured: CapturedGraph, candidates: Mapping[int, MemoryRange]) -> Analysis:
-        assert self._tools is not None
-        device = self._tools.device
-        buffer = torch.empty(buffer_bytes(candidates) + 512, dtype=torch.uint8, device=device)
-        start = -(-buffer.data_ptr() // 512) * 512
-        places = displace(candidates, start)
-        elsewhere = {index: start + offset for index, offset in places.offsets.items()}
-        recorded = self.recorded.inputs
-
-        def displaced() -> Sequence[Any]:
-            return [
-                self.host.at_address(index, elsewhere[index]) if index in elsewhere else value
-                for index, value in enumerate(recorded)
-            ]
-
-        def capture_of(made: Recaptured, memory: Mapping[int, MemoryRange]) -> Capture:
-            return Capture(graph=made.graph, placeholders=_placeholders(memory), owned=made.owned)
-
-        moved = {
-            index: MemoryRange(address=elsewhere[index], size_bytes=one.size_bytes) for index, one in candidates.items()
-        }
-        owned = pool_memory(self.recorded.pool)
-        first = Capture(graph=captured, placeholders=_placeholders(candidates), owned=owned)
-        second = capture_of(self._capture(displaced()), moved)
-        replace_address = self._tools.replace_address
-        analysis = find_pointer_uses(first, second, replace_address=replace_address)
-        if analysis.doubtful:
-            again = [
-                self.host.at_address(index, value.data_ptr()) if isinstance(value, torch.Tensor) else value
-                for index, value in enumerate(recorded)
-            ]
-            control = capture_of(self._capture(again), candidates)
-            analysis = find_pointer_uses(first, second, control=control, replace_address=replace_address)
-            if analysis.doubtful:
-                repeat = capture_of(self._capture(displaced()), moved)
-                analysis = find_pointer_uses(
-                    first, second, control=control, repeat=repeat, replace_address=replace_address
-                )
-        return analysis
-
-    def _assembled(
-        self, captured: CapturedGraph, analysis: Analysis, choice: Choice, available: Available
-    ) -> tuple[Plan, Available]:
-        """A plan whose rewritten kernels are all built, and what was available for it."""
-        assert self._tools is not None
-        kernels = {path: node for path, node in captured.walk() if isinstance(node, KernelNode)}
-        while True:
-            plan = make_plan(captured, analysis, choice, available)
-            refusals = {node.node: self._tools.ptx_refusal(node, kernels[node.node]) for node in plan.of(Choice.PTX)}
-            refused = {path: reason for path, reason in refusals.items() if reason is not None}
-            if not refused:
-                return plan, available
-            ptx = {
-                path: [refused[path]] * len(answers) if path in refused else answers
-                for path, answers in available.ptx.items()
-            }
-            available = replace(available, ptx=ptx)
-
-    def _planned(self, findings: Findings, analysis: Analysis) -> Findings:
-        """The findings with another analysis, and the plan that follows from it."""
-        choice = Choice.HOST if self._fixed else self._choice
-        plan, available = self._assembled(findings.captured, analysis, choice, findings.available)
-        return replace(findings, analysis=analysis, plan=plan, available=available)
-
-    def unproven(self, findings: Findings, indices: Iterable[int]) -> list[int]:
-        """Inputs whose uses the generated code does not name one and all."""
-        assert self._code is not None
-        verdicts = {verdict.input: verdict for verdict in findings.analysis.verdicts}
-        known = self._code.triton_uses
-        return [index for index in indices if not _is_as_named(verdicts[index], known.get(index), findings.triton)]
 
     # Stage 3
 
@@ -526,24 +349,24 @@ class Session:
     def _refuse(self, objection: str, unproven: Collection[int], choice: Choice = Choice.HOST) -> None:
         """Read everything else in place, by default from the host; copy these."""
         assert self.findings is not None
-        off = unproven or {one.input for one in self.findings.plan.inputs if one.indirect}
+        off = unproven or set(self.findings.in_place)
         analysis = with_reasons(self.findings.analysis, ReasonCode.UNPROVEN, dict.fromkeys(off, objection))
         plan = make_plan(self.findings.captured, analysis, choice, self.findings.available)
         self.findings = replace(self.findings, analysis=analysis, plan=plan)
-        if any(one.indirect for one in plan.inputs):
+        if self.findings.in_place:
             self.commit(self.findings)
         else:
             self._end()
 
     def _next_trial(self, inputs: Sequence[Any]) -> TrialCall | None:
         """A trial with this call, if it may be done and these inputs can be read in place."""
-        assert self._proof is not None and self._candidate is not None and self._tools is not None
+        assert self._proof is not None and self._candidate is not None
         effects = self.host.effects(inputs)
         unproven = sorted(self._proof.unproven)
         needed = effects.copied_bytes(spread=self._proof.needs_spread) + sum(
             2 * size_bytes(inputs[index]) for index in unproven
         )
-        short = waiting_for_memory(needed, self._tools.free_bytes())
+        short = waiting_for_memory(needed, self.examination.tools.free_bytes())
         if short is not None:
             self.waiting = short
             return None
@@ -554,7 +377,7 @@ class Session:
             self._keep({index: inputs[index] for index in unproven})
             return None
         again = self._launch_recorded if self._proof.needs_spread else None
-        return TrialCall(effects, unproven, dict(self._earlier), self.host.fill, again, self._tools.device)
+        return TrialCall(effects, unproven, dict(self._earlier), self.host.fill, again, self.device)
 
     def _keep(self, tensors: Mapping[int, torch.Tensor]) -> None:
         """Keep this call's data of unproven inputs for the next trial."""
@@ -564,58 +387,20 @@ class Session:
         }
 
     def _launch_recorded(self) -> None:
-        assert self._tools is not None
-        driver = self._tools.driver
-        executable = driver.CUgraphExec(self.recorded.graph.raw_cuda_graph_exec())
-        check(driver.cuGraphLaunch, executable, self._tools.stream())
+        tools = self.examination.tools
+        executable = tools.driver.CUgraphExec(self.recorded.graph.raw_cuda_graph_exec())
+        check(tools.driver.cuGraphLaunch, executable, tools.stream())
 
     def _readable_in_place(self, inputs: Sequence[Any]) -> bool:
         assert self.findings is not None and self._candidate is not None
-        owned = self.owned()
-        for one in self.tracked(self.findings):
+        owned = self.examination.owned()
+        for one in self.examination.tracked(self.findings):
             address = inputs[one.index].data_ptr()
             if address % one.alignment_bytes or address in owned:
                 return False
         return True
 
-    def candidate(self, findings: Findings) -> Candidate:
-        """A copy of the recorded graph that is changed as planned.
-
-        Raises:
-            CudaCallFailed, AddressRefused, TableUnavailable: the plan cannot be carried out.
-        """
-        assert self._editable is not None and self._tools is not None
-        return Candidate(self._editable, findings.plan, self._tools)
-
-    def restricted(self, findings: Findings, keep: Collection[int], choice: Choice) -> Findings:
-        """The findings with a plan that reads no other inputs than these in place."""
-        others = {
-            verdict.input: "it is copied as before"
-            for verdict in findings.analysis.verdicts
-            if verdict.input not in keep
-        }
-        analysis = with_reasons(findings.analysis, ReasonCode.UNPROVEN, others)
-        return replace(
-            findings, analysis=analysis, plan=make_plan(findings.captured, analysis, choice, findings.available)
-        )
-
-    def owned(self) -> OwnedMemory:
-        """Memory that the graph writes."""
-        return OwnedMemory(pool_memory(self.recorded.pool))
-
     # Stage 4
-
-    def tracked(self, findings: Findings) -> list[TrackedInput]:
-        copied = set(self.recorded.copied)
-        return [
-            TrackedInput(
-                one.input,
-                one.alignment_bytes,
-                self.recorded.inputs[one.input].data_ptr() if one.input in copied else None,
-            )
-            for one in findings.plan.inputs
-            if one.indirect
-        ]
 
     def commit(self, findings: Findings) -> None:
         """Carry the plan out on the recorded graph.
@@ -623,21 +408,21 @@ class Session:
         Raises:
             CudaCallFailed: it could not be changed as its copy could.
         """
-        assert self._editable is not None and self._tools is not None
+        tools = self.examination.tools
         self.findings = findings
-        applied = AppliedPlan(self._editable, findings.plan, self._tools)
+        applied = AppliedPlan(self.examination.editable, findings.plan, tools)
         graph = self.recorded.graph
         if findings.plan.slots:  # nodes were added, or exchanged
             graph.instantiate()
-        applied.instantiated(self._tools.driver.CUgraphExec(graph.raw_cuda_graph_exec()), self._tools.stream())
-        tracked = self.tracked(findings)
+        applied.instantiated(tools.driver.CUgraphExec(graph.raw_cuda_graph_exec()), tools.stream())
+        tracked = self.examination.tracked(findings)
         addresses: list[int | None] = [None] * len(self.recorded.inputs)
         for one in tracked:
             addresses[one.index] = self.recorded.inputs[one.index].data_ptr()
         if findings.plan.slots or self.committed:  # the pointer table is empty, or the graph was patched before
             for one in tracked:
                 addresses[one.index] = 0
-        owned = self.owned()
+        owned = self.examination.owned()
 
         def fill(index: int, value: torch.Tensor) -> None:
             self.host.fill({index: value})
@@ -648,38 +433,6 @@ class Session:
         self._end()
 
 
-class NotCapturedAgain(RuntimeError):
-    """A function must not be captured once more; the message says why."""
-
-
-def ineligible_reason(value: Any) -> str | None:
-    """Why the address of a recording input is not looked for; None where it is."""
-    if not isinstance(value, torch.Tensor):
-        return "it is not a tensor"
-    if not value.is_cuda:
-        return f"it lies on {value.device}"
-    if value.is_conj() or value.is_neg():
-        return "it is a lazy conjugate or negative, which a copy resolves"
-    if size_bytes(value) == 0:
-        return "it holds no bytes, so there is nothing to gain"
-    return None
-
-
-def _holds_real_numbers(value: torch.Tensor) -> bool:
-    return value.dtype.is_floating_point or value.dtype.is_complex
-
-
-def _is_as_named(verdict: InputVerdict, named: int | None, triton: frozenset[NodePath]) -> bool:
-    """Whether the uses found are exactly the arguments of Triton kernels that the generated code names."""
-    plain = all(use.kind is UseKind.PARAMETER and use.node in triton and use.delta == 0 for use in verdict.uses)
-    return named is not None and plain and len(verdict.uses) == named
-
-
 def one_line(error: BaseException) -> str:
-    if isinstance(error, NotCapturedAgain):
-        return str(error)
+    """The first line of an error, after its name."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _placeholders(memory: Mapping[int, MemoryRange]) -> tuple[Placeholder, ...]:
-    return tuple(Placeholder(input=index, memory=where) for index, where in sorted(memory.items()))

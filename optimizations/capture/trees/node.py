@@ -35,8 +35,9 @@ from optimizations.captured.pools import pool_memory
 from optimizations.captured.recapture import recapture, register_generators, uncollected
 from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.description import Counted, describe
+from optimizations.recording.examination import Recorded
 from optimizations.recording.fixed_inputs import FixedInputs
-from optimizations.recording.session import Recorded, Session
+from optimizations.recording.session import Session
 from optimizations.recording.trial import Effects
 from optimizations.replay.addresses import AddressTracker
 from optimizations.replay.swaps import Swaps

@@ -1,0 +1,116 @@
+"""Finds the addresses of inputs in one captured graph, where the generated code names every use of them.
+
+A Triton kernel reaches an input through its parameters only. So where the generated code gives an input to Triton
+kernels and to nothing else, its addresses are parameters of those launches, and there are no others: no second capture
+has to tell them from what only looks like an address, and nothing has to be tried out. What other nodes of the graph
+do, collectives among them, is of no concern.
+
+Note [Which launch is which]. The memory of an input that is dead may be an intermediate's, so the same address can
+stand in later launches and mean something else. Launches are told by their order: the graph's Triton kernels must be
+those of the source, one by one and by name. The driver lists nodes as they were captured; where an edge leads backwards
+that is not so, and nothing is found. Two launches that share memory wait for one another, so their order is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from optimizations.captured.graph import (
+    WORD_BYTES,
+    Capture,
+    CapturedGraph,
+    ChildGraphNode,
+    KernelNode,
+    MemoryRange,
+    NodePath,
+)
+from optimizations.indirection.pointers import Analysis, InputVerdict, PointerUse, Reason, ReasonCode
+
+STEP_BYTES = 4
+"""Addresses are looked for at each multiple of it: one across two words may lie in a packed structure."""
+
+
+def find_named_uses(
+    capture: Capture,
+    launches: Sequence[tuple[str, Sequence[int]]],
+    named: Collection[int],
+    triton: Collection[NodePath],
+    others: str,
+) -> Analysis:
+    """Where the graph of `capture` holds addresses of its inputs.
+
+    Args:
+        capture: the recorded graph and its placeholders.
+        launches: the Triton kernels that the generated code launches, in its order: the driver's name of each, and the
+            inputs among its arguments, each as often as it is passed.
+        named: the inputs that nothing but these launches uses.
+        triton: the nodes that launch Triton kernels.
+        others: why inputs that are not in `named` are copied.
+    """
+    nodes = [(path, node) for path, node in capture.graph.walk() if isinstance(node, KernelNode) and path in triton]
+    unlike = _unlike(capture.graph, [node.name for _, node in nodes], [name for name, _ in launches])
+    verdicts = []
+    for placeholder in sorted(capture.placeholders, key=lambda one: one.input):
+        index = placeholder.input
+        if index not in named:
+            verdicts.append(_copied(index, ReasonCode.UNPROVEN, others))
+        elif unlike is not None:
+            verdicts.append(_copied(index, ReasonCode.UNEXPLAINED, unlike))
+        else:
+            passed = [list(inputs).count(index) for _, inputs in launches]
+            verdicts.append(_verdict(index, placeholder.memory, nodes, passed))
+    return Analysis(tuple(verdicts), ())
+
+
+def _verdict(
+    index: int, memory: MemoryRange, nodes: Sequence[tuple[NodePath, KernelNode]], passed: Sequence[int]
+) -> InputVerdict:
+    """`passed`: how often each of the nodes was given the input."""
+    uses = []
+    for (path, node), times in zip(nodes, passed, strict=True):
+        if not times:
+            continue  # Note [Which launch is which]: whatever it holds is no address of this input
+        found = list(_addresses(node, memory))
+        plain = [one for one in found if one[2] == memory.address and node.parameters[one[0]].size == WORD_BYTES]
+        if not len(found) == len(plain) == times:
+            return _copied(
+                index,
+                ReasonCode.UNEXPLAINED,
+                f"{node.name} was given it {times} times, and its node holds {len(found)} addresses in it, "
+                f"{len(plain)} of them plain parameters",
+            )
+        uses += [PointerUse(path, parameter, offset, index, 0) for parameter, offset, _ in plain]
+    if not uses:
+        return _copied(index, ReasonCode.NO_USE, "no kernel uses it")
+    return InputVerdict(index, tuple(sorted(uses)), ())
+
+
+def _copied(index: int, code: ReasonCode, message: str) -> InputVerdict:
+    return InputVerdict(index, (), (Reason(code, message),))
+
+
+def _unlike(graph: CapturedGraph, found: Sequence[str | None], named: Sequence[str]) -> str | None:
+    """Why the graph's Triton kernels may not be those of the source, one by one; None where they are."""
+    if list(found) != list(named):
+        return (
+            f"the graph's {len(found)} Triton kernels are not the {len(named)} that the generated code launches, "
+            "one by one"
+        )
+    if not _listed_as_captured(graph):
+        return "the driver does not list the graph's nodes in the order in which they depend on one another"
+    return None
+
+
+def _listed_as_captured(graph: CapturedGraph) -> bool:
+    return all(edge.source < edge.target for edge in graph.edges) and all(
+        _listed_as_captured(node.graph) for node in graph.nodes if isinstance(node, ChildGraphNode)
+    )
+
+
+def _addresses(node: KernelNode, memory: MemoryRange) -> Iterator[tuple[int, int, int]]:
+    """Parameter, byte offset and value of everything in a node that points into `memory`."""
+    for index, parameter in enumerate(node.parameters):
+        for offset in range(0, parameter.size - WORD_BYTES + 1, STEP_BYTES):
+            value = int.from_bytes(parameter.data[offset : offset + WORD_BYTES], "little")
+            if value in memory:
+                yield index, offset, value

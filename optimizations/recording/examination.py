@@ -1,0 +1,378 @@
+"""What can be said of one recording: its captured graph is read, and everything that holds an input's address found.
+
+There are two ways, and both end in `Findings`, a plan among them:
+
+* *by name*: where the generated code names every use of an input, and all are arguments of Triton kernels, the
+  addresses are looked up in the recorded graph itself (`indirection.named_uses`). Nothing is captured, run or tried,
+  so it is open to functions that must not be captured once more: those that take part in collectives, that call
+  operators of the program's own, or that draw random numbers;
+* *by comparison*: the function is captured once more with its inputs elsewhere; nothing of that is ever run. The two
+  graphs are compared (`indirection.pointers`).
+
+Inputs at fixed addresses (parameters) are looked at in the same way; see `fixed_inputs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from optimizations.captured.displaced import buffer_bytes, displace, memory_of, size_bytes
+from optimizations.captured.editing import EditableGraph
+from optimizations.captured.graph import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
+from optimizations.captured.pools import pool_memory
+from optimizations.captured.read import read_graph
+from optimizations.captured.recapture import Recaptured
+from optimizations.indirection.exclusions import limit, with_reasons
+from optimizations.indirection.named_uses import find_named_uses
+from optimizations.indirection.plan import Available, Choice, Plan, PlannedNode, make_plan
+from optimizations.indirection.pointers import Analysis, InputVerdict, ReasonCode, UseKind, find_pointer_uses
+from optimizations.recording.budget import waiting_for_memory
+from optimizations.recording.generated import GeneratedCode
+from optimizations.recording.trial import Candidate, Effects, TrialTools
+from optimizations.replay.addresses import AddressTracker, OwnedMemory, TrackedInput
+
+
+class Tools(TrialTools, Protocol):
+    """What a recording needs of its device and function; `appliers.device.RecordingTools` has it."""
+
+    def available(self, graph: CapturedGraph) -> Available:
+        """What can be used on the nodes of `graph`."""
+
+    def ptx_refusal(self, node: PlannedNode, record: KernelNode) -> str | None:
+        """Why this node cannot have a rewritten kernel after all; None where it is ready."""
+
+    def free_bytes(self) -> int:
+        """Device memory that nobody has taken."""
+
+
+class KeptGraph(Protocol):
+    """A `torch.cuda.CUDAGraph` captured with `keep_graph=True`."""
+
+    def raw_cuda_graph(self) -> int: ...
+
+    def instantiate(self) -> None: ...
+
+    def raw_cuda_graph_exec(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A recording as stock made it. No tensor here owns its memory.
+
+    Attributes:
+        graph: what is replayed.
+        inputs: where the graph reads each input: placeholders, inputs at fixed addresses, results of earlier graphs.
+        copied: inputs that stock copies before each replay.
+        fixed: inputs at fixed addresses; results of earlier graphs are not among them.
+        returned: copied inputs whose placeholder an output shares memory with.
+        pool: handle of the graph's memory pool.
+        seconds: how long the recording took.
+    """
+
+    graph: KeptGraph
+    inputs: Sequence[Any]
+    copied: Sequence[int]
+    fixed: Sequence[int]
+    returned: frozenset[int]
+    pool: Any
+    seconds: float
+
+
+class Host(Protocol):
+    """What a session asks of the node that it belongs to."""
+
+    def effects(self, inputs: Sequence[Any]) -> Effects:
+        """What a run on these inputs changes."""
+
+    def fill(self, values: Mapping[int, torch.Tensor]) -> None:
+        """Copy values into placeholders, as stock does before a replay."""
+
+    def at_address(self, index: int, address: int) -> torch.Tensor:
+        """The recording input `index` as a tensor at another address, which it does not own."""
+
+    def values(self) -> Sequence[torch.Tensor]:
+        """The tensors among the outputs, as the graph leaves them."""
+
+    def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
+        """From now on the tracker's inputs are read in place, and `unused` ones not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found out about a recording, and a plan made from it.
+
+    `triton` are the nodes that launch Triton kernels; `unused` are inputs that the generated code does not use at all.
+    """
+
+    captured: CapturedGraph
+    analysis: Analysis
+    plan: Plan
+    triton: frozenset[NodePath]
+    available: Available
+    unused: frozenset[int]
+
+    @property
+    def in_place(self) -> list[int]:
+        """Inputs that the plan reads in place."""
+        return [one.input for one in self.plan.inputs if one.indirect]
+
+
+class Examination:
+    """See the module. What is asked of function and device is asked once, when it is first needed.
+
+    Args:
+        recorded: the recording.
+        host: its node.
+        code: gives what is known of the generated function.
+        capture: captures the function once more with these inputs.
+        tools: gives what is needed of the device.
+        alone: whether one thread calls the function, so that no other draws random numbers while it is captured.
+    """
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        host: Host,
+        code: Callable[[], GeneratedCode],
+        capture: Callable[[Sequence[Any]], Recaptured],
+        tools: Callable[[], Tools],
+        alone: Callable[[], bool],
+    ) -> None:
+        self.recorded = recorded
+        self._host = host
+        self._code_of = code
+        self._capture = capture
+        self._tools_of = tools
+        self._alone = alone
+        self._tools: Tools | None = None
+        self._code: GeneratedCode | None = None
+        self._editable: EditableGraph | None = None
+
+    @property
+    def tools(self) -> Tools:
+        """What is needed of the device."""
+        if self._tools is None:
+            self._tools = self._tools_of()
+        return self._tools
+
+    @property
+    def code(self) -> GeneratedCode:
+        """What is known of the generated function."""
+        if self._code is None:
+            self._code = self._code_of()
+        return self._code
+
+    @property
+    def editable(self) -> EditableGraph:
+        """The recorded graph, once it was read."""
+        assert self._editable is not None
+        return self._editable
+
+    def candidates(self, indices: Iterable[int]) -> dict[int, MemoryRange]:
+        """Where the graph reads those of these inputs whose address may be replaced."""
+        recorded = self.recorded.inputs
+        return {index: memory_of(recorded[index]) for index in indices if ineligible_reason(recorded[index]) is None}
+
+    # By name
+
+    def by_name(self, candidates: Mapping[int, MemoryRange], others: str, choice: Choice) -> Findings:
+        """What the recorded graph alone says of inputs whose every use the generated code names.
+
+        All others are copied, for the reason `others`.
+
+        Raises:
+            CudaCallFailed: the graph cannot be read.
+        """
+        captured = self._read()
+        available = self.tools.available(captured)
+        triton = frozenset(available.ptx)
+        recorded = Capture(graph=captured, placeholders=_placeholders(candidates), owned=())
+        launches = [(launch.kernel, launch.inputs) for launch in self.code.launches]
+        analysis = find_named_uses(recorded, launches, self.code.triton_uses, triton, others)
+        aliased = [index for index in candidates if index in self.recorded.returned]
+        analysis = self._without_reused(limit(analysis, captured, aliased, tried_out=False), candidates)
+        plan, available = self._assembled(captured, analysis, choice, available)
+        return Findings(captured, analysis, plan, triton, available, self._unused(analysis))
+
+    # By comparison
+
+    def not_captured_again(self) -> str | None:
+        """Why the function must not be captured once more; None where it may."""
+        if self.code.opaque is not None:
+            return f"the function is not captured once more: {self.code.opaque}"
+        draws = self.code.random or any(isinstance(one, torch.Generator) for one in self.recorded.inputs)
+        if draws and not self._alone():
+            return "the function is not captured once more: it may draw random numbers, and several threads call it"
+        return None
+
+    def short_of_memory(self, candidates: Mapping[int, MemoryRange]) -> str | None:
+        """What of memory a capture has to wait for; None where it may be made."""
+        pool = sum(one.size_bytes for one in pool_memory(self.recorded.pool))
+        return waiting_for_memory(pool + buffer_bytes(candidates), self.tools.free_bytes())
+
+    def compare(self, candidates: Mapping[int, MemoryRange], choice: Choice) -> Findings:
+        """One more capture with the candidates elsewhere, and what the two graphs say.
+
+        Raises:
+            torch.OutOfMemoryError, CudaCallFailed: no memory, or a graph that cannot be read.
+        """
+        captured = self._read()
+        available = self.tools.available(captured)
+        analysis = self._analysis(captured, candidates)
+        aliased = [index for index in candidates if index in self.recorded.returned]
+        analysis = self._without_reused(limit(analysis, captured, aliased), candidates)
+        plan, available = self._assembled(captured, analysis, choice, available)
+        return Findings(captured, analysis, plan, frozenset(available.ptx), available, self._unused(analysis))
+
+    def _read(self) -> CapturedGraph:
+        driver = self.tools.driver
+        raw = driver.CUgraph(self.recorded.graph.raw_cuda_graph())
+        captured = read_graph(driver, raw)
+        self._editable = EditableGraph.of(driver, raw, captured)
+        return captured
+
+    def _without_reused(self, analysis: Analysis, candidates: Iterable[int]) -> Analysis:
+        reused = {
+            index: "the function takes its memory for something else once it is dead"
+            for index in candidates
+            if index in (self.code.reused or ())
+        }
+        return with_reasons(analysis, ReasonCode.OUTPUT_ALIAS, reused)
+
+    def _unused(self, analysis: Analysis) -> frozenset[int]:
+        named = self.code.triton_uses
+        return frozenset(one.input for one in analysis.verdicts if not one.uses and named.get(one.input) == 0)
+
+    def _analysis(self, captured: CapturedGraph, candidates: Mapping[int, MemoryRange]) -> Analysis:
+        device = self.tools.device
+        buffer = torch.empty(buffer_bytes(candidates) + 512, dtype=torch.uint8, device=device)
+        start = -(-buffer.data_ptr() // 512) * 512
+        places = displace(candidates, start)
+        elsewhere = {index: start + offset for index, offset in places.offsets.items()}
+        recorded = self.recorded.inputs
+
+        def displaced() -> Sequence[Any]:
+            return [
+                self._host.at_address(index, elsewhere[index]) if index in elsewhere else value
+                for index, value in enumerate(recorded)
+            ]
+
+        def capture_of(made: Recaptured, memory: Mapping[int, MemoryRange]) -> Capture:
+            return Capture(graph=made.graph, placeholders=_placeholders(memory), owned=made.owned)
+
+        moved = {
+            index: MemoryRange(address=elsewhere[index], size_bytes=one.size_bytes) for index, one in candidates.items()
+        }
+        owned = pool_memory(self.recorded.pool)
+        first = Capture(graph=captured, placeholders=_placeholders(candidates), owned=owned)
+        second = capture_of(self._capture(displaced()), moved)
+        replace_address = self.tools.replace_address
+        analysis = find_pointer_uses(first, second, replace_address=replace_address)
+        if analysis.doubtful:
+            again = [
+                self._host.at_address(index, value.data_ptr()) if isinstance(value, torch.Tensor) else value
+                for index, value in enumerate(recorded)
+            ]
+            control = capture_of(self._capture(again), candidates)
+            analysis = find_pointer_uses(first, second, control=control, replace_address=replace_address)
+            if analysis.doubtful:
+                repeat = capture_of(self._capture(displaced()), moved)
+                analysis = find_pointer_uses(
+                    first, second, control=control, repeat=repeat, replace_address=replace_address
+                )
+        return analysis
+
+    def _assembled(
+        self, captured: CapturedGraph, analysis: Analysis, choice: Choice, available: Available
+    ) -> tuple[Plan, Available]:
+        """A plan whose rewritten kernels are all built, and what was available for it."""
+        kernels = {path: node for path, node in captured.walk() if isinstance(node, KernelNode)}
+        while True:
+            plan = make_plan(captured, analysis, choice, available)
+            refusals = {node.node: self.tools.ptx_refusal(node, kernels[node.node]) for node in plan.of(Choice.PTX)}
+            refused = {path: reason for path, reason in refusals.items() if reason is not None}
+            if not refused:
+                return plan, available
+            ptx = {
+                path: [refused[path]] * len(answers) if path in refused else answers
+                for path, answers in available.ptx.items()
+            }
+            available = replace(available, ptx=ptx)
+
+    def planned(self, findings: Findings, analysis: Analysis, choice: Choice) -> Findings:
+        """The findings with another analysis, and the plan that follows from it."""
+        plan, available = self._assembled(findings.captured, analysis, choice, findings.available)
+        return replace(findings, analysis=analysis, plan=plan, available=available)
+
+    def unproven(self, findings: Findings, indices: Iterable[int]) -> list[int]:
+        """Inputs whose uses the generated code does not name one and all."""
+        verdicts = {verdict.input: verdict for verdict in findings.analysis.verdicts}
+        known = self.code.triton_uses
+        return [index for index in indices if not is_as_named(verdicts[index], known.get(index), findings.triton)]
+
+    def restricted(self, findings: Findings, keep: Collection[int], choice: Choice) -> Findings:
+        """The findings with a plan that reads no other inputs than these in place."""
+        others = {
+            verdict.input: "it is copied as before"
+            for verdict in findings.analysis.verdicts
+            if verdict.input not in keep
+        }
+        analysis = with_reasons(findings.analysis, ReasonCode.UNPROVEN, others)
+        return replace(
+            findings, analysis=analysis, plan=make_plan(findings.captured, analysis, choice, findings.available)
+        )
+
+    def owned(self) -> OwnedMemory:
+        """Memory that the graph writes."""
+        return OwnedMemory(pool_memory(self.recorded.pool))
+
+    def candidate(self, findings: Findings) -> Candidate:
+        """A copy of the recorded graph that is changed as planned.
+
+        Raises:
+            CudaCallFailed, AddressRefused, TableUnavailable: the plan cannot be carried out.
+        """
+        return Candidate(self.editable, findings.plan, self.tools)
+
+    def tracked(self, findings: Findings) -> list[TrackedInput]:
+        copied = set(self.recorded.copied)
+        return [
+            TrackedInput(
+                one.input,
+                one.alignment_bytes,
+                self.recorded.inputs[one.input].data_ptr() if one.input in copied else None,
+            )
+            for one in findings.plan.inputs
+            if one.indirect
+        ]
+
+
+def ineligible_reason(value: Any) -> str | None:
+    """Why the address of a recording input is not looked for; None where it is."""
+    if not isinstance(value, torch.Tensor):
+        return "it is not a tensor"
+    if not value.is_cuda:
+        return f"it lies on {value.device}"
+    if value.is_conj() or value.is_neg():
+        return "it is a lazy conjugate or negative, which a copy resolves"
+    if size_bytes(value) == 0:
+        return "it holds no bytes, so there is nothing to gain"
+    return None
+
+
+def holds_real_numbers(value: torch.Tensor) -> bool:
+    return value.dtype.is_floating_point or value.dtype.is_complex
+
+
+def is_as_named(verdict: InputVerdict, named: int | None, triton: frozenset[NodePath]) -> bool:
+    """Whether the uses found are exactly the arguments of Triton kernels that the generated code names."""
+    plain = all(use.kind is UseKind.PARAMETER and use.node in triton and use.delta == 0 for use in verdict.uses)
+    return named is not None and plain and len(verdict.uses) == named
+
+
+def _placeholders(memory: Mapping[int, MemoryRange]) -> tuple[Placeholder, ...]:
+    return tuple(Placeholder(input=index, memory=where) for index, where in sorted(memory.items()))
