@@ -101,8 +101,8 @@ def names(nest: Any, prefix: str) -> Iterator[str]:
 
 
 def tensor_key(tensor: torch.Tensor) -> Hashable:
-    """Shape, strides, dtype, device, and whether it takes part in differentiation."""
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+    """Class, shape, strides, dtype, device, and whether it takes part in differentiation."""
+    return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
 
 
 def alias_pattern(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:

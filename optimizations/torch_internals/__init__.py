@@ -170,6 +170,10 @@ NAMES: dict[str, Private] = {
     "RootGuardManager": Private(
         "torch._C._dynamo.guards", "RootGuardManager", _CHECKED_HERE, "ask C++ whether modules hold the same tensors"
     ),
+    "GlobalStateGuard": Private(
+        "torch._C._dynamo.guards", "GlobalStateGuard", _CHECKED_HERE, "ask C++ whether settings are as they were"
+    ),
+    "dispatch_keys": Private("torch", "_C._dispatch_keys", _CHECKED_HERE, "compare what a tensor goes through"),
     "dynamo_source_kinds": Private("torch._dynamo.source", None, _CHECKED_HERE, "see which module holds an input"),
     "dynamo_thread_state": Private(
         "torch._dynamo.symbolic_convert", "tls", _CHECKED_HERE, "find the trace that a graph is compiled for"

@@ -45,6 +45,9 @@ DEFAULT_LIMIT = 8
 MOST_DROPPED = 4
 """Recordings that may become unusable, as a multiple of those that may be alive."""
 
+MOST_STEADY = 4
+"""Recordings that a call is compared with one by one, the latest first, before its signature is made."""
+
 _steps: weakref.WeakSet[GraphedStep] = weakref.WeakSet()
 
 
@@ -94,6 +97,7 @@ class GraphedStep:
         self._plan = Plan(self._options["warm_up"])
         self._rates = LearningRates()
         self._recordings: dict[Hashable, list[Recording]] = {}
+        self._steady: list[Recording] = []
         self._refused: dict[Hashable, Refusal] = {}
         self._refusals: list[Refusal] = []
         self._copied_inputs: dict[Hashable, set[int]] = {}
@@ -119,7 +123,7 @@ class GraphedStep:
         return functools.partial(GraphedStep, **self._options), (self._step,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or _within() or not self._lock.acquire(blocking=False):
+        if torch.compiler.is_compiling() or _inside.step or not self._lock.acquire(blocking=False):
             return self._step(*args, **kwargs)  # part of another step, or in another thread at the same time
         try:
             return self._call(args, kwargs)
@@ -128,17 +132,27 @@ class GraphedStep:
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         self._calls += 1
+        for recording in self._steady:
+            known = recording.arguments.tensors_of(args, kwargs)
+            if known is not None and recording.fits(known):
+                try:
+                    return recording.launch(known, self._rates)
+                except NotCarried:
+                    break  # the same is met below
         tensors: list[torch.Tensor] = []
         key = signature((args, kwargs), tensors), _ambient()
         for recording in self._recordings.get(key, ()):
             if recording.fits(tensors):
                 try:
-                    return recording.launch(tensors, self._rates)
+                    returned = recording.launch(tensors, self._rates)
                 except NotCarried:  # nothing was done yet: it is recorded again, with copies before the launch
                     self._carries = False
                     self._recordings[key].remove(recording)
                     self._drop([recording])
                     break
+                recording.arguments.renew(tensors)
+                self._comes_first(recording)
+                return returned
         refusal = self._all or self._refused.get(key)
         if refusal is not None:
             return self._as_it_is(args, kwargs, refusal)
@@ -248,6 +262,7 @@ class GraphedStep:
         else:
             recording.report = replace(recording.report, record_s=time.perf_counter() - began)
             self._recordings.setdefault(key, []).append(recording)
+            self._comes_first(recording)
             progress.recorded()
             call.before.clear()  # gradients that play no part any more
             device.give_back()
@@ -343,8 +358,13 @@ class GraphedStep:
             self._drop(recordings)
         self._recordings.clear()
 
+    def _comes_first(self, recording: Recording) -> None:
+        """Look at this recording first from now on."""
+        self._steady = [recording, *(other for other in self._steady if other is not recording)][:MOST_STEADY]
+
     def _drop(self, recordings: Sequence[Recording]) -> None:
         """Free these, once no launch of them is under way."""
+        self._steady = [recording for recording in self._steady if recording not in recordings]
         if recordings and self._device is not None:
             self._device.wait()
         for recording in recordings:
@@ -386,12 +406,13 @@ def release_steps() -> None:
         step.reset()
 
 
-_inside = threading.local()
+class _Inside(threading.local):
+    """`step`: a step of this thread is being warmed up, observed or captured. What it calls is part of it."""
+
+    step = False
 
 
-def _within() -> bool:
-    """Whether a step of this thread is being warmed up, observed or captured: what it calls is part of it."""
-    return getattr(_inside, "step", False)
+_inside = _Inside()
 
 
 @contextlib.contextmanager

@@ -25,16 +25,18 @@ from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.source_lines import line_of
+from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.watch import Watch
 from optimizations.report.steps import RecordedStep, Refusal
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Recording:
     """A captured step.
 
     `written` are inputs it writes, `mutated` other tensors; `kept` holds what it reads, and `region` lasts as long as
     autocast keeps the casts among these. `bound` are attributes and variables that a call binds to what it made.
+    `arguments` is what calls look like that it may serve.
     """
 
     graph: Any
@@ -46,6 +48,7 @@ class Recording:
     mutated: list[torch.Tensor]
     kept: list[torch.Tensor]
     report: RecordedStep
+    arguments: Arguments
     bound: Sequence[Rebound] = ()
     region: RegionMark | None = None
     replays: int = 0
@@ -198,6 +201,7 @@ def capture(
         outputs=outputs,
         mutated=mutated,
         kept=kept,
+        arguments=Arguments(call.args, call.kwargs, call.tensors),
         bound=results,
         region=_mark(call) if observer.kept_casts else None,
         report=RecordedStep(

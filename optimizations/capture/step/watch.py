@@ -23,6 +23,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.signature import PLAIN
 from optimizations.capture.step.host_state import MODULE_HOOKS, Container, HostState, Scope, Slots, copy_of, key_name
+from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_values
 from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded, same_entries
 
 LONG = 1000
@@ -40,12 +41,18 @@ class _Entries:
         self._owners: list[Any] = []
         self._keys: list[Any] = []
         self._single: list[Any] = []
+        self._cells: list[types.CellType] = []
+        self._in_cells: list[Any] = []
         self._sized: list[Any] = []
         self._sizes: list[int] = []
         self._by_keys: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = {}
 
     def add(self, owner: Any, watched: Sequence[tuple[Any, Any]], *, may_view: bool, sized: Any) -> None:
         """Look at these entries of `owner` from now on, and at the size of `sized` if it is not None."""
+        if isinstance(owner, _Cell) and watched and not _is_number(watched[0][1]):
+            self._cells.append(owner.cell)
+            self._in_cells.append(watched[0][1])
+            return
         if numbers := [(key, value) for key, value in watched if _is_number(value)]:
             keys = tuple([key for key, _ in numbers])
             owners, values = self._by_keys.setdefault(keys, ([], []))
@@ -65,6 +72,7 @@ class _Entries:
 
     def freeze(self) -> None:
         """Nothing more is added."""
+        self.empty = not any((self._views, self._single, self._cells, self._sized, self._by_keys))
         self._numbers = [
             (operator.itemgetter(*keys), owners, values) for keys, (owners, values) in self._by_keys.items()
         ]
@@ -78,12 +86,13 @@ class _Entries:
 
     def objects_stand(self) -> bool:
         """Whether the same objects stand in the same places."""
-        members = list(chain.from_iterable(self._views))
-        return (
-            len(members) == len(self._members)
-            and all(map(operator.is_, members, self._members))
-            and all(map(operator.is_, map(operator.getitem, self._owners, self._keys), self._single))
-        )
+        if self._views:
+            members = list(chain.from_iterable(self._views))
+            if len(members) != len(self._members) or not all(map(operator.is_, members, self._members)):
+                return False
+        if self._owners and not all(map(operator.is_, map(operator.getitem, self._owners, self._keys), self._single)):
+            return False
+        return not self._cells or all(map(operator.is_, map(_cell_content, self._cells), self._in_cells))
 
     def other_sizes(self) -> list[int]:
         """The sizes that are not as they were."""
@@ -106,10 +115,11 @@ class Watch:
         extra: Sequence[torch.Tensor],
     ) -> None:
         self._named: list[tuple[str, Any, Any, Any]] = []
-        self._in_dicts, self._others = _Entries(), _Entries()
+        self._in_dicts, self._asked, self._others = _Entries(), _Entries(), _Entries()
         held_in_dicts: list[HeldEntries] = []
+        held: list[Held] = []
         for container in state.containers:
-            owner, entries = _entries(container, ignore)
+            owner, entries, whole = _entries(container, ignore)
             watched = [
                 (key, value)
                 for key, value in entries
@@ -117,23 +127,31 @@ class Watch:
                 and (container.always_read or not isinstance(value, torch.Tensor) or reads(value))
             ]
             self._named += [(f"{container.path}.{key_name(key)}", owner, key, value) for key, value in watched]
-            plain = type(owner) in _PLAIN and container.names is None
+            plain = whole and type(owner) in _PLAIN and container.names is None
             counted = isinstance(container.held, (dict, list, set)) and not isinstance(container.held, (Scope, Slots))
             sized = container.held if counted and (container.always_read or not container.is_attributes) else None
-            if sized is not None and container.is_attributes and container.held is not owner:
+            if sized is not None and container.is_attributes and not whole:
                 sized = None  # entries that are ignored may come and go
-            guarded = owner is container.held and can_be_guarded(owner) and _is_a_librarys(container)
-            if guarded and (watched or sized is not None):
-                held_in_dicts.append(HeldEntries(owner, tuple(watched), None if sized is None else len(sized)))
-            (self._in_dicts if guarded else self._others).add(owner, watched, may_view=plain, sized=sized)
+            guarded = whole and owner is container.held and can_be_guarded(owner) and _is_a_librarys(container)
+            size = None if sized is None else len(sized)
+            holder = owner.cell if isinstance(owner, _Cell) else owner
+            askable = can_be_asked(holder, watched) and (sized is None or sized is holder)
+            entries_of = self._in_dicts if guarded else self._asked if askable else self._others
+            if guarded and (watched or size is not None):
+                held_in_dicts.append(HeldEntries(owner, tuple(watched), size))
+            elif askable and not guarded and (watched or size is not None):
+                held.append(Held(holder, tuple(watched), size))
+            entries_of.add(owner, watched, may_view=plain, sized=sized)
         for module in state.modules.values():
             for name in MODULE_HOOKS:
                 if (hooks := vars(module).get(name)) is not None:
                     held_in_dicts.append(HeldEntries(hooks, (), len(hooks)))
                     self._in_dicts.add(hooks, (), may_view=False, sized=hooks)
         self._in_dicts.freeze()
+        self._asked.freeze()
         self._others.freeze()
-        self._guard = Guard(held_in_dicts)
+        self._guard = Guard(lambda: same_entries([_as_now(one) for one in held_in_dicts]))
+        self._values = Guard(lambda: same_values([_held_now(one) for one in held]))
         self._tensors = _with_addresses(state, reads, extra)
         self._indices = list(range(len(self._tensors)))
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
@@ -141,12 +159,13 @@ class Watch:
     def unchanged(self) -> bool:
         """Whether everything is as it was."""
         try:
-            if not self._guard.holds():
-                if not self._in_dicts.unchanged():
-                    return False
-                self._guard.was_wrong()
-            return self._others.unchanged() and self._in_place()
-        except (KeyError, IndexError, TypeError):
+            for guard, entries in ((self._guard, self._in_dicts), (self._values, self._asked)):
+                if not guard.holds():
+                    if not entries.unchanged():
+                        return False
+                    guard.was_wrong()
+            return (self._others.empty or self._others.unchanged()) and self._in_place()
+        except (KeyError, IndexError, TypeError, ValueError):  # ValueError: of an empty cell
             return False
 
     def _in_place(self) -> bool:
@@ -163,14 +182,17 @@ class Watch:
                 new = None
             if new is not old and not (_is_number(new) and _is_number(old) and new == old):
                 found.append((name, new if _is_number(new) else id(new)))
-        found += [("size", now) for entries in (self._in_dicts, self._others) for now in entries.other_sizes()]
+        found += [
+            ("size", now) for entries in (self._in_dicts, self._asked, self._others) for now in entries.other_sizes()
+        ]
         return tuple(found)
 
     def moved(self) -> bool:
         """Whether something else stands in the place of a tensor or object: the recording cannot be used again."""
         try:
-            return not (self._in_dicts.objects_stand() and self._others.objects_stand() and self._in_place())
-        except (KeyError, IndexError, TypeError):
+            entries = self._in_dicts, self._asked, self._others
+            return not (all(one.objects_stand() for one in entries) and self._in_place())
+        except (KeyError, IndexError, TypeError, ValueError):
             return True
 
     def __len__(self) -> int:
@@ -178,15 +200,15 @@ class Watch:
 
 
 class Guard:
-    """One comparison in C++ of entries of dicts, by identity. It may fail where nothing changed.
+    """One comparison in C++ of entries, by identity. It may fail where nothing changed.
 
-    A number assigned again is another object; and once a dict was written, C++ looks into all of them. Then the
-    comparison is made new, at most once in so many calls, twice as many each time.
+    A number assigned again is another object; and once a guarded dict was written, C++ looks into all of them. Then the
+    comparison is made new, at most once in so many calls, twice as many each time. `make` makes it of what is there.
     """
 
-    def __init__(self, held: Sequence[HeldEntries]) -> None:
-        self._held = held
-        self._same = same_entries(held)
+    def __init__(self, make: Callable[[], Callable[[], bool]]) -> None:
+        self._make = make
+        self._same = make()
         self._calls = 0
         self._wait = PROBE_EVERY
         self._next = PROBE_EVERY
@@ -203,26 +225,30 @@ class Guard:
         self._next = self._calls + PROBE_EVERY
         self._fastest_ns = min(self._fastest_ns or took_ns, took_ns)
         if same and took_ns > SLOW * self._fastest_ns:
-            self._renew()
+            self.was_wrong()
         return same
 
     def was_wrong(self) -> None:
-        """Take in that nothing had changed when it failed."""
-        self._held = [
-            replace(one, entries=tuple([(key, one.dictionary[key]) for key, _ in one.entries])) for one in self._held
-        ]
-        self._renew()
-
-    def _renew(self) -> None:
+        """Take in that nothing had changed when it failed, or took long."""
         if self._calls >= self._wait:
             self._wait = self._calls + 2 * self._wait
-            self._same = same_entries(self._held)
+            self._same = self._make()
 
 
 PROBE_EVERY = 64
 """Calls between two measurements of how long the comparison in C++ takes."""
 SLOW = 4
 """One that takes this many times the fastest looks into all dicts."""
+
+
+def _as_now(held: HeldEntries) -> HeldEntries:
+    return replace(held, entries=tuple([(key, held.dictionary[key]) for key, _ in held.entries]))
+
+
+def _held_now(held: Held) -> Held:
+    holder = held.holder
+    values = _Cell(holder) if isinstance(holder, types.CellType) else holder
+    return replace(held, entries=tuple([(key, values[key]) for key, _ in held.entries]))
 
 
 def _is_a_librarys(container: Container) -> bool:
@@ -256,24 +282,27 @@ def _with_addresses(
     return list({id(tensor): tensor for tensor in [*reached, *ends, *extra]}.values())
 
 
+_cell_content = operator.attrgetter("cell_contents")
+
+
 class _Cell:
     """A closure cell with the look of a mapping."""
 
     def __init__(self, cell: types.CellType) -> None:
-        self._cell = cell
+        self.cell = cell
 
     def __getitem__(self, key: str) -> Any:
         try:
-            return self._cell.cell_contents
+            return self.cell.cell_contents
         except ValueError as error:
             raise KeyError(key) from error
 
 
-def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[Any, list[tuple[Any, Any]]]:
-    """What to look into, and its keys and values."""
+def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[Any, list[tuple[Any, Any]], bool]:
+    """What to look into, its keys and values, and whether these are all of a container's own."""
     held = container.held
     if isinstance(held, types.CellType):
-        return _Cell(held), [] if ignore(held, None) else [("cell_contents", container.content())]
+        return _Cell(held), [] if ignore(held, None) else [("cell_contents", container.content())], False
     names = container.names
     if isinstance(held, (Scope, Slots)):
         found = [
@@ -281,7 +310,7 @@ def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[
             for key, value in held.content().items()
             if (names is None or key in names) and not ignore(held, key)
         ]
-        return _Scoped(held.scope) if isinstance(held, Scope) else held, found
+        return held.scope if isinstance(held, Scope) else held, found, False
     if isinstance(held, dict):
         found = [
             (key, value)
@@ -290,20 +319,8 @@ def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[
         ]
         if container.is_attributes:
             found = [(key, value) for key, value in found if not _is_own(key, value)]
-        if any(ignore(held, key) for key in held):
-            return _Scoped(held), found
-        return held, found
-    return held, list(enumerate(held)) if isinstance(held, list) and len(held) <= LONG else []
-
-
-class _Scoped:
-    """A dict of which only some entries are looked at."""
-
-    def __init__(self, scope: dict[Any, Any]) -> None:
-        self._scope = scope
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._scope[key]
+        return held, found, not any(ignore(held, key) for key in held)
+    return held, list(enumerate(held)) if isinstance(held, list) and len(held) <= LONG else [], True
 
 
 def _is_number(value: Any) -> bool:

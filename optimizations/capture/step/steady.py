@@ -1,0 +1,118 @@
+"""A call whose arguments look as those of a recording did, seen without taking them apart anew.
+
+A signature is a value that can be looked up, and making one goes through all of the arguments in Python. After a
+recording it is known what they look like. So the way to each tensor is kept, and a call that is as it was follows it:
+containers are compared by type, length and keys, tensors in bulk, and the settings around the step by one call into
+C++. Whatever differs, or is of a kind that is not known here, goes the full way and is compared by its signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.capture.signature import PLAIN, alias_pattern
+from optimizations.torch_internals.argument_guard import same_looks
+
+_Take = Callable[[Any, list[Any]], bool]
+"""Appends the tensors of a value to a list; False if the value is another."""
+
+
+class Arguments:
+    """What the arguments of a recording look like, and the settings around it. `tensors` are all of theirs."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
+        self._take_args, self._take_kwargs = _taker(args), _taker(kwargs)
+        self._aliases = alias_pattern(tensors)
+        self._distinct = len(set(self._aliases)) == len(tensors)
+        self.renew(tensors)
+
+    def renew(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Take in the settings as they are now: grad mode, autocast, default dtype and others.
+
+        `tensors` are of a call with the same signature: what C++ compares includes settings, such as autocast.
+        """
+        self._looks = same_looks(tensors)
+        self._settings: Any = torch_internals.GlobalStateGuard().check
+        self._others = torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision()
+
+    def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
+        """The tensors of a call that has the signature of the recording; None if it may have another."""
+        take_args, take_kwargs = self._take_args, self._take_kwargs
+        if take_args is None or take_kwargs is None:
+            return None
+        found: list[Any] = []
+        if not (take_args(args, found) and take_kwargs(kwargs, found)):
+            return None
+        if not self._looks(tuple(found)) or not (
+            len(set(map(id, found))) == len(found) if self._distinct else alias_pattern(found) == self._aliases
+        ):
+            return None
+        others = torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision()
+        return found if others == self._others and self._settings() else None
+
+
+def _taker(nest: Any) -> _Take | None:
+    """For values that look like `nest`; None for kinds that are taken apart by their signature only."""
+    kind = type(nest)
+    if isinstance(nest, torch.Tensor):
+        return _tensor
+    if kind in PLAIN:
+        return lambda value, found: type(value) is kind and value == nest
+    if isinstance(nest, (list, tuple)):
+        return _of_sequence(kind, nest)
+    if kind is dict and all(type(key) is str for key in nest):
+        return _of_dict(nest)
+    return None
+
+
+def _tensor(value: Any, found: list[Any]) -> bool:
+    found.append(value)
+    return True
+
+
+def _of_sequence(kind: Any, nest: Sequence[Any]) -> _Take | None:
+    members, length = [_taker(member) for member in nest], len(nest)
+    if all(member is _tensor for member in members):
+
+        def take_all(value: Any, found: list[Any]) -> bool:
+            if not _is(value, kind, length):
+                return False
+            found += value
+            return True
+
+        return take_all
+
+    known = [member for member in members if member is not None]
+    if len(known) < length:
+        return None
+    if length == 1:
+        (only,) = known
+        return lambda value, found: _is(value, kind, 1) and only(value[0], found)
+
+    def take(value: Any, found: list[Any]) -> bool:
+        if not _is(value, kind, length):
+            return False
+        return all(member(one, found) for member, one in zip(known, value, strict=True))
+
+    return take
+
+
+def _is(value: Any, kind: Any, length: int) -> bool:
+    return type(value) is kind and len(value) == length
+
+
+def _of_dict(nest: dict[str, Any]) -> _Take | None:
+    keys, values = list(nest), _of_sequence(tuple, tuple(nest.values()))
+    if values is None:
+        return None
+    if not keys:
+        return lambda value, found: type(value) is dict and not value
+
+    def take(value: Any, found: list[Any]) -> bool:
+        return type(value) is dict and list(value) == keys and values(tuple(value.values()), found)
+
+    return take

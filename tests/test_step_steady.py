@@ -1,0 +1,285 @@
+"""Calls that are as a recording's are known without a signature, and others never taken for such."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_programs import batches, loss_of, network
+
+from optimizations.capture.signature import signature
+from optimizations.capture.step import graphed_step
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.steady import Arguments
+from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_values
+
+Pair = collections.namedtuple("Pair", "first second")
+x, y = torch.ones(2, 3), torch.ones(4, dtype=torch.int64)
+
+
+def known(arguments: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> Arguments:
+    tensors: list[torch.Tensor] = []
+    signature((arguments, keywords or {}), tensors)
+    return Arguments(arguments, keywords or {}, tensors)
+
+
+NESTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "a tensor": ((x,), {}),
+    "several": ((x, y), {}),
+    "a dict": (({"x": x, "y": y},), {}),
+    "by keyword": ((), {"x": x, "scale": 0.5}),
+    "nested": (([x, (y, {"z": x.clone(), "n": None})], "train"), {"pair": Pair(x.clone(), 3)}),
+    "nothing": ((), {}),
+    "one tensor twice": ((x, [x, y]), {}),
+    "a parameter": ((torch.nn.Parameter(x, requires_grad=False),), {}),
+}
+
+
+def other_tensors(nest: Any, made: dict[int, Any]) -> Any:
+    """The same nest of other tensors; those that were the same stay so."""
+    if isinstance(nest, torch.Tensor):
+        fresh = torch.zeros_like(nest)
+        kind = torch.nn.Parameter(fresh, requires_grad=False) if isinstance(nest, torch.nn.Parameter) else fresh
+        return made.setdefault(id(nest), kind)
+    if isinstance(nest, dict):
+        return {key: other_tensors(value, made) for key, value in nest.items()}
+    if isinstance(nest, Pair):
+        return Pair(*[other_tensors(member, made) for member in nest])
+    if isinstance(nest, (list, tuple)):
+        return type(nest)([other_tensors(member, made) for member in nest])
+    return nest
+
+
+@pytest.mark.parametrize("name", sorted(NESTS))
+def test_the_tensors_of_a_call_that_looks_the_same_are_those_of_its_signature(name: str) -> None:
+    args, kwargs = NESTS[name]
+    arguments = known(args, kwargs)
+    made: dict[int, Any] = {}
+    given = other_tensors(args, made), other_tensors(kwargs, made)
+    expected: list[torch.Tensor] = []
+    signature(given, expected)
+    found = arguments.tensors_of(*given)
+    assert found is not None and len(found) == len(expected)
+    assert all(mine is theirs for mine, theirs in zip(found, expected, strict=True))
+
+
+class Mine(torch.Tensor):
+    pass
+
+
+OTHERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "shape": ((x,), (torch.ones(3, 2),)),
+    "strides": ((x,), (torch.ones(3, 2).T,)),
+    "dtype": ((x,), (x.double(),)),
+    "gradient": ((x,), (x.clone().requires_grad_(),)),
+    "class": ((x,), (x.as_subclass(Mine),)),
+    "parameter": ((x,), (torch.nn.Parameter(x, requires_grad=False),)),
+    "no tensor": ((x,), (3,)),
+    "something with a shape": ((x,), (x.numpy(),)),
+    "more": ((x,), (x, y)),
+    "fewer": ((x, y), (x,)),
+    "none": ((x,), ()),
+    "exchanged": ((x, y), (y, x)),
+    "one tensor twice": (([x, x.clone()],), ([x, x],)),
+    "no longer the same": (([x, x],), ([x, x.clone()],)),
+    "key": (({"x": x},), ({"z": x},)),
+    "order of keys": (({"x": x, "z": x.clone()},), ({"z": x, "x": x.clone()},)),
+    "one key more": (({"x": x},), ({"x": x, "z": 1},)),
+    "no dict": (({"x": x},), (collections.OrderedDict(x=x),)),
+    "list for tuple": (([x],), ((x,),)),
+    "named": (([x, y],), (Pair(x, y),)),
+    "a longer list": (([x],), ([x, y],)),
+    "number": ((x, 1), (x, 2)),
+    "kind of number": ((x, 1), (x, True)),
+    "text": ((x, "a"), (x, "b")),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_a_call_with_another_signature_is_not_taken_for_one_that_is_known(name: str) -> None:
+    ours, theirs = OTHERS[name]
+    assert signature((ours, {}), []) != signature((theirs, {}), [])
+    arguments = known(ours)
+    assert arguments.tensors_of(ours, {}) is not None
+    assert arguments.tensors_of(theirs, {}) is None
+    assert arguments.tensors_of(ours, {"more": 1}) is None
+
+
+def test_kinds_that_are_not_known_go_the_full_way() -> None:
+    for value in ({3: x}, collections.OrderedDict(x=x), {1, 2}, object()):
+        arguments = (value, x)
+        assert known(arguments).tensors_of(arguments, {}) is None
+
+
+@contextlib.contextmanager
+def default_dtype() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu"),
+    "autocast of the GPU": lambda: torch.autocast("cuda", dtype=torch.float16),
+    "default dtype": default_dtype,
+    "precision": precision,
+    "deterministic": deterministic,
+}
+
+
+@pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_settings_around_the_step_are_part_of_what_is_known(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    arguments = known((x, y))
+    try:
+        with SETTINGS[name]():
+            assert arguments.tensors_of((x, y), {}) is None
+            arguments.renew((x, y))
+            assert arguments.tensors_of((x, y), {}) is not None
+        assert arguments.tensors_of((x, y), {}) is None
+    finally:
+        arguments.renew((x, y))
+    assert arguments.tensors_of((x, y), {}) is not None
+
+
+def counted_signatures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    made: list[int] = []
+
+    def counting(*arguments: Any) -> Any:
+        made.append(1)
+        return signature(*arguments)
+
+    monkeypatch.setattr(graphed_step, "signature", counting)
+    return made
+
+
+def test_recordings_that_take_turns_are_found_without_a_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes, a number, and gradients that are there or not."""
+    model = network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor], scale: float) -> torch.Tensor:
+        loss = loss_of(model, batch) * scale
+        loss.backward()
+        return loss.detach()
+
+    def calls(function: Callable[..., Any], count: int) -> list[torch.Tensor]:
+        found = []
+        for index in range(count):
+            (batch,) = batches("cpu", 1, 6 + index // 2 % 2)[0]
+            found.append(function(batch, 0.5 if index % 4 else 0.25))
+            if index % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        return found
+
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    expected = calls(step, 40)
+    with torch.no_grad():
+        torch._foreach_copy_(list(model.parameters()), start)
+    graphed = GraphedStep(step, device=CpuDevice())
+    found = calls(graphed, 32)
+    made = counted_signatures(monkeypatch)
+    found += calls(graphed, 8)
+    assert made == []
+    assert [loss.item() for loss in found] == [loss.item() for loss in expected]
+    assert len(graphed.report().recordings) == 4 and graphed.report().refusals == ()
+
+
+def test_a_setting_that_changes_for_good_is_known_after_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of threads is no part of a signature, and C++ compares it."""
+    model = network("cpu")
+    step = GraphedStep(lambda batch: loss_of(model, batch).detach(), device=CpuDevice())
+    calls = batches("cpu")
+    for batch in calls[:5]:
+        step(*batch)
+    threads = torch.get_num_threads()
+    made = counted_signatures(monkeypatch)
+    try:
+        torch.set_num_threads(threads + 1)
+        for batch in calls[5:]:
+            step(*batch)
+    finally:
+        torch.set_num_threads(threads)
+    assert made == [1]
+    assert step.report().replays == len(calls) - 3
+
+
+def test_a_recording_that_was_freed_serves_no_more() -> None:
+    model = network("cpu")
+    step = GraphedStep(lambda batch: loss_of(model, batch).detach(), device=CpuDevice())
+    calls = batches("cpu")
+    for batch in calls[:5]:
+        step(*batch)
+    assert step.report().replays == 2
+    step.close()
+    step(*calls[5])
+    assert step.report().replays == 2
+
+
+def test_values_are_the_same_until_one_is_exchanged_added_or_deleted() -> None:
+    def cell(value: Any) -> Any:
+        return (lambda: value).__closure__[0]  # type: ignore[index]
+
+    def made() -> tuple[dict[str, Any], list[Any], Any, Callable[[], bool]]:
+        settings, members, held = {"a": 1.5, "b": None}, [x, y], cell(x)
+        given = [
+            Held(settings, (("a", settings["a"]),), None),
+            Held(members, tuple(enumerate(members)), 2),
+            Held(held, (("cell_contents", x),), None),
+        ]
+        return settings, members, held, same_values(given)
+
+    settings, members, held, same = made()
+    assert same()
+    settings["c"] = 3  # its size is not looked at
+    assert same()
+    settings["a"] = 2.5
+    assert not same()
+    for change, arguments in (("append", (x,)), ("pop", ()), ("reverse", ()), ("clear", ())):
+        settings, members, held, same = made()
+        getattr(members, change)(*arguments)
+        assert not same()
+    settings, members, held, same = made()
+    held.cell_contents = y
+    assert not same()
+    del held.cell_contents
+    assert not same()
+    settings, members, held, same = made()
+    del settings["a"]
+    assert not same()
+    assert same_values([])()
+    assert can_be_asked([x], [(0, x)]) and can_be_asked({"a": 1, 3: 2}, [("a", 1)])
+    assert can_be_asked(collections.OrderedDict(a=1), [("a", 1)])
+    assert not can_be_asked({x: 1}, [(x, 1)]) and not can_be_asked({3: 2}, [(3, 2)]) and not can_be_asked({1}, [(0, 1)])
+    assert not can_be_asked(held, [("cell_contents", held)])
