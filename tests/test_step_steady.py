@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,12 +13,25 @@ import pytest
 import torch
 from graphs_on_cpu import CpuDevice
 from step_programs import batches, loss_of, network
+from transformers import BatchEncoding
 
 from optimizations.capture.signature import signature
 from optimizations.capture.step import graphed_step
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.steady import Arguments
-from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_values
+from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_gradients, same_values
+
+
+@dataclasses.dataclass
+class Sample:
+    image: torch.Tensor
+    label: Any
+
+
+@dataclasses.dataclass
+class Alone:
+    image: torch.Tensor
+
 
 Pair = collections.namedtuple("Pair", "first second")
 x, y = torch.ones(2, 3), torch.ones(4, dtype=torch.int64)
@@ -37,6 +51,8 @@ NESTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "nested": (([x, (y, {"z": x.clone(), "n": None})], "train"), {"pair": Pair(x.clone(), 3)}),
     "nothing": ((), {}),
     "one tensor twice": ((x, [x, y]), {}),
+    "a dataclass": ((Sample(x, ({"y": y}, 3)), Alone(x.clone())), {}),
+    "other mappings": ((collections.OrderedDict(x=x, y=y), BatchEncoding({"ids": y.clone(), "mask": x.clone()})), {}),
     "a parameter": ((torch.nn.Parameter(x, requires_grad=False),), {}),
 }
 
@@ -47,8 +63,11 @@ def other_tensors(nest: Any, made: dict[int, Any]) -> Any:
         fresh = torch.zeros_like(nest)
         kind = torch.nn.Parameter(fresh, requires_grad=False) if isinstance(nest, torch.nn.Parameter) else fresh
         return made.setdefault(id(nest), kind)
-    if isinstance(nest, dict):
-        return {key: other_tensors(value, made) for key, value in nest.items()}
+    if isinstance(nest, collections.abc.Mapping):
+        return type(nest)({key: other_tensors(value, made) for key, value in nest.items()})
+    if dataclasses.is_dataclass(nest):
+        fields = dataclasses.fields(nest)
+        return type(nest)(*[other_tensors(getattr(nest, field.name), made) for field in fields])  # type: ignore[operator]
     if isinstance(nest, Pair):
         return Pair(*[other_tensors(member, made) for member in nest])
     if isinstance(nest, (list, tuple)):
@@ -89,6 +108,9 @@ OTHERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "one tensor twice": (([x, x.clone()],), ([x, x],)),
     "no longer the same": (([x, x],), ([x, x.clone()],)),
     "key": (({"x": x},), ({"z": x},)),
+    "another dataclass": ((Sample(x, y),), (Alone(x),)),
+    "a field": ((Sample(x, 1),), (Sample(x, 2),)),
+    "key of a mapping": ((BatchEncoding({"x": x}),), (BatchEncoding({"y": x}),)),
     "order of keys": (({"x": x, "z": x.clone()},), ({"z": x, "x": x.clone()},)),
     "one key more": (({"x": x},), ({"x": x, "z": 1},)),
     "no dict": (({"x": x},), (collections.OrderedDict(x=x),)),
@@ -112,7 +134,7 @@ def test_a_call_with_another_signature_is_not_taken_for_one_that_is_known(name: 
 
 
 def test_kinds_that_are_not_known_go_the_full_way() -> None:
-    for value in ({3: x}, collections.OrderedDict(x=x), {1, 2}, object()):
+    for value in ({3: x}, {1, 2}, object()):
         arguments = (value, x)
         assert known(arguments).tensors_of(arguments, {}) is None
 
@@ -245,6 +267,23 @@ def test_a_recording_that_was_freed_serves_no_more() -> None:
     step.close()
     step(*calls[5])
     assert step.report().replays == 2
+
+
+def test_gradients_are_the_same_until_one_is_exchanged() -> None:
+    parameters = tuple(torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+    for parameter in parameters[:2]:
+        parameter.grad = torch.ones(2)
+    expected = [parameter.grad for parameter in parameters]
+    same = same_gradients(parameters, expected)
+    assert same(parameters)
+    parameters[0].grad = None
+    assert not same(parameters)
+    parameters[0].grad = torch.ones(2)
+    assert not same(parameters)
+    parameters[0].grad = expected[0]
+    assert same(parameters)
+    parameters[2].grad = torch.ones(2)
+    assert not same(parameters)
 
 
 def test_values_are_the_same_until_one_is_exchanged_added_or_deleted() -> None:

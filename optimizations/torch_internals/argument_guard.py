@@ -43,6 +43,23 @@ def same_looks(tensors: Sequence[torch.Tensor]) -> Callable[[tuple[Any, ...]], b
 _DICTS = (dict, OrderedDict, defaultdict)
 
 
+def same_gradients(
+    parameters: Sequence[torch.Tensor], expected: Sequence[torch.Tensor | None]
+) -> Callable[[tuple[torch.Tensor, ...]], bool]:
+    """A function that tells whether each of the parameters, given as a tuple, has the very `.grad` that is expected.
+
+    Its caller keeps what is expected alive.
+    """
+    tree = torch_internals.RootGuardManager()
+    kind = torch_internals.GuardManagerType.GUARD_MANAGER
+    for index, (parameter, gradient) in enumerate(zip(parameters, expected, strict=True)):
+        name = f"parameter {index}"
+        node = tree.tuple_getitem_manager(index, name, parameter, kind)
+        node.grad_manager(f"{name}.grad", gradient, kind).add_id_match_guard(id(gradient), (name,), None)
+    check: Callable[[tuple[torch.Tensor, ...]], bool] = tree.check
+    return check
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What stands in a dict under keys, in a list, or in a closure cell (under any key).

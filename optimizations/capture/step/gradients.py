@@ -18,6 +18,7 @@ import torch
 from optimizations.capture.inputs import copy_all
 from optimizations.captured.displaced import size_bytes
 from optimizations.captured.graph import MemoryRange
+from optimizations.torch_internals.argument_guard import same_gradients
 
 _get: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("grad")
 
@@ -52,20 +53,24 @@ class Gradients:
         *,
         indifferent: bool,
     ) -> None:
-        self._parameters = list(parameters)
+        self._parameters = tuple(parameters)
         # Gradients that play no part are not kept alive.
         self._before = [] if indifferent else list(before)
         self._after = list(after)
         self._pattern = pattern(before)
         self._indifferent = indifferent
+        self._as_before = same_gradients(self._parameters, self._before) if self._before else None
+        self._as_after = same_gradients(self._parameters, self._after)
+        self._in_place = False
 
     def fit(self) -> bool:
         """Whether a launch now would find gradients where the recording found some."""
         if self._indifferent:
             return True
-        now = gradients(self._parameters)
-        if all(map(operator.is_, now, self._before)):
+        self._in_place = self._as_before is None or self._as_before(self._parameters)
+        if self._in_place:
             return True
+        now = gradients(self._parameters)
         if pattern(now) != self._pattern:
             return False
         return all(
@@ -76,23 +81,20 @@ class Gradients:
 
     def bring(self) -> None:
         """Before a launch: copy gradients that lie elsewhere to where the graph reads them."""
-        if self._indifferent:
-            return
-        now = gradients(self._parameters)
-        if all(map(operator.is_, now, self._before)):
+        if self._indifferent or self._in_place:  # `fit` has just seen that
+            self._in_place = False
             return
         moved = [
             (there, expected)
-            for there, expected in zip(now, self._before, strict=True)
+            for there, expected in zip(gradients(self._parameters), self._before, strict=True)
             if there is not None and expected is not None and there is not expected
         ]
         copy_all([expected for _, expected in moved], [there for there, _ in moved])
 
     def leave(self) -> None:
         """After a launch: every parameter has the gradient that the recording left."""
-        if all(map(operator.is_, map(_get, self._parameters), self._after)):
-            return
-        put(self._parameters, self._after)
+        if not self._as_after(self._parameters):
+            put(self._parameters, self._after)
 
 
 def put(parameters: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor | None]) -> None:

@@ -8,7 +8,9 @@ C++. Whatever differs, or is of a kind that is not known here, goes the full way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,8 +66,10 @@ def _taker(nest: Any) -> _Take | None:
         return lambda value, found: type(value) is kind and value == nest
     if isinstance(nest, (list, tuple)):
         return _of_sequence(kind, nest)
-    if kind is dict and all(type(key) is str for key in nest):
-        return _of_dict(nest)
+    if isinstance(nest, Mapping) and all(type(key) is str for key in nest):
+        return _of_mapping(kind, nest)
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        return _of_dataclass(kind, nest)
     return None
 
 
@@ -105,14 +109,26 @@ def _is(value: Any, kind: Any, length: int) -> bool:
     return type(value) is kind and len(value) == length
 
 
-def _of_dict(nest: dict[str, Any]) -> _Take | None:
-    keys, values = list(nest), _of_sequence(tuple, tuple(nest.values()))
+def _of_mapping(kind: Any, nest: Mapping[str, Any]) -> _Take | None:
+    keys, values = list(nest), _of_sequence(tuple, tuple(nest[key] for key in nest))
     if values is None:
         return None
     if not keys:
-        return lambda value, found: type(value) is dict and not value
+        return lambda value, found: _is(value, kind, 0)
+    get = operator.itemgetter(*keys)
+    members = get if len(keys) > 1 else lambda value: (get(value),)
 
     def take(value: Any, found: list[Any]) -> bool:
-        return type(value) is dict and list(value) == keys and values(tuple(value.values()), found)
+        return type(value) is kind and list(value) == keys and values(members(value), found)
 
     return take
+
+
+def _of_dataclass(kind: Any, nest: Any) -> _Take | None:
+    names = [field.name for field in dataclasses.fields(nest)]
+    values = _of_sequence(tuple, tuple(getattr(nest, name) for name in names))
+    if values is None or not names:
+        return None
+    get = operator.attrgetter(*names)
+    members = get if len(names) > 1 else lambda value: (get(value),)
+    return lambda value, found: type(value) is kind and values(members(value), found)
