@@ -51,16 +51,17 @@ def list_decisions(folder: Folder = None, as_json: Json = False) -> None:
         print(json.dumps([_as_json(one) for one in found], indent=2, ensure_ascii=False))
         return
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("verdict", "kept", "outcome", "others take", "direction", "calls", "objective", "GPU", box=None)
     for one in found:
         if one.verdict is not None:
-            table.add_row(*_row(one.key, one.verdict))
+            table.add_row(*(Text(_printable(cell)) for cell in _row(one.key, one.verdict)))
     if table.row_count:
         console().print(table)
     for one in found:
         if one.ignored is not None:
-            console().print(f"{one.path.name} is ignored: {one.ignored}", markup=False)
+            console().print(_printable(f"{one.path.name} is ignored: {one.ignored}"), markup=False)
     if not found:
         print(f"no verdicts in {store.directory}; options={{'selection': 'measure'}} of the backend makes some")
 
@@ -76,9 +77,9 @@ def explain(
     if as_json:
         print(json.dumps(_as_json(found), indent=2, ensure_ascii=False))
     elif found.verdict is None:
-        print(f"{found.path}\nis ignored: {found.ignored}")
+        print(_printable(str(found.path)), _printable(f"is ignored: {found.ignored}"), sep="\n")
     else:
-        print("\n".join(_lines(found.key, found.verdict)))
+        print("\n".join(map(_printable, _lines(found.key, found.verdict))))
 
 
 @app.command(epilog="Example: encore decisions clear --all")
@@ -96,6 +97,11 @@ def clear(
     keys = None if everything else [_one(store, name).key for name in verdicts or ()]
     removed = store.clear(keys)
     print(f"{removed} removed")
+
+
+def _printable(text: str) -> str:
+    """Without what a terminal would obey: files and names may be anybody's."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode() for one in text)
 
 
 def _store(folder: Path | None) -> VerdictStore:

@@ -52,7 +52,7 @@ def decided(
     calls, slow, last = 0, False, 0.0
     while (turn := selector.next_turn()) is not None:
         last = weather.echo * last + math.sqrt(1 - weather.echo**2) * chance.gauss(0, weather.noise)
-        seconds = truth[turn.candidate] * math.exp(last) * (1 + weather.drift * calls / 1000)
+        seconds = truth[turn.candidate] * math.exp(last) * (1 + weather.drift) ** (calls / 1000)
         slow ^= chance.random() < weather.regimes
         seconds *= 1.3 if slow else 1.0
         if chance.random() < weather.outliers:

@@ -13,7 +13,7 @@ from simulated_timings import FAIR, FOUL, Weather, decided
 from optimizations.selection.decide import Rules, block_median, compare, judge
 from optimizations.selection.interval import fewest, paired_interval
 from optimizations.selection.schedule import turns
-from optimizations.selection.selector import MOST_VOIDS, Selector
+from optimizations.selection.selector import FEWEST_ROUNDS, MOST_VOIDS, Selector
 
 NAMES = ("none", "copy", "indirection")
 ALLOWED = 1.02
@@ -27,7 +27,7 @@ def steady(examples: int) -> settings:
 
 WEATHERS = st.builds(
     Weather,
-    noise=st.floats(0.001, 0.03),
+    noise=st.floats(0.001, 0.05),
     drift=st.floats(-0.3, 0.5),
     outliers=st.floats(0, 0.04),
     warm_up=st.integers(0, 4),
@@ -49,10 +49,7 @@ def test_what_is_kept_is_hardly_slower_than_the_best(times: list[float], weather
     decision = selector.decision
     assert decision is not None
     assert selector.spent.calls <= selector.rules.most_calls + 3 * selector.rules.block_calls
-    slower = truth[decision.kept] / min(times)
-    # Where the noise was too strong for an answer, that is said, and how much it may cost.
-    allowed = ALLOWED if decision.outcome != "unresolved" else 1.05
-    assert slower <= allowed, (decision, truth)
+    assert truth[decision.kept] / min(times) <= ALLOWED, (decision, truth)
 
 
 @steady(150)
@@ -62,11 +59,12 @@ def test_close_calls_are_decided_within_the_margin(first: float, second: float, 
     truth = {"none": 1.0, "copy": 1.0 + first, "indirection": 1.0 + second}
     decision = decided(truth, weather, seed).decision
     assert decision is not None
-    slower = truth[decision.kept] / min(truth.values())
-    assert slower <= (ALLOWED if decision.outcome != "unresolved" else 1.03), (decision, truth)
+    assert truth[decision.kept] / min(truth.values()) <= ALLOWED, (decision, truth)
 
 
-@pytest.mark.parametrize(("weather", "count"), [(FAIR, 2), (FAIR, 3), (FOUL, 2), (Weather(noise=0.05), 2)], ids=str)
+@pytest.mark.parametrize(
+    ("weather", "count"), [(FAIR, 2), (FAIR, 3), (FOUL, 2), (FOUL, 3), (Weather(noise=0.05), 2)], ids=str
+)
 def test_copies_of_one_distribution_are_the_same(weather: Weather, count: int) -> None:
     runs = [decided(dict.fromkeys(NAMES[:count], 1.0), weather, seed).decision for seed in range(60)]
     same = [one for one in runs if one is not None and (one.outcome, one.kept) == ("same", "none")]
@@ -81,9 +79,12 @@ def test_of_copies_that_cannot_be_told_apart_in_time_the_simplest_is_kept() -> N
 
 
 @pytest.mark.parametrize("truth", [{"none": 1.1, "copy": 1.0}, {"none": 1.0, "copy": 1.1}], ids=["faster", "slower"])
-def test_ten_percent_at_five_percent_noise_take_at_most_two_hundred_calls(truth: dict[str, float]) -> None:
+@pytest.mark.parametrize("weather", [Weather(noise=0.05), Weather(noise=0.05, drift=0.3, warm_up=3, echo=0.2)], ids=str)
+def test_ten_percent_at_five_percent_noise_take_at_most_two_hundred_calls(
+    truth: dict[str, float], weather: Weather
+) -> None:
     for seed in range(200):
-        selector = decided(truth, Weather(noise=0.05), seed)
+        selector = decided(truth, weather, seed)
         assert selector.spent.calls <= 200, seed
         assert selector.decision is not None
         assert truth[selector.decision.kept] == 1.0
@@ -112,17 +113,48 @@ def test_a_clock_that_ticks_coarsely_decides() -> None:
 
 
 def test_a_budget_ends_measuring_with_the_best_guess() -> None:
-    # The first candidate is far slower, so that its rounds cost the most.
-    truth = {"none": 3.0, "copy": 1.0}
-    free = decided(truth, FAIR, seed=3)
-    selector = decided(truth, FAIR, seed=3, budget_s=0.03)
+    truth = {"none": 1.07, "copy": 1.0}
+    weather = Weather(noise=0.02)
+    free = decided(truth, weather, seed=3)
+    selector = decided(truth, weather, seed=3, budget_s=0.001)
     assert selector.decision is not None
     assert (selector.decision.kept, selector.decision.outcome) == ("copy", "unresolved")
     assert selector.spent.calls < free.spent.calls
-    assert selector.spent.excess_s > 0.03
+    assert selector.spent.excess_s > 0.001
     (comparison,) = selector.decision.comparisons
-    assert comparison.ratio.estimate == pytest.approx(3, rel=0.05)
+    assert comparison.ratio.estimate == pytest.approx(1.07, rel=0.03)
     assert comparison.ratio.high == math.inf, "so few rounds bound nothing"
+
+
+def test_what_is_hopelessly_slow_is_given_up_before_it_has_used_the_budget_up() -> None:
+    """The first candidate is far slower, so that its rounds cost the most; the others are hard to tell apart."""
+    truth = {"none": 4.0, "copy": 1.05, "indirection": 1.0}
+    weather = Weather(noise=0.02)
+    right = 0
+    for seed in range(60):
+        selector = decided(truth, weather, seed, budget_s=0.1)
+        assert selector.decision is not None
+        assert "none" in selector.decision.dropped
+        assert selector.measured_calls["none"] <= 20
+        assert selector.spent.excess_s <= 0.1 * 1.2
+        assert {one.other for one in selector.decision.comparisons} >= {"none"}
+        right += (selector.decision.kept, selector.decision.outcome) == ("indirection", "faster")
+    assert right >= 57
+
+
+def test_a_candidate_that_is_the_only_one_left_is_kept_and_said_to_be_faster() -> None:
+    selector = decided({"none": 3.0, "copy": 1.0}, FAIR, seed=3, budget_s=0.03)
+    assert selector.decision is not None
+    assert (selector.decision.kept, selector.decision.outcome) == ("copy", "faster")
+    assert selector.decision.dropped == {"none"}
+    assert selector.spent.rounds == FEWEST_ROUNDS
+
+
+def test_equal_candidates_are_hardly_ever_hopeless() -> None:
+    """A budget that ends at the first chance: noise of 5 % makes nothing hopeless, and the verdict is a guess."""
+    found = [decided(dict.fromkeys(NAMES, 1.0), Weather(noise=0.05), seed, budget_s=1e-9) for seed in range(400)]
+    dropped = [one for one in found if one.decision is not None and one.decision.dropped]
+    assert len(dropped) <= 4
 
 
 def test_excess_is_what_the_slower_candidates_took_more() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import runpy
 import signal
@@ -57,6 +58,9 @@ def spoilt(content: bytes) -> list[tuple[str, bytes, str]]:
         ("a list", b"[1, 2]", "not a verdict of Encore's"),
         ("deep", b"[" * 100_000, "not JSON"),
         ("of a later version", json.dumps({**whole, "version": 2}).encode(), "version 2"),
+        ("with a time below zero", json.dumps({**whole, "median_s": {"copy": -1.0}}).encode(), "median_s"),
+        ("with a time that is none", json.dumps({**whole, "median_s": {"copy": math.nan}}).encode(), "median_s"),
+        ("with times of a stranger", json.dumps({**whole, "median_s": {"fast": 1.0}}).encode(), "times are of"),
         ("with a field more", json.dumps({**whole, "extra": 1}).encode(), "extra"),
         ("without a field", json.dumps({key: one for key, one in whole.items() if key != "kept"}).encode(), "kept"),
         ("with a wrong type", json.dumps({**whole, "calls": "many"}).encode(), "calls"),
@@ -323,3 +327,55 @@ def test_decisions_are_cleared_one_or_all(folder: Path) -> None:
     assert VerdictStore(folder).get(where(torch="2.12.0")) is not None
     assert decisions("clear", "--all").stdout == "2 removed\n"
     assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def strange(folder: Path) -> Path:
+    """What others may leave in the folder: a pipe, a folder, a link to nothing, a name that a terminal obeys."""
+    os.mkfifo(folder / f"{key_of(where(gpu='another'))}{SUFFIX}")
+    (folder / f"{'4' * 64}{SUFFIX}").mkdir()
+    (folder / f"{'5' * 64}{SUFFIX}").symlink_to("/nonexistent")
+    (folder / f"\x1b[31m[red]{SUFFIX}").write_text("{}")
+    return folder
+
+
+def test_nobody_waits_for_what_is_not_a_file(strange: Path) -> None:
+    assert VerdictStore(strange).get(where(gpu="another")) is None
+    found = {one.path.name[:1]: one.ignored for one in VerdictStore(strange).list() if one.verdict is None}
+    assert found["4"] is not None
+    assert found["5"] == "it is a link to nothing"
+    assert "it is not a regular file" in found.values()
+
+
+def test_names_of_files_tell_a_terminal_nothing(strange: Path) -> None:
+    for arguments in (("list",), ("explain", "\x1b")):
+        result = decisions(*arguments)
+        assert result.exit_code == 0
+        assert "\x1b" not in result.stdout
+        assert "\\x1b[31m[red]" in result.stdout
+
+
+def test_texts_of_a_verdict_tell_a_terminal_nothing(folder: Path) -> None:
+    VerdictStore(folder).put([verdict(where(gpu="[red]an H100\x1b[2J, 80 GB", host="a\nb"))])
+    listed, key = decisions("list").stdout, key_of(where(gpu="[red]an H100\x1b[2J, 80 GB", host="a\nb"))
+    assert "[red]an H100\\x1b[2J" in listed
+    explained = decisions("explain", key[:12]).stdout
+    assert "\x1b" not in explained
+    assert "a\\nb" in explained
+
+
+def test_clearing_goes_on_past_what_cannot_be_removed(strange: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Path.unlink
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        if path.name.startswith("c"):
+            raise PermissionError(13, "Permission denied", str(path))
+        original(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(PermissionError):
+        VerdictStore(strange).clear()
+    monkeypatch.setattr(Path, "unlink", original)
+    assert sorted(one.name[:1] for one in strange.iterdir()) == ["4", "c"]
+    assert decisions("clear", "--all").stdout == "1 removed\n"
+    assert [one.name[:1] for one in strange.iterdir()] == ["4"], "a folder is none of ours"

@@ -11,11 +11,12 @@ circumstances change all the time would be measured for ever.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optimizations.selection.decide import Decision, Round, Rules, block_median, judge
+from optimizations.selection.decide import Decision, Round, Rules, block_median, hopeless, judge
 from optimizations.selection.schedule import Turn, turns
 
 MOST_VOIDS = 3
@@ -24,6 +25,9 @@ MOST_VOIDS = 3
 
 FEWEST_ROUNDS = 3
 """Counted rounds before a budget may end measuring: fewer say nothing."""
+
+EARLY_SHARE = 0.5
+"""Of the budget, after which candidates that are hopelessly slow are not measured any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Selector:
     def _begin(self) -> None:
         self.decision = None
         self._left = self.candidates
+        self._given_up: frozenset[str] = frozenset()
         self._rounds: list[Round] = []
         self._round_index = 0
         self._queue: deque[Turn] = deque()
@@ -82,7 +87,7 @@ class Selector:
         self._calls = 0
         self._seconds: dict[str, list[float]] = {name: [] for name in self.candidates}
         if len(self.candidates) == 1:
-            self.decision = judge(self.candidates, (), self.rules).decision
+            self._judge()
 
     def next_turn(self) -> Turn | None:
         """Who is to serve the next call; None once it is decided. Each turn is to be answered by `record` or `lost`."""
@@ -166,15 +171,29 @@ class Selector:
             times = {name: [one for one in block if one is not None] for name, block in blocks.items()}
             self._rounds.append({name: block_median(block, self.rules) for name, block in times.items()})
             if len(self._rounds) in self._looks:
-                judged = judge(self.candidates, self._rounds, self.rules)
-                self._left = judged.left
-                self.decision = judged.decision
+                self._judge()
         self._end_at_cap()
+
+    def _judge(self, *, at_the_end: bool = False) -> None:
+        judged = judge(self.candidates, self._rounds, self.rules, at_the_end=at_the_end, given_up=self._given_up)
+        self._left = judged.left
+        self.decision = judged.decision
 
     def _end_at_cap(self) -> None:
         if self.decision is not None:
             return
-        enough = len(self._rounds) >= FEWEST_ROUNDS
-        over_budget = enough and self._budget_s is not None and self.spent.excess_s > self._budget_s
-        if self._calls >= self.rules.most_calls or over_budget:
-            self.decision = judge(self.candidates, self._rounds, self.rules, at_the_end=True).decision
+        share = self._share_used() if len(self._rounds) >= FEWEST_ROUNDS else 0.0
+        if share > EARLY_SHARE and not self._given_up:
+            self._given_up = hopeless(self._left, self._rounds)
+            self._left = tuple(one for one in self._left if one not in self._given_up)
+            if len(self._left) == 1:
+                self._judge()
+                return
+        if self._calls >= self.rules.most_calls or share > 1:
+            self._judge(at_the_end=True)
+
+    def _share_used(self) -> float:
+        """Of the budget."""
+        if self._budget_s is None:
+            return 0.0
+        return self.spent.excess_s / self._budget_s if self._budget_s > 0 else math.inf

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,17 +106,25 @@ class VerdictStore:
     def clear(self, keys: Sequence[str] | None = None) -> int:
         """Remove these verdicts, by default all, damaged ones and what a crash left behind too. How many there were.
 
+        Folders stay, whatever they are called.
+
         Raises:
-            OSError: a file cannot be removed.
+            OSError: a file cannot be removed. All others are.
         """
-        removed = 0
-        for path in self._files():
-            if keys is None or path.name.removesuffix(SUFFIX) in keys:
-                removed += _remove(path)
-        if keys is None and self.directory.is_dir():
-            for path in self.directory.glob(f".*{SUFFIX}.*"):  # a write that was cut off
-                _remove(path)
-        return removed
+        chosen = [path for path in self._files() if keys is None or path.name.removesuffix(SUFFIX) in keys]
+        cut_off = self.directory.glob(f".*{SUFFIX}.*") if keys is None and self.directory.is_dir() else ()
+        removed, failed = set(), None
+        for path in (*chosen, *cut_off):
+            try:
+                path.unlink()
+                removed.add(path)
+            except (FileNotFoundError, IsADirectoryError):  # another process was faster, or it is none of ours
+                continue
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return len(removed.intersection(chosen))
 
     def _files(self) -> Iterator[Path]:
         if not self.directory.is_dir():
@@ -130,10 +139,12 @@ class VerdictStore:
     def _read(self, path: Path) -> Found:
         key = path.name.removesuffix(SUFFIX)
         try:
-            with path.open("rb") as file:
+            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would be waited for
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    return Found(path, None, "it is not a regular file")
                 content = file.read(MOST_BYTES + 1)
         except FileNotFoundError:
-            return Found(path, None, None)
+            return Found(path, None, "it is a link to nothing" if path.is_symlink() else None)
         except OSError as error:
             return Found(path, None, f"it cannot be read ({error.strerror or error})")
         if len(content) > MOST_BYTES:
@@ -154,12 +165,3 @@ def _age(path: Path) -> tuple[float, str]:
         return path.stat().st_mtime, path.name
     except OSError:
         return 0.0, path.name
-
-
-def _remove(path: Path) -> int:
-    """1 if it was there; another process may have removed it."""
-    try:
-        path.unlink()
-    except FileNotFoundError:
-        return 0
-    return 1

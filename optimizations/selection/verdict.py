@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -72,7 +72,7 @@ class StoredVerdict(_Record):
     kept: str
     outcome: Literal["faster", "same", "unresolved"]
     compared: tuple[Compared, ...]
-    median_s: dict[str, float]
+    median_s: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     moving: bool
     calls: int = Field(ge=0)
     measuring_s: float = Field(ge=0, allow_inf_nan=False)
@@ -84,6 +84,9 @@ class StoredVerdict(_Record):
     def _is_whole(self) -> StoredVerdict:
         if self.kept not in self.candidates:
             raise ValueError(f"{self.kept!r} is kept and not among the candidates {self.candidates}")
+        others = {one.candidate for one in self.compared} | self.median_s.keys()
+        if not others <= set(self.candidates):
+            raise ValueError(f"times are of {sorted(others)}, and the candidates are {self.candidates}")
         if list(self.group) != sorted(set(self.group)):
             raise ValueError("the group is not sorted, or names a graph twice")
         return self
