@@ -147,8 +147,9 @@ def through_inductor(program: Program) -> str | None:
     observation = observe(built.graph_module, built.inputs)
     names = {str(getattr(node.target, "__name__", node.target)) for node in built.graph_module.graph.nodes}
     writes = any(effects.writes for effects in observation.effects.values())
-    landing = any(entry.landing for entry in built.used)
-    if writes or landing or not names.isdisjoint(("floor", "argmax", "lt", "long", "rand", "float", "to_dtype")):
+    # Inductor reads the memory of a lazily negative input as it is, with Encore and without.
+    left_out = any(entry.landing or (entry.on_gpu and entry.layout == "negative") for entry in built.used)
+    if writes or left_out or not names.isdisjoint(("floor", "argmax", "lt", "long", "rand", "float", "to_dtype")):
         return ""
     placement = place(built.graph_module, built.inputs, Options(**program.options))
     if placement.feeds is None or placement.feeds.passed:

@@ -30,7 +30,7 @@ import torch
 
 from .compare import _generator, _write
 from .programs import CALLS, Built, Program, build, draw, text
-from .sources import INPUTS, Input, memory_and_view
+from .sources import INPUTS, Input, memory_and_view, view_of
 
 STEPS = 14
 """Calls of each program: warm-up, recording, second capture, trials and replays."""
@@ -165,7 +165,9 @@ def _pinned(name: str, value: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.
 
 
 def _given(entry: Input, step: int) -> torch.Tensor:
-    value = memory_and_view(entry, _generator(entry, step if entry.kind == "argument" else step // 2))[1]
+    memory, value = memory_and_view(entry, _generator(entry, step if entry.kind == "argument" else step // 2))
+    if entry.layout == "negative":
+        return view_of(entry, memory.cuda() if entry.on_gpu else memory)
     if entry.landing:
         return value.pin_memory()
     if not entry.on_gpu:

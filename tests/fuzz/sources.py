@@ -56,6 +56,8 @@ INPUTS = (
     Input("turned", (4, 3), torch.float32, kind="attribute", layout="transposed"),
     Input("counts", (3, 3), torch.int64, kind="attribute"),
     Input("landed", (3,), torch.float32, kind="attribute", landing=True),
+    Input("minus", (4, 3), torch.float32, on_gpu=True, layout="negative"),
+    Input("negated", (3,), torch.float32, kind="attribute", layout="negative"),
 )
 
 _MEMORY = {
@@ -64,14 +66,21 @@ _MEMORY = {
     "gapped": (lambda shape: (shape[0], 2 * shape[1]), lambda memory, shape: memory[:, ::2]),
     "expanded": (lambda shape: (1, shape[1]), lambda memory, shape: memory.expand(shape)),
     "transposed": (lambda shape: shape[::-1], lambda memory, shape: memory.t()),
+    # the imaginary part of a lazy conjugate, which is lazily negative: the memory holds real and imaginary parts
+    "negative": (lambda shape: (*shape, 2), lambda memory, shape: torch.view_as_complex(memory).conj().imag),
 }
 
 
 def memory_and_view(entry: Input, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Memory with random values, and the tensor in it that `entry` describes."""
-    shape_of, view_of = _MEMORY[entry.layout]
+    shape_of, _ = _MEMORY[entry.layout]
     memory = random_values(shape_of(entry.shape), entry.dtype, generator, wild=entry.wild)
-    return memory, view_of(memory, entry.shape)
+    return memory, view_of(entry, memory)
+
+
+def view_of(entry: Input, memory: torch.Tensor) -> torch.Tensor:
+    """The tensor that `entry` describes in this memory, on whichever device."""
+    return _MEMORY[entry.layout][1](memory, entry.shape)
 
 
 def random_values(
