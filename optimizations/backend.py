@@ -26,6 +26,7 @@ from optimizations.replay.bound import bound, release_bindings
 from optimizations.replay.shortcut import shortcuts
 from optimizations.report import LEDGER, BindingReport, Entry
 from optimizations.torch_internals.outcome import watched, watching
+from optimizations.torch_internals.wrappers import taking_a_list
 
 if TYPE_CHECKING:
     from optimizations.selection.settings import Settings
@@ -161,14 +162,15 @@ def _maker(
 
 def _fed(compiled: Callable[..., Any], feeds: Feeds) -> Callable[..., Any]:
     """The function Dynamo calls in place of the graph. A plain function: Dynamo wraps it and calls it by that."""
-    if feeds.is_plain:
-
-        def run(*arguments: Any) -> Any:
-            return compiled(*feeds.bind(arguments))
-
-    else:
+    if not feeds.is_plain:
 
         def run(*arguments: Any) -> Any:
             return feeds.call(compiled, arguments)
 
-    return run
+        return run
+    compiled_of_list = taking_a_list(compiled)
+
+    def run_plainly(*arguments: Any) -> Any:
+        return compiled_of_list([*feeds.bind(arguments)])
+
+    return run_plainly

@@ -1,9 +1,10 @@
-"""Calls of an inference graph that pass AOTAutograd's and Inductor's wrappers by.
+"""Calls of a graph that pass AOTAutograd's and Inductor's wrappers by.
 
 Between the code that Dynamo generates and the function that launches, PyTorch 2.11 calls one wrapper inside another.
-Each of them is there for programs that change their inputs, return views of them, train, are profiled and so on. For a
-graph that does nothing of that, the wrappers are called until everything they do once is done; later calls go from the
-outermost straight to the function that Inductor made (`CompiledFxGraph.current_callable`, looked up in each call).
+Each of them is there for programs that change their inputs, return views of them, are profiled and so on. For a graph
+that does nothing of that, the wrappers are called until everything they do once is done; later calls go from the
+outermost straight to the function that Inductor made (`CompiledFxGraph.current_callable`, looked up in each call). For
+a trained graph AOTAutograd's autograd function stays between the two; see `trained`.
 
 `LAYERS` lists what is passed by and why it may be. Whether it may be is decided in three steps: that this PyTorch's
 wrappers read exactly what those of 2.11 read (`torch_internals.wrappers.as_checked`), that the graph needs none of them
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.replay import trained
 from optimizations.report import ShortcutReport
 from optimizations.torch_internals import wrappers
 
@@ -50,15 +52,17 @@ LAYERS = (
             "keeps inputs that are changed or returned, and applies changes and views after the call",
             "counts up the versions of inputs that the graph changes",
             "watches custom operators for undeclared aliases in its first call",
-            "switches gradients off for the call",
+            "switches gradients off for the call; on, for a trained graph",
+            "detaches inputs that never need gradients, and has views tracked, for a trained graph",
             "marks outputs whose sizes differ from call to call",
             "sets the grad mode that the graph leaves behind",
         ),
         (
             "with a profiler on, calls go the full way",
-            "only graphs without changed inputs and without aliased outputs have a shortcut",
-            "the same",
+            "only graphs without inputs that are changed behind the graph, or aliased outputs, have a shortcut",
+            "the shortcut of a trained graph does the same; others that change inputs have none",
             "the first calls go the full way",
+            "the shortcut does the same",
             "the shortcut does the same",
             "only graphs without such outputs have a shortcut",
             "only graphs that leave it as it was have a shortcut",
@@ -68,6 +72,11 @@ LAYERS = (
         "torch._functorch._aot_autograd.utils.call_func_at_runtime_with_args",
         ("switches autocast off for the call if it was on at compile time", "makes a list of a tuple of outputs"),
         ("the shortcut does the same", "the shortcut does the same"),
+    ),
+    Layer(
+        "torch._functorch._aot_autograd.utils.make_boxed_func.g",
+        ("passes a list to an autograd function, one by one",),
+        ("the shortcut does the same",),
     ),
     Layer(
         "torch._functorch._aot_autograd.runtime_wrappers.SerializableCompiledFunction.__call__",
@@ -104,9 +113,8 @@ LAYERS = (
 
 def needed(wrapper: Any, metadata: Any) -> str | None:
     """Why a graph needs AOTAutograd's wrapper in each call, or None: from a `RuntimeWrapper` and its metadata."""
-    if wrapper.trace_joint:
-        return "the graph is trained"
-    if metadata.num_mutated_inp_runtime_indices or metadata.mutated_graph_handled_indices_seen_by_autograd:
+    written = metadata.mutated_graph_handled_indices_seen_by_autograd
+    if metadata.num_mutated_inp_runtime_indices or (written and not wrapper.trace_joint):
         return "the graph changes inputs"
     if metadata.num_outputs_aliased or metadata.num_intermediate_bases:
         return "outputs share memory with inputs or with each other"
@@ -134,13 +142,30 @@ def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
     def post_compile(wrapper: Any, compiled: Any, config: Any, *, runtime_metadata: Any) -> Any:
         full = stock(wrapper, compiled, config, runtime_metadata=runtime_metadata)
         reason = needed(wrapper, runtime_metadata) or wrappers.changed_since_checked()
-        graph = wrappers.graph_inside(compiled)
+        function = wrappers.autograd_function(compiled) if wrapper.trace_joint else None
+        graph = wrappers.graph_inside(compiled if function is None else function.compiled_fw)
         if reason is None and graph is None:
             reason = "other wrappers stand between AOTAutograd and Inductor (for tensor subclasses)"
+        if reason is None and wrapper.trace_joint and wrappers.disables_hooks_of_saved_tensors(full):
+            reason = "hooks of saved tensors are compiled in"
         note(ShortcutReport(reason))
         if reason is not None:
             return full
-        return functools.wraps(full)(_straight(graph, full, autocast_off=wrapper.disable_amp))
+        if function is None:
+            return functools.wraps(full)(_straight(graph, full, autocast_off=wrapper.disable_amp))
+        straight = trained.straight_to(
+            function,
+            full,
+            full_calls=FULL_CALLS,
+            written=(
+                runtime_metadata.mutated_graph_handled_indices_seen_by_autograd
+                if config.keep_inference_input_mutations
+                else ()
+            ),
+            detached=wrapper.indices_of_inps_to_detach,
+            autocast_off=wrapper.disable_amp,
+        )
+        return functools.wraps(full)(straight)
 
     with torch_internals.replaced("runtime_wrapper_post_compile", post_compile):
         yield

@@ -148,6 +148,12 @@ NAMES: dict[str, Private] = {
     "is_key_in_tls": Private(
         "torch", "_C._is_key_in_tls", _CHECKED, "reach a thread's managers from its autograd threads"
     ),
+    "is_view_replay_enabled": Private(
+        "torch", "_C._is_view_replay_enabled", _CHECKED_HERE, "call autograd functions as stock does"
+    ),
+    "set_view_replay_enabled": Private(
+        "torch", "_C._set_view_replay_enabled", _CHECKED_HERE, "call autograd functions as stock does"
+    ),
     "set_cached_tensors_enabled": Private(
         "torch._inductor.cudagraph_trees",
         "_set_cached_tensors_enabled",
@@ -203,6 +209,13 @@ NAMES: dict[str, Private] = {
         "_create_runtime_wrapper",
         _CHECKED_HERE,
         "see that a wrapper is the one that was looked at",
+        after="torch._dynamo",
+    ),
+    "autograd_function_post_compile": Private(
+        "torch._functorch._aot_autograd.runtime_wrappers",
+        "AOTDispatchAutograd.post_compile",
+        _CHECKED_HERE,
+        "see that the autograd function around a graph is the one that was looked at",
         after="torch._dynamo",
     ),
     "effect_tokens_post_compile": Private(

@@ -8,10 +8,13 @@ from inspect import CO_VARARGS
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
+
 from optimizations import torch_internals
 
 CHECKED = {
     "create_runtime_wrapper": "df1f2fe97c7d3bd3",
+    "autograd_function_post_compile": "146747bc7b84c7ba",
     "call_func_at_runtime_with_args": "6ac9431e27d15440",
     "rng_wrapper_post_compile": "93395f70a16a41a0",
     "effect_tokens_post_compile": "c031050515d79a6d",
@@ -43,9 +46,10 @@ def changed_since_checked() -> str | None:
 def graph_inside(compiled: Any) -> Any | None:
     """The `CompiledFxGraph` inside a function for AOTAutograd's last wrapper; None if one in between may do something.
 
-    Looked through are what carries a function to a cache, and what passes on effect tokens and the state of random
-    numbers; the caller has found that there are none of these.
+    Looked through are what carries a function to a cache, what keeps Dynamo out, and what passes on effect tokens and
+    the state of random numbers; the caller has found that there are none of these.
     """
+    compiled = torch_internals.innermost_fn(compiled)
     if type(compiled) is torch_internals.SerializableCompiledFunction:
         compiled = compiled.compiled_fn
     looked_through = (
@@ -55,6 +59,20 @@ def graph_inside(compiled: Any) -> Any | None:
     while isinstance(compiled, FunctionType) and compiled.__code__ in looked_through:
         compiled = getattr(compiled, "__wrapped__", None)
     return compiled if type(compiled) is torch_internals.CompiledFxGraph else None
+
+
+def autograd_function(compiled: Any) -> Any | None:
+    """The autograd function whose `apply` AOTAutograd's last wrapper is put around; None if it is something else."""
+    function = getattr(compiled, "__self__", None)
+    known = isinstance(function, type) and issubclass(function, torch.autograd.Function)
+    return function if known and hasattr(function, "compiled_fw") and hasattr(function, "compiled_bw") else None
+
+
+def disables_hooks_of_saved_tensors(wrapped: Any) -> bool:
+    """Whether AOTAutograd's last wrapper is in a further one, for hooks of saved tensors that are compiled in."""
+    return bool(wrapped.__code__ not in torch_internals.create_runtime_wrapper.__code__.co_consts) or (
+        wrapped.__code__.co_name != "runtime_wrapper"
+    )
 
 
 def taking_a_list(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:

@@ -1,0 +1,329 @@
+"""Trained graphs pass wrappers by with the gradients, versions, modes and errors of the full way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import optimizations
+from optimizations import torch_internals
+from optimizations.replay.shortcut import FULL_CALLS
+from optimizations.torch_internals import wrappers
+
+X = torch.arange(8.0).reshape(2, 4)
+BOTH = ["forward", "backward"]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch_internals.reset_dynamo()
+    optimizations.reset()
+    yield
+    optimizations.reset()
+    torch_internals.reset_dynamo()
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The directions of the calls that went through Inductor's wrapper, in order."""
+    seen: list[str] = []
+    owner = torch_internals.CompiledFxGraph
+    stock = owner.__call__
+
+    def call(graph: Any, inputs: Any) -> Any:
+        seen.append("backward" if graph.fx_kwargs.get("is_backward") else "forward")
+        return stock(graph, inputs)
+
+    monkeypatch.setattr(owner, "__call__", call)
+    # The replaced method reads other names than PyTorch's.
+    monkeypatch.setitem(wrappers.CHECKED, "CompiledFxGraph.__call__", wrappers.names_read(call))
+    return seen
+
+
+class Program(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.weight).sin()
+
+
+class Normalized(nn.Module):
+    """Writes its running statistics in the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normalized: torch.Tensor = self.norm(x)
+        return normalized * 2
+
+
+def step(program: nn.Module, call: Callable[..., Any], x: torch.Tensor) -> list[torch.Tensor]:
+    """The output of a step, its gradients, and the buffers after it."""
+    program.zero_grad()
+    out = call(x)
+    out.square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in program.parameters() if parameter.grad is not None]
+    return [out.detach().clone(), *gradients, *(buffer.clone() for buffer in program.buffers())]
+
+
+def pair(kind: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
+    """Two programs that hold the same values."""
+    one, other = kind(), kind()
+    other.load_state_dict(one.state_dict())
+    return one, other
+
+
+def compiled(program: Any, **options: Any) -> Callable[..., Any]:
+    run: Callable[..., Any] = torch.compile(program, backend="encore", fullgraph=True, options=options or None)
+    return run
+
+
+def kept() -> str | None:
+    (report,) = optimizations.report()
+    assert report.shortcut is not None
+    return report.shortcut.kept
+
+
+@pytest.mark.parametrize("kind", [Program, Normalized])
+def test_steps_go_straight_and_give_the_gradients_of_eager(kind: Callable[[], nn.Module], full: list[str]) -> None:
+    program, eager = pair(kind)
+    run = compiled(program)
+    for index in range(FULL_CALLS + 4):
+        if index == FULL_CALLS + 1:
+            full.clear()
+        for one, other in zip(step(program, run, X + index), step(eager, eager, X + index), strict=True):
+            torch.testing.assert_close(one, other)
+    assert full == []
+    assert kept() is None
+
+
+def test_lean_off_keeps_all_wrappers(full: list[str]) -> None:
+    program = Program()
+    run = compiled(program, lean=False)
+    for _ in range(FULL_CALLS + 2):
+        step(program, run, X)
+    full.clear()
+    step(program, run, X)
+    assert full == BOTH
+
+
+def settled(program: nn.Module, full: list[str]) -> Callable[..., Any]:
+    run = compiled(program)
+    for _ in range(FULL_CALLS + 1):
+        step(program, run, X)
+    full.clear()
+    return run
+
+
+def test_a_forward_whose_backward_was_never_compiled_is_led_straight_and_the_backward_when_it_is(
+    full: list[str],
+) -> None:
+    program, eager = pair(Program)
+    with torch_internals.fresh_cache():  # a backward from a cache is there from the beginning
+        run = compiled(program)
+        for _ in range(FULL_CALLS + 1):
+            run(X)
+        full.clear()
+        run(X)
+        assert full == []
+        for index in range(3):
+            for one, other in zip(step(program, run, X + index), step(eager, eager, X + index), strict=True):
+                torch.testing.assert_close(one, other)
+    assert full == ["backward"], "the first; the forward after it finds the backward compiled"
+
+
+def test_versions_of_written_inputs_are_counted_as_in_the_full_way(full: list[str]) -> None:
+    counted = {}
+    for lean in (True, False):
+        torch_internals.reset_dynamo()
+        program = Normalized()
+        run = compiled(program, lean=lean)
+        versions = []
+        for _ in range(FULL_CALLS + 3):
+            step(program, run, X)
+            versions.append([buffer._version for buffer in program.buffers()])
+        counted[lean] = versions
+    assert counted[True] == counted[False]
+
+
+def test_a_buffer_that_was_saved_for_a_backward_and_is_written_raises_as_in_eager(full: list[str]) -> None:
+    program = Normalized()
+    run = settled(program, full)
+    weight = torch.ones(4, requires_grad=True)
+    product = weight * program.norm.running_mean
+    run(X)
+    assert full == []
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_a_profiler_sees_the_ranges_of_all_layers_in_both_directions(full: list[str]) -> None:
+    program = Program()
+    run = settled(program, full)
+    with torch.profiler.profile() as profile:
+        step(program, run, X)
+    names = [event.name for event in profile.events()]
+    assert sum("AOTDispatcher Runtime Wrapper Prologue" in name for name in names) == 1
+    assert sum("Call CompiledFxGraph" in name for name in names) == 2
+    full.clear()
+    step(program, run, X)
+    assert full == []
+
+
+def test_noting_the_order_of_graphs_goes_the_full_way(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program()
+    run = settled(program, full)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_internals.inductor_debug, "RECORD_GRAPH_EXECUTION", True)
+        step(program, run, X)
+    assert full == BOTH
+    full.clear()
+    step(program, run, X)
+    assert full == []
+
+
+def test_another_autograd_function_is_not_passed_by(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(wrappers.CHECKED, "autograd_function_post_compile", "another")
+    program = Program()
+    run = compiled(program)
+    for _ in range(FULL_CALLS + 2):
+        step(program, run, X)
+    assert full == BOTH * (FULL_CALLS + 2)
+    assert kept() == "autograd_function_post_compile of this PyTorch is not the one that was checked"
+
+
+def test_an_error_inside_leaves_modes_as_they_were(full: list[str]) -> None:
+    import gc
+
+    program = Program()
+    run = settled(program, full)
+
+    def failing(inputs: Any) -> Any:
+        raise RuntimeError("launch failed")
+
+    for found in gc.get_objects():
+        if type(found) is torch_internals.CompiledFxGraph:
+            found.current_callable = failing
+    replayed = torch_internals.is_view_replay_enabled()
+    with pytest.raises(RuntimeError, match="launch failed"):
+        run(X)
+    assert torch.is_grad_enabled()
+    assert torch_internals.is_view_replay_enabled() is replayed
+
+
+def test_modes_inside_are_those_of_the_full_way(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients on around the function even where the caller's frame had them off; views tracked; autocast off."""
+    seen = {}
+    for lean in (True, False):
+        torch_internals.reset_dynamo()
+        optimizations.reset()
+        program = Program()
+
+        def inside(x: torch.Tensor, program: nn.Module = program) -> torch.Tensor:
+            with torch.enable_grad():
+                out: torch.Tensor = program(x)
+                return out
+
+        modes: list[tuple[bool, ...]] = []
+        owner = torch_internals.CompiledFxGraph
+        stock = owner.post_compile
+
+        def post_compile(graph: Any, *arguments: Any, modes: Any = modes, stock: Any = stock, **keywords: Any) -> Any:
+            result = stock(graph, *arguments, **keywords)
+            inner = graph.current_callable
+
+            def noting(inputs: Any) -> Any:
+                modes.append(
+                    (
+                        torch.is_grad_enabled(),
+                        torch_internals.is_view_replay_enabled(),
+                        torch.is_autocast_enabled("cpu"),
+                    )
+                )
+                return inner(inputs)
+
+            graph.current_callable = noting
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, "post_compile", post_compile)
+            run = compiled(inside, lean=lean)
+            after = []
+            for _ in range(FULL_CALLS + 2):
+                with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+                    out = run(X)
+                    after.append((torch.is_grad_enabled(), torch_internals.is_view_replay_enabled(), out.requires_grad))
+        seen[lean] = (modes, after)
+    assert seen[True] == seen[False]
+    assert seen[True][1][-1] == (False, False, True)
+
+
+def test_retained_graphs_and_double_backwards_are_as_in_the_full_way(full: list[str]) -> None:
+    program = Program()
+    run = settled(program, full)
+    program.zero_grad()
+    out = run(X).sum()
+    out.backward(retain_graph=True)
+    first = program.weight.grad.clone()  # type: ignore[union-attr]
+    out.backward()
+    assert torch.equal(program.weight.grad, 2 * first)  # type: ignore[arg-type]
+    out = run(X).sum()
+    (gradient,) = torch.autograd.grad(out, program.weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        gradient.sum().backward()
+    assert full == []
+
+
+def test_inputs_that_need_no_gradient_and_other_arguments_come_through(full: list[str]) -> None:
+    def scaled(x: torch.Tensor, w: torch.Tensor, n: int) -> torch.Tensor:
+        return (x * w).detach() * n + w
+
+    run = torch.compile(scaled, backend="encore", fullgraph=True)
+    for index in range(FULL_CALLS + 3):
+        x, w = (X + index).requires_grad_(), torch.ones(4, requires_grad=True)
+        twin_x, twin_w = (X + index).requires_grad_(), torch.ones(4, requires_grad=True)
+        run(x, w, 3).sum().backward()
+        scaled(twin_x, twin_w, 3).sum().backward()
+        assert (x.grad is None) == (twin_x.grad is None)
+        torch.testing.assert_close(w.grad, twin_w.grad)
+
+
+def test_hooks_of_saved_tensors_see_what_they_see_in_the_full_way(full: list[str]) -> None:
+    packed = {}
+    for lean in (True, False):
+        torch_internals.reset_dynamo()
+        program = Program()
+        run = compiled(program, lean=lean)
+        counts = []
+        for _ in range(FULL_CALLS + 2):
+            seen: list[torch.Size] = []
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t, seen=seen: (seen.append(t.shape), t)[1], lambda t: t
+            ):
+                out = run(X)
+            out.sum().backward()
+            counts.append(seen)
+        packed[lean] = counts
+    assert packed[True] == packed[False]
+
+
+def test_programs_whose_outputs_are_views_of_inputs_keep_the_wrappers(full: list[str]) -> None:
+    def view(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x[0], x * w
+
+    w = torch.ones(4, requires_grad=True)
+    run = torch.compile(view, backend="encore", fullgraph=True)
+    for _ in range(FULL_CALLS + 2):
+        x = X.clone()
+        part, product = run(x, w)
+        assert part.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        product.sum().backward()
+    assert kept() == "outputs share memory with inputs or with each other"
