@@ -313,6 +313,10 @@ def test_graphs_that_serve_calls_and_those_that_do_not_are_counted() -> None:
     assert row(done, "all")["enabled"] == 3
     assert row(done, "published")["total"] == 416
     assert row(made("fig13", run), "EOS")["selection_s"] == 1.0
+    stock = cell("EOS", "graph-unpartitioned")
+    assert stock.compile is not None
+    split = row(made("fig13", results(with_graphs([selected(1, "none", 10, 20)]), stock)), "EOS")
+    assert split["selection_share"] == pytest.approx(0.25 / stock.compile.warm_up_s)
 
 
 def test_records_of_selection_of_another_version_are_left_out() -> None:

@@ -149,6 +149,7 @@ def test_each_graph_has_its_times_and_what_is_kept() -> None:
         "input_bytes": 4096,
         "copied_bytes": 4096,
         "pointer_bytes": 0,
+        "budget_s": 1.5,
     }
     report = [{"index": 0, "selection": []}, {"index": 1, "selection": [record]}]
     chosen = cell("EOS", "encore", metrics=metrics().model_copy(update={"encore_report": report}))
@@ -157,6 +158,7 @@ def test_each_graph_has_its_times_and_what_is_kept() -> None:
     assert (found["graph"], found["group"], found["direction"], found["kernels"]) == (1, 7, "backward", 3)
     assert [found[f"{name}_us"] for name, _, _ in times] == [10.0, 8.0, 8.1]
     assert (found["kept"], found["outcome"], found["calls"]) == ("copy", "faster", 96)
+    assert (found["excess_s"], found["budget_s"]) == (0.25, 1.5)
     assert (found["nearest"], found["ratio"], found["low"]) == ("indirection", 1.0125, 1.0)
     assert len(table.frame) == 1
 

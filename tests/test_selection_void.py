@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from selection_on_cpu import make, run, selection
+from selection_on_cpu import W, make, run, selection
+from trees_on_cpu import Model, values
 
 from optimizations.capture.trees.containers import managers
 
@@ -87,3 +89,34 @@ def test_a_program_that_records_all_the_time_is_not_measured_for_ever(make: Any)
     timed = prices.timed
     run(compiled, 100)
     assert prices.timed == timed
+
+
+def test_a_new_shape_has_a_verdict_of_its_own(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    """Inductor's function takes sizes as integers; each has a graph, and a price of its own here."""
+
+    class Sized(Model):
+        def __call__(self, inputs: list[Any]) -> list[Any]:
+            size = inputs.pop()
+            if size == 2 and self.cuda.capturing is None:
+                self.runs += ["plain"] * 9  # ten times as dear without a graph
+            return super().__call__(inputs)
+
+    _, compiled = make(model=Sized(cuda_on_cpu), plain=5e-6)
+
+    def call(size: int, calls: int) -> None:
+        for step in range(calls):
+            x, y = values(step), values(-step)
+            torch.compiler.cudagraph_mark_step_begin()
+            (result,) = compiled.function([x, y, W, size])
+            assert torch.equal(result, 2 * x + y * W), step
+
+    call(1, 460)
+    (first,) = compiled.functions
+    assert first.selection().kept == "none"
+    call(2, 460)
+    first, second = compiled.functions
+    assert (first.selection().kept, second.selection().kept) == ("none", "copy")
+    assert first.selection().group != second.selection().group
+    assert first.selection().voided == second.selection().voided == ()
+    call(1, 20)
+    assert first.selection().kept == "none"

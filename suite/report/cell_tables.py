@@ -175,14 +175,15 @@ def selection(run: Run) -> Table:
     """Which way each captured function is served, and the times that decided it."""
     columns = ["workload", "mode", "graph", "group", "direction", "kernels", "input_bytes", "copied_bytes"]
     columns += ["pointer_bytes", *(f"{candidate}_us" for candidate in CANDIDATES), "kept", "outcome", "nearest"]
-    columns += ["ratio", "low", "high", "calls", "measuring_s", "excess_s", "source", "reason"]
+    columns += ["ratio", "low", "high", "calls", "measuring_s", "excess_s", "budget_s", "source", "reason"]
     return make_table(
         "selection",
         "Which graphs serve calls",
         "A row per function that graphs are recorded of. none: without a graph; copy: a graph whose inputs are copied; "
         "indirection: one that reads them in place. Times are medians of an iteration of the functions of a group, "
         "which are judged together. ratio: how many times the time of the way that is kept the nearest other one "
-        "takes, with its interval. excess: what measuring took beyond the fastest way.",
+        "takes, with its interval. excess: what measuring took beyond the fastest way; budget: what that may be, for "
+        "all groups of a compilation together.",
         columns,
         (
             {"workload": cell_label(cell), "mode": cell.mode, **_selection_of(function)}
@@ -214,6 +215,7 @@ def _selection_of(function: SelectedFunction) -> Row:
         "calls": found.calls,
         "measuring_s": found.measuring_s,
         "excess_s": found.excess_s,
+        "budget_s": found.budget_s,
         "source": found.source,
         "reason": found.reason,
     }
