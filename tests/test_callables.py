@@ -11,6 +11,8 @@ import torch
 from graphs_on_cpu import CpuDevice
 from torch import nn
 
+from optimizations.capture.callables import graph_callables as module
+from optimizations.capture.callables import graphed as launches
 from optimizations.capture.callables.graph_callables import GraphedCallables, WrongOrder, graph_callables
 from optimizations.capture.callables.order import one_forward_one_backward
 from optimizations.capture.callables.results import StillInUse
@@ -374,3 +376,52 @@ def test_what_cannot_be_captured_is_refused_before_anything_is_recorded() -> Non
         graph_callables([nn.Linear(3, 3)] * 2, [(torch.randn(3),)], device=device)
     with pytest.raises(TypeError, match="not int"):
         graph_callables([3], [(torch.randn(3),)], device=device)
+
+
+def test_a_call_as_before_is_known_without_a_signature_and_its_gradients_are_one_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(1)
+    sample = torch.randn(4, 6, requires_grad=True)
+    graph_callables([stage], [(sample,)], device=CpuDevice())
+    made: list[int] = []
+    copies: list[int] = []
+    modes: list[int] = []
+
+    def counting(known: list[int], stock: Callable[..., Any], amount: Callable[..., int]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            known.append(amount(*arguments))
+            return stock(*arguments)
+
+        return call
+
+    one = lambda *arguments: 1  # noqa: E731
+    monkeypatch.setattr(module, "signature", counting(made, module.signature, one))
+    monkeypatch.setattr(module, "modes_of", counting(modes, module.modes_of, one))
+    monkeypatch.setattr(launches, "copy_all", counting(copies, launches.copy_all, lambda to, of: len(to)))
+    given = torch.randn(4, 6, requires_grad=True)
+    stage(given).sum().backward()
+    assert made == modes == []
+    assert copies == [1, 5]  # the tangent; of weight and bias twice, and of the input
+    stage(given).sum().backward()
+    assert copies[2:] == [1, 1]  # gradients that are added to others are read where they lie
+
+
+def test_modes_and_settings_that_change_make_a_call_run_as_it_is_and_serve_again() -> None:
+    stage = Stage(1)
+    (stepped,) = group = graph_callables([stage], [(torch.randn(4, 6),)], device=CpuDevice())
+    x = torch.randn(4, 6)
+    stepped(x).sum().backward()
+    assert group.calls_without_graph == 0
+    stage.eval()
+    stepped(x).sum().backward()
+    assert group.calls_without_graph == 1
+    stage.train()
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)  # no part of a signature
+        for _ in range(2):
+            stepped(x).sum().backward()
+    finally:
+        torch.set_num_threads(threads)
+    assert group.calls_without_graph == 1

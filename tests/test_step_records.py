@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
+from optimizations import torch_internals
 from optimizations.capture.device import any_word_in
-from optimizations.capture.inputs import CopiedInputs
+from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import names, refused_tensor, replaced, signature
 from optimizations.capture.step.forbidden_calls import Asked, watched
 from optimizations.capture.step.observer import Observer, storage
@@ -101,6 +102,23 @@ def test_one_fused_copy_brings_inputs_of_any_layout_to_their_placeholders() -> N
         assert placeholder.stride() == tensor.stride()
     assert passing.recording_inputs[0] is passing.recording_inputs[4]
     assert passing.copied_bytes == 4 * (24 + 24 + 3) + 40
+
+
+def test_tensors_of_one_dtype_are_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch copies a list of several dtypes one by one."""
+    launches: list[list[torch.dtype]] = []
+    stock = torch_internals.foreach_copy_
+
+    def copying(targets: Any, sources: Any, **keywords: Any) -> None:
+        launches.append([target.dtype for target in targets])
+        stock(targets, sources, **keywords)
+
+    monkeypatch.setattr(torch_internals, "foreach_copy_", copying)
+    sources = [torch.ones(2), torch.arange(3), torch.ones(3, dtype=torch.int64), torch.zeros(1)]
+    targets = [torch.full_like(source, 7) for source in sources]
+    copy_all(targets, sources)
+    assert launches == [[torch.float32] * 2, [torch.int64] * 2]
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(targets, sources, strict=True))
 
 
 def operation(name: str, *arguments: Any, line: str | None = "loop.py:3 in step") -> Operation:

@@ -140,7 +140,20 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
             targets[0].copy_(sources[0], non_blocking=True)
     elif targets:
         with torch.no_grad():
-            torch_internals.foreach_copy_(list(targets), list(sources), non_blocking=True)
+            for some_targets, some_sources in _by_dtype(targets, sources):
+                torch_internals.foreach_copy_(some_targets, some_sources, non_blocking=True)
+
+
+def _by_dtype(
+    targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
+) -> list[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """Copies that can be one launch: PyTorch copies lists of several dtypes one by one."""
+    groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        group = groups.setdefault(target.dtype, ([], []))
+        group[0].append(target)
+        group[1].append(source)
+    return list(groups.values())
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:

@@ -36,6 +36,7 @@ from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import flatten, refused_tensor, replaced, signature
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.reach import reach
+from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.watch import Watch
 from optimizations.report.steps import CallableReport, Refusal
 
@@ -64,6 +65,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._training = any(event.direction == "backward" for event in order)
         self._parameters = [parameters_of(function) for function in callables]
         self._keys = [signature(sample, []) for sample in samples]
+        self._arguments = [_arguments_of(sample) for sample in samples]
         self._as_captured = [False for _ in callables]
         self._modes = [modes_of(function) for function in callables]
         self._slots: dict[tuple[int, int], Slot] = {}
@@ -163,15 +165,22 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def _call(self, number: int, *args: Any, **kwargs: Any) -> Any:
         function = self._as_was[number - 1]
-        tensors: list[torch.Tensor] = []
         outside = self._closed or self._device.is_capturing() or torch.is_grad_enabled() != self._training
         if outside:  # validation between steps is not part of the order
             return function(*args, **kwargs)
-        key, modes = self._keys[number - 1], self._modes[number - 1]
-        fits = signature((args, kwargs), tensors) == key and modes_of(self._callables[number - 1]) == modes
+        arguments = self._arguments[number - 1]
+        tensors = arguments.tensors_of(args, kwargs)
+        if tensors is None:
+            tensors = []
+            fits = signature((args, kwargs), tensors) == self._keys[number - 1] and self._in_mode(number)
+            if fits:
+                arguments.renew(tensors)
+        else:
+            fits = True
         if fits and not self._watches[number - 1].unchanged():
             fits = False
-            self._warn_of_change(number)
+            if self._in_mode(number):
+                self._warn_of_change(number)
         micro_batch = self._follower.forward(number, skip=not fits)
         if not fits:
             self.calls_without_graph += 1
@@ -183,6 +192,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if not self._training:
             self._end_of_step()
         return replaced(slot.nest, iter(results))
+
+    def _in_mode(self, number: int) -> bool:
+        """Whether training or evaluation, and autocast, are those of the capture."""
+        return modes_of(self._callables[number - 1]) == self._modes[number - 1]
 
     def _warn_of_change(self, number: int) -> None:
         if number not in self._warned:
@@ -355,6 +368,12 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             ]
             copy_all([there for there, _ in pairs], [here for _, here in pairs])
         slot.gradients = [*gradients[:count], *own]
+
+
+def _arguments_of(sample: Sample) -> Arguments:
+    tensors: list[torch.Tensor] = []
+    flatten(sample, tensors)
+    return Arguments(*sample, tensors)
 
 
 def graph_callables(

@@ -70,14 +70,21 @@ class Slot:
         self.backwards += 1
         self.ended()
         count = len(self.gradients) - len(self.parameters)
-        found: list[torch.Tensor | None] = [
-            None if gradient is None else gradient.clone() for gradient in self.gradients[:count]
+        held = [None] * count + [parameter.grad for parameter in self.parameters]
+        found = [
+            gradient if gradient is None or there is None else gradient.detach()
+            for gradient, there in zip(self.gradients, held, strict=True)
         ]
-        for parameter, gradient in zip(self.parameters, self.gradients[count:], strict=True):
-            if gradient is None:
-                found.append(None)
-            else:
-                found.append(gradient.clone() if parameter.grad is None else gradient.detach())
+        copied = [
+            index
+            for index, (gradient, there) in enumerate(zip(found, held, strict=True))
+            if gradient is not None and there is None
+        ]
+        of = [gradient for index in copied if (gradient := self.gradients[index]) is not None]
+        fresh = [torch.empty_like(gradient) for gradient in of]
+        copy_all(fresh, of)
+        for index, gradient in zip(copied, fresh, strict=True):
+            found[index] = gradient
         return found
 
 

@@ -12,7 +12,6 @@ states of random generators) and the call runs from its beginning.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import time
@@ -38,6 +37,7 @@ from optimizations.capture.step.parallel import DDP_WARM_UP, refused_modules
 from optimizations.capture.step.progress import OBSERVED, Action, Plan, Progress
 from optimizations.capture.step.reach import reach
 from optimizations.capture.step.recording import Recording, capture, why
+from optimizations.capture.step.surroundings import alone, ambient, inside
 from optimizations.report.steps import Refusal, StepReport
 
 DEFAULT_WARM_UP = 3
@@ -123,7 +123,7 @@ class GraphedStep:
         return functools.partial(GraphedStep, **self._options), (self._step,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or _inside.step or not self._lock.acquire(blocking=False):
+        if torch.compiler.is_compiling() or inside.step or not self._lock.acquire(blocking=False):
             return self._step(*args, **kwargs)  # part of another step, or in another thread at the same time
         try:
             return self._call(args, kwargs)
@@ -140,7 +140,7 @@ class GraphedStep:
                 except NotCarried:
                     break  # the same is met below
         tensors: list[torch.Tensor] = []
-        key = signature((args, kwargs), tensors), _ambient()
+        key = signature((args, kwargs), tensors), ambient()
         for recording in self._recordings.get(key, ()):
             if recording.fits(tensors):
                 try:
@@ -191,12 +191,12 @@ class GraphedStep:
         if action is Action.OBSERVE:
             return self._observe(device, key, call, progress)
         self._eager += 1
-        with _alone(), device.warming_up(), self._rates.as_tensors():
+        with alone(), device.warming_up(), self._rates.as_tensors():
             return self._step(*args, **kwargs)
 
     def _observe(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
         self._eager += 1
-        with _alone():
+        with alone():
             as_captured = progress.as_captured
             seen = observe(device, self._step, call, self._rates, progress.outside, as_captured=as_captured)
         if seen.set_up:
@@ -229,7 +229,7 @@ class GraphedStep:
         budget = self._options["memory_budget_bytes"]
         in_place = progress.in_place(call.tensors) - self._copied_inputs.get(key, set())
         try:
-            with _alone():
+            with alone():
                 recording = capture(
                     device,
                     self._step,
@@ -404,39 +404,6 @@ def release_steps() -> None:
     """Free the graphs of all steps; they begin from their first calls."""
     for step in list(_steps):
         step.reset()
-
-
-class _Inside(threading.local):
-    """`step`: a step of this thread is being warmed up, observed or captured. What it calls is part of it."""
-
-    step = False
-
-
-_inside = _Inside()
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    _inside.step = True
-    try:
-        yield
-    finally:
-        _inside.step = False
-
-
-def _ambient() -> Hashable:
-    """Settings outside of the step that its operators depend on."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cuda"),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_cache_enabled(),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
-    )
 
 
 def graph_step(
