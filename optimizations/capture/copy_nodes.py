@@ -31,7 +31,7 @@ class CopyNode:
     def __init__(self, driver: Any, graph: Any, executable: Any, handle: Any, context: Any) -> None:
         self._graph = graph
         self._set = driver.cuGraphExecMemcpyNodeSetParams
-        self._arguments = executable, handle
+        self._where = executable, handle
         self._copy = check(driver.cuGraphMemcpyNodeGetParams, handle)
         self._context = context
 
@@ -42,18 +42,14 @@ class CopyNode:
             NotCarried: the driver does not take the address.
         """
         self._copy.srcDevice = tensor.data_ptr()
-        self._apply()
+        if (code := self._set(*self._where, self._copy, self._context)[0]) != 0:
+            raise NotCarried(f"{self._set.__name__} failed: {code}")
 
     def write_to(self, tensor: torch.Tensor) -> None:
         """The same for where it copies to."""
         self._copy.dstDevice = tensor.data_ptr()
-        self._apply()
-
-    def _apply(self) -> None:
-        try:
-            check(self._set, *self._arguments, self._copy, self._context)
-        except CudaCallFailed as error:
-            raise NotCarried(str(error)) from error
+        if (code := self._set(*self._where, self._copy, self._context)[0]) != 0:
+            raise NotCarried(f"{self._set.__name__} failed: {code}")
 
 
 def find_copies(driver: Any, graph: Any, ends: Sequence[tuple[int, int]]) -> list[CopyNode]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 import warnings
@@ -434,10 +435,13 @@ def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
             times.append((time.perf_counter_ns() - began) / 1e3)
         return statistics.median(times)
 
-    whole, launch = median_us(lambda: step(*calls[0])), median_us(recording.graph.replay)
-    beyond = whole - launch
-    print(f"host time of a call {whole:.1f} us, of its launch {launch:.1f} us")
-    assert beyond <= 60  # the issue of the copies and of the results included; printed for the record
+    turns = itertools.cycle(calls)
+    whole = median_us(lambda: step(*next(turns)))  # each call's batch lies elsewhere than the one before
+    same = median_us(lambda: step(*calls[0]))
+    launch = median_us(recording.graph.replay)
+    print(f"host time of a call {whole:.1f} us ({same:.1f} us with one batch), of its launch {launch:.1f} us")
+    assert step.report().replays == 5 + 2 * 300
+    assert whole - launch <= 40  # what is set for the batch and the result included; printed for the record
 
 
 @pytest.mark.alone
@@ -473,7 +477,7 @@ def test_memory_stays_near_that_of_eager() -> None:
 
     eager, graphed = peak(False), peak(True)
     print(f"reserved: eager {eager / 2**20:.0f} MiB, one graph {graphed / 2**20:.0f} MiB")
-    assert graphed <= 1.25 * eager
+    assert graphed <= 1.1 * eager
 
 
 def test_the_microbenchmark_puts_every_way_beside_the_capture_by_hand() -> None:

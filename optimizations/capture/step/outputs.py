@@ -17,6 +17,8 @@ from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.observer import storage
 
+_empty_like = torch.empty_like
+
 MOST_CARRIED_BYTES = 65536
 """Results above this are copied behind the launch: the graph's own copy needs memory of the same size."""
 
@@ -100,7 +102,7 @@ class Outputs:
         """
         fresh = []
         for node, like in self._nodes:
-            memory = torch.empty_like(like)
+            memory = _empty_like(like)
             node.write_to(memory)
             fresh.append(memory)
         return fresh

@@ -59,7 +59,9 @@ class Recording:
             return False
         if self.written and shared_with_written(tensors, self.written) is not None:
             return False
-        if not all(map(_held_such, self.bound)) or (self.inputs.in_place and self.inputs.moved(tensors)):
+        if self.bound and not all(map(_held_such, self.bound)):
+            return False
+        if self.inputs.in_place and self.inputs.moved(tensors):
             return False
         return self.watch.unchanged() and self.gradients.fit()
 

@@ -27,7 +27,7 @@ class Arguments:
     """What the arguments of a recording look like, and the settings around it. `tensors` are all of theirs."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
-        self._take_args, self._take_kwargs = _taker(args), _taker(kwargs)
+        self._take_args, self._take_kwargs = _taker(args) or _never, _taker(kwargs) or _never
         self._aliases = alias_pattern(tensors)
         self._distinct = len(set(self._aliases)) == len(tensors)
         self.renew(tensors)
@@ -39,22 +39,28 @@ class Arguments:
         """
         self._looks = same_looks(tensors)
         self._settings: Any = torch_internals.GlobalStateGuard().check
-        self._others = torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision()
+        self._inference, self._precision = torch.is_inference_mode_enabled(), _precision()
 
     def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """The tensors of a call that has the signature of the recording; None if it may have another."""
-        take_args, take_kwargs = self._take_args, self._take_kwargs
-        if take_args is None or take_kwargs is None:
-            return None
         found: list[Any] = []
-        if not (take_args(args, found) and take_kwargs(kwargs, found)):
+        if not (self._take_args(args, found) and self._take_kwargs(kwargs, found)):
             return None
-        if not self._looks(tuple(found)) or not (
-            len(set(map(id, found))) == len(found) if self._distinct else alias_pattern(found) == self._aliases
-        ):
+        if not self._looks(tuple(found)):
             return None
-        others = torch.is_inference_mode_enabled(), torch.get_float32_matmul_precision()
-        return found if others == self._others and self._settings() else None
+        if len(set(map(id, found))) < len(found) if self._distinct else alias_pattern(found) != self._aliases:
+            return None
+        if torch.is_inference_mode_enabled() is not self._inference or _precision() != self._precision:
+            return None
+        return found if self._settings() else None
+
+
+_precision = torch.get_float32_matmul_precision
+
+
+def _never(value: Any, found: list[Any]) -> bool:
+    """For arguments that are taken apart by their signature only."""
+    return False
 
 
 def _taker(nest: Any) -> _Take | None:
@@ -95,7 +101,7 @@ def _of_sequence(kind: Any, nest: Sequence[Any]) -> _Take | None:
         return None
     if length == 1:
         (only,) = known
-        return lambda value, found: _is(value, kind, 1) and only(value[0], found)
+        return lambda value, found: type(value) is kind and len(value) == 1 and only(value[0], found)
 
     def take(value: Any, found: list[Any]) -> bool:
         if not _is(value, kind, length):
@@ -114,7 +120,7 @@ def _of_mapping(kind: Any, nest: Mapping[str, Any]) -> _Take | None:
     if values is None:
         return None
     if not keys:
-        return lambda value, found: _is(value, kind, 0)
+        return lambda value, found: type(value) is kind and not value
     get = operator.itemgetter(*keys)
     members = get if len(keys) > 1 else lambda value: (get(value),)
 

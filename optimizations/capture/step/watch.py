@@ -26,6 +26,8 @@ from optimizations.capture.step.host_state import MODULE_HOOKS, Container, HostS
 from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_values
 from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded, same_entries
 
+_data_ptrs_equal: Callable[[Sequence[Any], Sequence[int], Sequence[int]], bool] = torch_internals.data_ptrs_equal
+
 LONG = 1000
 """Lists with more members (data, not settings) are compared by their length."""
 _PLAIN = (dict, OrderedDict, defaultdict, list)
@@ -159,18 +161,23 @@ class Watch:
     def unchanged(self) -> bool:
         """Whether everything is as it was."""
         try:
-            for guard, entries in ((self._guard, self._in_dicts), (self._values, self._asked)):
-                if not guard.holds():
-                    if not entries.unchanged():
-                        return False
-                    guard.was_wrong()
-            return (self._others.empty or self._others.unchanged()) and self._in_place()
+            if not self._guard.holds():
+                if not self._in_dicts.unchanged():
+                    return False
+                self._guard.was_wrong()
+            if not self._values.holds():
+                if not self._asked.unchanged():
+                    return False
+                self._values.was_wrong()
+            if not (self._others.empty or self._others.unchanged()):
+                return False
+            return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
         except (KeyError, IndexError, TypeError, ValueError):  # ValueError: of an empty cell
             return False
 
     def _in_place(self) -> bool:
         """Whether tensors have the same memory."""
-        return bool(torch_internals.data_ptrs_equal(self._tensors, self._addresses, self._indices))
+        return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
 
     def host_key(self) -> tuple[Any, ...]:
         """What is different now, with its values: calls for which this is equal may share a recording. () for none."""
