@@ -256,6 +256,28 @@ def test_a_repeat_tells_padding_that_a_control_leaves_a_doubt(case: Case, conten
     assert find_pointer_uses(first, second, control=control, repeat=second).doubtful == (content != bytes(4))
 
 
+@settings(max_examples=100, deadline=None)
+@given(case=cases(), content=st.binary(min_size=4, max_size=4), moves=st.booleans())
+def test_what_stays_when_all_inputs_move_once_more_is_no_address(case: Case, content: bytes, moves: bool) -> None:
+    """Bytes of the stack that come out the same whenever the same is captured, and differ between two addresses."""
+    shift = 4096
+    captures = []
+    values = (bytes(4), content, bytes(4), bytes(byte ^ 0x55 for byte in content) if moves else content)
+    for one, value in zip((case.first, case.second, case.control, case.second), values, strict=True):
+        nodes = (*one.graph.nodes, kernel([bytes(8) + value]))
+        captures.append(one.model_copy(update={"graph": CapturedGraph(nodes=nodes, edges=one.graph.edges)}))
+    first, second, control, third = captures
+    placeholders = [
+        one.model_copy(update={"memory": one.memory.model_copy(update={"address": one.memory.address + shift})})
+        for one in second.placeholders
+    ]
+    third = third.model_copy(update={"placeholders": tuple(placeholders)})
+    assert find_pointer_uses(first, second, control=control, repeat=second).doubtful == (content != bytes(4))
+    analysis = find_pointer_uses(first, second, control=control, repeat=second, third=third)
+    assert analysis.doubtful == (moves and content != bytes(4))
+    assert set(analysis.uses) == case.uses
+
+
 def test_an_address_that_may_be_an_intermediate_makes_its_input_a_copy() -> None:
     first = capture([kernel([word(A + 64)])], [(A, 64)], owned=[(A + 64, 4096)])
     second = capture([kernel([word(B + 64)])], [(B, 64)], owned=[(B + 64, 4096)])
@@ -352,6 +374,8 @@ def test_captures_that_cannot_be_compared_are_refused() -> None:
         find_pointer_uses(first, capture([], [(B, 32)]))
     with pytest.raises(ValueError, match="repeated capture has its placeholders at other addresses"):
         find_pointer_uses(first, capture([], [(B, 64)]), repeat=first)
+    with pytest.raises(ValueError, match="third capture has a placeholder at its address in the second"):
+        find_pointer_uses(first, capture([], [(B, 64)]), third=capture([], [(B, 64)]))
     with pytest.raises(ValueError, match="control capture has its placeholders at other addresses"):
         find_pointer_uses(first, capture([], [(B, 64)]), control=capture([], [(B, 64)]))
 

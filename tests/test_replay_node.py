@@ -21,6 +21,7 @@ from optimizations.capture.trees import node as node_module
 from optimizations.capture.trees.containers import managers, others_have_managers, shut_down
 from optimizations.capture.trees.function import forget_recordings
 from optimizations.indirection.plan import Choice
+from optimizations.indirection.pointers import Analysis, InputVerdict, Reason, ReasonCode, UnexplainedWord
 from optimizations.recording import examination, fixed_inputs, session
 from optimizations.recording.generated import GeneratedCode, Launch
 from optimizations.replay.swaps import Swaps
@@ -570,3 +571,26 @@ def test_what_else_is_used_is_compared_or_copied(
         assert [one.indirect for one in report.inputs] == [True, False]
         assert "all_reduce_" in report.inputs[1].reasons[0]
         assert report.copied_bytes == COUNT * 4
+
+
+def test_what_the_generated_code_names_stands_where_the_comparison_leaves_doubts(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padding that nobody can explain speaks against all inputs, but not against those whose uses are named."""
+
+    def doubtful(*captures: Any, **options: Any) -> Analysis:
+        reason = (Reason(ReasonCode.UNEXPLAINED, "a word changed"),)
+        return Analysis(tuple(InputVerdict(index, (), reason) for index in (0, 1)), (UnexplainedWord((0,), 0, 0),))
+
+    made: list[int] = []
+    monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
+    monkeypatch.setattr(examination, "find_pointer_uses", lambda *a, **k: made.append(len(k)) or doubtful())
+    code = GeneratedCode(None, triton_uses={0: 1, 2: 1}, launches=(Launch("body", (0, 2)),))
+    model, w = Model(cuda_on_cpu, code=code), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=10)
+    assert made == [1, 2, 3, 4], "a control, a repeat and a third capture, one after another"
+    assert model.runs == ["plain", "captured", *["captured"] * 4]
+    (report,) = compiled.reports
+    assert [one.indirect for one in report.inputs] == [True, False]
+    assert report.inputs[1].reasons == ("a word changed",)

@@ -8,6 +8,7 @@ Between the captures each input's placeholder moved by its own distance. What th
 * it changed in step with i but points outside of it: i is copied, because nothing says how far it may be moved;
 * it also changes between two captures at the *same* addresses (the optional control, and the optional repeat): padding
   that nobody set;
+* it stays when all inputs move once more (the optional third): no address does;
 * four bytes of it are the lower half of an address that the graph holds elsewhere, and the other four make it a word
   that cannot be an address: padding with what was there before, for half an address leads nowhere;
 * it changed otherwise: nobody knows which input it comes from, so all inputs are copied.
@@ -149,6 +150,7 @@ def find_pointer_uses(
     *,
     control: Capture | None = None,
     repeat: Capture | None = None,
+    third: Capture | None = None,
     replace_address: ReplaceAddress | None = None,
 ) -> Analysis:
     """Where the graph of `first` holds addresses of its inputs, and which inputs must be copied.
@@ -158,27 +160,31 @@ def find_pointer_uses(
             its own, else the inputs concerned are copied.
         control, repeat: one more capture at the addresses of `first` and of `second`, to tell padding from hidden
             addresses.
+        third: one more capture with every placeholder somewhere else than in `second`, for the same.
         replace_address: how a tensor map's address is replaced (`tensor_map.driver_replace_address`); without it tensor
             maps are words that changed for no known reason.
 
     Raises:
-        ValueError: the captures are not of the same inputs, or `control` or `repeat` is not where it should be.
+        ValueError: the captures are not of the same inputs, or `control`, `repeat` or `third` is not where it should
+            be.
     """
     moves = Moves(first, second)
     if control is not None and any(Moves(first, control).displacement.values()):
         raise ValueError("the control capture has its placeholders at other addresses than the first")
     if repeat is not None and any(Moves(second, repeat).displacement.values()):
         raise ValueError("the repeated capture has its placeholders at other addresses than the second")
-    for capture in (second, control, repeat):
+    if third is not None and not all(Moves(second, third).displacement.values()):
+        raise ValueError("the third capture has a placeholder at its address in the second")
+    for capture in (second, control, repeat, third):
         found = difference(first.graph, capture.graph) if capture is not None else None
         if found is not None:
             reason = Reason(ReasonCode.GRAPHS_DIFFER, f"the captures are not of the same work: {found}")
             return Analysis(tuple(InputVerdict(index, (), (reason,)) for index in moves.inputs), ())
     search = _Search(moves, replace_address)
-    sides = (_nodes_or_none(capture) for capture in (first, second, control, repeat))
-    for (path, one), (_, other), (_, again), (_, once_more) in zip(*sides, strict=False):
-        assert one is not None and other is not None, "only a control and a repeat may be missing"
-        search.visit(path, one, other, again, once_more)
+    sides = (_nodes_or_none(capture) for capture in (first, second, control, repeat, third))
+    for (path, one), (_, other), *more in zip(*sides, strict=False):
+        assert one is not None and other is not None, "only the captures behind them may be missing"
+        search.visit(path, one, other, *(node for _, node in more))
     return search.result()
 
 
@@ -224,21 +230,19 @@ class _Search:
         self._unexplained: list[UnexplainedWord] = []
         self._changed_halves: list[_ChangedHalf] = []
 
-    def visit(
-        self, path: NodePath, first: _Visited, second: _Visited, control: _Visited | None, repeat: _Visited | None
-    ) -> None:
-        match first, second, control, repeat:
-            case KernelNode(), KernelNode(), (KernelNode() | None), (KernelNode() | None):
+    def visit(self, path: NodePath, first: _Visited, second: _Visited, *more: _Visited | None) -> None:
+        """One node in all captures; `more` are control, repeat and third."""
+        match first, second:
+            case KernelNode(), KernelNode():
                 for index, (one, other) in enumerate(zip(first.parameters, second.parameters, strict=True)):
-                    again = control.parameters[index].data if control is not None else None
-                    once_more = repeat.parameters[index].data if repeat is not None else None
-                    self._parameter(path, index, one.data, other.data, again, once_more)
-            case MemcpyNode(), MemcpyNode(), _, _:
+                    again = (node.parameters[index].data if isinstance(node, KernelNode) else None for node in more)
+                    self._parameter(path, index, one.data, other.data, *again)
+            case MemcpyNode(), MemcpyNode():
                 self._memcpy_end(path, UseKind.MEMCPY_SOURCE, first.source, second.source)
                 self._memcpy_end(path, UseKind.MEMCPY_DESTINATION, first.destination, second.destination)
-            case MemsetNode(), MemsetNode(), _, _:
+            case MemsetNode(), MemsetNode():
                 self._address(path, UseKind.MEMSET, first.address, second.address)
-            case OtherNode(), _, _, _ if first.type_name not in TRANSPARENT_NODES:
+            case OtherNode(), _ if first.type_name not in TRANSPARENT_NODES:
                 self._opaque.append(f"node {format_path(path)} is of type {first.type_name}")
 
     def _memcpy_end(self, path: NodePath, kind: UseKind, first: MemcpyEnd, second: MemcpyEnd) -> None:
@@ -259,6 +263,7 @@ class _Search:
         second: bytes,
         control: bytes | None,
         repeat: bytes | None,
+        third: bytes | None,
     ) -> None:
         if first == second:
             return
@@ -281,6 +286,8 @@ class _Search:
                 repeat is not None and repeat[half] != second[half]
             ):
                 continue
+            if third is not None and third[half] == second[half]:
+                continue  # of an address at least the lower half would have changed
             start = offset - offset % WORD_BYTES
             word = slice(start, start + WORD_BYTES)
             self._changed_halves.append(

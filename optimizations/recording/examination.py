@@ -35,6 +35,9 @@ from optimizations.recording.generated import GeneratedCode
 from optimizations.recording.trial import Candidate, Effects, TrialTools
 from optimizations.replay.addresses import AddressTracker, OwnedMemory, TrackedInput
 
+SHIFT_BYTES = 4096
+"""By how much all inputs move once more for the last capture; it keeps their alignment."""
+
 
 class Tools(TrialTools, Protocol):
     """What a recording needs of its device and function; `appliers.device.RecordingTools` has it."""
@@ -189,14 +192,18 @@ class Examination:
         """
         captured = self._read()
         available = self.tools.available(captured)
-        triton = frozenset(available.ptx)
-        recorded = Capture(graph=captured, placeholders=_placeholders(candidates), owned=())
-        launches = [(launch.kernel, launch.inputs) for launch in self.code.launches]
-        analysis = find_named_uses(recorded, launches, self.code.triton_uses, triton, others)
+        analysis = self._named_analysis(captured, candidates, available, others)
         aliased = [index for index in candidates if index in self.recorded.returned]
         analysis = self._without_reused(limit(analysis, captured, aliased, tried_out=False), candidates)
         plan, available = self._assembled(captured, analysis, choice, available)
-        return Findings(captured, analysis, plan, triton, available, self._unused(analysis))
+        return Findings(captured, analysis, plan, frozenset(available.ptx), available, self._unused(analysis))
+
+    def _named_analysis(
+        self, captured: CapturedGraph, candidates: Mapping[int, MemoryRange], available: Available, others: str
+    ) -> Analysis:
+        recorded = Capture(graph=captured, placeholders=_placeholders(candidates))
+        launches = [(launch.kernel, launch.inputs) for launch in self.code.launches]
+        return find_named_uses(recorded, launches, self.code.triton_uses, frozenset(available.ptx), others)
 
     # By comparison
 
@@ -223,6 +230,15 @@ class Examination:
         captured = self._read()
         available = self.tools.available(captured)
         analysis = self._analysis(captured, candidates)
+        if any(not verdict.indirect for verdict in analysis.verdicts):
+            named = self._named_analysis(captured, candidates, available, "it has other uses")
+            analysis = replace(
+                analysis,
+                verdicts=tuple(
+                    other if other.indirect and not one.indirect else one
+                    for one, other in zip(analysis.verdicts, named.verdicts, strict=True)
+                ),
+            )
         aliased = [index for index in candidates if index in self.recorded.returned]
         analysis = self._without_reused(limit(analysis, captured, aliased), candidates)
         plan, available = self._assembled(captured, analysis, choice, available)
@@ -249,42 +265,49 @@ class Examination:
 
     def _analysis(self, captured: CapturedGraph, candidates: Mapping[int, MemoryRange]) -> Analysis:
         device = self.tools.device
-        buffer = torch.empty(buffer_bytes(candidates) + 512, dtype=torch.uint8, device=device)
+        buffer = torch.empty(buffer_bytes(candidates) + 512 + SHIFT_BYTES, dtype=torch.uint8, device=device)
         start = -(-buffer.data_ptr() // 512) * 512
-        places = displace(candidates, start)
-        elsewhere = {index: start + offset for index, offset in places.offsets.items()}
+        offsets = displace(candidates, start).offsets
         recorded = self.recorded.inputs
+        first = Capture(graph=captured, placeholders=_placeholders(candidates), owned=pool_memory(self.recorded.pool))
 
-        def displaced() -> Sequence[Any]:
-            return [
-                self._host.at_address(index, elsewhere[index]) if index in elsewhere else value
-                for index, value in enumerate(recorded)
-            ]
+        def capture_at(shift: int) -> Capture:
+            elsewhere = {index: start + offset + shift for index, offset in offsets.items()}
+            made = self._capture(
+                [
+                    self._host.at_address(index, elsewhere[index]) if index in elsewhere else value
+                    for index, value in enumerate(recorded)
+                ]
+            )
+            moved = {
+                index: MemoryRange(address=elsewhere[index], size_bytes=one.size_bytes)
+                for index, one in candidates.items()
+            }
+            return Capture(graph=made.graph, placeholders=_placeholders(moved), owned=made.owned)
 
-        def capture_of(made: Recaptured, memory: Mapping[int, MemoryRange]) -> Capture:
-            return Capture(graph=made.graph, placeholders=_placeholders(memory), owned=made.owned)
-
-        moved = {
-            index: MemoryRange(address=elsewhere[index], size_bytes=one.size_bytes) for index, one in candidates.items()
-        }
-        owned = pool_memory(self.recorded.pool)
-        first = Capture(graph=captured, placeholders=_placeholders(candidates), owned=owned)
-        second = capture_of(self._capture(displaced()), moved)
-        replace_address = self.tools.replace_address
-        analysis = find_pointer_uses(first, second, replace_address=replace_address)
-        if analysis.doubtful:
-            again = [
+        def capture_again() -> Capture:
+            same = [
                 self._host.at_address(index, value.data_ptr()) if isinstance(value, torch.Tensor) else value
                 for index, value in enumerate(recorded)
             ]
-            control = capture_of(self._capture(again), candidates)
-            analysis = find_pointer_uses(first, second, control=control, replace_address=replace_address)
-            if analysis.doubtful:
-                repeat = capture_of(self._capture(displaced()), moved)
-                analysis = find_pointer_uses(
-                    first, second, control=control, repeat=repeat, replace_address=replace_address
-                )
-        return analysis
+            made = self._capture(same)
+            return Capture(graph=made.graph, placeholders=_placeholders(candidates), owned=made.owned)
+
+        second = capture_at(0)
+        # Each further capture is made only where those before it leave a doubt.
+        doubts: dict[str, Callable[[], Capture]] = {
+            "control": capture_again,
+            "repeat": lambda: capture_at(0),
+            "third": lambda: capture_at(SHIFT_BYTES),
+        }
+        more: dict[str, Capture] = {}
+        replace_address = self.tools.replace_address
+        while True:
+            analysis = find_pointer_uses(first, second, **more, replace_address=replace_address)
+            if not analysis.doubtful or len(more) == len(doubts):
+                return analysis
+            name = next(name for name in doubts if name not in more)
+            more[name] = doubts[name]()
 
     def _assembled(
         self, captured: CapturedGraph, analysis: Analysis, choice: Choice, available: Available

@@ -40,6 +40,7 @@ from optimizations.capture.trees.containers import managers
 from optimizations.captured.graph import RecordedCaptures
 from optimizations.indirection.pointers import find_pointer_uses
 from optimizations.indirection.tensor_map import driver_replace_address
+from optimizations.recording.session import Session
 
 pytestmark = pytest.mark.gpu
 
@@ -425,11 +426,29 @@ def test_reset_frees_everything_and_functions_go_on(choice: str, weights: dict[s
     assert torch.allclose(call(function, x)[0], torch.softmax(x @ WEIGHTS["single"], -1), atol=1e-6)
 
 
+def test_what_only_triton_kernels_use_is_read_in_place_without_another_capture(searched: list[Searched]) -> None:
+    """Two kernels, the second writing where the first one's dead input may have been."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.relu(x) * 2 + y, -1).cumsum(0) + y
+
+    compiled = encore(function)
+    kept = []
+    for step in range(16):
+        x, y = (torch.randn(256, 512, device="cuda") for _ in range(2))
+        kept.append((x, y))
+        assert torch.allclose(call(compiled, x, y)[0], function(x, y), rtol=1e-4, atol=1e-4), f"step {step}\n{said()}"
+    assert searched == [], "nothing was captured once more"
+    (report,) = recordings()
+    assert [one.indirect for one in report.inputs] == [True, True], report
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_real_captures_are_worth_keeping(
-    program: str, weights: dict[str, Any], tmp_path: Path, searched: list[Searched]
+    program: str, weights: dict[str, Any], tmp_path: Path, searched: list[Searched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Saved, loaded and analysed again, they give what was found when they were live."""
+    monkeypatch.setattr(Session, "_take_by_name", lambda self, refusal: False)
     function, make = PROGRAMS[program]
     compiled = encore(function)
     for step in range(5):
