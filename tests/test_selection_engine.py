@@ -17,6 +17,7 @@ from optimizations.capture.trees import manager as manager_module
 from optimizations.capture.trees.function import SELECTED
 from optimizations.indirection.plan import Choice
 from optimizations.recording.description import RESTING
+from optimizations.selection import member
 
 __all__ = ["cuda_on_cpu", "make"]
 
@@ -295,3 +296,33 @@ def test_calls_inside_of_a_step_are_not_timed(make: Any) -> None:
     run(compiled, 400)
     selector = compiled.functions[0].member.group.selector
     assert max(selector._seconds["copy"] + selector._seconds["indirection"]) < 0.5 < min(selector._seconds["none"])
+
+
+def test_a_defect_before_anything_is_recorded_reaches_no_program(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a verdict holds for is found out when the function is first called."""
+
+    def broken(*arguments: Any) -> Any:
+        raise UnicodeDecodeError("utf-8", b"", 0, 1, "a name that is none")
+
+    monkeypatch.setattr(member, "circumstances", broken)
+    _, compiled = make()
+    with pytest.warns(UserWarning, match="selection failed: UnicodeDecodeError"):
+        run(compiled, 1)
+    run(compiled, 40)
+    assert selection(compiled) is None
+    assert compiled.reports[0].replays > 20
+
+
+def test_a_defect_in_what_is_told_of_a_recording_costs_the_call_nothing(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Any, producers: Any) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(member.Member, "reads_results_of", broken)
+    _, compiled = make()
+    with pytest.warns(UserWarning, match="selection failed: ZeroDivisionError"):
+        run(compiled, 3)
+    run(compiled, 40)
+    (report,) = compiled.reports
+    assert all(one.indirect for one in report.inputs), "the recording is looked after all the same"

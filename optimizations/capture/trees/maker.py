@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,8 +60,15 @@ class EncoreMaker:
 
         def admit(function: RecordableFunction, integers: Sequence[int], watched: Sequence[int]) -> Member | None:
             if self._selection is not None:
-                device_index = keywords["device_index"]
-                function.member = Member(function, self._selection, device_index, integers=integers, watched=watched)
+                try:
+                    function.member = Member(
+                        function, self._selection, keywords["device_index"], integers=integers, watched=watched
+                    )
+                except Exception as error:
+                    reason = f"selection failed: {type(error).__name__}: {error}".splitlines()[0]
+                    warnings.warn(
+                        f"Encore uses a graph unmeasured; {reason}. This is a defect of Encore.", stacklevel=2
+                    )
             return function.member
 
         keywords.setdefault("mutated_input_idxs", ())

@@ -83,9 +83,16 @@ class EncoreNode(CUDAGraphNode):
         try:
             self._recording_s = time.perf_counter() - started
             self._begin_session(self._recording_s)
+            self.function.recorded(self)
         except Exception as error:
             self._session = None
+            self._active = False
             self.function.session_failed(f"{type(error).__name__}: {error}".splitlines()[0])
+            return
+        try:
+            self._tell_selection()
+        except Exception as error:
+            self.function.session_failed(f"selection failed: {type(error).__name__}: {error}".splitlines()[0])
 
     # What others read
 
@@ -204,8 +211,6 @@ class EncoreNode(CUDAGraphNode):
         if function.copies_inputs:
             self._session.decline("selection found that copying the inputs costs no more")
         self._active = self._session.active
-        function.recorded(self)
-        self._tell_selection()
 
     def _tell_selection(self) -> None:
         """Functions whose results this graph reads in graph memory are judged together with its own."""
