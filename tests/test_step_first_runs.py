@@ -89,6 +89,27 @@ def test_models_that_ask_whether_they_are_captured_are_told_the_same_in_all_call
         assert_equal(found, expected)
 
 
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_capture_that_fails_is_tried_once_more_where_the_step_asks_whether_it_is_one(asks: bool) -> None:
+    """As code does that leaves something to libraries which a capture breaks, and that passes no operator."""
+    model, told = network("cpu"), array.array("b")  # where nobody looks for state
+
+    def forward(batch: Any) -> torch.Tensor:
+        if asks:
+            told.append(torch.cuda.is_current_stream_capturing())
+        return loss_of(model, batch)
+
+    device = CpuDevice()
+    device.fail_with = RuntimeError("operation not permitted when stream is capturing")
+    step = GraphedStep(training(model, forward), device=device)
+    run(step, batches("cpu", 8))
+    assert len(step.report().refusals) == (not asks)
+    assert step.report().replays == (3 if asks else 0)
+    if asks:
+        assert list(told) == [False] * 4 + [True] * 3
+
+
 def test_callables_that_ask_whether_they_are_captured_are_told_so_where_they_are_refused_otherwise() -> None:
     def reads_unless_captured(x: torch.Tensor) -> torch.Tensor:
         if not torch.cuda.is_current_stream_capturing() and x.sum().item() > 1e9:

@@ -203,7 +203,8 @@ class GraphedStep:
             if progress.passed_over():
                 self._refuse(key, SETS_UP)
             return seen.returned
-        if seen.findings and seen.asked and progress.told_to_be_captured():
+        progress.asked = progress.asked or seen.asked
+        if seen.findings and progress.told_to_be_captured():
             return seen.returned
         if (refusal := progress.note(seen.operations, seen.structure, seen.findings)) is not None:
             self._refuse(key, refusal)
@@ -255,9 +256,13 @@ class GraphedStep:
                 self._carries = False
                 return self._record(device, key, call, progress)
             refusal = why(error)
-            if isinstance(error, StepDiffers) and (
-                not progress.passed_over() if refusal is SETS_UP else progress.differed()
-            ):
+            if refusal is SETS_UP:
+                again = not progress.passed_over()
+            elif isinstance(error, StepDiffers):
+                again = progress.differed()
+            else:
+                again = progress.told_to_be_captured()
+            if again:
                 return self._observe(device, key, call, progress)
         else:
             recording.report = replace(recording.report, record_s=time.perf_counter() - began)

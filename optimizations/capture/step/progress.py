@@ -37,7 +37,8 @@ class Progress:
     """What is known of one signature. `trace` is of the last observed call, `agreeing` how many in a row were alike;
     `outside` where it read tensors that it did not make, `kept_casts` whether autocast keeps some of them, `generators`
     those it drew from other than the default one, `failed` the captures that were not what was observed, `set_ups` the
-    calls and captures in which something was compiled. `as_captured`: what code is told that asks if it is captured."""
+    calls and captures in which something was compiled. `asked`: it asks whether it is captured, and is told
+    `as_captured`."""
 
     trace: Sequence[Operation] = ()
     returned: object = None
@@ -50,6 +51,7 @@ class Progress:
     findings: int = 0
     failed: int = 0
     set_ups: int = 0
+    asked: bool = False
     as_captured: bool = False
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     same_inputs: set[int] = field(default_factory=set)
@@ -97,12 +99,13 @@ class Progress:
         return self.set_ups >= MOST_SET_UPS
 
     def told_to_be_captured(self) -> bool:
-        """Code that asked whether it is captured cannot be, as it is otherwise; whether to tell it so from now on."""
-        told, self.as_captured = self.as_captured, True
-        if not told:
-            self.observed = self.agreeing = self.findings = 0
-            self.outside = frozenset()
-        return not told
+        """Take in that a call cannot be captured; whether it asks if it is, and is told so from now on."""
+        if self.as_captured or not self.asked:
+            return False
+        self.as_captured = True
+        self.observed = self.agreeing = self.findings = 0
+        self.outside = frozenset()
+        return True
 
     def differed(self) -> bool:
         """Take in a capture that was not what was observed; whether calls should be observed, and captured, again."""
