@@ -24,7 +24,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any
 
 import torch
@@ -46,8 +46,29 @@ PATIENCE = 8
 """After so many times the cost of a comparison spent in vain, a module that exchanges other tensors than parameters is
 taken to do so in each call (a cache, which may be a result of a CUDA graph), and no comparison is made any more."""
 
-State = tuple[Callable[[tuple[Any, ...]], bool], list[Any]]
-"""A comparison, and the arguments that a call has if it holds; one object, since threads may share a binding."""
+State = tuple[Callable[[tuple[Any, ...]], bool], list[Any], list["InOrder"]]
+"""A comparison, the arguments that a call has if it holds, and, once it was asked for, the same in another order; one
+object, since threads may share a binding."""
+
+FEW_ARGUMENTS = 32
+"""Of a graph with no more arguments than that, they are passed on by the generated code."""
+
+
+class InOrder:
+    """Bound arguments in the order of a graph's one partition (`shortcut.Ordered`).
+
+    Attributes:
+        arguments: as they are bound.
+        passed: for each argument that a call passes and the partition takes: its place among these, and in a call.
+    """
+
+    __slots__ = ("arguments", "passed")
+
+    def __init__(self, bound: list[Any], order: Sequence[int], passed: Sequence[int]) -> None:
+        self.arguments = [bound[position] for position in order]
+        given = {position: place for place, position in enumerate(passed)}
+        self.passed = [(place, given[position]) for place, position in enumerate(order) if position in given]
+
 
 _all: weakref.WeakSet[BoundRoots] = weakref.WeakSet()
 _all_lock = threading.Lock()
@@ -153,7 +174,7 @@ class BoundRoots:
         first = len(self._binding.passed)
         places = zip(range(first, first + len(roots)), roots, self._binding.roots, strict=True)
         try:
-            self.state = same_tensors(list(places), arguments), arguments.copy()
+            self.state = same_tensors(list(places), arguments), arguments.copy(), []
         except NotGuarded:
             self._reads_left = sys.maxsize
             return
@@ -191,6 +212,7 @@ def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
     """
     number, passed = binding.given, binding.passed
     compiled_of_list = taking_a_list(compiled)
+    ordered = getattr(compiled_of_list, "ordered", None) if binding.arguments > FEW_ARGUMENTS else None
     first_root, only_root = len(passed), len(binding.roots) == 1
     by_roots = _ByRoots()
 
@@ -207,6 +229,14 @@ def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
         roots.calls_to_probe -= 1
         if roots.calls_to_probe <= 0:
             roots.probe(given)
+        if ordered is not None and ordered.ready:
+            in_order = state[2]
+            if not in_order:
+                in_order.append(InOrder(state[1], ordered.order.arguments, passed))
+            values = in_order[0].arguments.copy()
+            for place, position in in_order[0].passed:
+                values[place] = given[position]
+            return ordered.call(values)
         arguments = state[1].copy()
         for position, argument in zip(passed, given, strict=False):
             arguments[position] = argument

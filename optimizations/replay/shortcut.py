@@ -25,6 +25,7 @@ from optimizations import torch_internals
 from optimizations.replay import trained
 from optimizations.report import ShortcutReport
 from optimizations.torch_internals import wrappers
+from optimizations.torch_internals.only_partition import Order, only_partition
 
 FULL_CALLS = 3
 """Calls that go the full way first: what wrappers do once they do in the first; warming up and recording follow."""
@@ -108,6 +109,11 @@ LAYERS = (
             "the first calls go the full way, and bundles begin in compilations only",
         ),
     ),
+    Layer(
+        "torch._inductor.codegen.wrapper.PythonWrapperCodegen.codegen_partition_call",
+        ("has generated code take arguments out of a list, and put them into another one for a partition",),
+        ("where the code does nothing else, arguments that are bound are kept in the partition's order (`Ordered`)",),
+    ),
 )
 
 
@@ -171,33 +177,85 @@ def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
         yield
 
 
+class Ordered:
+    """Calls of a graph with its arguments in the order of its one partition, for those who have them in that order.
+
+    Attributes:
+        order: of the partition; None where the graph has none, or is not known to have one yet.
+        call: takes the arguments in that order as a list, and empties it. To be called where `ready`.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self._generated: Any = None
+        self.order: Order | None = None
+        self.call: Callable[[list[Any]], Any] | None = None
+
+    def look(self, without_modes: Callable[[Callable[[list[Any]], Any], list[Any]], Any]) -> None:
+        """Find out, once the graph's function is the one that it stays with."""
+        found = only_partition(self._graph)
+        if found is None:
+            return
+        runner, order = found
+        results = None if order.results_as_given else order.results
+
+        def call(arguments: list[Any]) -> Any:
+            outputs = without_modes(runner.partitions[0], arguments)
+            if len(outputs) != order.given:
+                raise RuntimeError(f"a graph returned {len(outputs)} results, its source says {order.given}")
+            return outputs if results is None else [outputs[place] for place in results]
+
+        self._generated, self.order, self.call = self._graph.current_callable, order, call
+
+    @property
+    def ready(self) -> bool:
+        """Whether `call` may serve this call."""
+        return (
+            self.call is not None
+            and self._graph.current_callable is self._generated
+            and not torch_internals.autograd_profiler._is_profiler_enabled
+            and not torch_internals.inductor_debug.RECORD_GRAPH_EXECUTION
+        )
+
+
 def _straight(graph: Any, full: Callable[[list[Any]], Any], *, autocast_off: bool) -> Callable[[list[Any]], Any]:
-    """The function called in place of `full`, AOTAutograd's wrapper around a `CompiledFxGraph`."""
+    """The function called in place of `full`, AOTAutograd's wrapper around a `CompiledFxGraph`.
+
+    Its attribute `ordered` serves callers that hold arguments in another order (`replay.bound`).
+    """
     profiler, debug = torch_internals.autograd_profiler, torch_internals.inductor_debug
     grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_internals.set_grad_enabled
     without_autocast = torch_internals.DisableAutocast
     full_calls = FULL_CALLS
+    ordered = Ordered(graph)
 
     def run(arguments: list[Any]) -> Any:
         nonlocal full_calls
         if full_calls or profiler._is_profiler_enabled or debug.RECORD_GRAPH_EXECUTION:
             full_calls = max(0, full_calls - 1)
-            return full(arguments)
+            outputs = full(arguments)
+            if not full_calls and ordered.order is None:
+                ordered.look(without_modes)
+            return outputs
+        return without_modes(graph.current_callable, arguments)
+
+    def without_modes(function: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:
         if autocast_off:
             with without_autocast():
-                return without_gradients(arguments)
+                return without_gradients(function, arguments)
         if grad_enabled():
-            return without_gradients(arguments)
-        outputs = graph.current_callable(arguments)
+            return without_gradients(function, arguments)
+        outputs = function(arguments)
         return list(outputs) if isinstance(outputs, tuple) else outputs
 
-    def without_gradients(arguments: list[Any]) -> Any:
+    def without_gradients(function: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:
         before = grad_enabled()
         set_grad_enabled(False)
         try:
-            outputs = graph.current_callable(arguments)
+            outputs = function(arguments)
         finally:
             set_grad_enabled(before)
         return list(outputs) if isinstance(outputs, tuple) else outputs
 
+    run.ordered = ordered  # type: ignore[attr-defined]
     return run
