@@ -19,69 +19,40 @@ of the program pass through.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from optimizations.report.recordings import Direction
-from optimizations.report.selection import SelectionReport, State
 from optimizations.selection import ranks, timing
-from optimizations.selection.budget import total_s
 from optimizations.selection.decide import Decision
-from optimizations.selection.description import describe
-from optimizations.selection.keeping import store, stored_for, stored_together
+from optimizations.selection.keeping import store, stored_together
 from optimizations.selection.measurement import Measurement
 from optimizations.selection.members import (
     CANDIDATES,
-    FOR_EVER,
     UNSELECTED,
-    Members,
     candidate,
     refusal,
     refusal_of_all,
 )
 from optimizations.selection.selector import Selector
-from optimizations.selection.series import Series
-from optimizations.selection.validity import ANOTHER_STREAM, Circumstances
-from optimizations.selection.verdict import Compared, StoredVerdict, compared
+from optimizations.selection.served import LOOK_EVERY, Served
+from optimizations.selection.validity import ANOTHER_STREAM
+from optimizations.selection.verdict import Compared, compared
 from optimizations.selection.way import WAY
 
 if TYPE_CHECKING:
     from optimizations.selection.member import Candidate, Member
 
-LOOK_EVERY = 128
-"""Calls of the leader from one look at the circumstances to the next."""
-
-LONGEST_PAUSE = 64
-"""Calls between two looks of a group that waits."""
-
 NOT_STORED = "there is no stored verdict for it"
 
 
-class Group:
+class Group(Served):
     """See the module."""
 
     def __init__(self, member: Member) -> None:
-        self.number = next(_NUMBERS)
-        self._objective = member.settings.objective
-        self.members = Members(member)
-        self.state: State = "waiting"
-        self.reason: str | None = "no graph was recorded yet"
-        self.decision: Decision | None = None
-        self.stored: StoredVerdict | None = None
-        self.not_stored: str | None = None
-        self._measurement: Measurement | None = None
-        self._leader: int | None = None
-        self._circumstances = Circumstances()
-        self._series = Series()
-        self._together = ranks.Together()
-        self._stored_void = False
-        self._pauses = 0
-        self._retiring = False
+        super().__init__(member)
         _GROUPS.add(self)
-        self._look_in_store(member)
 
     # Membership
 
@@ -193,10 +164,6 @@ class Group:
         in_place = any(one.in_place for one in standings)
         self._begin_measuring(CANDIDATES if in_place else CANDIDATES[:2], members)
 
-    def _pause(self) -> None:
-        self._pauses = min(2 * self._pauses + 1, LONGEST_PAUSE)
-        self.members.rest(self._pauses)
-
     def _begin_measuring(self, candidates: Sequence[Candidate], members: Sequence[Member]) -> None:
         settings = self.members.settings
         open_ones = [one for one in _GROUPS if one.state in ("waiting", "measuring")]
@@ -259,10 +226,6 @@ class Group:
             self._conclude(measurement.selector)
         else:
             self.members.serve(UNSELECTED)  # until times have come in
-
-    def _lose_turn(self) -> None:
-        if self._measurement is not None:
-            self._measurement.lose_turn()
 
     def _conclude(self, selector: Selector) -> None:
         decision = selector.decision
@@ -336,29 +299,6 @@ class Group:
 
     # A verdict
 
-    def _take(self, decision: Decision) -> None:
-        self.decision = decision
-        self.state, self.reason = "decided", None
-        self._measurement = None
-        self._together.voted = None
-        self._circumstances.restart()
-        WAY.leave(self)
-        self.members.serve(candidate(decision.kept))
-        if decision.kept == "none":
-            self._retiring = True  # the manager is to see the next call: it frees what is not needed any more
-            for one in self.members.functions:
-                one.retire()
-        self.members.rest(LOOK_EVERY)
-
-    def _look_in_store(self, member: Member) -> None:
-        found = stored_for(member, CANDIDATES) if ranks.count() == 1 else None
-        if found is None:
-            return
-        self.stored = found
-        self._circumstances.moving = found.moving
-        self._leader = member.serial
-        self._take(Decision(found.kept, found.outcome, (), frozenset()))
-
     def _look(self, member: Member, inputs: Sequence[Any]) -> None:
         """Whether the verdict still holds. See `validity`."""
         if member.serial != self._leader:
@@ -376,89 +316,7 @@ class Group:
         if changed is not None:
             self._void(changed)
 
-    def _void(self, reason: str) -> bool:
-        """Give the verdict up; False where it stands."""
-        if self.stored is None and self.selector is not None:
-            if not self.selector.void(reason):
-                return False
-        elif self.members.settings[0].mode == "stored":
-            self._off(f"the stored verdict does not hold: {reason}")
-            return True
-        self._stored_void = self._stored_void or self.stored is not None
-        self.stored = None
-        self._wait(reason)
-        return True
 
-    # States
-
-    def _wait(self, reason: str) -> None:
-        self._lose_turn()
-        WAY.leave(self)
-        self.decision = self._together.voted = self._measurement = None
-        self.state, self.reason = "waiting", reason
-        self._pauses = 0
-        self.members.serve(UNSELECTED)
-        self.members.rest(0)
-
-    def _off(self, reason: str, *, tell: bool = True) -> None:
-        """`tell`: other ranks, which then select nothing either."""
-        self._wait(reason)
-        self.state = "off"
-        self.members.rest(FOR_EVER)
-        names = self.members.shared_names if tell and ranks.count() > 1 else None
-        if names is not None:
-            self._together.refuse(names, reason)
-
-    def _defect(self, error: Exception) -> None:
-        """Note [Doubt]."""
-        reason = f"selection failed: {type(error).__name__}: {error}".splitlines()[0]
-        self.state, self.reason, self.decision, self._measurement = "off", reason, None, None
-        WAY.leave(self)
-        self.members.rest(FOR_EVER)
-        self.members.serve(UNSELECTED)
-
-    # What others read
-
-    @property
-    def selector(self) -> Selector | None:
-        """What measures; None where nothing was measured that counts."""
-        return self._series.selector
-
-    @property
-    def is_gone(self) -> bool:
-        """See `way.Measured`."""
-        return not any(True for _ in self.members)
-
-    def give_way(self) -> None:
-        """See `way.Measured`."""
-        self._wait("it was not called while it was to be measured")
-
-    def describe(self, direction: Direction) -> SelectionReport:
-        """The report of a member whose graphs run in this direction."""
-        return describe(
-            direction,
-            self.state,
-            self.reason,
-            self.number,
-            len(self.members),
-            self._objective,
-            self.selector,
-            self.decision,
-            self.stored,
-            self.not_stored,
-            total_s(self.members.settings),
-        )
-
-    @property
-    def settled(self) -> bool:
-        """Whether more calls would change nothing. What was never recorded waits for nothing, and a vote for ranks."""
-        if self.state in ("decided", "off") or self._together.voted is not None:
-            return True
-        standings = self.members.standings()
-        return not standings or any(not one.recordings for one in standings)
-
-
-_NUMBERS = itertools.count(1)
 _LOCK = threading.RLock()
 """Of all groups: they are joined, and make way for each other. Not held while a call is served."""
 
