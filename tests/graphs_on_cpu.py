@@ -9,6 +9,7 @@ generator, as eager's do, so that results can be compared bit for bit.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -79,7 +80,7 @@ class CpuCopy:
         operator, arguments, keywords, results = self._graph.operators[self._index]
         assert arguments[place].shape == tensor.shape and tensor.is_contiguous()
         changed = [*arguments]
-        changed[place] = tensor
+        changed[place] = _at_its_address(tensor)
         self._graph.operators[self._index] = operator, tuple(changed), keywords, results
 
     def read_from(self, tensor: torch.Tensor) -> None:
@@ -87,6 +88,12 @@ class CpuCopy:
 
     def write_to(self, tensor: torch.Tensor) -> None:
         self._set(0, tensor)
+
+
+def _at_its_address(tensor: torch.Tensor) -> torch.Tensor:
+    """Its memory, which is not held: a graph has nothing but the address."""
+    memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 
 class _Capture(TorchDispatchMode):

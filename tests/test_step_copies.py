@@ -14,6 +14,7 @@ from simulated_cuda import Node, SimulatedDriver
 from step_programs import batches, loss_of, network
 
 from optimizations.capture import inputs
+from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.copy_nodes import MOST_CARRIED, NotCarried, find_copies
 from optimizations.capture.step import outputs
 from optimizations.capture.step.graphed_step import GraphedStep
@@ -197,3 +198,38 @@ def test_a_copy_that_is_not_one_node_is_not_carried(case: str) -> None:
         driver.failing.add("cuGraphMemcpyNodeGetParams")
     with pytest.raises(NotCarried):
         find_copies(driver, graph, [(first.data_ptr(), target.data_ptr())])
+
+
+def test_an_input_whose_address_the_driver_does_not_take_is_read_from_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As memory of another process may be. The graph stays, and others are read where they lie."""
+    calls = batches("cpu", 12)
+    expected = run(training(), calls)
+    foreign = {batch["x"].data_ptr() for (batch,) in calls[6:9]}
+    stock = CpuCopy.read_from
+
+    def read_from(self: CpuCopy, tensor: torch.Tensor) -> None:
+        if tensor.data_ptr() in foreign:
+            raise NotCarried("foreign")
+        stock(self, tensor)
+
+    monkeypatch.setattr(CpuCopy, "read_from", read_from)
+    step = GraphedStep(training(), device=CpuDevice())
+    assert_same(run(step, calls), expected)
+    report = step.report()
+    assert (report.replays, report.dropped_recordings) == (len(calls) - 3, 0)
+
+
+@pytest.mark.parametrize("nodes", [True, False])
+def test_forwards_of_callables_copy_their_inputs_themselves(nodes: bool, copied: list[int]) -> None:
+    model = network("cpu")
+    given = [torch.randn(6, 8, requires_grad=True) for _ in range(3)]
+    expected = [model(x).detach().clone() for x in given]
+    (graphed,) = graph_callables([model], [(given[0],)], device=CpuDevice(copies_are_nodes=nodes))
+    copied.clear()
+    before = CpuCopy.settings
+    for x, wanted in zip(given, expected, strict=True):
+        result = graphed(x)
+        assert torch.equal(result, wanted)
+        result.sum().backward()
+    assert copied == ([] if nodes else [1] * 3)
+    assert CpuCopy.settings - before == (2 if nodes else 0)  # the first is where the capture read it

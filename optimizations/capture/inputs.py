@@ -7,13 +7,13 @@ the recording its tensors, and brings a call's inputs to where the graph reads t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode
+from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried
 from optimizations.captured.displaced import data_of, size_bytes
 
 
@@ -64,6 +64,7 @@ class CopiedInputs:
         self._carried: list[int] = []
         self._nodes: list[CopyNode] = []
         self._sources: list[int] = []
+        self._copies: dict[int, torch.Tensor] = {}
         self.copied_tensors = len(self._copied)
         self.copied_bytes = sum(size_bytes(inputs[index]) for index in self._copied)
         self.bind(inputs)
@@ -86,6 +87,12 @@ class CopiedInputs:
         if len(found) > MOST_CARRIED:
             return {}
         return {index: (inputs[index], self.recording_inputs[index]) for index in found}
+
+    def capture_copies(self, to_carry: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Inside of a capture: copy inputs to their placeholders."""
+        with torch.no_grad():
+            for given, placeholder in to_carry.values():
+                placeholder.copy_(given, non_blocking=True)
 
     def carry(self, nodes: dict[int, CopyNode], inputs: Sequence[torch.Tensor]) -> None:
         """These nodes of the graph copy inputs from now on, at first these `inputs`.
@@ -118,12 +125,22 @@ class CopiedInputs:
         copy_all(self._targets, sources)
 
     def _lead(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Lead the graph's copies to those of these inputs that lie elsewhere than those before."""
+        """Lead the graph's copies to those of these inputs that lie elsewhere than those before.
+
+        One that the driver does not take, such as memory of another process, is read from a copy of it.
+        """
         for node, index in zip(self._nodes, self._carried, strict=True):
             address = inputs[index].data_ptr()
-            if address != self._sources[index]:
+            if address == self._sources[index]:
+                continue
+            try:
                 node.read_from(inputs[index])
                 self._sources[index] = address
+            except NotCarried:
+                copy = self._copies.setdefault(index, torch.empty_like(self.recording_inputs[index]))
+                copy_all([copy], [inputs[index]])
+                node.read_from(copy)
+                self._sources[index] = 0  # it is copied again in the next call
 
     def give_back(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
         """Copy what the graph wrote into its placeholders of these inputs to the caller's tensors."""

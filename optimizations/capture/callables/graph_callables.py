@@ -31,6 +31,7 @@ from optimizations.capture.callables.memory_plan import pools
 from optimizations.capture.callables.order import Event, Follower, WrongOrder, default_order, events, expanded
 from optimizations.capture.callables.results import HandedOut
 from optimizations.capture.callables.warm_up import Forbidding, refuse_changes, warmed_up
+from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import flatten, refused_tensor, replaced, signature
@@ -65,6 +66,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._training = any(event.direction == "backward" for event in order)
         self._parameters = [parameters_of(function) for function in callables]
         self._keys = [signature(sample, []) for sample in samples]
+        self._carries = True
         self._arguments = [_arguments_of(sample) for sample in samples]
         self._as_captured = [False for _ in callables]
         self._modes = [modes_of(function) for function in callables]
@@ -299,24 +301,42 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         return Forbidding(self._device, compiled=any(state.compiled for state in self._states), as_captured=as_captured)
 
     def _capture_forward(self, event: Event, sample: Sample, pool: int, handle: Any) -> tuple[Slot, list[torch.Tensor]]:
+        """The graph copies its inputs itself where that is possible. See `copy_nodes`."""
+        if self._carries:
+            try:
+                return self._captured_forward(event, sample, pool, handle)
+            except NotCarried:
+                self._carries = False
+        return self._captured_forward(event, sample, pool, handle)
+
+    def _captured_forward(
+        self, event: Event, sample: Sample, pool: int, handle: Any
+    ) -> tuple[Slot, list[torch.Tensor]]:
         function = self._callables[event.callable - 1]
         tensors: list[torch.Tensor] = []
         flatten(sample, tensors)
         with self._device.here():
-            inputs = CopiedInputs([tensor.detach() for tensor in tensors])
+            given = [tensor.detach() for tensor in tensors]
+            inputs = CopiedInputs(given)
         for tensor, placeholder in zip(tensors, inputs.recording_inputs, strict=True):
             placeholder.requires_grad_(tensor.requires_grad)
         graph, forbidding = self._device.new_graph(), self._forbidding(event.callable)
         state = self._states[event.callable - 1]
         snapshot = state.snapshot()
         torch.clear_autocast_cache()
-        with (
-            torch.set_grad_enabled(self._training),
-            self._device.capturing(graph, handle),
-            forbidding,
-        ):
-            nest = called(function, replaced(sample, iter(inputs.recording_inputs)))
+        to_carry = inputs.to_carry(given) if self._carries else {}
+        with torch.set_grad_enabled(self._training), self._device.capturing(graph, handle):
+            inputs.capture_copies({index: (of, to.detach()) for index, (of, to) in to_carry.items()})
+            with forbidding:
+                nest = called(function, replaced(sample, iter(inputs.recording_inputs)))
         torch.clear_autocast_cache()
+        if to_carry:
+            try:
+                nodes = self._device.copies(graph, list(to_carry.values()))
+                inputs.carry(dict(zip(to_carry, nodes, strict=True)), given)
+            except NotCarried:
+                graph.reset()
+                raise
         bound = refuse_changes(state, snapshot, forbidding.observer)
         outputs: list[torch.Tensor] = []
         if (strange := unknown_object(flatten(nest, outputs))) is not None:

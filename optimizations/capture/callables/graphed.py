@@ -94,7 +94,7 @@ class Graphed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, slot: Slot, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.slot = slot
-        found = slot.run_forward(tensors[:count])
+        found = slot.run_forward(list(tensors[:count]))
         ctx.mark_non_differentiable(
             *[tensor for tensor, takes in zip(found, slot.differentiable, strict=True) if not takes]
         )

@@ -135,9 +135,7 @@ def capture(
     with rates.as_tensors(), _no_casts_of_the_graph_kept(observer, progress):
         snapshot = call.state.snapshot()
         with device.capturing(graph, pool, progress.generators):
-            with torch.no_grad():
-                for given, placeholder in to_carry.values():
-                    placeholder.copy_(given, non_blocking=True)
+            inputs.capture_copies(to_carry)
             versions = {
                 id(tensor): tensor._version
                 for tensor in [*call.state.tensors.values(), *placeholders]
