@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_timings import FAIR, FOUL, Weather, decided
 
-from optimizations.selection.decide import Rules, block_median, compare, judge
+from optimizations.selection.decide import Rules, block_median, compare, hopeless, judge
 from optimizations.selection.interval import fewest, paired_interval
 from optimizations.selection.schedule import turns
 from optimizations.selection.selector import FEWEST_ROUNDS, MOST_VOIDS, Selector
@@ -147,7 +147,15 @@ def test_a_candidate_that_is_the_only_one_left_is_kept_and_said_to_be_faster() -
     assert selector.decision is not None
     assert (selector.decision.kept, selector.decision.outcome) == ("copy", "faster")
     assert selector.decision.dropped == {"none"}
-    assert selector.spent.rounds == FEWEST_ROUNDS
+    assert selector.spent.rounds < FEWEST_ROUNDS
+    assert selector.spent.excess_s < 0.03, "a budget that three rounds would overdraw is kept"
+
+
+def test_few_rounds_give_up_only_what_is_far_behind() -> None:
+    rounds = [{"a": 1.0, "b": 1.6, "c": 2.5}] * 3
+    assert [hopeless("abc", rounds[:count]) for count in range(4)] == [set(), {"c"}, {"b", "c"}, {"b", "c"}]
+    assert hopeless("abc", [*rounds, {"a": 1.0, "b": 1.1, "c": 2.5}]) == {"c"}, "in every round"
+    assert hopeless("ab", [{"a": 1.0, "b": 1.0}] * 3) == set()
 
 
 def test_equal_candidates_are_hardly_ever_hopeless() -> None:

@@ -25,8 +25,8 @@ from optimizations.selection.interval import Interval, fewest, paired_interval
 
 Outcome = Literal["faster", "same", "unresolved"]
 
-HOPELESS = 1.15
-"""See `hopeless`."""
+HOPELESS = (2.0, 1.5, 1.15)
+"""After one round, after two, and from the third one on. See `hopeless`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +140,17 @@ def block_median(seconds: Sequence[float], rules: Rules) -> float:
 
 
 def hopeless(candidates: Sequence[str], rounds: Sequence[Round]) -> frozenset[str]:
-    """Candidates that took at least `HOPELESS` times the time of one and the same other in every round.
+    """Candidates that took at least `HOPELESS` times the time of one and the same other in every round; none before the
+    first.
 
     For a budget that is running out: what is so slow has used most of it up, and what is left tells the others apart.
-    At 5 % noise, three rounds say so of an equal candidate once in thousands of measurements.
+    At 5 % noise, three rounds say so of an equal candidate once in thousands of measurements, and fewer never.
     """
+    least = HOPELESS[min(len(rounds), len(HOPELESS)) - 1]
 
     def beaten(one: str, other: str) -> bool:
         both = [found[one] / found[other] for found in rounds if one in found and other in found]
-        return bool(both) and min(both) >= HOPELESS
+        return bool(both) and min(both) >= least
 
     return frozenset(one for one in candidates if any(beaten(one, other) for other in candidates if other != one))
 

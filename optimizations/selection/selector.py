@@ -182,14 +182,12 @@ class Selector:
     def _end_at_cap(self) -> None:
         if self.decision is not None:
             return
-        share = self._share_used() if len(self._rounds) >= FEWEST_ROUNDS else 0.0
-        if share > EARLY_SHARE and not self._given_up:
-            self._given_up = hopeless(self._left, self._rounds)
+        share = self._share_used()
+        if share > EARLY_SHARE:
+            self._given_up |= hopeless(self._left, self._rounds)
             self._left = tuple(one for one in self._left if one not in self._given_up)
-            if len(self._left) == 1:
-                self._judge()
-                return
-        if self._calls >= self.rules.most_calls or share > 1:
+        over_budget = share > 1 and len(self._rounds) >= FEWEST_ROUNDS
+        if len(self._left) == 1 or over_budget or self._calls >= self.rules.most_calls:
             self._judge(at_the_end=True)
 
     def _share_used(self) -> float:
