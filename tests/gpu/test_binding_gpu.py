@@ -13,6 +13,7 @@ from torch import nn
 
 import optimizations
 from optimizations.replay.bound import READS_BEFORE, release_bindings
+from optimizations.replay.shortcut import Ordered
 
 pytestmark = pytest.mark.gpu
 
@@ -102,3 +103,101 @@ def test_training_steps_follow_exchanged_parameters() -> None:
                     parameter.sub_(0.01 * parameter.grad)
         for one, two in zip(models[0].parameters(), models[1].parameters(), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+
+
+class Deep(nn.Module):
+    """More parameters than are passed on one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(20))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x
+        for layer in self.layers:
+            y = torch.tanh(layer(y)) + x
+        return y, y.sum(0)
+
+
+def steady_replays() -> int:
+    return sum(one.steady_replays for one in optimizations.recordings())
+
+
+def full_ways() -> list[str]:
+    return [way.reason for graph in optimizations.report() for way in graph.full_ways]
+
+
+def test_bound_arguments_pass_the_generated_code_by_and_follow_exchanges() -> None:
+    model = Deep().eval().cuda().double()
+    run = torch.compile(model, backend="encore", fullgraph=True)
+    inputs = [torch.randn(4, 8, device="cuda", dtype=torch.double) for _ in range(5)]
+
+    def check() -> None:
+        for x in inputs:
+            torch.compiler.cudagraph_mark_step_begin()
+            close([one.clone() for one in run(x)], list(model(x)))
+
+    with torch.no_grad():
+        for _ in range(200):
+            check()
+            if optimizations.settled():
+                break
+        orders = [one for one in gc.get_objects() if type(one) is Ordered and one.order is not None and one.ready]
+        passed = [len(one.order.arguments) for one in orders if one.order is not None]
+        assert 41 in passed, "Inductor's code around the partition was understood"
+        before = steady_replays()
+        for _ in range(4):
+            check()
+        assert steady_replays() == before + 20, full_ways()
+        for layer in (0, 7):
+            model.layers[layer].weight = nn.Parameter(model.layers[layer].weight.detach() * 0.5)
+            for _ in range(ROUNDS):
+                check()
+            model.layers[layer + 1].weight.data = model.layers[layer + 1].weight.data * 1.5
+            for _ in range(ROUNDS):
+                check()
+        model.load_state_dict({name: value * 0.75 for name, value in model.state_dict().items()}, assign=True)
+        for _ in range(ROUNDS):
+            check()
+
+
+class Normalized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.last = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last: torch.Tensor = self.last(torch.relu(self.norm(self.first(x))))
+        return last
+
+
+def test_steady_steps_of_training_compute_what_eager_does_and_write_running_statistics() -> None:
+    models = [Normalized().train().cuda().double() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    run = torch.compile(models[0], backend="encore", fullgraph=True)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+        x = torch.randn(16, 8, device="cuda", dtype=torch.double)
+        torch.compiler.cudagraph_mark_step_begin()
+        for call, optimizer in zip((run, models[1]), optimizers, strict=True):
+            optimizer.zero_grad()
+            call(x).square().mean().backward()
+            optimizer.step()
+        for one, other in zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
+
+    while steps < 12 or (not optimizations.settled() and steps < 1000):
+        step()
+    (report,) = optimizations.report()
+    assert report.shortcut is not None
+    assert report.shortcut.kept is None
+    before = steady_replays()
+    for _ in range(20):
+        step()
+    assert steady_replays() == before + 40, full_ways()
