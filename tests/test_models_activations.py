@@ -24,12 +24,12 @@ def test_the_feed_forward_of_the_speech_transformer_lets_nothing_negative_throug
     with torch.no_grad():
         layer.widen.weight.zero_()
         layer.widen.bias.fill_(-0.5)  # GELU would let -0.15 through
-        layer.narrow.weight.fill_(1.0)
+        layer.narrow.weight.copy_(torch.arange(4.0)[:, None].expand(4, 8))  # layer norm takes a common shift away
         layer.narrow.bias.zero_()
         x = torch.tensor([[1.0, 2.0, -1.0, 0.5]])
         torch.testing.assert_close(layer(x), layer.norm(x))
         layer.widen.bias.fill_(0.25)
-        torch.testing.assert_close(layer(x), layer.norm(x + 8 * 0.25))
+        torch.testing.assert_close(layer(x), layer.norm(x + 8 * 0.25 * torch.arange(4.0)))
 
 
 def test_each_leaky_relu_of_the_discriminator_lets_a_fifth_through() -> None:

@@ -48,6 +48,14 @@ def test_a_location_is_the_mean_of_the_undisturbed_half_without_its_lowest_tenth
     assert stats.location(np.array([5.0])) == 5.0
 
 
+def test_the_intervals_are_those_between_the_quantiles_that_their_confidence_names():
+    """95 % for a difference, 90 % for none: two tests at 5 % each."""
+    replicates = np.linspace(-1.0, 1.0, 2001)
+    ratio = stats.ratio_of(0.0, replicates, 3, 20)
+    assert (math.log(ratio.low), math.log(ratio.high)) == pytest.approx((-0.95, 0.95))
+    assert (math.log(ratio.same_low), math.log(ratio.same_high)) == pytest.approx((-0.90, 0.90))
+
+
 def test_a_host_that_slows_half_of_the_blocks_of_one_mode_does_not_move_its_ratio():
     calm = [[100.0 + index % 3] for index in range(40)]
     disturbed = [block if index % 2 else [1.9 * block[0]] for index, block in enumerate(calm)]
