@@ -159,6 +159,7 @@ def test_each_graph_has_its_times_and_what_is_kept() -> None:
     assert [found[f"{name}_us"] for name, _, _ in times] == [10.0, 8.0, 8.1]
     assert (found["kept"], found["outcome"], found["calls"]) == ("copy", "faster", 96)
     assert (found["excess_s"], found["budget_s"]) == (0.25, 1.5)
+    assert found["others"] == "none 1.250 (1.000 to ?); indirection 1.012 (1.000 to ?)"
     assert (found["nearest"], found["ratio"], found["low"]) == ("indirection", 1.0125, 1.0)
     assert len(table.frame) == 1
 

@@ -8,6 +8,7 @@ from itertools import chain
 
 import numpy as np
 
+from optimizations.report.selection import CandidateTime
 from suite.metrics import Metric, metrics
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
@@ -175,15 +176,15 @@ def selection(run: Run) -> Table:
     """Which way each captured function is served, and the times that decided it."""
     columns = ["workload", "mode", "graph", "group", "direction", "kernels", "input_bytes", "copied_bytes"]
     columns += ["pointer_bytes", *(f"{candidate}_us" for candidate in CANDIDATES), "kept", "outcome", "nearest"]
-    columns += ["ratio", "low", "high", "calls", "measuring_s", "excess_s", "budget_s", "source", "reason"]
+    columns += ["ratio", "low", "high", "others", "calls", "measuring_s", "excess_s", "budget_s", "source", "reason"]
     return make_table(
         "selection",
         "Which graphs serve calls",
         "A row per function that graphs are recorded of. none: without a graph; copy: a graph whose inputs are copied; "
         "indirection: one that reads them in place. Times are medians of an iteration of the functions of a group, "
         "which are judged together. ratio: how many times the time of the way that is kept the nearest other one "
-        "takes, with its interval. excess: what measuring took beyond the fastest way; budget: what that may be, for "
-        "all groups of a compilation together.",
+        "takes, with its interval; others: the same of each. excess: what measuring took beyond the fastest way; "
+        "budget: what that may be, for all groups of a compilation together.",
         columns,
         (
             {"workload": cell_label(cell), "mode": cell.mode, **_selection_of(function)}
@@ -212,6 +213,7 @@ def _selection_of(function: SelectedFunction) -> Row:
         "ratio": nearest.ratio if nearest else None,
         "low": nearest.low if nearest else None,
         "high": nearest.high if nearest else None,
+        "others": "; ".join(map(_ratio_of, compared)) or None,
         "calls": found.calls,
         "measuring_s": found.measuring_s,
         "excess_s": found.excess_s,
@@ -219,6 +221,12 @@ def _selection_of(function: SelectedFunction) -> Row:
         "source": found.source,
         "reason": found.reason,
     }
+
+
+def _ratio_of(one: CandidateTime) -> str:
+    """As text: how many times the time of the way that is kept another takes, and its interval."""
+    low, high = (f"{bound:.3f}" if bound is not None else "?" for bound in (one.low, one.high))
+    return f"{one.candidate} {one.ratio:.3f} ({low} to {high})"
 
 
 def not_captured(run: Run) -> Table:
