@@ -1,0 +1,92 @@
+"""Steps and callables on a GPU whose first runs do what no other does: they time kernels and compile code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from step_programs import batches, loss_of, network
+from test_step_first_runs import gpt2, training
+
+import optimizations
+
+pytestmark = pytest.mark.gpu
+
+
+@triton.autotune(configs=[triton.Config({"block": size}) for size in (64, 256)], key=["count"])
+@triton.jit
+def doubled_kernel(source, destination, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """destination = 2 * source."""
+    places = tl.program_id(0) * block + tl.arange(0, block)
+    there = places < count
+    tl.store(destination + places, tl.load(source + places, mask=there) * 2, mask=there)
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    result = torch.empty_like(x)
+    doubled_kernel[lambda found: (triton.cdiv(x.numel(), found["block"]),)](x, result, x.numel())
+    return result
+
+
+def test_kernels_that_are_timed_for_each_size_do_not_refuse_a_step() -> None:
+    model = network("cuda")
+    step = optimizations.graph_step(training(model, lambda batch: loss_of(model, {**batch, "x": doubled(batch["x"])})))
+    for rows in (6, 6, 6, 6, 11, 11, 11, 11, 11, 6, 11):
+        step(*batches("cuda", 1, rows)[0])
+    report = step.report()
+    assert report.refusals == ()
+    assert len(report.recordings) == 2
+    assert report.replays == 1 + 2 + 2  # of the second size one call was passed over
+
+
+def test_kernels_that_are_timed_do_not_refuse_callables() -> None:
+    sample = torch.randn(1000, device="cuda")
+    with torch.no_grad():
+        group = optimizations.graph_callables(doubled, [(sample,)])
+        for _ in range(3):
+            x = torch.randn(1000, device="cuda")
+            assert torch.equal(group[0](x), x * 2)
+    (report,) = group.report()
+    assert report.replays == 3
+
+
+@pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
+def test_code_that_is_compiled_and_tuned_in_the_first_run_is_captured(mode: str) -> None:
+    torch.compiler.reset()
+    model = network("cuda", norm=True)
+    compiled = torch.compile(model, mode=mode)
+    sample = torch.randn(6, 8, device="cuda", requires_grad=True)
+    group = optimizations.graph_callables(lambda x: compiled(x), [(sample,)])
+    for _ in range(3):
+        x = torch.randn(6, 8, device="cuda", requires_grad=True)
+        group[0](x).sum().backward()
+        assert x.grad is not None and torch.isfinite(x.grad).all()
+    assert group.calls_without_graph == 0
+    assert [report.replays for report in group.report()] == [3, 3]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_model_that_asks_whether_it_is_captured(padded: bool) -> None:
+    """Hugging Face's, without compilation."""
+    tokens = torch.randint(32, (10, 2, 12), generator=torch.Generator().manual_seed(2)).cuda()
+    mask = torch.ones(2, 12, dtype=torch.int64, device="cuda")
+    mask[1, 9:] = 0
+
+    def losses(graphed: bool) -> tuple[list[float], Any]:
+        model = gpt2().cuda().eval()  # no dropout
+
+        def forward(rows: torch.Tensor) -> torch.Tensor:
+            return model(input_ids=rows, attention_mask=mask if padded else None, labels=rows).loss
+
+        train = training(model, forward, torch.optim.AdamW(model.parameters(), fused=True, capturable=True))
+        call = optimizations.graph_step(train) if graphed else train
+        return [call(rows).item() for rows in tokens], call
+
+    expected, _ = losses(False)
+    found, step = losses(True)
+    assert step.report().refusals == ()
+    assert step.report().replays == len(tokens) - (4 if padded else 3)
+    assert found == pytest.approx(expected, rel=1e-4)
