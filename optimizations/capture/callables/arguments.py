@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,21 +10,55 @@ import torch
 from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.signature import Same, flatten
 from optimizations.capture.step.reach import reach
+from optimizations.capture.step.steady import Arguments
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
 
 
-def samples_of(sample_args: Sequence[Any], count: int) -> list[tuple[Any, ...]]:
-    """The arguments of each callable; one tuple of tensors stands for all."""
+def taken_apart(callables: Any) -> tuple[list[Callable[..., Any]], list[int]]:
+    """The single callables, those in lists too, and how many each member of `callables` has.
+
+    Raises:
+        ValueError, TypeError: there are none, or one of them cannot be called.
+    """
+    given = list(callables) if isinstance(callables, (list, tuple, torch.nn.ModuleList)) else [callables]
+    if not given:
+        raise ValueError("graph_callables needs at least one module or function")
+    members = [list(one) if isinstance(one, (list, torch.nn.ModuleList)) else [one] for one in given]
+    flat: list[Callable[..., Any]] = [one for several in members for one in several]
+    for one in flat:
+        if not callable(one):
+            raise TypeError(f"graph_callables needs modules and functions, not {type(one).__name__}")
+    return flat, list(map(len, members))
+
+
+def samples_of(
+    sample_args: Sequence[Any], sample_kwargs: Sequence[Mapping[str, Any]] | None, count: int
+) -> list[Sample]:
+    """The arguments of each callable; one tuple of tensors stands for all.
+
+    Raises:
+        ValueError: there are not as many as callables.
+    """
+    keywords = [{} for _ in range(count)] if sample_kwargs is None else [dict(one) for one in sample_kwargs]
+    if len(keywords) != count:
+        raise ValueError(f"sample_kwargs has {len(keywords)} entries for {count} callables: give a dict for each")
     if sample_args and not any(isinstance(member, tuple) for member in sample_args):
-        return [tuple(sample_args)] * count
+        return [(tuple(sample_args), words) for words in keywords]
     if len(sample_args) != count or not all(isinstance(member, tuple) for member in sample_args):
         raise ValueError(
             f"sample_args has {len(sample_args)} entries for {count} callables: give a tuple of arguments for each, or "
             "one tuple of tensors for all"
         )
-    return list(sample_args)
+    return list(zip(sample_args, keywords, strict=True))
+
+
+def arguments_of(sample: Sample) -> Arguments:
+    """What calls with arguments like these look like."""
+    tensors: list[torch.Tensor] = []
+    flatten(sample, tensors)
+    return Arguments(*sample, tensors)
 
 
 def called(function: Callable[..., Any], sample: Sample) -> Any:

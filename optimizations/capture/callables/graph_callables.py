@@ -18,12 +18,14 @@ import torch
 
 from optimizations.capture.callables.arguments import (
     Sample,
+    arguments_of,
     called,
     device_of,
     has_hooks,
     modes_of,
     parameters_of,
     samples_of,
+    taken_apart,
     unknown_object,
 )
 from optimizations.capture.callables.graphed import Graphed, Slot
@@ -37,7 +39,6 @@ from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import flatten, refused_tensor, replaced, signature
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.reach import reach
-from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.watch import Watch
 from optimizations.report.steps import CallableReport, Refusal
 
@@ -67,7 +68,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._parameters = [parameters_of(function) for function in callables]
         self._keys = [signature(sample, []) for sample in samples]
         self._carries = True
-        self._arguments = [_arguments_of(sample) for sample in samples]
+        self._arguments = [arguments_of(sample) for sample in samples]
         self._as_captured = [False for _ in callables]
         self._modes = [modes_of(function) for function in callables]
         self._slots: dict[tuple[int, int], Slot] = {}
@@ -390,12 +391,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         slot.gradients = [*gradients[:count], *own]
 
 
-def _arguments_of(sample: Sample) -> Arguments:
-    tensors: list[torch.Tensor] = []
-    flatten(sample, tensors)
-    return Arguments(*sample, tensors)
-
-
 def graph_callables(
     callables: Any,
     sample_args: Sequence[Any],
@@ -408,25 +403,13 @@ def graph_callables(
     device: Device | None = None,
 ) -> GraphedCallables:
     """`optimizations.graph_callables`, where it is documented."""
-    given = list(callables) if isinstance(callables, (list, tuple, torch.nn.ModuleList)) else [callables]
-    if not given:
-        raise ValueError("graph_callables needs at least one module or function")
     if outputs not in ("static", "copied"):
         raise ValueError(f"outputs={outputs!r} is unknown; allowed are 'static', 'copied'")
     if warm_up < 1:
         raise ValueError(f"warm_up={warm_up}: libraries must run once before a capture")
-    sizes = [len(member) if isinstance(member, (list, torch.nn.ModuleList)) else 1 for member in given]
-    flat: list[Callable[..., Any]] = []
-    for member in given:
-        flat += list(member) if isinstance(member, (list, torch.nn.ModuleList)) else [member]
-    for member in flat:
-        if not callable(member):
-            raise TypeError(f"graph_callables needs modules and functions, not {type(member).__name__}")
-    keywords = [{} for _ in flat] if sample_kwargs is None else [dict(one) for one in sample_kwargs]
-    if len(keywords) != len(flat):
-        raise ValueError(f"sample_kwargs has {len(keywords)} entries for {len(flat)} callables: give a dict for each")
-    samples = list(zip(samples_of(sample_args, len(flat)), keywords, strict=True))
-    entries = default_order(len(given), training=torch.is_grad_enabled()) if order is None else list(order)
+    flat, sizes = taken_apart(callables)
+    samples = samples_of(sample_args, sample_kwargs, len(flat))
+    entries = default_order(len(sizes), training=torch.is_grad_enabled()) if order is None else list(order)
     planned = events(expanded(entries, sizes), len(flat))
     return GraphedCallables(
         flat,

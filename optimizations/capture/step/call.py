@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from optimizations.capture.signature import names
+from optimizations.capture.signature import names, refused_tensor
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import storage
+from optimizations.capture.step.parallel import refused_modules
+from optimizations.report.steps import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +60,24 @@ def call_of(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.T
         for tensor, label in zip(tensors, labels, strict=True)
     ]
     return Call(args, kwargs, tensors, labels, origins, state, parameters, gradients(parameters))
+
+
+def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Refusal | None, bool]:
+    """Why a call is not even observed, and whether it uses DistributedDataParallel. `holds`: what lies on the GPU."""
+    for name, tensor in zip(call.labels, call.tensors, strict=False):
+        if (refusal := refused_tensor(name, tensor, holds)) is not None:
+            return refusal, False
+    state = call.state
+    if state.iterators:
+        return Refusal(
+            f"reads from an iterator, {state.iterators[0]}",
+            "call next() before the step and pass what it gives as an argument",
+        ), False
+    if not state.complete:
+        return Refusal("reaches too many Python objects to watch", "pass what it needs as arguments"), False
+    devices = {str(t.device) for t in [*state.tensors.values(), *call.tensors] if t.device.type == "cuda"}
+    if len(devices) > 1:
+        return Refusal(
+            f"works on several GPUs ({', '.join(sorted(devices))})", "capture the part on each GPU as its own step"
+        ), False
+    return refused_modules(state.modules)

@@ -26,14 +26,14 @@ import torch
 
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
-from optimizations.capture.signature import Same, flatten, refused_tensor, signature
-from optimizations.capture.step.call import Call, call_of
+from optimizations.capture.signature import Same, flatten, signature
+from optimizations.capture.step.call import Call, call_of, refused_call
 from optimizations.capture.step.gradients import pattern, put
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import SETS_UP, StepDiffers, StepRefused
 from optimizations.capture.step.observing import observe
-from optimizations.capture.step.parallel import DDP_WARM_UP, refused_modules
+from optimizations.capture.step.parallel import DDP_WARM_UP
 from optimizations.capture.step.progress import OBSERVED, Action, Plan, Progress
 from optimizations.capture.step.reach import reach
 from optimizations.capture.step.recording import Recording, capture, why
@@ -178,7 +178,10 @@ class GraphedStep:
             self._drop_all()
             self._plan.forget()
         call = call_of(args, kwargs, tensors, state)
-        if (refusal := self._refused_beforehand(device, call)) is not None:
+        refusal, distributed = refused_call(call, device.holds)
+        if distributed:
+            self._plan.warm_up = max(self._plan.warm_up, DDP_WARM_UP)
+        if refusal is not None:
             return self._refuse_and_run(key, refusal, args, kwargs)
         others = self._recordings.get(key)
         host_key = others[0].watch.host_key() if others else ()
@@ -298,29 +301,6 @@ class GraphedStep:
         for name, value in kwargs.items():
             if isinstance(flatten(value, []), Same):
                 yield name, value
-
-    def _refused_beforehand(self, device: Device, call: Call) -> Refusal | None:
-        """Why a call is not even observed."""
-        for name, tensor in zip(call.labels, call.tensors, strict=False):
-            if (refusal := refused_tensor(name, tensor, device.holds)) is not None:
-                return refusal
-        state = call.state
-        if state.iterators:
-            return Refusal(
-                f"reads from an iterator, {state.iterators[0]}",
-                "call next() before the step and pass what it gives as an argument",
-            )
-        if not state.complete:
-            return Refusal("reaches too many Python objects to watch", "pass what it needs as arguments")
-        devices = {str(t.device) for t in [*state.tensors.values(), *call.tensors] if t.device.type == "cuda"}
-        if len(devices) > 1:
-            return Refusal(
-                f"works on several GPUs ({', '.join(sorted(devices))})", "capture the part on each GPU as its own step"
-            )
-        refusal, distributed = refused_modules(state.modules)
-        if distributed:
-            self._plan.warm_up = max(self._plan.warm_up, DDP_WARM_UP)
-        return refusal
 
     def _as_it_is(self, args: Any, kwargs: Any, refusal: Refusal | None) -> Any:
         if refusal is not None and self._options["on_refusal"] == "raise":
