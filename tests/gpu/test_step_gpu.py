@@ -442,7 +442,17 @@ def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
     launch = median_us(recording.graph.replay)
     print(f"host time of a call {whole:.1f} us ({same:.1f} us with one batch), of its launch {launch:.1f} us")
     assert step.report().replays == 5 + 2 * 300
-    assert whole - launch <= 40  # what is set for the batch and the result included; printed for the record
+    known = recording.arguments.tensors_of(calls[0], {})
+    assert known is not None
+    parts = {
+        "arguments": lambda: recording.arguments.tensors_of(calls[0], {}),
+        "checks": lambda: recording.fits(known),
+        "memory of results": recording.outputs.prepare,
+        "that and the launch": lambda: (recording.outputs.prepare(), recording.graph.replay()),
+        "gradients": recording.gradients.leave,
+    }
+    print({name: round(median_us(part), 1) for name, part in parts.items()})
+    assert whole - launch <= 30  # what is set for the batch and the result included; printed for the record
 
 
 @pytest.mark.alone
