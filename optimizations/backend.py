@@ -163,6 +163,7 @@ def _maker(
 def _fed(compiled: Callable[..., Any], feeds: Feeds) -> Callable[..., Any]:
     """The function Dynamo calls in place of the graph. A plain function: Dynamo wraps it and calls it by that."""
     if not feeds.is_plain:
+        compiled = torch_internals.innermost_fn(compiled)  # Dynamo keeps out of `run` already
 
         def run(*arguments: Any) -> Any:
             return feeds.call(compiled, arguments)
