@@ -101,7 +101,9 @@ class LiveCell:
         self._announce("build")
         self._build()
         self._announce("check")
-        vec_isa_ok = start_toolchain(self._instance.device) if self._mode.backend is not None else None
+        vec_isa_ok = None
+        if self._mode.backend is not None:
+            vec_isa_ok = start_toolchain(self._instance.device, self._spec.vec_isa_ok)
         if self._spec.known_digests is None:
             self._run_reference()
         return Built(vec_isa_ok=vec_isa_ok)

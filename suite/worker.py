@@ -165,8 +165,6 @@ def enter_environment(spec: CellSpec) -> None:
         "TORCHINDUCTOR_COMPILE_THREADS": str(spec.compile_threads),
         "OMP_NUM_THREADS": str(spec.cpu_threads),
     }
-    if spec.vec_isa_ok is not None:
-        os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "1" if spec.vec_isa_ok else "0"
 
 
 def failure(error: Exception, phase: str) -> Failed:

@@ -229,7 +229,7 @@ def _lives(pid: int) -> bool:
 
 def test_the_cells_environment_is_set_before_torch_is_there(tmp_path, spec):
     """In a process of its own: importing the worker imports no torch, and too late is an error."""
-    made = spec(cache_dir=str(tmp_path / "new"), cpu_threads=3, compile_threads=5, vec_isa_ok=True)
+    made = spec(cache_dir=str(tmp_path / "new"), cpu_threads=3, compile_threads=5)
     script = f"""
         import os, sys
         from suite.worker import enter_environment
@@ -239,7 +239,7 @@ def test_the_cells_environment_is_set_before_torch_is_there(tmp_path, spec):
         enter_environment(spec)
         print(*(os.environ[name] for name in (
             "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ENCORE_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS",
-            "OMP_NUM_THREADS", "TORCHINDUCTOR_VEC_ISA_OK")))
+            "OMP_NUM_THREADS")))
         sys.modules["torch"] = sys
         try:
             enter_environment(spec)

@@ -13,21 +13,25 @@ import torch
 from optimizations import torch_internals
 
 
-def start_toolchain(device: torch.device) -> bool | None:
+def start_toolchain(device: torch.device, vec_isa_ok: bool | None = None) -> bool | None:
     """Compile and run a trivial function for the device and for the CPU, and forget it.
 
-    Returns whether C++ can use all vector instructions that the CPU has; None where only some of them, or where that is
-    not known. Inductor finds it out by one more process for each kind, which imports torch, one after another in all
-    processes that share a cache: 50 s for five of them. So a process that is told (`TORCHINDUCTOR_VEC_ISA_OK`) does not
-    ask again, and one that found out is configured like those.
+    Inductor finds out what vector instructions C++ can use by a process for each kind that imports torch, in every
+    process again, and one after another in all that share a cache: 45 s for five of them on a machine with an H200.
+
+    Args:
+        device: the cell's.
+        vec_isa_ok: what this returned in an earlier process on this machine. True: it is not found out again.
+
+    Returns:
+        Whether C++ can use all vector instructions that the CPU has; None where only some, or where it is not known.
     """
+    if vec_isa_ok:
+        torch_internals.cpu_vec_isa.VecISA.check_build = lambda isa, code: True
     for each in dict.fromkeys((device, torch.device("cpu"))):
         torch.compile(_trivial, backend="inductor")(torch.zeros(64, device=each))
     torch.compiler.reset()
-    options = torch_internals.inductor_config.cpp
-    if options.vec_isa_ok is None and _all_vector_instructions():
-        options.vec_isa_ok = True  # it is a part of the key of compiled graphs
-    return True if options.vec_isa_ok else None
+    return _all_vector_instructions() or None
 
 
 def _all_vector_instructions() -> bool:
