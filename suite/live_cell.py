@@ -162,6 +162,8 @@ class LiveCell:
     def metrics(self) -> Metrics:
         """Everything that is measured once. The profiler comes last, because it slows down what follows."""
         device, on_gpu = self._instance.device, self._instance.device.type == "cuda"
+        # Before anything else: inputs that stay the same from here on would make verdicts of selection void.
+        report = encore_report() if self._mode.backend == "encore" else None
         memory = self._replay_memory()
         cell = PreparedCell(self._iterate_set, device, self._mode)
         more = {metric.name: metric.values(cell) for metric in metrics()}
@@ -185,7 +187,7 @@ class LiveCell:
             else None,
             memory=memory,
             kernel_time_us=profile.kernel_time_us if profile else None,
-            encore_report=encore_report() if self._mode.backend == "encore" else None,
+            encore_report=report,
             kernels=profile.kernels if profile else None,
             more=more,
         )
