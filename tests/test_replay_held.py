@@ -1,0 +1,75 @@
+"""Results that a program holds in some iterations and drops in others stay what they were, and raise nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from trees_on_cpu import Compiled, Model, values
+
+__all__ = ["cuda_on_cpu"]
+
+CALLS = 40
+MOST_HELD = 6
+
+
+class Held:
+    """Results that the program has not dropped, each with what it was."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[Any, torch.Tensor]] = []
+
+    def check(self, step: int) -> None:
+        for value, expected in self.values:
+            assert torch.equal(value, expected), step
+        if len(self.values) > MOST_HELD:
+            self.values.clear()
+
+
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("every", [3, 6, 15])
+def test_a_result_is_held_that_another_graph_reads(cuda_on_cpu: CudaOnCpu, marks: bool, lean: bool, every: int) -> None:
+    first, second = (Compiled(Model(cuda_on_cpu), lean=lean) for _ in range(2))
+    w, held = values(7), Held()
+    for step in range(CALLS):
+        if marks:
+            torch.compiler.cudagraph_mark_step_begin()
+        x, y = values(step), values(2 * step)
+        (a,) = first(x, y, w)
+        if step % every == every - 1:
+            held.values.append((a, 2 * x + y * w))
+        (b,) = second(a, y, w)
+        del a
+        assert torch.equal(b, 4 * x + 3 * y * w), step
+        if step % every == every - 1:
+            held.values.append((b, 4 * x + 3 * y * w))
+        del b
+        held.check(step)
+
+
+@pytest.mark.parametrize("marks", ["each", "once", "never"])
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("every", [3, 6, 15])
+@pytest.mark.parametrize("mostly", [True, False])
+def test_a_result_is_held_that_was_dead_when_the_next_graph_was_recorded(
+    cuda_on_cpu: CudaOnCpu, marks: str, lean: bool, every: int, mostly: bool
+) -> None:
+    """Or dropped where it was held."""
+    first, second = (Compiled(Model(cuda_on_cpu), lean=lean) for _ in range(2))
+    w, held = values(7), Held()
+    for step in range(CALLS):
+        if marks == "each" or (marks == "once" and step == 5):
+            torch.compiler.cudagraph_mark_step_begin()
+        x, y = values(step), values(2 * step)
+        expected = 2 * x + y * w
+        keeps = (step % every == every - 1) != mostly
+        for function in (first, second):
+            (result,) = function(x, y, w)
+            assert torch.equal(result, expected), step
+            if keeps:
+                held.values.append((result, expected))
+            del result
+        held.check(step)
