@@ -130,6 +130,18 @@ def run(compiled: Compiled, calls: int, *, moving: bool = True, w: torch.Tensor 
         assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w), step
 
 
+def run_and_hold(compiled: Compiled, calls: int) -> None:
+    """Calls in steps of their own whose last three results are held, and stay right."""
+    held: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for step in range(calls):
+        x, y = values(step), values(2 * step)
+        torch.compiler.cudagraph_mark_step_begin()
+        (result,) = compiled.function([x, y, W])
+        held.append((result, 2 * x + y * W))
+        del held[:-3]
+        assert all(torch.equal(one, expected) for one, expected in held), step
+
+
 def selection(compiled: Compiled) -> Any:
     return compiled.functions[-1].selection()
 

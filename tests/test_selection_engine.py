@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from selection_on_cpu import RULES, SimulatedTimer, W, make, run, selection
+from selection_on_cpu import RULES, SimulatedTimer, W, make, run, run_and_hold, selection
 from trees_on_cpu import Compiled, Model, nodes, values
 
 import optimizations
@@ -108,14 +108,7 @@ def test_every_call_is_made_once_whoever_serves_it(make: Any, cuda_on_cpu: CudaO
 def test_results_held_over_calls_keep_their_values(make: Any) -> None:
     """A caller that keeps results has them whatever served the calls."""
     _, compiled = make(plain=50e-6)
-    held: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for step in range(400):
-        x, y = values(step), values(2 * step)
-        torch.compiler.cudagraph_mark_step_begin()
-        (result,) = compiled.function([x, y, W])
-        held.append((result, 2 * x + y * W))
-        del held[:-3]
-        assert all(torch.equal(one, expected) for one, expected in held), step
+    run_and_hold(compiled, 400)
     assert selection(compiled).state == "decided"
 
 

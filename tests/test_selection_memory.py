@@ -7,10 +7,9 @@ import weakref
 from typing import Any
 
 import pytest
-import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from selection_on_cpu import RULES, W, make, pair, run, run_pair, selection
-from trees_on_cpu import Compiled, Model, nodes, values
+from selection_on_cpu import RULES, make, pair, run, run_and_hold, run_pair, selection
+from trees_on_cpu import Compiled, Model, nodes
 
 from optimizations import torch_internals
 from optimizations.capture.trees import manager as manager_module
@@ -49,14 +48,7 @@ def test_the_graphs_and_their_pool_go(make: Any, cuda_on_cpu: CudaOnCpu) -> None
 
 def test_results_that_are_held_when_the_graphs_go_keep_their_values(make: Any) -> None:
     _, compiled = make(plain=5e-6)
-    held: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for step in range(460):
-        x, y = values(step), values(2 * step)
-        torch.compiler.cudagraph_mark_step_begin()
-        (result,) = compiled.function([x, y, W])
-        held.append((result, 2 * x + y * W))
-        del held[:-3]
-        assert all(torch.equal(one, expected) for one, expected in held), step
+    run_and_hold(compiled, 460)
     assert selection(compiled).kept == "none"
     assert nodes() == []
 

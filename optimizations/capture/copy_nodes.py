@@ -42,12 +42,14 @@ class CopyNode:
             NotCarried: the driver does not take the address.
         """
         self._copy.srcDevice = tensor.data_ptr()
-        if (code := self._set(*self._where, self._copy, self._context)[0]) != 0:
-            raise NotCarried(f"{self._set.__name__} failed: {code}")
+        self._update()
 
     def write_to(self, tensor: torch.Tensor) -> None:
         """The same for where it copies to."""
         self._copy.dstDevice = tensor.data_ptr()
+        self._update()
+
+    def _update(self) -> None:
         if (code := self._set(*self._where, self._copy, self._context)[0]) != 0:
             raise NotCarried(f"{self._set.__name__} failed: {code}")
 
@@ -75,7 +77,7 @@ def find_copies(driver: Any, graph: Any, ends: Sequence[tuple[int, int]]) -> lis
                     found[int(copy.srcDevice), int(copy.dstDevice)].append(handle)
         handles = [found[pair] for pair in ends]
         if any(len(candidates) != 1 for candidates in handles):
-            raise NotCarried("a copy is no memcpy node of its own")
+            raise NotCarried("the graph does not hold exactly one memcpy node for each copy")
         return [CopyNode(driver, graph, executable, handle, context) for (handle,) in handles]
     except CudaCallFailed as error:
         raise NotCarried(str(error)) from error

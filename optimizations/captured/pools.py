@@ -59,7 +59,7 @@ def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream) -> Non
 
     The allocator would go on allocating for it, and never free memory of other pools again. And random generators may
     still be capturing, so that the next dropout would fail; an empty capture that succeeds, on `stream`, takes them out
-    of it. What fails here is no worse than what failed before.
+    of it. If that fails as well, things are as they were.
     """
     with contextlib.suppress(RuntimeError):  # it had ended
         torch_internals.end_allocating(device, pool)

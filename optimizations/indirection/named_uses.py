@@ -69,7 +69,7 @@ def _verdict(
     uses = []
     for (path, node), times in zip(nodes, passed, strict=True):
         if not times:
-            continue  # Note [Which launch is which]: whatever it holds is no address of this input
+            continue  # it was not given this input; Note [Which launch is which]
         found = list(_addresses(node, memory))
         plain = [one for one in found if one[2] == memory.address and node.parameters[one[0]].size == WORD_BYTES]
         if not len(found) == len(plain) == times:

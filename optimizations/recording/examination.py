@@ -193,10 +193,7 @@ class Examination:
         captured = self._read()
         available = self.tools.available(captured)
         analysis = self._named_analysis(captured, candidates, available, others)
-        aliased = [index for index in candidates if index in self.recorded.returned]
-        analysis = self._without_reused(limit(analysis, captured, aliased, tried_out=False), candidates)
-        plan, available = self._assembled(captured, analysis, choice, available)
-        return Findings(captured, analysis, plan, frozenset(available.ptx), available, self._unused(analysis))
+        return self._findings(captured, analysis, choice, available, tried_out=False)
 
     def _named_analysis(
         self, captured: CapturedGraph, candidates: Mapping[int, MemoryRange], available: Available, others: str
@@ -239,8 +236,15 @@ class Examination:
                     for one, other in zip(analysis.verdicts, named.verdicts, strict=True)
                 ),
             )
+        return self._findings(captured, analysis, choice, available, tried_out=True)
+
+    def _findings(
+        self, captured: CapturedGraph, analysis: Analysis, choice: Choice, available: Available, *, tried_out: bool
+    ) -> Findings:
+        """What follows from where the graph holds addresses, once the inputs are left out that must be copied."""
+        candidates = [verdict.input for verdict in analysis.verdicts]
         aliased = [index for index in candidates if index in self.recorded.returned]
-        analysis = self._without_reused(limit(analysis, captured, aliased), candidates)
+        analysis = self._without_reused(limit(analysis, captured, aliased, tried_out=tried_out), candidates)
         plan, available = self._assembled(captured, analysis, choice, available)
         return Findings(captured, analysis, plan, frozenset(available.ptx), available, self._unused(analysis))
 

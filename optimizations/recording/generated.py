@@ -147,7 +147,6 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
     opaque = next(filter(None, (_objection(name, kernels) for name in names)), None)
     uses = _Uses(kernels, inputs)
     uses.visit(definition)
-    known = {position: uses.launches.get(name, 0) for name, position in inputs.items() if name not in uses.unknown}
     reused = frozenset(inputs[name] for name in uses.reused if name in inputs)
     random = any(_RANDOM.search(name) for name in names)
     collectives = tuple(text for call in calls if (text := _collective(call, kernels)) is not None)
@@ -159,6 +158,11 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
         for call in calls
         if _is_launch(dotted(call.func), kernels)
     )
+    known = {
+        position: sum(launch.inputs.count(position) for launch in launches)
+        for name, position in inputs.items()
+        if name not in uses.unknown
+    }
     return GeneratedCode(opaque, random, bool(collectives), known, reused, collectives, launches)
 
 
@@ -230,16 +234,15 @@ def _objection(name: str, kernels: Collection[str]) -> str | None:
 
 
 class _Uses(ast.NodeVisitor):
-    """Collects how inputs are used.
+    """Collects which inputs are used otherwise than as arguments of Triton kernels.
 
-    `launches`: arguments of Triton kernels, by name. `unknown`: names with any other use. `reused`: names whose memory
-    another name was given to, in another shape or the same.
+    `unknown`: names with any such use. `reused`: names whose memory another name was given to, in another shape or the
+    same.
     """
 
     def __init__(self, kernels: Collection[str], inputs: Mapping[str, int]) -> None:
         self._kernels = kernels
         self._inputs = inputs
-        self.launches: dict[str, int] = {}
         self.unknown: set[str] = set()
         self.reused: set[str] = set()
 
@@ -247,10 +250,7 @@ class _Uses(ast.NodeVisitor):
         name = dotted(node.func)
         if _is_launch(name, self._kernels) and not is_collective_kernel(name.rpartition(".")[0]):
             for argument in node.args:
-                if isinstance(argument, ast.Name):
-                    if argument.id in self._inputs:
-                        self.launches[argument.id] = self.launches.get(argument.id, 0) + 1
-                else:
+                if not isinstance(argument, ast.Name):
                     self.visit(argument)
             for keyword in node.keywords:
                 self.visit(keyword.value)

@@ -76,7 +76,7 @@ def straight_to(
 
 
 def _led_straight(function: Any, attribute: str, keep_dynamo_out: bool) -> bool:
-    """Let the autograd function call Inductor's without what lies between. Whether there is no more to do about it."""
+    """Let the autograd function call Inductor's function directly. Returns whether this is settled for good."""
     stock = getattr(function, attribute)
     if stock is None:
         return False  # not compiled yet

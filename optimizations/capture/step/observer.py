@@ -111,7 +111,7 @@ class Observer(torch_internals.TorchDispatchMode):
     def refuse(self, reason: str, advice: str) -> None:
         """Note a finding of the line that runs now; raise it where this is a capture.
 
-        What PyTorch's compiler does for itself is no finding. See `compilations`.
+        What PyTorch's compiler does for itself does not count. See `compilations`.
         """
         if self.compiling or called_by_the_compiler():
             self.set_up = True

@@ -1,4 +1,4 @@
-"""A call whose arguments look as those of a recording did, seen without taking them apart anew.
+"""Sees quickly that the arguments of a call look like those that were recorded.
 
 A signature is a value that can be looked up, and making one goes through all of the arguments in Python. After a
 recording it is known what they look like. So the way to each tensor is kept, and a call that is as it was follows it:
