@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
+
 from models.registry import Workload
 from suite.compile_cache import CompileCache
 from suite.environment import without_paths
@@ -32,6 +34,7 @@ from suite.protocol import (
     Measured,
     Prepare,
     Prepared,
+    Start,
 )
 from suite.ranked_worker import RankedWorker, converse_ranked, end
 from suite.schedule import BLOCKS_PER_CORE, THROUGHPUT_EVERY, core_for, orders, sampling_for
@@ -50,14 +53,19 @@ from suite.schema import (
 from suite.settings import RunSettings
 from suite.stats import narrow_enough
 
+WORKER_BYTES = 3 * 2**30
+"""Memory of the host that is taken to be enough for a worker that has imported torch and waits."""
+
 
 @dataclass(slots=True)
 class Toolchain:
     """What one cell finds out about the host's compilers for all that come after it.
 
-    Finding it out takes many seconds, and processes that do it at once do it one after another.
+    Finding it out takes many seconds, and processes that do it at once do it one after another. `headers` is a folder
+    for compiled headers; None: each process compiles its own.
     """
 
+    headers: Path | None = None
     vec_isa_ok: bool | None = None
     asked: bool = False
 
@@ -113,6 +121,10 @@ class GroupSession:
     what compiles meanwhile would disturb the timing that Inductor's tuning goes by; the reference mode is the first,
     and what it tuned the others find. Processes of modes that have compiled before compile side by side: nothing is
     left to tune.
+
+    Note [Later processes]: a mode's processes are measured one after another, but importing torch and starting the
+    compilers takes as long as measuring. So those of later processes start while the first ones are built, and wait,
+    where the host has the memory for it. They touch no GPU before it is their turn.
     """
 
     def __init__(
@@ -124,6 +136,7 @@ class GroupSession:
         self._known = {name: [correctness] for name, correctness in known.items()}
         self._first: dict[str, Correctness] = {}
         self._cache = cache
+        self._waiting: dict[tuple[str, int], Member] = {}
 
     @contextmanager
     def alive(
@@ -134,7 +147,7 @@ class GroupSession:
         finished = False
         try:
             for mode in modes:
-                members.append(self._start(mode, process))
+                members.append(self._waiting_or_new(mode, process))
             self._prepare(members, cache or self._cache)
             yield members
             finished = True
@@ -142,6 +155,21 @@ class GroupSession:
             # One that failed is not asked: it hangs, or has nothing more to say.
             end([m.worker for m in members if m.failure is not None or not finished], ask_first=False)
             end([m.worker for m in members if m.failure is None and finished], ask_first=True)
+
+    @contextmanager
+    def later_processes(self, modes: Sequence[Mode], count: int) -> Iterator[None]:
+        """`count` more workers of each mode, which start with the next members that are prepared: see Note [Later
+        processes]. Those that nobody has used are ended on the way out."""
+        try:
+            if count * len(modes) * (self.workload.tp or 1) * WORKER_BYTES < psutil.virtual_memory().available:
+                for process in range(1, count + 1):
+                    for mode in modes:
+                        self._waiting[mode.name, process] = self._start(mode, process)
+            yield
+        finally:
+            unused = list(self._waiting.values())
+            self._waiting.clear()
+            end([member.worker for member in unused], ask_first=False)
 
     def measure(self, members: Sequence[Member]) -> None:
         """Blocks of all members, in an order that changes from block to block. A member that fails drops out.
@@ -273,6 +301,10 @@ class GroupSession:
         with self.alive([mode], cache=cache) as (member,):
             return member.prepared.compile if member.prepared else None
 
+    def _waiting_or_new(self, mode: Mode, process: int) -> Member:
+        key = (mode.name, process)
+        return self._waiting.pop(key) if key in self._waiting else self._start(mode, process)
+
     def _start(self, mode: Mode, process: int) -> Member:
         log = self.bench.logs / f"{self.workload.acronym}.{mode.name}.log"
         now = time.monotonic()
@@ -286,7 +318,14 @@ class GroupSession:
             self._converse({first: self._prepare_commands(first, len(members), cache)})
         else:
             first = None
-        self._converse({m: self._prepare_commands(m, len(members), cache) for m in members if m is not first})
+        commands: dict[Member, Sequence[Command]] = {
+            m: self._prepare_commands(m, len(members), cache) for m in members if m is not first and m.failure is None
+        }
+        for member in self._waiting.values():
+            if not member.by_rank:
+                told = self._prepare_commands(member, len(members), cache)
+                commands[member] = [Start(spec=each.spec) for each in told]
+        self._converse(commands)
         alone = [m for m in members if m.mode.backend is not None and not cache.has(m.mode.name)]
         for member in sorted(alone, key=lambda m: m.mode.name != REFERENCE_MODE):
             if member.failure is None:
@@ -329,14 +368,14 @@ class GroupSession:
 
     def _prepare_commands(self, member: Member, side_by_side: int, cache: CompileCache) -> list[Prepare]:
         """A command for each rank."""
-        spec = self._spec(member.mode, side_by_side * len(member.worker.ranks), cache)
+        spec = self._spec(member.mode, side_by_side * len(member.worker.ranks), cache, later=member.process > 0)
         own = {"tp": self.workload.tp, "rendezvous": member.worker.rendezvous}
         return [
             Prepare(spec=spec.model_copy(update={**own, "rank": rank, "cache_dir": str(cache.of_rank(rank))}))
             for rank in range(len(member.worker.ranks))
         ]
 
-    def _spec(self, mode: Mode, side_by_side: int, cache: CompileCache) -> CellSpec:
+    def _spec(self, mode: Mode, side_by_side: int, cache: CompileCache, *, later: bool) -> CellSpec:
         settings = self.bench.settings
         cores = max(1, len(os.sched_getaffinity(0)) // (self.workload.tp or 1))
         share = max(1, len(os.sched_getaffinity(0)) // side_by_side)
@@ -353,11 +392,12 @@ class GroupSession:
             warm_up=settings.warm_up,
             check_inputs=settings.check_inputs,
             cpu_threads=share,
-            compile_threads=share if cache.has(mode.name) else cores,
+            compile_threads=share if later or cache.has(mode.name) else cores,
             known_digests=first.digests if first and first.passed and first.deterministic else None,
             cache_dir=str(cache.folder),
             warm_cache=settings.warm_cache,
             vec_isa_ok=self.bench.toolchain.vec_isa_ok,
+            headers_dir=str(self.bench.toolchain.headers) if self.bench.toolchain.headers else None,
         )
 
     def _ask(self, member: Member, commands: Sequence[Command]) -> Measured | Collected | None:

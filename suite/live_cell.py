@@ -75,6 +75,14 @@ CALLS_TO_REPLAY = 3
 """CUDAGraph Trees warm a function up in the first call, record it in the second, and replay it from the third on."""
 
 
+def start(spec: CellSpec) -> Built:
+    """What a later process does while those of the first are built: start the compilers, without a GPU."""
+    (mode,) = select_modes([spec.mode])
+    if mode.backend is not None:
+        start_toolchain(torch.device("cpu"), spec.vec_isa_ok, spec.headers_dir)
+    return Built()
+
+
 class LiveCell:
     """A prepared cell. `announce` is told each phase as it begins."""
 
@@ -103,7 +111,7 @@ class LiveCell:
         self._announce("check")
         vec_isa_ok = None
         if self._mode.backend is not None:
-            vec_isa_ok = start_toolchain(self._instance.device, self._spec.vec_isa_ok)
+            vec_isa_ok = start_toolchain(self._instance.device, self._spec.vec_isa_ok, self._spec.headers_dir)
         if self._spec.known_digests is None:
             self._run_reference()
         return Built(vec_isa_ok=vec_isa_ok)
@@ -196,7 +204,7 @@ class LiveCell:
         spec = self._spec
         workload = find(spec.workload)
         _require_device(spec.device)
-        if spec.device == "cuda":
+        if spec.device == "cuda" and spec.known_digests is None:  # a later process fits where the first one did
             total = torch.cuda.get_device_properties(spec.device).total_memory
             require_memory(workload, variant=spec.variant, size=spec.size, input_sets=spec.input_sets, available=total)
         set_numerics(workload)

@@ -34,6 +34,7 @@ from suite.protocol import (
     Prepare,
     Prepared,
     Reply,
+    Start,
     Stop,
     encode,
 )
@@ -230,7 +231,7 @@ class _Exchange:
 
 
 def _first_phase(command: Command) -> str:
-    return "build" if command.do == "prepare" else command.do
+    return "build" if command.do in ("start", "prepare") else command.do
 
 
 def _answers(message: Answer, command: Command) -> bool:
@@ -240,7 +241,7 @@ def _answers(message: Answer, command: Command) -> bool:
             return status is not Status.PASS
         case Measured(block=block), Measure() as asked:
             return (block.index, block.turn, len(block.host_us)) == (asked.index, asked.turn, asked.samples)
-        case (Built(), Prepare()) | (Prepared(), Compile()) | (Collected(), CollectMetrics()):
+        case (Built(), Start() | Prepare()) | (Prepared(), Compile()) | (Collected(), CollectMetrics()):
             return True
     return False
 

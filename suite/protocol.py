@@ -4,6 +4,7 @@ A worker holds one cell. It is started as `suite.worker --read FD --write FD`; i
 log file, so nothing a library prints can be taken for a message. The runner sends commands and gets at least one reply
 each:
 
+    start   -> built | failed                    import torch and start the compilers; may be left out
     prepare -> phase* then built | failed        build, run eager for comparison, start the compilers
     compile -> phase* then prepared | failed     compile, warm up and record, compare with eager
     measure -> block | failed                    one block of samples
@@ -32,7 +33,8 @@ class CellSpec(Record):
     it may compile with. `cache_dir` is where compiled kernels go: one folder for all modes of a workload.
     `known_digests` are those of the mode's first process, whose results were compared with eager's; a later one that
     has the same needs no comparison. `tp` processes work on a cell whose workload is split over GPUs, this one
-    as `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is what an earlier cell found out, see `Built`.
+    as `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is what an earlier cell found out, see `Built`, and
+    `headers_dir` has the compiled headers of C++ kernels of all cells.
     """
 
     workload: str
@@ -54,6 +56,14 @@ class CellSpec(Record):
     cache_dir: str
     warm_cache: bool
     vec_isa_ok: bool | None = None
+    headers_dir: str | None = None
+
+
+class Start(Record):
+    """What needs no GPU and is the same for every cell, before it is known what else the cell is to be told."""
+
+    do: Literal["start"] = "start"
+    spec: CellSpec
 
 
 class Prepare(Record):
@@ -135,7 +145,7 @@ class Failed(Record):
     correctness: Correctness | None = None
 
 
-Command = Annotated[Prepare | Compile | Measure | CollectMetrics | Stop, Field(discriminator="do")]
+Command = Annotated[Start | Prepare | Compile | Measure | CollectMetrics | Stop, Field(discriminator="do")]
 Reply = Annotated[Phase | Built | Prepared | Measured | Collected | Failed, Field(discriminator="type")]
 
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)

@@ -98,12 +98,13 @@ class Runner:
         outcome = RunOutcome()
         started = self.clock()
         try:
-            for job in jobs:
-                name = job.workload.acronym
-                if self._fits(name, self.clock() - started):
-                    self._run_job(job, outcome)
-                else:
-                    outcome.not_started.append(name)
+            with temporary_folder("encore-headers-") as self.toolchain.headers:
+                for job in jobs:
+                    name = job.workload.acronym
+                    if self._fits(name, self.clock() - started):
+                        self._run_job(job, outcome)
+                    else:
+                        outcome.not_started.append(name)
         finally:
             kill_strays()
         return outcome
@@ -174,20 +175,22 @@ def measure_group(
     too, and then what fails has failed. What failed once is not started again.
     """
     processes: dict[str, list[Member]] = {mode.name: [] for mode in modes}
-    for process in range(session.bench.settings.processes or 1):
-        waiting = [mode for mode in modes if not any(member.failure for member in processes[mode.name])]
-        if not waiting:
-            break
-        with session.alive(waiting, process) as members:
-            for member in members:
-                processes[member.mode.name].append(member)
-            if not any(member.out_of_memory for member in members):
-                session.measure(members)
-            if not any(member.out_of_memory for member in members):
-                first = [member for member in members if process == 0 and member.mode.name not in have_rows]
-                session.collect(members, whole=first)
-        if len(modes) > 1 and any(member.out_of_memory for member in members):
-            return {}
+    count = session.bench.settings.processes or 1
+    with session.later_processes(modes, count - 1):
+        for process in range(count):
+            waiting = [mode for mode in modes if not any(member.failure for member in processes[mode.name])]
+            if not waiting:
+                break
+            with session.alive(waiting, process) as members:
+                for member in members:
+                    processes[member.mode.name].append(member)
+                if not any(member.out_of_memory for member in members):
+                    session.measure(members)
+                if not any(member.out_of_memory for member in members):
+                    first = [member for member in members if process == 0 and member.mode.name not in have_rows]
+                    session.collect(members, whole=first)
+            if len(modes) > 1 and any(member.out_of_memory for member in members):
+                return {}
     guests = [member for name, members in processes.items() if name in have_rows for member in members]
     return {
         name: session.cell(members, grouping, list(processes), guests)

@@ -30,6 +30,7 @@ from suite.protocol import (
     Measured,
     Phase,
     Prepare,
+    Start,
     Stop,
     encode,
 )
@@ -81,6 +82,7 @@ class Server:
         self._phase = "build"
         self._cell: LiveCell | None = None
         self._ranked = False
+        self._entered = False
 
     def serve(self) -> int:
         try:
@@ -98,9 +100,14 @@ class Server:
     def _answers(self) -> Iterator[Record]:
         for line in self._commands:
             match COMMANDS.validate_json(line):
+                case Start(spec=spec):
+                    self._enter(spec)
+                    from suite.live_cell import start
+
+                    yield start(spec)
                 case Prepare(spec=spec):
                     self._ranked = (spec.tp or 1) > 1
-                    enter_environment(spec)
+                    self._enter(spec)
                     from suite.live_cell import LiveCell
 
                     self._cell = LiveCell(spec, self._announce)
@@ -115,6 +122,11 @@ class Server:
                     yield Collected(metrics=self._built.kernels() if kernels_only else self._built.metrics())
                 case Stop():
                     return
+
+    def _enter(self, spec: CellSpec) -> None:
+        if not self._entered:
+            enter_environment(spec)
+            self._entered = True
 
     @property
     def is_ranked(self) -> bool:

@@ -23,6 +23,15 @@ def test_timers_count_from_their_restart():
     torch.compiler.reset()
 
 
+def test_headers_are_compiled_into_the_folder_of_all_processes(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch_internals.codecache, "_HEADER_DIR", "own")
+    monkeypatch.setattr(torch_internals.codecache, "_HEADER_LOCK_DIR", "own/locks")
+    torch.compiler.reset()
+    with torch_internals.fresh_cache():
+        compile_times.start_toolchain(torch.device("cpu"), headers=str(tmp_path))
+    assert list(tmp_path.glob("*.gch")), "the compiler's own folder was used"
+
+
 def test_what_c_plus_plus_can_use_is_found_out_once(monkeypatch):
     """A process that was told checks nothing: where all instructions work, each kind is asked about by a process."""
     isa = torch_internals.cpu_vec_isa

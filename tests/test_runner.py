@@ -19,6 +19,7 @@ from fixtures.fake_runs import SETTINGS, events, fake_worker, fake_workers_alive
 from fixtures.synthetic_results import environment
 from rich.console import Console
 
+import suite.group
 from models.registry import Workload, find
 from suite import store
 from suite.group import bitwise_failure, compare_bitwise
@@ -83,7 +84,7 @@ class Bench:
 
     def measured(self) -> list[tuple[str, int, int]]:
         """(mode, block, turn) in the order the workers were asked."""
-        said = ("stray", "child", "compiled")
+        said = ("stray", "child", "compiled", "started")
         return [(w[0], int(w[1]), int(w[2])) for w in events(self.folder) if w[0] not in said]
 
     def compiled(self) -> list[tuple[str, str]]:
@@ -145,6 +146,50 @@ def test_a_mode_fails_where_one_of_its_processes_does_and_is_not_started_again(b
     assert (cells["compile"].status, len(cells["compile"].blocks)) == (Status.PASS, 15)
 
 
+def test_later_processes_start_while_the_first_ones_are_built_and_wait_for_their_turn(bench: Bench) -> None:
+    settings = SETTINGS.model_copy(update={"processes": 3})
+    bench.run(modes=FOUR[1:3], settings=settings)
+    said = [line[0] for line in events(bench.folder)]
+    assert said.count("started") == 4
+    assert "started" not in said[said.index("compiled") :], "nothing starts while a mode compiles alone"
+    assert fake_workers_alive() == []
+
+
+def test_later_processes_start_in_their_turn_where_the_host_has_no_memory_for_them_to_wait(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite.group, "WORKER_BYTES", 2**60)
+    bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
+    assert "started" not in {line[0] for line in events(bench.folder)}
+    assert [cell.processes for cell in bench.cells().values()] == [3, 3]
+
+
+def test_a_later_process_that_cannot_start_fails_its_mode_and_no_other(bench: Bench) -> None:
+    bench.run({"graph": "exit:1@start"}, modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
+    cells = bench.cells()
+    assert (cells["graph"].status, cells["graph"].processes) == (Status.CRASH, 2)
+    assert (cells["graph"].error or "").startswith("process 2: ")
+    assert (cells["compile"].status, len(cells["compile"].blocks)) == (Status.PASS, 15)
+
+
+def test_processes_that_wait_are_ended_where_the_modes_do_not_fit_together(bench: Bench) -> None:
+    bench.run(modes=FOUR[1:3], fits=1, settings=SETTINGS.model_copy(update={"processes": 2}))
+    assert {cell.grouping for cell in bench.cells().values()} == {Grouping.SEQUENTIAL}
+    assert fake_workers_alive() == []
+
+
+def test_compiled_headers_are_in_one_folder_that_goes_with_the_run(bench: Bench) -> None:
+    bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[:3])
+    folders = {
+        line.split()[-1]
+        for log in (bench.path / "logs").iterdir()
+        for line in log.read_text().splitlines()
+        if line.startswith("headers in ")
+    }
+    assert len(folders) == 1
+    assert not Path(folders.pop()).exists()
+
+
 def test_modes_compile_one_after_another_the_reference_first_and_side_by_side_once_they_are_cached(
     bench: Bench,
 ) -> None:
@@ -165,7 +210,10 @@ def test_all_modes_of_a_workload_share_one_cache_and_workloads_do_not(bench: Ben
     )
     folders = {
         name: {
-            line.split()[-1] for log in (bench.path / "logs").glob(f"{name}.*") for line in log.read_text().splitlines()
+            line.split()[-1]
+            for log in (bench.path / "logs").glob(f"{name}.*")
+            for line in log.read_text().splitlines()
+            if "told" in line
         }
         for name in ("ONE", "TWO")
     }

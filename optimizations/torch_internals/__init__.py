@@ -244,6 +244,9 @@ NAMES: dict[str, Private] = {
     "cpu_vec_isa": Private(
         "torch._inductor.cpu_vec_isa", None, _CHECKED_HERE, "find out once what C++ for this CPU can use"
     ),
+    "codecache": Private(
+        "torch._inductor.codecache", None, _CHECKED_HERE, "compile the headers of C++ kernels once for all processes"
+    ),
     "pytree": Private("torch.utils._pytree", None, _CHECKED, "name the tensors in a model's output"),
     "TorchDynamoException": Private("torch._dynamo.exc", "TorchDynamoException", _CHECKED, "tell a failed compilation"),
     "fresh_cache": Private(

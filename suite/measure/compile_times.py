@@ -8,26 +8,34 @@ to compile in modes with a kernel on the CPU, and 24 s in the others.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from optimizations import torch_internals
 
 
-def start_toolchain(device: torch.device, vec_isa_ok: bool | None = None) -> bool | None:
+def start_toolchain(device: torch.device, vec_isa_ok: bool | None = None, headers: str | None = None) -> bool | None:
     """Compile and run a trivial function for the device and for the CPU, and forget it.
 
     Inductor finds out what vector instructions C++ can use by a process for each kind that imports torch, in every
     process again, and one after another in all that share a cache: 45 s for five of them on a machine with an H200.
+    And it compiles the headers of C++ kernels into the folder for temporary files, which each process has its own of:
+    another 10 s.
 
     Args:
         device: the cell's.
         vec_isa_ok: what this returned in an earlier process on this machine. True: it is not found out again.
+        headers: folder of compiled headers that other processes use too; None: this process compiles its own.
 
     Returns:
         Whether C++ can use all vector instructions that the CPU has; None where only some, or where it is not known.
     """
     if vec_isa_ok:
         torch_internals.cpu_vec_isa.VecISA.check_build = lambda isa, code: True
+    if headers is not None:
+        torch_internals.codecache._HEADER_DIR = headers
+        torch_internals.codecache._HEADER_LOCK_DIR = str(Path(headers, "locks"))
     for each in dict.fromkeys((device, torch.device("cpu"))):
         torch.compile(_trivial, backend="inductor")(torch.zeros(64, device=each))
     torch.compiler.reset()
