@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -571,6 +572,139 @@ def two_networks_in_turn(device: str) -> Program:
         return judged, fooled
 
     return Program(step, batches(device), lambda: [*state_of(first), *state_of(second)])
+
+
+@program
+def layers_frozen_and_unfrozen(device: str) -> Program:
+    """As fine-tuning does, layer by layer. Nothing but `requires_grad` changes, and comes back."""
+    model = network(device)
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def between(index: int) -> None:
+        model[0].requires_grad_(6 <= index < 13)
+
+    return Program(step, batches(device, 18), lambda: state_of(model), between, replays=4 + 5 + 3, recordings=2)
+
+
+@program
+def gradients_of_layers_that_were_frozen(device: str) -> Program:
+    """They stay, and the optimizer goes on using them: nobody sets them to None."""
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def between(index: int) -> None:
+        if index == 5:
+            model[0].requires_grad_(False)
+        if index == 10:
+            model[0].weight.grad = None
+
+    return Program(step, batches(device, 16), lambda: state_of(model), between, replays=3 + 3 + 3, recordings=3)
+
+
+@program
+def a_shape_that_changes_at_the_same_address(device: str) -> Program:
+    made = sgd(device)
+    train, table = made.step, torch.arange(12.0, device=device).reshape(3, 4)
+
+    def step(batch: dict[str, torch.Tensor]) -> Any:
+        return train(batch), table.sum(0), table * 2
+
+    def between(index: int) -> None:
+        if index == 5:
+            table.t_()
+
+    made.step, made.between, made.replays, made.recordings = step, between, 3 + 1, 2
+    return made
+
+
+@program
+def hooks_that_come_and_go(device: str) -> Program:
+    """Of a parameter, and of all modules: nothing in the step or its model changes."""
+    made = sgd(device)
+    weight = next(iter(made.state()))
+    hooks: list[Any] = []
+
+    def halve(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 0.5
+
+    def between(index: int) -> None:
+        if index == 5:
+            hooks.append(weight.register_hook(halve))
+        if index == 9:
+            hooks.append(nn.modules.module.register_module_forward_hook(lambda module, given, result: result * 0.9))
+        if index in (7, 12):
+            hooks.pop().remove()
+
+    made.batches, made.between = batches(device, 16), between
+    made.replays, made.recordings = 3 + 0 + 2 + 1 + 3, 2
+    return made
+
+
+@program
+def an_array_of_numpy_that_changes(device: str) -> Program:
+    made = sgd(device)
+    train, factor = made.step, numpy.array([1.0, 2.0])
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return train(batch) * float(factor[1])
+
+    def between(index: int) -> None:
+        factor[1] = 2.0 if index < 5 else 3.0
+
+    made.step, made.between, made.replays, made.recordings = step, between, 3 + 1, 2
+    return made
+
+
+@program
+def an_argument_that_is_a_weight(device: str) -> Program:
+    """In two calls: what the step has written by the time it reads it is not what a copy made before holds."""
+    made = sgd(device)
+    train, weight = made.step, next(iter(made.state()))
+
+    def step(batch: dict[str, torch.Tensor], other: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return train(batch), other.sum()
+
+    made.batches = [
+        (*batch, weight.detach()[3:5] if index in (5, 7) else torch.full((2, 8), float(index), device=device))
+        for index, batch in enumerate(batches(device))
+    ]
+    made.step, made.replays = step, CALLS - 3 - 2
+    return made
+
+
+@program
+def objects_that_move_on(device: str) -> Program:
+    """The model changes several times, each time for good: each is a reason to look again, and not to give up."""
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def between(index: int) -> None:
+        if index in (4, 9, 14):
+            model.append([nn.ReLU(), nn.LeakyReLU(), nn.Tanh()][index // 5])
+
+    # Of four calls after a change one is a capture that is not what was observed, two are observed.
+    return Program(step, batches(device, 20), lambda: state_of(model), between, replays=2 + 3 + 3 + 3)
 
 
 def outcome(made: Program, step: Callable[..., Any]) -> list[torch.Tensor]:

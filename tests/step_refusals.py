@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import torch
 from step_programs import batches, loss_of, network
 from torch import nn
@@ -337,3 +338,99 @@ def returns_a_new_object(device: str) -> Refused:
     model = network(device)
     train = trained(model)
     return Refused(lambda batch: SimpleNamespace(loss=train(batch)), model, "returns something else", line=False)
+
+
+@refused
+def entry_of_the_batch_replaced(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        batch["x"] = batch["x"] * 2
+        return train(batch)
+
+    return Refused(step, model, "changes argument 0, a dict that it is given", line=False)
+
+
+@refused
+def list_that_it_is_given_grows(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    calls = [(*batch, []) for batch in batches(device)]
+
+    def step(batch: dict[str, torch.Tensor], losses: list[torch.Tensor]) -> None:
+        losses.append(train(batch))
+
+    return Refused(step, model, "changes argument 1, a list that it is given", line=False, batches=calls)
+
+
+@refused
+def leaves_a_layer_frozen(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        model[0].weight.requires_grad_(False)
+        return loss
+
+    return Refused(
+        step,
+        model,
+        "weight itself (its requires_grad",
+        line=False,
+        between=lambda index: model.requires_grad_() and None,
+    )
+
+
+@refused
+def generator_of_its_own_on_the_host(device: str) -> Refused:
+    """It decides a branch that is rarely taken."""
+    model = network(device)
+    train = trained(model)
+    draws = random.Random(5)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return train(batch) * 2 if draws.random() < 1e-9 else train(batch)
+
+    return Refused(step, model, "draws random numbers on the host (draws)", line=False)
+
+
+@refused
+def generator_of_numpy(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    draws = numpy.random.default_rng(5)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return train(batch) * 2 if draws.random() < 1e-9 else train(batch)
+
+    return Refused(step, model, "draws random numbers on the host (draws)", line=False)
+
+
+@refused
+def counter_in_an_array(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    steps = numpy.zeros(1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        steps[0] += 1
+        return train(batch)
+
+    return Refused(step, model, "steps changes", line=False)
+
+
+@refused
+def batches_of_a_class_that_is_unknown(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+
+    class Batch:
+        def __init__(self, content: dict[str, torch.Tensor]) -> None:
+            self.content = content
+
+    calls = [(Batch(batch),) for (batch,) in batches(device, 12)]
+    return Refused(
+        lambda batch: train(batch.content), model, "is given another batches_of_a_class", line=False, batches=calls
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import copy
 import gc
 import random
@@ -127,6 +128,56 @@ def test_what_python_changed_in_a_capture_that_failed_half_way_is_put_back() -> 
             step(*calls[3])
     assert made.calls == [0]  # once, not twice
     assert device.captures == 1
+
+
+def test_an_exception_of_the_programs_own_is_no_reason_to_refuse() -> None:
+    """It is raised where the call would be captured, and in calls before and after."""
+    model = network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    failing = {"now": False}
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        if failing["now"]:
+            raise ValueError("a bad batch")
+        optimizer.step()
+        return loss
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index, batch in enumerate(batches("cpu", 14)):
+        failing["now"] = index in (1, 4, 8)
+        if failing["now"]:
+            with pytest.raises(ValueError, match="a bad batch"):
+                graphed(*batch)
+        else:
+            graphed(*batch)
+    report = graphed.report()
+    assert report.refusals == ()
+    assert report.replays == 14 - 1 - 3 - 2
+
+
+def test_what_a_capture_that_failed_changed_of_a_tensor_is_put_back() -> None:
+    model = network("cpu")
+    weight, hidden = model[0].weight, array.array("i", [0])
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = loss_of(model, batch).detach()
+        if hidden[0]:  # what no watch sees
+            weight.data = weight.data * 2
+            weight.requires_grad_(False)
+        return loss
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    calls = batches("cpu", 4)
+    with torch.no_grad():
+        for batch in calls[:3]:
+            graphed(*batch)
+        hidden[0], expected = 1, weight.detach().clone() * 2
+        graphed(*calls[3])  # the capture comes to another end than what was observed, and the call runs as it is
+    assert graphed.report().replays == 0
+    assert torch.equal(weight, expected) and not weight.requires_grad
 
 
 def test_an_interrupt_in_a_capture_leaves_the_state_from_before() -> None:

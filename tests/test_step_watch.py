@@ -10,6 +10,7 @@ import torch
 from graphs_on_cpu import CpuDevice
 from step_programs import batches, loss_of, network
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from optimizations.capture.step import watch
 from optimizations.capture.step.graphed_step import GraphedStep
@@ -73,6 +74,13 @@ CHANGES: dict[str, Callable[[Loop], Any]] = {
     "a hook of a module": lambda loop: loop.model[0].register_forward_hook(lambda *given: None),
     "a hook of the optimizer": lambda loop: loop.optimizer.register_step_post_hook(lambda *given: None),
     "a setting of the loop": lambda loop: loop.settings.update(scale=2.0),
+    "a parameter is frozen": lambda loop: loop.model[0].weight.requires_grad_(False),
+    "the shape of a buffer": lambda loop: loop.model[1].running_mean.unsqueeze_(0),
+    "a hook of a parameter": lambda loop: loop.model[0].weight.register_hook(lambda gradient: None),
+    "a hook behind a parameter's gradient": lambda loop: loop.model[0].weight.register_post_accumulate_grad_hook(
+        lambda parameter: None
+    ),
+    "the forward of one module": lambda loop: setattr(loop.model[0], "forward", lambda x: x),
 }
 
 
@@ -82,6 +90,38 @@ def test_every_change_is_noticed(name: str) -> None:
     assert loop.watch.unchanged()
     CHANGES[name](loop)
     assert not loop.watch.unchanged()
+
+
+GLOBAL_HOOKS: dict[str, Callable[[Any], Any]] = {
+    "forward": nn.modules.module.register_module_forward_hook,
+    "forward_pre": nn.modules.module.register_module_forward_pre_hook,
+    "backward": nn.modules.module.register_module_full_backward_hook,
+    "backward_pre": nn.modules.module.register_module_full_backward_pre_hook,
+    "optimizer": register_optimizer_step_post_hook,
+    "optimizer_pre": register_optimizer_step_pre_hook,
+}
+
+
+@pytest.mark.parametrize("name", sorted(GLOBAL_HOOKS))
+def test_a_global_hook_is_noticed_when_it_comes_and_when_it_goes(name: str) -> None:
+    loop = Loop()
+    handle = GLOBAL_HOOKS[name](lambda *given: None)
+    try:
+        assert not loop.watch.unchanged() and loop.watch.host_key()
+        with_it = Loop()
+        assert with_it.watch.unchanged()
+    finally:
+        handle.remove()
+    assert loop.watch.unchanged() and loop.watch.host_key() == ()
+    assert not with_it.watch.unchanged()
+
+
+def test_hooks_of_others_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    nn.Linear(2, 2).register_forward_hook(lambda *given: None)
+    assert loop.watch.unchanged()
+    monkeypatch.setattr(loop.watch._hooks, "_now", lambda: pytest.fail("nothing was registered since"))
+    assert loop.watch.unchanged()
 
 
 def test_what_stands_in_dicts_of_modules_and_optimizers_is_not_looked_at_in_python(

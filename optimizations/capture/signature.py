@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,17 +21,32 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.d
 _TENSOR = ("tensor",)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Same:
-    """An object that is none of tensors, numbers and containers. Equal to itself only; it is kept alive."""
+    """An object that is none of tensors, numbers and containers. Equal to itself only.
 
-    value: Any
+    It is not kept alive where that can be helped: batches of many calls may be among such.
+    """
+
+    __slots__ = ("_get", "_hash", "kind")
+
+    def __init__(self, value: Any) -> None:
+        self.kind = type(value)
+        self._hash = id(value)
+        try:
+            self._get: Callable[[], Any] = weakref.ref(value)
+        except TypeError:
+            self._get = lambda: value
+
+    @property
+    def value(self) -> Any:
+        """The object; None once it is gone."""
+        return self._get()
 
     def __hash__(self) -> int:
-        return id(self.value)
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.value is self.value
+        return self is other or (isinstance(other, Same) and (mine := self._get()) is not None and mine is other._get())
 
 
 def flatten(nest: Any, tensors: list[torch.Tensor]) -> Hashable:
@@ -51,6 +67,20 @@ def flatten(nest: Any, tensors: list[torch.Tensor]) -> Hashable:
         members, spec = torch_internals.pytree.tree_flatten(nest)
         return kind, str(spec), tuple([flatten(member, tensors) for member in members])
     return Same(nest)
+
+
+def without_objects(structure: Any) -> Hashable:
+    """A structure, or anything that holds one, with the classes of objects in the place of these."""
+    if isinstance(structure, Same):
+        return "an object", structure.kind
+    return tuple(map(without_objects, structure)) if type(structure) is tuple else structure
+
+
+def class_of_objects(structure: Any) -> str:
+    """The name of the first such class."""
+    if isinstance(structure, Same):
+        return structure.kind.__qualname__
+    return next(filter(None, map(class_of_objects, structure)), "") if type(structure) is tuple else ""
 
 
 def replaced(nest: Any, tensors: Iterator[Any]) -> Any:

@@ -180,6 +180,8 @@ NAMES: dict[str, Private] = {
         "torch._C._dynamo.guards", "GlobalStateGuard", _CHECKED_HERE, "ask C++ whether settings are as they were"
     ),
     "dispatch_keys": Private("torch", "_C._dispatch_keys", _CHECKED_HERE, "compare what a tensor goes through"),
+    "module_hooks": Private("torch.nn.modules.module", None, _CHECKED_HERE, "see hooks of all modules"),
+    "optimizer_hooks": Private("torch.optim.optimizer", None, _CHECKED_HERE, "see hooks of all optimizers"),
     "dynamo_source_kinds": Private("torch._dynamo.source", None, _CHECKED_HERE, "see which module holds an input"),
     "dynamo_thread_state": Private(
         "torch._dynamo.symbolic_convert", "tls", _CHECKED_HERE, "find the trace that a graph is compiled for"

@@ -124,7 +124,13 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             if slot.number == number
             for entry, _ in slot.bound
         }
-        return Watch(self._states[number - 1], lambda held, key: (id(held), key) in bound, lambda tensor: True, ())
+        return Watch(
+            self._states[number - 1],
+            lambda held, key: (id(held), key) in bound,
+            lambda tensor: True,
+            (),
+            own_forwards=False,  # modules get one here
+        )
 
     def restart(self) -> None:
         """Begin the order from its first event, after an iteration that was left early."""

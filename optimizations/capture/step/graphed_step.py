@@ -26,7 +26,7 @@ import torch
 
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
-from optimizations.capture.signature import Same, flatten, signature
+from optimizations.capture.signature import Same, class_of_objects, flatten, signature, without_objects
 from optimizations.capture.step.call import Call, call_of, refused_call
 from optimizations.capture.step.gradients import pattern, put
 from optimizations.capture.step.host_random import HostRandom
@@ -36,14 +36,18 @@ from optimizations.capture.step.observing import observe
 from optimizations.capture.step.parallel import DDP_WARM_UP
 from optimizations.capture.step.progress import OBSERVED, Action, Plan, Progress
 from optimizations.capture.step.reach import reach
-from optimizations.capture.step.recording import Recording, capture, why
+from optimizations.capture.step.recording import Recording, capture, is_programs_own, why
 from optimizations.capture.step.surroundings import alone, ambient, inside
+from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal, StepReport
 
 DEFAULT_WARM_UP = 3
 DEFAULT_LIMIT = 8
 MOST_DROPPED = 4
 """Recordings that may become unusable, as a multiple of those that may be alive."""
+
+MOST_OBJECTS = 8
+"""Objects that may stand in one place of the arguments in turn, where a graph belongs to one of them."""
 
 MOST_STEADY = 4
 """Recordings that a call is compared with one by one, the latest first, before its signature is made."""
@@ -102,6 +106,7 @@ class GraphedStep:
         self._refusals: list[Refusal] = []
         self._copied_inputs: dict[Hashable, set[int]] = {}
         self._pool: Any = None
+        self._objects: dict[Hashable, set[Hashable]] = {}
         self._calls = self._eager = self._dropped = 0
         self._freed_replays = 0
         self._carries = True
@@ -166,6 +171,8 @@ class GraphedStep:
     def _without_recording(self, device: Device, key: Hashable, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         state = reach(self._roots(args, kwargs))
         self._drop_moved()
+        if any(recording.shares(tensors) for recording in self._recordings.get(key, ())):
+            return self._as_it_is(args, kwargs, None)  # other calls of this signature are served by the graph
         self._note_moved_inputs(key, tensors)
         if self._dropped > MOST_DROPPED * self._options["limit"]:
             self._all = Refusal(
@@ -186,8 +193,9 @@ class GraphedStep:
         others = self._recordings.get(key)
         host_key = others[0].watch.host_key() if others else ()
         action, progress = self._plan.next((key, pattern(call.before), host_key))
-        if (refusal := self._plan.exhausted()) is not None:
+        if (refusal := self._plan.exhausted() or self._others_each_time(key)) is not None:
             self._all = refusal
+            self._plan.forget()
             return self._refuse_and_run(key, refusal, args, kwargs)
         if action is Action.RECORD:
             return self._record(device, key, call, progress)
@@ -196,6 +204,18 @@ class GraphedStep:
         self._eager += 1
         with alone(), device.warming_up(), self._rates.as_tensors():
             return self._step(*args, **kwargs)
+
+    def _others_each_time(self, key: Hashable) -> Refusal | None:
+        """Why no call is looked at any more: an argument is another object each time, and stands for itself only."""
+        if (unnamed := without_objects(key)) == key:
+            return None
+        self._objects[unnamed] = self._objects.get(unnamed, set()) | {key}
+        if len(self._objects[unnamed]) <= MOST_OBJECTS:
+            return None
+        return Refusal(
+            f"is given another {class_of_objects(key)} in each call, of which nothing is known but that it is another",
+            "pass its tensors and numbers as they are, or in a dict, a list or a dataclass",
+        )
 
     def _observe(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
         self._eager += 1
@@ -225,8 +245,9 @@ class GraphedStep:
             )
             return self._refuse_and_run(key, refusal, call.args, call.kwargs)
         began = time.perf_counter()
-        host_random = HostRandom(with_torch=device.has_own_random)
+        host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
         snapshot, states = call.state.snapshot(), device.random_states()
+        marks = TensorMarks(call.state.tensors, to_restore=True)
         if self._pool is None or not any(self._recordings.values()):
             self._pool = device.new_pool()
         graph = device.new_graph()
@@ -245,11 +266,13 @@ class GraphedStep:
                     budget,
                     in_place,
                     carry=self._carries,
+                    marks=marks,
                 )
         except BaseException as error:
             graph.reset()
             self._pool = None  # the allocator may still take it for one that is being captured into
             call.state.restore(snapshot)
+            marks.restore()
             put(call.parameters, call.before)
             host_random.restore()
             device.restore_random_states(states)
@@ -267,6 +290,10 @@ class GraphedStep:
                 again = progress.told_to_be_captured()
             if again:
                 return self._observe(device, key, call, progress)
+            if refusal is not SETS_UP and is_programs_own(error) and self._options["on_refusal"] == "run":
+                returned = self._as_it_is(call.args, call.kwargs, None)  # what it raises again is no reason
+                self._refuse(key, refusal)
+                return returned
         else:
             recording.report = replace(recording.report, record_s=time.perf_counter() - began)
             self._recordings.setdefault(key, []).append(recording)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,10 +13,16 @@ import torch
 class HostRandom:
     """The states of Python's, NumPy's and PyTorch's CPU generators when this was made.
 
-    `with_torch`: PyTorch's counts as the host's (it does not where the CPU stands for the GPU).
+    `with_torch`: PyTorch's counts as the host's (it does not where the CPU stands for the GPU). `generators`: those of
+    the program's own, by name.
     """
 
-    def __init__(self, *, with_torch: bool) -> None:
+    def __init__(self, *, with_torch: bool, generators: Mapping[str, Any] | None = None) -> None:
+        self._own = [
+            (name, generator, _state(generator))
+            for name, generator in (generators or {}).items()
+            if with_torch or not isinstance(generator, torch.Generator)
+        ]
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
         self._numpy: Any = numpy.random.get_state() if numpy is not None else None
@@ -24,6 +30,7 @@ class HostRandom:
 
     def drawn(self) -> Iterator[str]:
         """The generators whose state is another now, as a program names them."""
+        yield from (name for name, generator, state in self._own if not _equal(_state(generator), state))
         if random.getstate() != self._python:
             yield "random"
         if self._numpy is not None:
@@ -35,8 +42,37 @@ class HostRandom:
 
     def restore(self) -> None:
         """Put the states back."""
+        for _, generator, state in self._own:
+            _restore(generator, state)
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
         if self._torch is not None:
             torch.random.set_rng_state(self._torch)
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    bits = getattr(generator, "bit_generator", None)
+    return bits.state if bits is not None else generator.get_state(legacy=False)
+
+
+def _restore(generator: Any, state: Any) -> None:
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif (bits := getattr(generator, "bit_generator", None)) is not None:
+        bits.state = state
+    else:
+        generator.set_state(state)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """States may hold arrays and tensors, and dicts of them."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if hasattr(one, "tolist"):
+        one, other = one.tolist(), other.tolist()
+    return bool(one == other)

@@ -8,6 +8,7 @@ recording changed before it failed has to be put back, because the call then run
 from __future__ import annotations
 
 import collections
+import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -48,6 +49,8 @@ class Container:
         held = self.held
         if isinstance(held, types.CellType):
             held.cell_contents = content
+        elif is_array(held):
+            held[...] = content
         elif isinstance(held, dict):
             held.clear()
             held.update(content)
@@ -88,20 +91,30 @@ class Rebound:
 
 @dataclass(slots=True)
 class HostState:
-    """What a step reaches. `tensors` by path; `iterators` are paths of objects that `next` changes."""
+    """What a step reaches. `tensors` by path; `iterators` are paths of objects that `next` changes; `generators` are
+    sources of random numbers on the host, by path."""
 
     containers: list[Container] = field(default_factory=list)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
     iterators: list[str] = field(default_factory=list)
+    generators: dict[str, Any] = field(default_factory=dict)
     compiled: bool = False
     complete: bool = True
 
     def parameters(self) -> list[torch.Tensor]:
-        """Leaves that collect gradients, each once."""
-        found = {id(t): t for t in self.tensors.values() if t.requires_grad and t.is_leaf}
+        """Leaves that collect gradients, or did before they were frozen, each once."""
+        found = {
+            id(t): t
+            for t in self.tensors.values()
+            if t.is_leaf and (t.requires_grad or isinstance(t, torch.nn.Parameter))
+        }
         return list(found.values())
+
+    def arrays(self) -> dict[str, Any]:
+        """Arrays of NumPy, by path."""
+        return {container.path: container.held for container in self.containers if is_array(container.held)}
 
     def snapshot(self) -> list[Any]:
         """Shallow copies of all containers."""
@@ -201,10 +214,18 @@ def cell_content(cell: types.CellType) -> Any:
         return cell
 
 
+def is_array(value: Any) -> bool:
+    """Whether it is an array of NumPy, whose content changes without a trace."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
 def copy_of(held: Any) -> Any:
     """A shallow copy of a container's content."""
     if isinstance(held, (Scope, Slots)):
         return held.content()
+    if is_array(held):
+        return held.copy()
     return dict(held) if isinstance(held, dict) else type(held)(held) if type(held) in (list, set) else list(held)
 
 
@@ -222,6 +243,8 @@ def alike(old: Any, new: Any, contents: Mapping[int, Any], depth: int = 4) -> bo
         return False
     if isinstance(old, PLAIN):
         return bool(old == new)
+    if is_array(old):
+        return _same_bytes(old, new)
     if depth and isinstance(old, dict):
         return _keys(old) == _keys(new) and all(alike(old[key], new[key], contents, depth - 1) for key in old)
     if depth and isinstance(old, (list, tuple)):
@@ -245,7 +268,11 @@ def _identical(old: Any, new: Any) -> bool:
         return list(map(id, old)) == list(map(id, new)) and all(old[key] is new[key] for key in old)
     if isinstance(old, (list, set)) and type(old) is type(new):
         return len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True))
-    return old is new
+    return _same_bytes(old, new) if is_array(old) and is_array(new) else old is new
+
+
+def _same_bytes(old: Any, new: Any) -> bool:
+    return bool(old.shape == new.shape and old.dtype == new.dtype and old.tobytes() == new.tobytes())
 
 
 def _keys(mapping: dict[Any, Any]) -> set[Any]:

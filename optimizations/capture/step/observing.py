@@ -18,6 +18,7 @@ from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation
+from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal
 
 CHECKPOINT_DRAWS = Refusal(
@@ -59,7 +60,9 @@ def observe(
     """
     observer = Observer(device.holds, call.known(call.tensors), forbid=False)
     asked = forbidden_calls.Asked(as_captured=as_captured)
-    host_random = HostRandom(with_torch=device.has_own_random)
+    host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
+    given = Given(call.args, call.kwargs)
+    of_state = TensorMarks(call.state.tensors)
     marks = [_mark(tensor) for tensor in call.tensors]
     states = device.random_states()
     with device.warming_up(), rates.as_tensors():
@@ -73,6 +76,7 @@ def observe(
         kept = kept_results(call.state, snapshot, observer)
         findings = [*observer.refusals, *(host_change(change) for change in call.state.changes(snapshot, kept))]
     findings += _around_operators(call, host_random, marks)
+    findings += [*map(changed_itself, of_state.changed()), *given.changes(call.args, call.kwargs)]
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
     if draws and asked.random_state:
         findings.append(CHECKPOINT_DRAWS)
@@ -112,6 +116,40 @@ def host_change(change: str) -> Refusal:
         f"changes Python's state, and a graph runs no Python: {change}",
         "do it outside of the step, or keep the value in a tensor on the GPU and write it in place",
     )
+
+
+def changed_itself(name: str) -> Refusal:
+    """The refusal for a tensor that is another after the call, without an operator that made it so."""
+    return Refusal(
+        f"changes {name} itself (its requires_grad, shape or memory)",
+        "do it outside of the step, or write new values in place (`copy_`, `mul_`)",
+    )
+
+
+class Given:
+    """The containers among a call's arguments, as they are when this is made."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._then = [_taken_apart(value) for _, value in _named(args, kwargs)]
+
+    def changes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Refusal]:
+        """A refusal for each argument that holds other tensors, numbers or strings now."""
+        for (name, value), (structure, tensors) in zip(_named(args, kwargs), self._then, strict=True):
+            now, held = _taken_apart(value)
+            if now != structure or any(a is not b for a, b in zip(held, tensors, strict=True)):
+                yield Refusal(
+                    f"changes {name}, a {type(value).__name__} that it is given, and a graph does not do so",
+                    "work on a copy of it (`dict(batch)`, `list(batch)`), and return what it makes",
+                )
+
+
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [*((f"argument {index}", value) for index, value in enumerate(args)), *kwargs.items()]
+
+
+def _taken_apart(value: Any) -> tuple[Hashable, list[torch.Tensor]]:
+    tensors: list[torch.Tensor] = []
+    return flatten(value, tensors), tensors
 
 
 def _mark(tensor: torch.Tensor) -> tuple[bool, bool, int]:

@@ -90,7 +90,7 @@ class Progress:
 
     def recorded(self) -> None:
         """Take in a recording: should it become unusable, as many calls may be observed again."""
-        self.observed = 0
+        self.observed = self.failed = 0
 
     def passed_over(self) -> bool:
         """Take in a call or capture in which something was compiled; whether there were so many that it is final."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
+import random
 import sys
 import sysconfig
 import types
@@ -21,7 +22,16 @@ from typing import Any
 import torch
 
 from optimizations.capture.signature import PLAIN
-from optimizations.capture.step.host_state import MODULE_HOOKS, Container, HostState, Scope, Slots, cell_content
+from optimizations.capture.step.host_state import (
+    MODULE_HOOKS,
+    Container,
+    HostState,
+    Scope,
+    Slots,
+    cell_content,
+    is_array,
+)
+from optimizations.torch_internals import hook_registry
 
 MOST_OBJECTS = 200_000
 _LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
@@ -36,7 +46,8 @@ _KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
 
 def reach(roots: Iterable[tuple[str, Any]]) -> HostState:
     """Everything reachable from `roots`, (path, object) pairs. Note [How far it looks]."""
-    return _Walk().run(roots)
+    hooks = [("hook", hook) for held in hook_registry.global_hooks() for hook in held.values()]
+    return _Walk().run([*roots, *hooks])
 
 
 class _Walk:
@@ -83,6 +94,12 @@ class _Walk:
         state = self.state
         if isinstance(value, torch.Tensor):
             state.tensors[path] = value
+            for held in hook_registry.tensor_hooks(value):
+                yield from ((f"{path}.hook", hook) for hook in list(held.values()))
+        elif is_array(value):
+            state.containers.append(Container(value, path))
+        elif is_generator(value):
+            state.generators[path] = value
         elif isinstance(value, torch.nn.Module):
             yield from self._of_module(path, value)
         elif isinstance(value, (dict, list, set, collections.deque)):
@@ -201,6 +218,14 @@ class _Walk:
                 yield from ((f"{name}.{member}", vars(value)[member]) for member in members)
             else:
                 yield name, value
+
+
+def is_generator(value: Any) -> bool:
+    """Whether it draws random numbers on the host."""
+    if isinstance(value, (random.Random, torch.Generator)):
+        return not isinstance(value, torch.Generator) or value.device.type == "cpu"
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState))
 
 
 def _belongs_to(module: str | None, packages: Iterable[str]) -> bool:

@@ -20,13 +20,15 @@ from optimizations.capture.step.gradients import Gradients, gradients, memory
 from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
-from optimizations.capture.step.observing import CHECKPOINT_DRAWS, host_change, kept_results
+from optimizations.capture.step.observing import CHECKPOINT_DRAWS, Given, changed_itself, host_change, kept_results
 from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.source_lines import line_of
 from optimizations.capture.step.steady import Arguments
+from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
+from optimizations.capture.step.written_memory import WrittenMemory
 from optimizations.report.steps import RecordedStep, Refusal
 
 
@@ -46,6 +48,7 @@ class Recording:
     watch: Watch
     outputs: Outputs
     mutated: list[torch.Tensor]
+    written_memory: WrittenMemory
     kept: list[torch.Tensor]
     report: RecordedStep
     arguments: Arguments
@@ -57,13 +60,19 @@ class Recording:
         """Whether a launch with these inputs would do what the call would do."""
         if self.region is not None and not self.region.lasts():
             return False
-        if self.written and shared_with_written(tensors, self.written) is not None:
+        if self.shares(tensors):
             return False
         if self.bound and not all(map(_held_such, self.bound)):
             return False
         if self.inputs.in_place and self.inputs.moved(tensors):
             return False
         return self.watch.unchanged() and self.gradients.fit()
+
+    def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether one of these inputs lies in memory that the step writes, other than that input itself."""
+        if self.written and shared_with_written(tensors, self.written) is not None:
+            return True
+        return self.written_memory.holds_one_of(tensors)
 
     def moved_inputs(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Inputs that lie elsewhere than where the graph reads them, if nothing else stands against a launch."""
@@ -111,10 +120,12 @@ def capture(
     in_place: Collection[int] = (),
     *,
     carry: bool = True,
+    marks: TensorMarks | None = None,
 ) -> Recording:
     """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
-    `carry`: copies of inputs and results are part of the graph where that is possible. See `copy_nodes`.
+    `carry`: copies of inputs and results are part of the graph where that is possible. See `copy_nodes`. `marks` are of
+    the tensors that the step reaches, from before the call.
 
     Raises:
         NotCarried: copies are not part of the graph in a way that they can be led elsewhere.
@@ -127,6 +138,7 @@ def capture(
     placeholders = list(inputs.recording_inputs)
     stand_ins = iter(placeholders)
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
+    given = Given(args, kwargs)
     pool_before = device.pool_bytes(pool)
     observer = Observer(device.holds, call.known(placeholders), forbid=True, generators=progress.generators)
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
@@ -152,6 +164,8 @@ def capture(
         results = kept_results(call.state, snapshot, observer)
         changes = list(call.state.changes(snapshot, results))
     _check(observer, asked, progress, changes)
+    for refusal in [*map(changed_itself, marks.changed() if marks else ()), *given.changes(args, kwargs)]:
+        raise StepRefused(refusal)
     _check_unread(device, graph, results)
     pool_bytes = device.pool_bytes(pool)
     if memory_budget_bytes is not None and pool_bytes > memory_budget_bytes:
@@ -200,6 +214,7 @@ def capture(
         watch=Watch(call.state, ignored, _reads(device, graph, observer, call), unknown),
         outputs=outputs,
         mutated=mutated,
+        written_memory=WrittenMemory([*mutated, *_both(call.before, after)]),
         kept=kept,
         arguments=Arguments(call.args, call.kwargs, call.tensors),
         bound=results,
@@ -215,6 +230,11 @@ def capture(
             record_s=0.0,
         ),
     )
+
+
+def is_programs_own(error: Exception) -> bool:
+    """Whether what a capture raised may be what the program raises in this call, captured or not."""
+    return not isinstance(error, (StepRefused, torch.OutOfMemoryError))
 
 
 def why(error: Exception) -> Refusal:
@@ -360,6 +380,11 @@ def _reads(device: Device, graph: Any, observer: Observer, call: Call) -> Callab
     unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
     in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen))
     return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
+
+
+def _both(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> Iterator[torch.Tensor]:
+    """Gradients that the call added to, or filled: they lie where they lay."""
+    return (new for old, new in zip(before, after, strict=True) if new is not None and old is new)
 
 
 def _storages(tensors: Any) -> set[int]:

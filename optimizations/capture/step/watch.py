@@ -9,6 +9,7 @@ all of them.) Names are looked up only where something differs.
 
 from __future__ import annotations
 
+import functools
 import operator
 import time
 import types
@@ -22,8 +23,10 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.signature import PLAIN
+from optimizations.capture.step.hooks import Hooks
 from optimizations.capture.step.host_state import MODULE_HOOKS, Container, HostState, Scope, Slots, copy_of, key_name
-from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_values
+from optimizations.capture.step.tensor_marks import looks
+from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_looks, same_values
 from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded, same_entries
 
 _data_ptrs_equal: Callable[[Sequence[Any], Sequence[int], Sequence[int]], bool] = torch_internals.data_ptrs_equal
@@ -107,6 +110,7 @@ class Watch:
 
     `ignore`: entries (container, key) that may change. `reads`: whether the graph reads a tensor that belongs to no
     module or optimizer; where it does not, another may take its place. `extra`: tensors that stand in no container.
+    `own_forwards`: a module of a library that gets an attribute, as a `forward` of its own, is another.
     """
 
     def __init__(
@@ -115,6 +119,8 @@ class Watch:
         ignore: Callable[[Any, Any], bool],
         reads: Callable[[torch.Tensor], bool],
         extra: Sequence[torch.Tensor],
+        *,
+        own_forwards: bool = True,
     ) -> None:
         self._named: list[tuple[str, Any, Any, Any]] = []
         self._in_dicts, self._asked, self._others = _Entries(), _Entries(), _Entries()
@@ -131,7 +137,8 @@ class Watch:
             self._named += [(f"{container.path}.{key_name(key)}", owner, key, value) for key, value in watched]
             plain = whole and type(owner) in _PLAIN and container.names is None
             counted = isinstance(container.held, (dict, list, set)) and not isinstance(container.held, (Scope, Slots))
-            sized = container.held if counted and (container.always_read or not container.is_attributes) else None
+            may_grow = container.is_attributes and not (own_forwards and container.names is None)
+            sized = container.held if counted and (container.always_read or not may_grow) else None
             if sized is not None and container.is_attributes and not whole:
                 sized = None  # entries that are ignored may come and go
             guarded = whole and owner is container.held and can_be_guarded(owner) and _is_a_librarys(container)
@@ -157,6 +164,12 @@ class Watch:
         self._tensors = _with_addresses(state, reads, extra)
         self._indices = list(range(len(self._tensors)))
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        self._as_then = looks(self._tensors)
+        together = tuple(self._tensors)
+        self._looks = Guard(lambda: functools.partial(same_looks(together), together))
+        self._hooks = Hooks(state.parameters())
+        self._arrays = state.arrays()
+        self._bytes = self._array_bytes()
 
     def unchanged(self) -> bool:
         """Whether everything is as it was."""
@@ -171,6 +184,12 @@ class Watch:
                 self._values.was_wrong()
             if not (self._others.empty or self._others.unchanged()):
                 return False
+            if not self._looks.holds():
+                if looks(self._tensors) != self._as_then:
+                    return False
+                self._looks.was_wrong()
+            if not self._hooks.unchanged() or (self._arrays and self._array_bytes() != self._bytes):
+                return False
             return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
         except (KeyError, IndexError, TypeError, ValueError):  # ValueError: of an empty cell
             return False
@@ -179,9 +198,12 @@ class Watch:
         """Whether tensors have the same memory."""
         return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
 
+    def _array_bytes(self) -> list[bytes]:
+        return [array.tobytes() for array in self._arrays.values()]
+
     def host_key(self) -> tuple[Any, ...]:
         """What is different now, with its values: calls for which this is equal may share a recording. () for none."""
-        found = []
+        found: list[tuple[Any, ...]] = []
         for name, owner, key, old in self._named:
             try:
                 new = owner[key]
@@ -191,6 +213,15 @@ class Watch:
                 found.append((name, new if _is_number(new) else id(new)))
         found += [
             ("size", now) for entries in (self._in_dicts, self._asked, self._others) for now in entries.other_sizes()
+        ]
+        now = looks(self._tensors)
+        found += [(index, new) for index, (new, old) in enumerate(zip(now, self._as_then, strict=True)) if new != old]
+        if hooks := self._hooks.key():
+            found.append(("hooks", hooks))
+        found += [
+            (name, new)
+            for name, new, old in zip(self._arrays, self._array_bytes(), self._bytes, strict=True)
+            if new != old
         ]
         return tuple(found)
 

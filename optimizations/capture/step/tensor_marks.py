@@ -1,0 +1,58 @@
+"""What Python may change of a tensor itself: shape, strides, dtype, `requires_grad`, the memory that it stands for.
+
+None of it passes an operator. A graph would not do it again, so a step that does it is refused; and a capture that did
+it and failed puts it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+Look = tuple[object, ...]
+
+
+def look(tensor: torch.Tensor) -> Look:
+    """Everything but the memory: what kernels of a graph were chosen for."""
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    return tensor.requires_grad, tensor.dtype, tensor.shape, strides
+
+
+def looks(tensors: Iterable[torch.Tensor]) -> list[Look]:
+    """`look` of each."""
+    return list(map(look, tensors))
+
+
+class TensorMarks:
+    """Tensors by name, as they are when this is made. With `to_restore` they can be made so again."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], *, to_restore: bool = False) -> None:
+        self._then = [(path, tensor, look(tensor), _address(tensor)) for path, tensor in tensors.items()]
+        self._kept = [tensor.detach() for tensor in tensors.values()] if to_restore else []
+
+    def changed(self) -> Iterator[str]:
+        """Names of those that are not as they were."""
+        return (path for path, tensor, then, address in self._then if not _is(tensor, then, address))
+
+    def restore(self) -> None:
+        """Make the tensors what they were."""
+        for (_, tensor, then, address), kept in zip(self._then, self._kept, strict=True):
+            if _is(tensor, then, address):
+                continue
+            with contextlib.suppress(RuntimeError):  # what does not let itself be changed was not
+                tensor.data = kept
+                if tensor.is_leaf:
+                    tensor.requires_grad_(bool(then[0]))
+
+
+def _is(tensor: torch.Tensor, then: Look, address: int) -> bool:
+    return look(tensor) == then and _address(tensor) == address
+
+
+def _address(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+        return 0
