@@ -50,6 +50,7 @@ from suite.measure.correctness import (
     compare_widened,
     compare_with_eager,
     compute_dtype,
+    refused_of_other_inputs,
 )
 from suite.measure.encore_report import encore_report
 from suite.measure.gpu_state import gpu_reader
@@ -248,12 +249,13 @@ class LiveCell:
 
     def _verdict(self, compiled: list[Results], eager: list[Results]) -> Agreement:
         with self._whole() as (whole, states):
-            return combine(
+            verdict = combine(
                 [
                     compare_with_eager(results, expected, whole, inputs, state, self._spec.seed)
                     for results, expected, inputs, state in zip(compiled, eager, self._checked, states, strict=True)
                 ]
             )
+        return refused_of_other_inputs(verdict, compiled, eager, device=self._instance.device)
 
     def _run_reference(self) -> None:
         with self._whole() as (whole, states):

@@ -92,10 +92,10 @@ class Block(Record):
 class Correctness(Record):
     """Comparison with eager on `input_count` inputs, made before any timing.
 
-    `max_relative_error` is the largest ||x - ref|| / ||ref|| over outputs, loss and gradients, `worst` the name of
-    the tensor that has it, `tolerance` what was allowed for the compute dtype. `reference_error` is eager's own
-    distance from a float32 (float64) run, present only where the plain tolerance did not decide; of a stochastic
-    workload that of eager without dropout, NaN where it is infinite.
+    `max_relative_error` is the largest ||x - ref|| / ||ref|| over outputs, loss and gradients, in the L2 norm and, in
+    newer rows, the maximum norm; `worst` is the name of the tensor that has it, `tolerance` what was allowed for the
+    compute dtype. `reference_error` is eager's own distance from a float32 (float64) run, present only where the plain
+    tolerance did not decide; of a stochastic workload that of eager without dropout, NaN where it is infinite.
     `digests[i]` is the SHA-256 over the output, loss and gradient bytes of input set i; `deterministic` says whether a
     second call on the same inputs and seed gave the same digest. `bitwise` compares with the mode named in
     `bitwise_with` (of several that would do, one that is equal) and is None where none of them is deterministic with

@@ -109,6 +109,24 @@ def test_an_error_on_the_second_input_alone_is_found(cell, monkeypatch):
         live.prepare()
 
 
+def test_a_call_that_reads_old_inputs_is_found_though_all_results_are_nearly_the_same(cell, monkeypatch):
+    class NearlyConstant(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 100)
+
+        def forward(self, x):
+            return self.linear(x * 1e-5)
+
+    live = cell(NearlyConstant)
+    replaced_call(monkeypatch, lambda module, x: module(live._checked[0].args[0]))
+    with pytest.raises(Inaccurate, match="output, which is nearer to eager's of other inputs, differs") as raised:
+        live.prepare()
+    assert raised.value.correctness.max_relative_error < raised.value.correctness.tolerance
+    monkeypatch.undo()
+    assert cell(NearlyConstant).prepare().correctness.passed
+
+
 def test_an_error_that_begins_with_the_third_call_is_found(cell, monkeypatch):
     """As when a CUDA graph is replayed wrongly: neither its warm-up nor its recording shows it."""
     calls = 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from models.registry import Inputs
 from suite.measure import compare
-from suite.measure.compare import errors, misshapen, relative_error
+from suite.measure.compare import Size, errors, misshapen, relative_error
 from suite.measure.results import State
 
 CPU = torch.device("cpu")
@@ -22,8 +22,21 @@ def distance(value, reference, **options) -> float:
 
 
 def test_it_is_the_norm_of_the_difference_over_the_norm_of_the_reference():
-    assert distance([3.0, 4.5], [3.0, 4.0]) == pytest.approx(0.5 / 5.0)
+    assert distance([3.3, 4.4], [3.0, 4.0]) == pytest.approx(0.1)
     assert distance([[1.0, 2.0]], [[1.0, 2.0]]) == 0.0
+
+
+def test_it_is_the_larger_one_of_the_l2_and_the_maximum_norm():
+    assert distance([3.0, 4.5], [3.0, 4.0]) == pytest.approx(0.5 / 4.0)  # L2: 0.5 / 5
+    assert distance([1.0, 0.5, 0.5, 0.5], [1.0, 0.0, 0.0, 0.0]) == pytest.approx(math.sqrt(0.75))  # maximum: 0.5
+
+
+def test_one_wrong_element_among_many_is_as_far_off_as_it_is_wrong():
+    reference = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0))
+    value = reference.clone()
+    value[271_828] += 3.0
+    assert distance(value, reference) == pytest.approx(3.0 / float(reference.abs().max()), rel=1e-6)
+    assert float((value - reference).norm() / reference.norm()) < 0.004
 
 
 @given(scale=st.floats(1e-6, 1e6), error=st.floats(1e-3, 1.0), seed=st.integers(0, 1000))
@@ -34,12 +47,12 @@ def test_it_does_not_depend_on_scale(scale, error, seed):
 
 def test_long_tensors_are_compared_in_chunks_as_if_at_once(monkeypatch):
     reference = torch.arange(1.0, 101.0)
-    value = reference.clone()
-    value[97] += 3.0
-    whole = distance(value, reference)
+    one, all_of_them = reference.clone(), reference + 5.0
+    one[3] += 3.0
+    whole = distance(one, reference), distance(all_of_them, reference)
     monkeypatch.setattr(compare, "CHUNK_ELEMENTS", 7)
-    assert distance(value, reference) == pytest.approx(whole)
-    assert whole == pytest.approx(3.0 / float(reference.norm()))
+    assert (distance(one, reference), distance(all_of_them, reference)) == pytest.approx(whole)
+    assert whole == pytest.approx((3.0 / 100.0, 50.0 / float(reference.norm())))
 
 
 @pytest.mark.parametrize(
@@ -69,7 +82,15 @@ def test_equal_is_equal(same):
 
 
 def test_only_finite_elements_are_measured():
-    assert distance([3.0, 4.5, math.nan], [3.0, 4.0, math.nan]) == pytest.approx(0.1)
+    assert distance([3.3, 4.4, math.nan, math.inf], [3.0, 4.0, math.nan, math.inf]) == pytest.approx(0.1)
+    assert distance([math.nan], [math.nan]) == 0.0
+
+
+def test_what_is_smaller_than_a_given_size_is_measured_against_that():
+    value, reference = [0.3, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]
+    assert distance(value, reference) == math.inf
+    assert distance(value, reference, least=Size(rms=1.0, largest=3.0)) == pytest.approx(0.3 / 2)
+    assert distance(value, reference, least=Size(rms=9.0, largest=3.0)) == pytest.approx(0.3 / 3)
 
 
 def state_of(**buffers: torch.Tensor) -> State:
@@ -108,6 +129,7 @@ def test_a_buffer_that_one_side_left_alone_has_its_value_from_before():
 def test_noise_in_a_vanishing_gradient_is_measured_against_the_other_gradients():
     reference = {"gradient weight": torch.full((100,), 1.0), "gradient bias": torch.full((4,), 1e-9)}
     results = {"gradient weight": torch.full((100,), 1.0), "gradient bias": torch.full((4,), -1e-9)}
+    reference["gradient weight"][0] = results["gradient weight"][0] = math.inf  # an overflow says nothing of the size
     assert found(results, reference)["gradient bias"] < 1e-6
     results["gradient bias"] = torch.full((4,), 0.5)  # no noise: as large as the real gradients
     assert found(results, reference)["gradient bias"] > 10

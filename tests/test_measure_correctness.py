@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from tiny_workloads import instance_of, normal_inputs
 
 from models import registry
 from models.instance import Instance, instantiate
-from models.registry import Inputs
+from models.registry import DtypePolicy, Inputs
 from suite.iteration import iteration
 from suite.measure import correctness
 from suite.measure.compare import relative_error
@@ -29,6 +30,7 @@ from suite.measure.correctness import (
     error_without_dropout,
     higher_precision,
     judge,
+    refused_of_other_inputs,
     without_dropout,
 )
 from suite.measure.results import Results, State, run_checked
@@ -74,6 +76,142 @@ def test_a_wrong_output_fails(wrong, worst):
     assert not verdict.passed
     if worst == "output":
         assert verdict.worst == worst
+
+
+POLICIES = ("bf16", "fp16", "fp32", "amp", "float64")
+"""Every dtype policy, and a program whose tensors are all float64, which autocast leaves alone."""
+
+
+def wide(task: str, policy: str) -> Instance:
+    """A program with outputs of a thousand elements per sample, in a dtype policy."""
+
+    def build() -> torch.nn.Module:
+        module = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.GELU(), torch.nn.Linear(64, 1000))
+        return module.double() if policy == "float64" else module
+
+    def inputs(variant: str, size: str, generator: torch.Generator) -> Inputs:
+        dtype = torch.float64 if policy == "float64" else torch.float32
+        return Inputs(args=(torch.randn(4, 8, generator=generator, dtype=dtype),))
+
+    return instance_of(
+        build,
+        inputs,
+        task=task,
+        dtype_policy="amp" if policy == "float64" else policy,
+        loss=lambda output: output.float().square().sum(),
+    )
+
+
+def scattered(tensor: torch.Tensor) -> torch.Generator:
+    return torch.Generator().manual_seed(tensor.numel())
+
+
+def permuted(tensor: torch.Tensor) -> torch.Tensor:
+    order = torch.randperm(tensor.numel(), generator=scattered(tensor))
+    return tensor.reshape(-1)[order].reshape(tensor.shape)
+
+
+def noise(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.randn(tensor.shape, generator=scattered(tensor)).to(tensor) * tensor.std()
+
+
+def one_element_wrong(tensor: torch.Tensor) -> torch.Tensor:
+    wrong = tensor.clone().reshape(-1)
+    wrong[wrong.numel() // 3] += 3 * tensor.double().square().mean().sqrt().to(tensor)
+    return wrong.reshape(tensor.shape)
+
+
+def first_of_another(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.cat([tensor[1:2], tensor[1:]])
+
+
+WRONG = (torch.zeros_like, torch.neg, noise, permuted, one_element_wrong, first_of_another)
+
+
+def results_of(instance: Instance, call: Callable[..., object], index: int = 0) -> Results:
+    inputs = instance.inputs(index)
+    state = State(instance.module, inputs)
+    return run_checked(instance, iteration(instance, call, uses_cuda_graphs=False), inputs, state, SEED)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("task", ["inference", "training"])
+def test_wrong_values_fail_under_every_dtype_policy(task, wrong, policy):
+    instance = wide(task, policy)
+    inputs = instance.inputs(0)
+    state = State(instance.module, inputs)
+    eager = results_of(instance, instance.module)
+    names = ["output"] if task == "inference" else ["output", "gradient 0.weight", "gradient 2.weight"]
+    assert compare_with_eager(eager, eager, instance, inputs, state, SEED).passed
+    for name in names:
+        results = Results({**eager.tensors, name: wrong(eager.tensors[name])})
+        verdict = compare_with_eager(results, eager, instance, inputs, state, SEED)
+        assert (verdict.passed, verdict.undecided, verdict.worst) == (False, False, name)
+
+
+def test_every_dtype_policy_is_tried():
+    assert set(get_args(DtypePolicy)) <= set(POLICIES)
+    computed = {compute_dtype(wide("inference", policy), wide("inference", policy).inputs(0)) for policy in POLICIES}
+    assert computed == {"bfloat16", "float16", "float32", "float64"}
+
+
+class Indifferent(torch.nn.Module):
+    """Nearly the same for all inputs, as an AlexNet with random weights."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 100)
+        self.share = share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x * self.share)
+
+
+@pytest.mark.parametrize(("policy", "share"), [("bf16", 0.01), ("fp16", 0.002), ("amp", 0.01)])
+def test_the_result_of_other_inputs_fails_though_it_is_within_the_tolerance(policy, share):
+    instance = instance_of(lambda: Indifferent(share), dtype_policy=policy)
+    eager = [results_of(instance, instance.module, index) for index in (0, 1)]
+    linear, dtype = instance.module.linear, eager[0].tensors["output"].dtype
+
+    def rounded_once(x: torch.Tensor) -> torch.Tensor:
+        exact = torch.nn.functional.linear(x.double() * share, linear.weight.double(), linear.bias.double())
+        return exact.to(dtype)
+
+    right = [results_of(instance, rounded_once, index) for index in (0, 1)]
+
+    def verdict(results: list[Results]) -> Agreement:
+        each = []
+        for index in (0, 1):
+            inputs = instance.inputs(index)
+            state = State(instance.module, inputs)
+            each.append(compare_with_eager(results[index], eager[index], instance, inputs, state, SEED))
+        assert all(one.passed for one in each), "or this is no test of the second comparison"
+        return refused_of_other_inputs(combine(each), results, eager, device=torch.device("cpu"))
+
+    assert verdict(eager).passed and verdict(right).passed
+    for stale in ([right[0], right[0]], [right[1], right[0]], [eager[1], eager[1]]):
+        refused = verdict(stale)
+        assert not refused.passed and refused.worst.startswith("output, which is nearer")
+        assert 0 < refused.max_relative_error < TOLERANCE[compute_dtype(instance, instance.inputs(0))]
+
+
+def test_results_that_rounding_brings_near_to_other_inputs_are_not_refused():
+    """Where inputs hardly matter, rounding may be larger than what they do; it does not point at the other result."""
+    generator = torch.Generator().manual_seed(0)
+    first = torch.randn(1000, generator=generator)
+    second = first + 1e-3 * torch.randn(1000, generator=generator)
+    for size in (1e-4, 1e-3, 1e-2, 1e-1):
+        rounded = [Results({"output": one + size * torch.randn(1000, generator=generator)}) for one in (first, second)]
+        verdict = Agreement(True, 1, size, "output", None)
+        eager = [Results({"output": first}), Results({"output": second})]
+        assert refused_of_other_inputs(verdict, rounded, eager, device=torch.device("cpu")) == verdict
+
+
+def test_a_few_numbers_are_too_few_to_tell_whose_result_they_are():
+    eager = [Results({"output": torch.full((3,), value)}) for value in (1.0, 1.1)]
+    verdict = Agreement(True, 1, 0.1, "output", None)
+    assert refused_of_other_inputs(verdict, eager[::-1], eager, device=torch.device("cpu")) == verdict
 
 
 def test_a_wrong_gradient_fails_though_output_and_loss_are_right():

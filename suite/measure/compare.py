@@ -1,14 +1,17 @@
-"""How far two results are apart: relative L2 error per tensor.
+"""How far two results are apart: relative error per tensor, in two norms.
 
 ||x - ref|| / ||ref|| over all elements of a tensor, because single elements that are nearly zero say nothing about a
-computation in low precision. What cannot be expressed as a distance is infinitely far away: another shape or dtype, a
-missing tensor, an integer that differs, an infinity or NaN in another place.
+computation in low precision. In the L2 norm, a wrong element among a million has no weight; in the maximum norm, many
+elements that are somewhat wrong have none. So an error is the larger of the two. What cannot be expressed as a distance
+is infinitely far away: another shape or dtype, a missing tensor, an integer that differs, an infinity or NaN in another
+place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -18,31 +21,52 @@ CHUNK_ELEMENTS = 2**24
 """Elements compared at once: tensors come from host memory, and are compared in float64 on the device."""
 
 
-def relative_error(
-    value: torch.Tensor, reference: torch.Tensor, *, device: torch.device, least_rms: float = 0.0
-) -> float:
-    """Relative L2 error of `value`; 0.0 if both are empty or zero, `inf` if they cannot be compared.
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large the finite elements of tensors are: their root mean square, and the largest absolute value."""
 
-    Floating dtypes may differ. Integers and booleans must be equal: 0.0 or `inf`. Where the reference's root mean
-    square is below `least_rms`, the difference is taken relative to `least_rms` instead.
+    rms: float = 0.0
+    largest: float = 0.0
+
+
+def relative_error(
+    value: torch.Tensor, reference: torch.Tensor, *, device: torch.device, least: Size | None = None
+) -> float:
+    """Relative error of `value`, the larger one of the L2 and the maximum norm.
+
+    0.0 if both are empty or zero, `inf` if they cannot be compared. Floating dtypes may differ. Integers and booleans
+    must be equal: 0.0 or `inf`. Where the reference is smaller than `least`, the difference is taken relative to that
+    instead.
     """
     if value.shape != reference.shape or value.is_floating_point() != reference.is_floating_point():
         return math.inf
     if not value.is_floating_point():
         return 0.0 if torch.equal(value, reference) else math.inf
-    squared_difference = squared_norm = 0.0
+    least = least or Size()
+    squared_difference = squared_norm = largest_difference = largest = 0.0
     chunks = zip(value.reshape(-1).split(CHUNK_ELEMENTS), reference.reshape(-1).split(CHUNK_ELEMENTS), strict=True)
     for part, reference_part in chunks:
         x, ref = part.to(device).double(), reference_part.to(device).double()
         finite = ref.isfinite()
         if not torch.equal(_unusual(x), _unusual(ref)):
             return math.inf
-        squared_difference += float((x - ref)[finite].square().sum())
-        squared_norm += float(ref[finite].square().sum())
-    scale = max(math.sqrt(squared_norm), least_rms * math.sqrt(value.numel()))
-    if scale == 0.0:
-        return 0.0 if squared_difference == 0.0 else math.inf
-    return math.sqrt(squared_difference) / scale
+        difference, ref = (x - ref)[finite], ref[finite]
+        squared_difference += float(difference.square().sum())
+        squared_norm += float(ref.square().sum())
+        largest_difference = max(largest_difference, _largest(difference))
+        largest = max(largest, _largest(ref))
+    norm = max(math.sqrt(squared_norm), least.rms * math.sqrt(value.numel()))
+    return max(_ratio(math.sqrt(squared_difference), norm), _ratio(largest_difference, max(largest, least.largest)))
+
+
+def _ratio(difference: float, size: float) -> float:
+    if size == 0.0:
+        return 0.0 if difference == 0.0 else math.inf
+    return difference / size
+
+
+def _largest(x: torch.Tensor) -> float:
+    return float(x.abs().max()) if x.numel() else 0.0
 
 
 def _unusual(x: torch.Tensor) -> torch.Tensor:
@@ -78,22 +102,29 @@ def errors(
     """Relative errors by tensor name, over all names in either.
 
     A buffer or input that only one side changed is compared with its value before, from `state`. Gradients are
-    compared relative to at least `tolerance` times the root mean square of all gradients: where the true gradient is
-    zero (a bias in front of a normalisation, say), what is computed is rounding noise, and has no relative error.
+    compared relative to at least `tolerance` times the size of all gradients: where the true gradient is zero (a bias
+    in front of a normalisation, say), what is computed is rounding noise, and has no relative error.
     """
-    least_rms = tolerance * _rms([tensor for name, tensor in reference.items() if name.startswith(GRADIENT)])
+    gradients = size_of(tensor for name, tensor in reference.items() if name.startswith(GRADIENT))
+    least = Size(tolerance * gradients.rms, tolerance * gradients.largest)
     found: dict[str, float] = {}
     for name in [*reference, *(name for name in results if name not in reference)]:
         value, expected = results.get(name, state.saved(name)), reference.get(name, state.saved(name))
         if value is None or expected is None:
             found[name] = math.inf
         else:
-            least = least_rms if name.startswith(GRADIENT) else 0.0
-            found[name] = relative_error(value, expected, device=device, least_rms=least)
+            found[name] = relative_error(
+                value, expected, device=device, least=least if name.startswith(GRADIENT) else None
+            )
     return found
 
 
-def _rms(tensors: list[torch.Tensor]) -> float:
-    """Root mean square over the finite elements of all of them."""
-    squares = sum(float(tensor.double().nan_to_num(0.0, 0.0, 0.0).square().sum()) for tensor in tensors)
-    return math.sqrt(squares / max(1, sum(tensor.numel() for tensor in tensors)))
+def size_of(tensors: Iterable[torch.Tensor]) -> Size:
+    """Size of all of them together."""
+    squares, count, largest = 0.0, 0, 0.0
+    for tensor in tensors:
+        finite = tensor.double().nan_to_num(0.0, 0.0, 0.0)
+        squares += float(finite.square().sum())
+        count += tensor.numel()
+        largest = max(largest, _largest(finite))
+    return Size(math.sqrt(squares / max(1, count)), largest)

@@ -1,9 +1,10 @@
 """Whether a mode computes what eager computes. Decided before anything is timed, on real replays.
 
 Eager and the compiled function start from the same seed, buffers and inputs, and their outputs, loss, gradients and
-changed state are compared by relative L2 error. Two correct programs of one precision differ by their rounding, and how
-much that is depends on the model. So the tolerance decides where it can, and where it is exceeded a run in
-higher precision does: the compiled function may be at most `REFERENCE_FACTOR` times as far from it as eager is.
+changed state are compared by relative error, in the L2 and the maximum norm. Two correct programs of one precision
+differ by their rounding, and how much that is depends on the model. So the tolerance decides where it can, and where it
+is exceeded a run in higher precision does: the compiled function may be at most `REFERENCE_FACTOR` times as far from it
+as eager is.
 
 Note [Stochastic workloads]: random numbers depend on the dtype they are drawn for, so a run of the same program in
 higher precision has other dropout masks and is not a reference. What it can tell is how much eager rounds: eager's
@@ -36,6 +37,7 @@ from models.registry import Inputs
 from optimizations import torch_internals
 from suite.iteration import full_precision, iteration
 from suite.measure.compare import errors, misshapen
+from suite.measure.mixed_inputs import result_of_other_inputs
 from suite.measure.results import Results, State, run_checked
 
 UNIT_ROUNDOFF: dict[str, float] = {
@@ -54,7 +56,7 @@ TOLERANCE: dict[str, float] = {
     "float16": 2e-2,
     "bfloat16": 8e-2,
 }
-"""Relative L2 errors that need no explanation: for the short types some 20 to 40 roundings that all go one way, for the
+"""Relative errors that need no explanation: for the short types some 20 to 40 roundings that all go one way, for the
 long ones far more, because long sums and other algorithms (Winograd, another order of reduction) dominate there."""
 
 REFERENCE_FACTOR = 2.0
@@ -178,6 +180,25 @@ def combine(verdicts: Sequence[Agreement]) -> Agreement:
         shown,
         passed=all(verdict.passed for verdict in verdicts),
         undecided=any(verdict.undecided for verdict in verdicts),
+    )
+
+
+def refused_of_other_inputs(
+    verdict: Agreement, compiled: Sequence[Results], eager: Sequence[Results], *, device: torch.device
+) -> Agreement:
+    """The verdict over all input sets, failed if a result is eager's of another input set than its own."""
+    found = result_of_other_inputs(
+        [results.tensors for results in compiled], [results.tensors for results in eager], device=device
+    )
+    if found is None or not verdict.passed:
+        return verdict
+    name, error = found
+    return replace(
+        verdict,
+        passed=False,
+        undecided=False,
+        max_relative_error=error,
+        worst=f"{name}, which is nearer to eager's of other inputs,",
     )
 
 
