@@ -172,6 +172,7 @@ def _fed(compiled: Callable[..., Any], feeds: Feeds) -> Callable[..., Any]:
     compiled_of_list = taking_a_list(compiled)
 
     def run_plainly(*arguments: Any) -> Any:
-        return compiled_of_list([*feeds.bind(arguments)])
+        with feeds.turn:  # Note [Threads] in `placement.feeds`
+            return compiled_of_list([*feeds.bind(arguments)])
 
     return run_plainly

@@ -13,6 +13,10 @@ is noticed and waited for there. Autograd, a hook for saved tensors, or AOTAutog
 the tensor for a backward yet to come. That shows in reference counts, of the tensor, of its memory, or of the Python
 object; then the value gets new memory.
 
+Note [Threads]
+What is fed lies in memory that the next call overwrites, and the graph reads it when it is launched. So calls from
+several threads take turns from feeding to launching. What is evaluated before and behind the graph needs no turn.
+
 Note [Errors]
 What is evaluated on the CPU raises what it raises in eager PyTorch, before the graph was launched. Whatever the call
 would have changed is then as it was, and so is the state here: the next call starts from the beginning.
@@ -21,6 +25,7 @@ would have changed is then as it was, and so is the state here: the next call st
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,12 +43,15 @@ from optimizations.placement.staging import Staging, copy_in_stream_order
 class Feeds:
     """Calls of a rewritten graph from calls of its original. Allocates at the first call, on the device.
 
-    One instance belongs to one compiled graph and is called by one thread at a time, as CUDA graphs are. `original`
-    is the graph before placement, as a function: it is called in its stead where arguments share memory that were
-    apart when the graph was compiled.
+    One instance belongs to one compiled graph. `original` is the graph before placement, as a function: it is called
+    in its stead where arguments share memory that were apart when the graph was compiled.
+
+    Attributes:
+        turn: to be held from `bind` until the graph is launched. Note [Threads].
     """
 
     def __init__(self, plan: FeedPlan, original: Callable[..., Any] | None = None) -> None:
+        self.turn = threading.RLock()
         self._plan = plan
         self._original = original
         self._kept = picker(plan.kept)
@@ -74,7 +82,8 @@ class Feeds:
         if self._plan.apart and self._original is not None and _overlap(self._plan.apart, arguments):
             return self._original(*arguments)
         values = self.before(arguments)
-        results = compiled(*self.bind(arguments, values))
+        with self.turn:
+            results = compiled(*self.bind(arguments, values))
         return self.results(arguments, values, results)
 
     def before(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -117,11 +126,12 @@ class Feeds:
 
     def release(self) -> None:
         """Gives the device memory back; the next call allocates it again."""
-        self._hoisted = None
-        for group in self._groups:
-            group.release()
-        if self._staging is not None:
-            self._staging.release()
+        with self.turn:
+            self._hoisted = None
+            for group in self._groups:
+                group.release()
+            if self._staging is not None:
+                self._staging.release()
 
     def _refresh(self, arguments: Sequence[Any]) -> None:
         self._hoisted = None  # holds references, which count; and what raises leaves nothing half done

@@ -18,11 +18,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
 from optimizations.placement.operators import (
+    OTHER_MEMORY,
     awaited_transfer,
     checks_values,
     gpu_obstacle,
     is_exact,
     needs_values,
+    reads_past,
     tensors_in,
     written,
 )
@@ -44,9 +46,11 @@ class Effects:
     `opaque` says why nobody can know what the node does; `gpu_obstacle` why its CPU operands cannot be GPU tensors.
     `exact`: all it does on the CPU gives the same bits on every device. `only_checks`: it looks at values on the host
     only to raise an error. `awaited`: it does not leave a copy of a CPU operand to the GPU to be awaited by others.
+    `reads_past`: memory that it reads outside of the tensors it is given.
     """
 
     writes: set[int] = field(default_factory=set)
+    reads_past: set[int] = field(default_factory=set)
     host_reads: set[int] = field(default_factory=set)
     only_checks: bool = True
     awaited: bool = False
@@ -237,10 +241,12 @@ def _operator_log() -> type:
                 return func(*args, **(kwargs or {}))
             operands = list(tensors_in([args, dict(kwargs or {})]))
             changed = list(written(func, args, kwargs or {}))
+            past = list(reads_past(func, args, kwargs or {}))
             result = func(*args, **(kwargs or {}))
             results = list(tensors_in(result))
             effects = self.effects
             effects.writes.update(self.storage_of(tensor) for tensor in changed)
+            effects.reads_past.update(map(self.storage_of, past))
             if needs_values(func, operands):
                 effects.host_reads.update(self.storage_of(t) for t in operands if t.device.type == "cpu")
                 effects.only_checks &= checks_values(func)
@@ -252,6 +258,8 @@ def _operator_log() -> type:
                     effects.awaited |= awaited_transfer(func, args, kwargs or {})
             if func.namespace not in ("aten", "prims"):
                 effects.opaque = f"{func} is a custom operator"
+            elif func._schema.name in OTHER_MEMORY:
+                effects.opaque = f"{func} gives a tensor other memory"
             for tensor in results:
                 self.storage_of(tensor)
             return result

@@ -24,7 +24,7 @@ COPIES = frozenset(
     f"aten::{name}"
     for name in (
         *("clone", "cat", "stack", "repeat", "flip", "triu", "tril", "where", "expand_copy", "view_copy", "alias"),
-        *("_unsafe_view", "_reshape_alias", "constant_pad_nd", "roll"),
+        *("_unsafe_view", "_reshape_alias", "roll"),
     )
 )
 """Operators that put elements of their operands, or zeros, into other places."""
@@ -33,7 +33,7 @@ FILLS = frozenset(
     f"aten::{name}"
     for name in (
         *("full", "zeros", "ones", "eye", "full_like", "zeros_like", "ones_like", "new_full", "new_zeros", "new_ones"),
-        *("fill_", "zero_", "masked_fill", "masked_fill_", "scalar_tensor", "triu_", "tril_"),
+        *("fill_", "zero_", "masked_fill", "masked_fill_", "scalar_tensor", "triu_", "tril_", "constant_pad_nd"),
     )
 )
 """Operators that write given values to given places."""
@@ -60,6 +60,24 @@ _STORED_AS_COMPUTED = frozenset((torch.float32, torch.float64)) | _WHOLE
 _FLOATS = (torch.float32, torch.float64)
 
 
+_STATISTICS = ("running_mean", "running_var")
+UNDECLARED_WRITES: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    "aten::native_batch_norm": ("training", _STATISTICS),
+    "aten::cudnn_batch_norm": ("training", _STATISTICS),
+    "aten::batch_norm_update_stats": (None, _STATISTICS),
+    "aten::batch_norm_gather_stats": (None, _STATISTICS),
+    "aten::batch_norm_gather_stats_with_counts": (None, _STATISTICS),
+}
+"""Operators whose schema does not say what they write: the flag that has them write (None: always), and the operands.
+"""
+
+STRIDED = frozenset(f"aten::as_strided{form}" for form in ("", "_", "_copy", "_scatter"))
+"""Operators that are given places in the memory of an operand, and not in the operand."""
+
+OTHER_MEMORY = frozenset({"aten::set_", "aten::set", "aten::set_data"})
+"""Operators that give a tensor the memory of another."""
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Tensors in nested lists, tuples, dictionaries and slices."""
     if isinstance(value, torch.Tensor):
@@ -75,13 +93,41 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 def written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """The operands that a call of the operator `func` changes."""
-    for position, parameter in enumerate(func._schema.arguments):
-        if parameter.alias_info is None or not parameter.alias_info.is_write:
-            continue
-        if position < len(args):
-            yield from tensors_in(args[position])
-        elif parameter.name in kwargs:
-            yield from tensors_in(kwargs[parameter.name])
+    given = _by_name(func, args, kwargs)
+    flag, undeclared = UNDECLARED_WRITES.get(func._schema.name, (None, ()))
+    if flag is not None and not given.get(flag, True):
+        undeclared = ()
+    for parameter in func._schema.arguments:
+        declared = parameter.alias_info is not None and parameter.alias_info.is_write
+        if declared or parameter.name in undeclared:
+            yield from tensors_in(given.get(parameter.name))
+
+
+def reads_past(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """The operands whose memory a call of `func` uses outside of the operand, as far as it can be told inside.
+
+    A place that is counted from the beginning of the memory cannot: a tensor without data does not know where in it
+    the real one begins.
+    """
+    if func._schema.name not in STRIDED:
+        return
+    given = _by_name(func, args, kwargs)
+    tensor, size, stride = given["self"], given["size"], given["stride"]
+    numbers = (*size, *stride, *tensor.shape, *tensor.stride())
+    if given.get("storage_offset") is not None or not all(isinstance(number, int) for number in numbers):
+        yield tensor
+    elif _span(size, stride) > _span(tensor.shape, tensor.stride()):
+        yield tensor
+
+
+def _span(size: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the end of the last."""
+    return 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else 0
+
+
+def _by_name(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    names = [parameter.name for parameter in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 def needs_values(func: Any, operands: Iterable[torch.Tensor]) -> bool:

@@ -151,12 +151,15 @@ class _Planner:
     def _hoistable_attributes(self) -> frozenset[str]:
         """Attributes whose bytes, or version counters, tell in each call whether they changed."""
         found, compared = set(), 0
+        past = {storage for node in self.nodes.values() for storage in node.reads_past}
         attributes = [node for node in self.nodes.values() if not node.is_call and node.on_cpu and node.tensors == 1]
         for node in sorted(attributes, key=lambda node: node.value_bytes or 0):
             source = node.source
             if source is None or source.kind is not SourceKind.ATTRIBUTE or source.guard is None or not node.static:
                 continue
             if node.requires_grad or any(self.memory.written_by(node.storages)):
+                continue
+            if not past.isdisjoint(node.storages):  # what is read there is not compared
                 continue
             if source.guard is Guard.VALUE:
                 compared += node.value_bytes or 0

@@ -36,6 +36,7 @@ class ResidentNode:
             without tensors.
         operands: nodes it reads, in order, each once.
         storages: memory its value is in. `writes`, `host_reads`: memory it changes, or looks at on the host.
+        reads_past: memory it reads outside of the tensors it is given.
         only_checks: it looks at values on the host to raise an error, and for nothing else.
         exact: it gives the same bits on every device.
         awaited: what it copies to the GPU may be changed by the program as soon as it is done.
@@ -55,6 +56,7 @@ class ResidentNode:
     storages: frozenset[int]
     writes: frozenset[int] = frozenset()
     host_reads: frozenset[int] = frozenset()
+    reads_past: frozenset[int] = frozenset()
     only_checks: bool = False
     tensors: int = 0
     static: bool = True
@@ -205,6 +207,7 @@ def _node(
         storages=frozenset(tensor.storage for tensor in facts),
         writes=frozenset(effects.writes),
         host_reads=frozenset(effects.host_reads),
+        reads_past=frozenset(effects.reads_past),
         only_checks=bool(effects.host_reads) and effects.only_checks,
         tensors=len(facts),
         static=not symbolic,

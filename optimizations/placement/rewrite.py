@@ -478,6 +478,9 @@ class _Surgery:
             except Exception as error:
                 # What the program raises, it shall raise when it is called.
                 raise RewriteFailed(f"compute {hoist.value}", f"raises {type(error).__name__}: {error}") from error
+        if value != value:
+            # Generated code has one NaN. There are many, with a sign.
+            raise RewriteFailed(f"compute {hoist.value}", "is not a number")
         settings = {"dtype": value.dtype, "device": self.device}
         node = self._add(lambda: self.graph.call_function(torch.full, ((), value.item()), settings))
         node.meta["stack_trace"] = self.original_node(hoist.value).meta.get("stack_trace")
