@@ -114,9 +114,8 @@ def reads_past(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ite
     given = _by_name(func, args, kwargs)
     tensor, size, stride = given["self"], given["size"], given["stride"]
     numbers = (*size, *stride, *tensor.shape, *tensor.stride())
-    if given.get("storage_offset") is not None or not all(isinstance(number, int) for number in numbers):
-        yield tensor
-    elif _span(size, stride) > _span(tensor.shape, tensor.stride()):
+    known = given.get("storage_offset") is None and all(isinstance(number, int) for number in numbers)
+    if not known or _span(size, stride) > _span(tensor.shape, tensor.stride()):
         yield tensor
 
 
