@@ -11,16 +11,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
+from synthetic_captures import kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizations import torch_internals
 from optimizations.capture.copy_nodes import NotCarried
-from optimizations.captured.graph import MemoryRange
+from optimizations.captured.graph import CapturedGraph, Edge, MemoryRange
+from optimizations.indirection.plan import Plan
 
 GARBAGE = float("nan")
 ASKS = "_cuda_isCurrentStreamCapturing"
@@ -47,6 +49,12 @@ class CpuGraph:
                 for result, value in zip(results, values, strict=True):
                     if result is not None:
                         result.copy_(value)
+
+    def nodes(self) -> list[int]:
+        """Places of the operators that do something: memory is not made by nodes."""
+        return [
+            index for index, (operator, *_) in enumerate(self.operators) if not str(operator).startswith("aten.empty")
+        ]
 
     def copy_node(self, source: torch.Tensor, target: torch.Tensor) -> CpuCopy:
         found = [
@@ -86,8 +94,15 @@ class CpuCopy:
     def read_from(self, tensor: torch.Tensor) -> None:
         self._set(1, tensor)
 
+    def switch_off(self) -> None:
+        self._graph.operators[self._index] = _nothing, (), {}, []
+
     def write_to(self, tensor: torch.Tensor) -> None:
         self._set(0, tensor)
+
+
+def _nothing() -> list[torch.Tensor]:
+    return []
 
 
 def _at_its_address(tensor: torch.Tensor) -> torch.Tensor:
@@ -166,9 +181,10 @@ class CpuDevice:
         self.copies_are_nodes = copies_are_nodes
         self.host: set[int] = set()
         self.graphs: list[CpuGraph] = []
+        self.capturing_into: CpuGraph | None = None
         self.fail_with: BaseException | None = None
         self.capture_now = False
-        self.captures = self.warmed_up = self.broken = self.given_back = 0
+        self.captures = self.warmed_up = self.broken = self.given_back = self.set_nodes = 0
         self.pools: dict[int, int] = {}
         self._numbers = itertools.count(1)
 
@@ -199,7 +215,7 @@ class CpuDevice:
     @contextlib.contextmanager
     def capturing(self, graph: CpuGraph, pool: Any, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
         assert not self.capture_now
-        self.capture_now = True
+        self.capture_now, self.capturing_into = True, graph
         self.captures += 1
         mode = _Capture(graph)
         random = torch.random.get_rng_state()
@@ -220,7 +236,7 @@ class CpuDevice:
             torch.random.set_rng_state(random)
             for generator, state in states:
                 generator.set_state(state)
-            self.capture_now = False
+            self.capture_now, self.capturing_into = False, None
 
     def copies(self, graph: CpuGraph, ends: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[Any]:
         if not self.copies_are_nodes:
@@ -229,6 +245,46 @@ class CpuDevice:
 
     def mentions(self, graph: CpuGraph, memory: Sequence[MemoryRange]) -> bool:
         return any(address in place for place in memory for address in graph.reads)
+
+    def node_count(self) -> int:
+        assert self.capturing_into is not None
+        return len(self.capturing_into.nodes())
+
+    def read(self, graph: CpuGraph) -> CapturedGraph:
+        """Every operator as a kernel, with the addresses it was given and those of its results."""
+        nodes = []
+        for index in graph.nodes():
+            operator, arguments, keywords, results = graph.operators[index]
+            values = [*_flat((arguments, keywords)), *results]
+            words = [one if isinstance(one, int) else one.data_ptr() for one in values if _has_address(one)]
+            parameters = [(one % 2**64).to_bytes(8, "little") for one in words]
+            nodes.append(kernel(parameters, name=str(operator)))
+        edges = tuple(Edge(source=index, target=index + 1) for index in range(len(nodes) - 1))
+        return CapturedGraph(nodes=tuple(nodes), edges=edges)
+
+    def pointers(self, graph: CpuGraph, captured: CapturedGraph, plan: Plan) -> Callable[[Mapping[int, int]], int]:
+        uses = [use for node in plan.nodes for use in node.uses]
+
+        def point(addresses: Mapping[int, int]) -> int:
+            for use in uses:
+                if use.input in addresses:
+                    place = graph.nodes()[use.node[0]]
+                    operator, arguments, keywords, results = graph.operators[place]
+                    changed = [*arguments]
+                    changed[use.parameter] = addresses[use.input]
+                    graph.operators[place] = operator, tuple(changed), keywords, results
+                    self.set_nodes += 1
+            return 8 * len(uses)
+
+        return point
+
+    def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
+        return [
+            MemoryRange(address=address, size_bytes=storage.nbytes())
+            for graph in self.graphs
+            for address, storage in graph.made.items()
+            if storage.nbytes()
+        ]
 
     def random_states(self) -> list[Any]:
         return [torch.random.get_rng_state()]
@@ -245,6 +301,10 @@ class CpuDevice:
 
     def here(self) -> Any:
         return nullcontext()
+
+
+def _has_address(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or type(value) is int
 
 
 def _storage(tensor: torch.Tensor) -> int:

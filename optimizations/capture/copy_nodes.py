@@ -31,6 +31,7 @@ class CopyNode:
     def __init__(self, driver: Any, graph: Any, executable: Any, handle: Any, context: Any) -> None:
         self._graph = graph
         self._set = driver.cuGraphExecMemcpyNodeSetParams
+        self._switch = driver.cuGraphNodeSetEnabled
         self._where = executable, handle
         self._copy = check(driver.cuGraphMemcpyNodeGetParams, handle)
         self._context = context
@@ -48,6 +49,15 @@ class CopyNode:
         """The same for where it copies to."""
         self._copy.dstDevice = tensor.data_ptr()
         self._update()
+
+    def switch_off(self) -> None:
+        """Copy nothing from the next launch on.
+
+        Raises:
+            NotCarried: the driver does not do so.
+        """
+        if (code := self._switch(*self._where, 0)[0]) != 0:
+            raise NotCarried(f"{self._switch.__name__} failed: {code}")
 
     def _update(self) -> None:
         if (code := self._set(*self._where, self._copy, self._context)[0]) != 0:

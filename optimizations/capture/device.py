@@ -5,18 +5,23 @@ from __future__ import annotations
 import bisect
 import contextlib
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
 
+from optimizations.appliers.host import APPLIER, HostUpdates
 from optimizations.capture.copy_nodes import CopyNode, find_copies
 from optimizations.capture.inner_graphs import at_rest
+from optimizations.captured.driver import check
+from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
 from optimizations.captured.pools import end_failed_capture, pool_memory
 from optimizations.captured.read import read_graph
 from optimizations.captured.recapture import uncollected
+from optimizations.indirection.plan import Choice, Plan
 
 
 class Graph(Protocol):
@@ -67,6 +72,18 @@ class Device(Protocol):
 
     def mentions(self, graph: Any, memory: Sequence[MemoryRange]) -> bool:
         """Whether a captured graph may hold an address in one of these ranges."""
+
+    def node_count(self) -> int:
+        """How many nodes the graph has that is being captured."""
+
+    def read(self, graph: Any) -> CapturedGraph:
+        """A captured graph as a record, nodes in the order in which they were captured."""
+
+    def pointers(self, graph: Any, captured: CapturedGraph, plan: Plan) -> Callable[[Mapping[int, int]], int]:
+        """What sets the addresses of inputs in an instantiated graph, as planned, by input. It gives the bytes set."""
+
+    def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
+        """The memory that a pool holds."""
 
     def random_states(self) -> list[Any]:
         """States of the device's default generator, to be put back."""
@@ -143,11 +160,28 @@ class CudaDevice:
         return find_copies(driver, graph, [(source.data_ptr(), target.data_ptr()) for source, target in ends])
 
     def mentions(self, graph: Any, memory: Sequence[MemoryRange]) -> bool:
-        from cuda.bindings import driver
-
         if not memory:
             return False
-        return any_word_in(read_graph(driver, driver.CUgraph(graph.raw_cuda_graph())), memory)
+        return any_word_in(self.read(graph), memory)
+
+    def node_count(self) -> int:
+        from cuda.bindings import driver
+
+        _, _, graph, *_ = check(driver.cuStreamGetCaptureInfo, driver.CUstream(self._stream.cuda_stream))
+        return int(check(driver.cuGraphGetNodes, graph, 0)[1])
+
+    def read(self, graph: Any) -> CapturedGraph:
+        from cuda.bindings import driver
+
+        return read_graph(driver, driver.CUgraph(graph.raw_cuda_graph()))
+
+    def pointers(self, graph: Any, captured: CapturedGraph, plan: Plan) -> Callable[[Mapping[int, int]], int]:
+        from cuda.bindings import driver
+
+        return host_pointers(driver, graph, captured, plan)
+
+    def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
+        return pool_memory(pool)
 
     def random_states(self) -> list[Any]:
         return [torch.cuda.get_rng_state(self.index)]
@@ -165,6 +199,18 @@ class CudaDevice:
         return torch.cuda.device(self.index)
 
 
+def host_pointers(driver: Any, graph: Any, captured: CapturedGraph, plan: Plan) -> Callable[[Mapping[int, int]], int]:
+    """What sets nodes of an instantiated `torch.cuda.CUDAGraph` from the host. `captured` was read from it.
+
+    Raises:
+        CudaCallFailed: a node cannot be read.
+    """
+    target = EditableGraph.of(driver, driver.CUgraph(graph.raw_cuda_graph()), captured)
+    tools: Any = SimpleNamespace(replace_address=None)  # no tensor map is among what is planned
+    attached = APPLIER.attach(target, plan.of(Choice.HOST), 0, tools)
+    return HostUpdates(attached.updates, driver.CUgraphExec(graph.raw_cuda_graph_exec())).point
+
+
 def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange]) -> bool:
     """Whether a word of a kernel's parameters, or an end of a copy or fill, lies in one of the ranges.
 
@@ -177,10 +223,11 @@ def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange]) -> bool:
         index = bisect.bisect_right(starts, address) - 1
         return index >= 0 and address < ranges[index][1]
 
-    return any(inside(address) for _, node in graph.walk() for address in _addresses(node))
+    return any(inside(address) for _, node in graph.walk() for address in words_of(node))
 
 
-def _addresses(node: object) -> Iterator[int]:
+def words_of(node: object) -> Iterator[int]:
+    """Everything in a node that may be an address."""
     if isinstance(node, KernelNode):
         for parameter in node.parameters:
             for offset in range(0, len(parameter.data) - 7, 4):

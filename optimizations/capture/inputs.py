@@ -15,6 +15,9 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried
 from optimizations.captured.displaced import data_of, size_bytes
+from optimizations.captured.driver import CudaCallFailed
+from optimizations.captured.graph import MemoryRange
+from optimizations.replay.addresses import AddressTracker, OwnedMemory, Pointers, TrackedInput
 
 
 class InputPassing(Protocol):
@@ -65,9 +68,54 @@ class CopiedInputs:
         self._nodes: list[CopyNode] = []
         self._sources: list[int] = []
         self._copies: dict[int, torch.Tensor] = {}
-        self.copied_tensors = len(self._copied)
-        self.copied_bytes = sum(size_bytes(inputs[index]) for index in self._copied)
+        self._tracker: AddressTracker | None = None
+        self._placeholders: dict[int, torch.Tensor] = {}
+        self._count_copies()
         self.bind(inputs)
+
+    def _count_copies(self) -> None:
+        copied = [self.recording_inputs[index] for index in [*self._copied, *self._carried]]
+        self.copied_tensors, self.copied_bytes = len(copied), sum(map(size_bytes, copied))
+
+    @property
+    def followed(self) -> Sequence[int]:
+        """Inputs that the graph is led to, wherever they lie."""
+        return self._tracker.indices if self._tracker is not None else ()
+
+    def placeholders(self) -> dict[int, torch.Tensor]:
+        """By index, the placeholders of inputs that are copied as the elements they are."""
+        plain = [index for index, as_bytes in zip(self._copied, self._as_bytes, strict=True) if not as_bytes]
+        return {index: self.recording_inputs[index] for index in [*plain, *self._carried]}
+
+    def follow(self, inputs: Sequence[TrackedInput], pointers: Pointers, owned: Sequence[MemoryRange]) -> None:
+        """From now on the graph reads these inputs where they lie. To be called after `carry`.
+
+        `owned`: memory that the graph writes.
+
+        Raises:
+            NotCarried: a copy cannot be taken out of the graph.
+        """
+        indices = {one.index for one in inputs}
+        for node, index in zip(self._nodes, self._carried, strict=True):
+            if index in indices:
+                node.switch_off()
+        self._nodes = [node for node, index in zip(self._nodes, self._carried, strict=True) if index not in indices]
+        self._carried = [index for index in self._carried if index not in indices]
+        self._leave_out(indices)
+        self._placeholders = {index: self.recording_inputs[index].detach() for index in indices}
+        recorded = [one.data_ptr() if index in indices else None for index, one in enumerate(self.recording_inputs)]
+        self._tracker = AddressTracker(inputs, recorded, pointers, OwnedMemory(owned), self._fill)
+        self._count_copies()
+
+    def _fill(self, index: int, tensor: torch.Tensor) -> None:
+        copy_all([self._placeholders[index]], [tensor])
+
+    def _leave_out(self, indices: Collection[int]) -> None:
+        """These are not copied before a launch."""
+        rest = [place for place, index in enumerate(self._copied) if index not in indices]
+        self._copied = [self._copied[place] for place in rest]
+        self._as_bytes = [self._as_bytes[place] for place in rest]
+        self._targets = [self._targets[place] for place in rest]
 
     def moved(self, inputs: Sequence[torch.Tensor]) -> list[int]:
         """Inputs that are read in place and do not lie there."""
@@ -103,10 +151,7 @@ class CopiedInputs:
         self._carried, self._nodes = list(nodes), list(nodes.values())
         self._sources = [0] * len(inputs)
         self._lead(inputs)
-        rest = [place for place, index in enumerate(self._copied) if index not in nodes]
-        self._copied = [self._copied[place] for place in rest]
-        self._as_bytes = [self._as_bytes[place] for place in rest]
-        self._targets = [self._targets[place] for place in rest]
+        self._leave_out(nodes)
 
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
         """Copy what is not read in place, or let the graph do so. Inputs that are read in place must not have `moved`.
@@ -116,6 +161,11 @@ class CopiedInputs:
         """
         if self._nodes and not torch_internals.data_ptrs_equal(inputs, self._sources, self._carried):
             self._lead(inputs)
+        if self._tracker is not None:
+            try:
+                self._tracker.follow(inputs)
+            except CudaCallFailed as error:
+                raise NotCarried(str(error)) from error
         if not self._copied:
             return
         sources = [

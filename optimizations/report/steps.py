@@ -32,6 +32,7 @@ class RecordedStep:
         signature: shapes and dtypes of the batch it is for.
         operations: operators it ran through PyTorch's dispatcher; kernels of compiled modules are not among them.
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
+        tensors_followed: inputs that are read where they lie, though they lie elsewhere in each call.
         tensors_in_place: inputs that were the same tensors in all calls before it, and are read where they lie.
         pool_bytes: memory that its graphs' pool grew by.
         replays: how often it was launched.
@@ -43,6 +44,7 @@ class RecordedStep:
     copied_bytes: int
     copied_tensors: int
     tensors_in_place: int
+    tensors_followed: int
     pool_bytes: int
     replays: int
     record_s: float

@@ -25,6 +25,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.step import casts
+from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.source_lines import advice_by_caller, called_by_the_compiler, current_line
 from optimizations.report.steps import Refusal
@@ -66,6 +67,7 @@ class Observer(torch_internals.TorchDispatchMode):
         new_casts: whether it made a cast that autocast may keep.
         compiling: whether PyTorch compiles something right now.
         set_up: whether something was compiled, or kernels were timed, so that the call does not count.
+        launches: what counts the nodes of a graph that is being captured, if something does.
 
     `known`: names of tensors that live as long as the call, by where their storages lie.
     """
@@ -77,6 +79,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.holds = holds
         self._known = known
         self._unseen = 0
+        self.launches: Launches | None = None
         self._in_region = casts.inside_region()
         self._forbid = forbid
         self._made: set[int] = set()
@@ -143,7 +146,8 @@ class Observer(torch_internals.TorchDispatchMode):
                 if self._in_region and address not in self._known:
                     self.kept_casts = self.kept_casts or self.is_kept_cast(tensor)
         self.new_casts = self.new_casts or (self._in_region and casts.is_cast_of_a_weight(name, args))
-        result = func(*args, **kwargs)
+        with self.launches.operator(func, made_from) if self.launches is not None else contextlib.nullcontext():
+            result = func(*args, **kwargs)
         for tensor in _tensors((result,)):
             if storage(tensor) not in made_from:
                 self._made.add(storage(tensor))

@@ -16,8 +16,10 @@ from optimizations.capture.signature import describe, replaced
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.casts import RegionMark
+from optimizations.capture.step.following import HostPointers, plan_of, worth_reading
 from optimizations.capture.step.gradients import Gradients, gradients, memory
 from optimizations.capture.step.host_state import Rebound
+from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
 from optimizations.capture.step.observing import CHECKPOINT_DRAWS, Given, changed_itself, host_change, kept_results
@@ -29,6 +31,8 @@ from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.written_memory import WrittenMemory
+from optimizations.captured.displaced import memory_of
+from optimizations.replay.addresses import TrackedInput
 from optimizations.report.steps import RecordedStep, Refusal
 
 
@@ -147,7 +151,10 @@ def capture(
     with rates.as_tensors(), _no_casts_of_the_graph_kept(observer, progress):
         snapshot = call.state.snapshot()
         with device.capturing(graph, pool, progress.generators):
+            first_own = device.node_count()
             inputs.capture_copies(to_carry)
+            own = range(first_own, device.node_count())
+            observer.launches = launches = Launches(device.node_count)
             versions = {
                 id(tensor): tensor._version
                 for tensor in [*call.state.tensors.values(), *placeholders]
@@ -156,9 +163,11 @@ def capture(
             with (
                 compilations.noticed(observer, forbid=True),
                 forbidden_calls.watched(observer, asked, capturing=True, compiled=call.state.compiled),
+                launches.watched(),
                 observer,
             ):
                 returned = step(*args, **kwargs)
+            observer.launches = None
             if carry:
                 carried = carried_out(returned, device.holds, call.known(placeholders))
         results = kept_results(call.state, snapshot, observer)
@@ -205,6 +214,8 @@ def capture(
         _storages(static) - unread,
         {id(tensor): node for (tensor, _), node in zip(carried, nodes[len(to_carry) :], strict=True)},
     )
+    if carry:
+        _follow(device, graph, pool, inputs, launches, set(written), own)
     outputs.prepare()  # what the driver does not take shows here, while the capture can be thrown away
     return Recording(
         graph=graph,
@@ -225,11 +236,41 @@ def capture(
             copied_bytes=inputs.copied_bytes,
             copied_tensors=inputs.copied_tensors,
             tensors_in_place=len(inputs.in_place),
+            tensors_followed=len(inputs.followed),
             pool_bytes=pool_bytes - pool_before,
             replays=0,
             record_s=0.0,
         ),
     )
+
+
+def _follow(
+    device: Device,
+    graph: Any,
+    pool: Any,
+    inputs: CopiedInputs,
+    launches: Launches,
+    written: Collection[int],
+    own: Collection[int],
+) -> None:
+    """Let the graph read inputs where they lie in each call, those of which it is known how. Note [By name] there.
+
+    Raises:
+        NotCarried: a copy cannot be taken out of the graph.
+    """
+    placeholders = {index: one for index, one in inputs.placeholders().items() if index not in written}
+    found = worth_reading(launches, {index: storage(one) for index, one in placeholders.items()})
+    if not found:
+        return
+    captured = device.read(graph)
+    plan = plan_of(captured, launches, {index: memory_of(placeholders[index]) for index in found}, own)
+    tracked = [
+        TrackedInput(one.input, one.alignment_bytes, placeholders[one.input].data_ptr())
+        for one in plan.inputs
+        if one.indirect
+    ]
+    if tracked:
+        inputs.follow(tracked, HostPointers(device.pointers(graph, captured, plan)), device.pool_ranges(pool))
 
 
 def is_programs_own(error: Exception) -> bool:

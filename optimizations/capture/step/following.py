@@ -1,0 +1,98 @@
+"""Inputs of a step that its graph reads where they lie, though they lie elsewhere in each call.
+
+Note [By name]. Where only Triton kernels that Inductor wrote were given an input (`launches`), its addresses are
+parameters of these launches (`indirection.named_uses`), and the host sets them. The placeholder of an input has memory
+of its own for as long as the recording lives. So no word of the graph may lie in it but these parameters, and the copy
+that filled it, which is switched off. Nothing has to be tried out.
+
+An input is copied into its placeholder after all, in a call where it is not aligned as the kernels may rely on, or lies
+in memory that the graph writes (`replay.addresses`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from optimizations.appliers.registry import APPLIERS
+from optimizations.capture.step.launches import Launches
+from optimizations.captured.graph import (
+    Capture,
+    CapturedGraph,
+    KernelNode,
+    MemoryRange,
+    NodePath,
+    Placeholder,
+)
+from optimizations.indirection.exclusions import with_reasons
+from optimizations.indirection.named_uses import find_named_uses
+from optimizations.indirection.plan import Available, Choice, Plan, make_plan
+from optimizations.indirection.pointers import Analysis, ReasonCode
+
+MOST_NODES = 4
+"""An input that more kernels read is copied: setting a node takes the host about as long as one copy takes the GPU."""
+
+
+def worth_reading(launches: Launches, storages: Mapping[int, int]) -> list[int]:
+    """Inputs, given by their placeholders' storages, that launches name, and nothing else was given."""
+    if launches.unknown is not None:
+        return []
+    named = {storage for launch in launches.launches for _, storage in launch.tensors}
+    return [index for index, place in storages.items() if place in named - launches.read_by_operators]
+
+
+def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, MemoryRange], own: Collection[int]) -> Plan:
+    """What the host sets when these inputs move. Note [By name].
+
+    Args:
+        graph: the captured graph.
+        launches: what put its nodes there.
+        memory: by input, its placeholder, for inputs that nothing but launches was given.
+        own: nodes that copy inputs to their placeholders.
+    """
+    by_address = {place.address: index for index, place in memory.items()}
+    passed = [
+        (launch.kernel, [by_address[address] for address, _ in launch.tensors if address in by_address])
+        for launch in launches.launches
+    ]
+    triton: dict[NodePath, Sequence[str | None]] = {}
+    kernels = {path: node for path, node in graph.walk() if isinstance(node, KernelNode)}
+    for launch in launches.launches:
+        if (launch.node,) in kernels:
+            triton[launch.node,] = ["it is set by the host"] * len(kernels[launch.node,].parameters)
+    placeholders = tuple(Placeholder(input=index, memory=place) for index, place in sorted(memory.items()))
+    analysis = find_named_uses(
+        Capture(graph=graph, placeholders=placeholders), passed, set(memory), set(triton), "an operator reads it"
+    )
+    analysis = _without_others(analysis, graph, memory, own)
+    many = {
+        verdict.input: f"{len({use.node for use in verdict.uses})} kernels read it"
+        for verdict in analysis.verdicts
+        if len({use.node for use in verdict.uses}) > MOST_NODES
+    }
+    analysis = with_reasons(analysis, ReasonCode.NO_APPLIER, many)
+    return make_plan(graph, analysis, Choice.HOST, Available({}, triton, APPLIERS))
+
+
+def _without_others(
+    analysis: Analysis, graph: CapturedGraph, memory: Mapping[int, MemoryRange], own: Collection[int]
+) -> Analysis:
+    """Leave out inputs whose placeholder other words of the graph lie in."""
+    nodes = (node for path, node in graph.walk() if len(path) > 1 or path[0] not in own)
+    words = [word for node in nodes for word in words_of(node)]
+    others = {}
+    for verdict in analysis.verdicts:
+        place = memory[verdict.input]
+        inside = sum(place.address <= word < place.address + place.size_bytes for word in words)
+        if inside != len(verdict.uses):
+            others[verdict.input] = f"the graph holds {inside} addresses in it, {len(verdict.uses)} of them by name"
+    return with_reasons(analysis, ReasonCode.UNEXPLAINED, others)
+
+
+class HostPointers:
+    """What a tracker of addresses asks for, where the host sets nodes and nothing else: they stay set."""
+
+    def __init__(self, point: Callable[[Mapping[int, int]], int]) -> None:
+        self.point = point
+
+    def settle(self) -> None:
+        """Nothing: a node reads what it was set to last."""

@@ -1,0 +1,119 @@
+"""What put the nodes into a graph while a step was captured: Triton kernels by name, operators, or something unknown.
+
+An input of a step can go anywhere: into compiled code, an operator, a kernel of the program's own. So which nodes can
+read it is not told from generated code alone. It is told by counting. Around every operator, and every launch of a
+Triton kernel that Inductor wrote, the nodes of the graph are counted. An operator that adds none has read nothing (it
+made a view, or memory). One that adds some may have read all the tensors it was given. A launch names its arguments.
+Nodes that appeared between these came from code that nobody knows, and then nothing is concluded for any input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.recording.generated import PURE_OPERATORS
+from optimizations.torch_internals import replaced_attribute
+
+_TUNERS = "torch._inductor.runtime.triton_heuristics"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a Triton kernel: its node, the driver's name of it, where each of its tensors begins and lies.
+
+    `tensors` are pairs of the address of the first element and that of the storage, as often as they are passed.
+    """
+
+    node: int
+    kernel: str
+    tensors: tuple[tuple[int, int], ...]
+
+
+class Launches:
+    """Counts nodes while a step is captured. See the module.
+
+    Args:
+        count: how many nodes the graph has that is being captured.
+
+    Attributes:
+        launches: in order.
+        read_by_operators: storages of tensors that operators were given which added nodes.
+        unknown: why nothing is known of some node; None where all are known.
+    """
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+        self._thread = threading.get_ident()
+        self._last = count()
+        self._inside = False
+        self.launches: list[Launch] = []
+        self.read_by_operators: set[int] = set()
+        self.unknown: str | None = None
+
+    @contextlib.contextmanager
+    def operator(self, func: Any, storages: Iterable[int]) -> Iterator[None]:
+        """Around an operator on tensors with these storages."""
+        if self._inside:  # part of what is counted already
+            yield
+            return
+        self._look("before an operator")
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+        now = self._count()
+        if now > self._last:
+            self.read_by_operators.update(storages)
+            namespace = getattr(func, "namespace", None)
+            if namespace not in PURE_OPERATORS:
+                self._note(f"{func} may keep what it was given in an earlier call")
+        self._last = now
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """In the block, launches of Inductor's kernels for this capture are noted."""
+        if _TUNERS not in sys.modules:  # nothing was compiled, and nothing may be now
+            yield
+            self._look("at the end")
+            return
+        tuner: Any = torch_internals.CachingAutotuner
+        stock = tuner.run
+
+        def run(kernel: Any, *arguments: Any, **keywords: Any) -> Any:
+            if self._elsewhere() or self._inside:
+                return stock(kernel, *arguments, **keywords)
+            self._look("before a kernel")
+            before, result = self._last, stock(kernel, *arguments, **keywords)
+            self._last = self._count()
+            name = str(kernel.fn.__name__)
+            if self._last != before + 1:
+                self._note(f"{name} added {self._last - before} nodes")
+            given = [value for value in [*arguments, *keywords.values()] if isinstance(value, torch.Tensor)]
+            tensors = tuple((tensor.data_ptr(), tensor.untyped_storage().data_ptr()) for tensor in given)
+            self.launches.append(Launch(before, name, tensors))
+            return result
+
+        with replaced_attribute(tuner, "run", run):
+            yield
+            self._look("at the end")
+
+    def _elsewhere(self) -> bool:
+        return threading.get_ident() != self._thread and torch_internals.current_autograd_node() is None
+
+    def _look(self, when: str) -> None:
+        now = self._count()
+        if now != self._last:
+            self._note(f"{now - self._last} nodes came from neither an operator nor Inductor's code, {when}")
+        self._last = now
+
+    def _note(self, reason: str) -> None:
+        self.unknown = self.unknown or reason

@@ -1,0 +1,96 @@
+"""Inputs that a captured step reads where they lie, on a GPU: batches whose addresses differ from call to call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_first_runs_gpu import doubled
+from torch import nn
+
+import optimizations
+
+pytestmark = pytest.mark.gpu
+ROWS, COLUMNS, CLASSES = 64, 32, 8
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+def training(change: Change, *, compiled: bool = True) -> Callable[..., Any]:
+    torch.manual_seed(7)
+    weight = nn.Parameter(torch.randn(COLUMNS, CLASSES, device="cuda") / 8)
+    optimizer = torch.optim.AdamW([weight], lr=0.01, fused=True, capturable=True)
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(x.sin() @ weight, y)
+
+    forward = torch.compile(loss_of) if compiled else loss_of
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = forward(change(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def calls() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """All alive at once, so that no two lie at the same address; the eighth is not aligned."""
+    generator = torch.Generator().manual_seed(11)
+    found = []
+    for index in range(12):
+        x = torch.randn(ROWS, COLUMNS, generator=generator).cuda()
+        if index == 7:
+            x = torch.empty(x.numel() + 1, device="cuda")[1:].view_as(x).copy_(x)
+        found.append((x, torch.randint(CLASSES, (ROWS,), generator=generator).cuda()))
+    assert len({x.data_ptr() for x, _ in found}) == len(found)
+    return found
+
+
+def as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("change", "compiled", "in_place"),
+    [(as_it_is, True, True), (doubled, True, False), (as_it_is, False, False)],
+    ids=["kernels of Inductor", "a kernel of its own", "operators"],
+)
+def test_batches_that_move_are_read_in_place_where_only_named_kernels_read_them(
+    change: Change, compiled: bool, in_place: bool
+) -> None:
+    torch.compiler.reset()
+    eager = training(change, compiled=compiled)
+    expected = [eager(*one) for one in calls()]
+    torch.compiler.reset()
+    step = optimizations.graph_step(training(change, compiled=compiled))
+    found = [step(*one) for one in calls()]
+    report = step.report()
+    assert report.refusals == ()
+    assert all(map(torch.equal, found, expected)), (found, expected)
+    (recording,) = report.recordings
+    assert (recording.tensors_followed > 0) is in_place, recording
+    assert recording.tensors_followed + recording.copied_tensors == 2
+    assert recording.replays >= 12 - 5
+    step.close()
+
+
+def test_a_batch_that_is_overwritten_between_calls_is_read_as_it_is_then() -> None:
+    torch.compiler.reset()
+    eager = training(as_it_is)
+    expected = [eager(*one) for one in calls()]
+    torch.compiler.reset()
+    step = optimizations.graph_step(training(as_it_is))
+    first, second = calls()[0], calls()[1]
+    found = []
+    for index, (x, y) in enumerate(calls()):
+        held = first if index % 2 else second
+        held[0].copy_(x)
+        held[1].copy_(y)
+        found.append(step(*held))
+    assert step.report().replays >= 12 - 5
+    assert all(map(torch.equal, found, expected)), (found, expected)

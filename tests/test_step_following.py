@@ -1,0 +1,371 @@
+"""Inputs that a captured step reads where they lie: by name, and copied where anything is in doubt."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from cuda.bindings import driver as real
+from graphs_on_cpu import CpuDevice
+from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, floats, word
+from torch import nn
+
+from optimizations import torch_internals
+from optimizations.capture import inputs
+from optimizations.capture.copy_nodes import NotCarried, find_copies
+from optimizations.capture.device import host_pointers
+from optimizations.capture.step import outputs
+from optimizations.capture.step.following import plan_of, worth_reading
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.launches import Launch, Launches
+from optimizations.captured.driver import CudaCallFailed
+from optimizations.captured.graph import MemoryRange
+from optimizations.captured.read import read_graph
+
+NOWHERE = threading.local()
+"""What a kernel holds of a device: nothing, so that it runs at once."""
+
+
+def on(device: CpuDevice) -> threading.local:
+    """For a kernel of a step on `device`: in something that no step looks into."""
+    held = threading.local()
+    held.now = device
+    return held
+
+
+ROWS, COLUMNS = 16, 8
+COUNT = ROWS * COLUMNS
+
+
+class Kernel:
+    """Doubles what lies at its first address into its second. `device` captures it as a node with these words."""
+
+    def __init__(self, device: threading.local, name: str) -> None:
+        self._device, self._name = device, name
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __call__(self, source: int, target: int, *others: int) -> list[torch.Tensor]:
+        values = list(floats(source, COUNT))
+        floats(target, COUNT)[:] = [2 * value for value in values]
+        return []
+
+    def launch(self, source: torch.Tensor, target: torch.Tensor, *others: Any) -> None:
+        words = [one.data_ptr() if isinstance(one, torch.Tensor) else one for one in (source, target, *others)]
+        device = getattr(self._device, "now", None)
+        graph = device.capturing_into if device is not None else None
+        if graph is None:
+            self(*words)
+        else:
+            graph.operators.append((self, tuple(words), {}, []))
+
+
+def tuned(kernel: Kernel) -> Any:
+    """As Inductor's generated code launches it: `kernel.run(source, target, stream=...)`."""
+    found: Any = object.__new__(torch_internals.CachingAutotuner)  # type: ignore[call-overload]
+
+    def launcher(*arguments: Any, stream: int) -> None:
+        kernel.launch(*arguments)
+
+    launcher.config = SimpleNamespace(found_by_coordesc=True)  # type: ignore[attr-defined]
+    launcher.store_cubin = False  # type: ignore[attr-defined]
+    found.fn = SimpleNamespace(__name__=str(kernel), arg_names=["in_ptr0", "out_ptr0"])
+    found.launchers, found.inductor_meta, found.triton_interpret = [launcher], {}, False
+    found.dump_launch_params = found.dump_launch_tensors = False
+    return found
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tensors were copied outside of graphs, by copy."""
+    found: list[int] = []
+    stock = inputs.copy_all
+
+    def copy_all(targets: Any, sources: Any) -> None:
+        found.append(len(targets))
+        stock(targets, sources)
+
+    for module in (inputs, outputs):
+        monkeypatch.setattr(module, "copy_all", copy_all)
+    return found
+
+
+AT_THE_RECORDING = [2]
+"""Both placeholders are filled before the capture."""
+
+Use = Callable[[Any, Kernel, torch.Tensor, torch.Tensor], Any]
+"""What a step does with its kernel, launched by Inductor or by itself, an input and memory for a result."""
+
+
+def by_name(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+    run(x, out, stream=0)
+
+
+def training(device: threading.local, use: Use = by_name) -> Callable[..., Any]:
+    torch.manual_seed(7)
+    model = nn.Linear(COLUMNS, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    kernel = Kernel(device, "triton_double")
+    compiled = tuned(kernel)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        out = torch.empty(ROWS, COLUMNS)
+        use(compiled.run, kernel, x, out)
+        loss = nn.functional.cross_entropy(model(out), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def calls(count: int = 9) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(11)
+    return [
+        (torch.randn(ROWS, COLUMNS, generator=generator), torch.randint(4, (ROWS,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def run(use: Use, given: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[GraphedStep, CpuDevice]:
+    """A step on these calls, whose losses are those of eager."""
+    eager, device = training(NOWHERE, use), CpuDevice()
+    expected = [eager(*one) for one in given]
+    step = GraphedStep(training(on(device), use), device=device)
+    found = [step(*one) for one in given]
+    assert all(map(torch.equal, found, expected))
+    report = step.report()
+    assert report.refusals == () and report.replays == len(given) - 3
+    return step, device
+
+
+def followed(step: GraphedStep) -> tuple[int, int]:
+    (recording,) = step.report().recordings
+    return recording.tensors_followed, recording.copied_tensors
+
+
+def test_an_input_that_only_named_kernels_read_is_read_where_it_lies(copied: list[int]) -> None:
+    step, device = run(by_name, calls())
+    assert followed(step) == (1, 1)  # the targets go to an operator, and are copied
+    assert device.set_nodes == 6 and copied == AT_THE_RECORDING
+    (recording,) = step.report().recordings
+    assert recording.copied_bytes == 8 * ROWS
+    ((only,),) = step._recordings.values()
+    assert torch.equal(only.inputs.recording_inputs[0], calls()[3][0])  # nothing was copied there since the recording
+
+
+def test_one_that_is_not_aligned_is_copied_for_that_call(copied: list[int]) -> None:
+    given = calls()
+    shifted = torch.empty(COUNT + 1)[1:].view(ROWS, COLUMNS).copy_(given[6][0])
+    assert shifted.data_ptr() % 16
+    given[6] = shifted, given[6][1]
+    step, _ = run(by_name, given)
+    assert followed(step) == (1, 1)
+    assert copied == [*AT_THE_RECORDING, 1]
+
+
+def test_one_that_lies_in_memory_of_the_graph_is_copied_for_that_call(copied: list[int]) -> None:
+    given, device = calls(), CpuDevice()
+    step = GraphedStep(training(on(device)), device=device)
+    for one in given[:5]:
+        step(*one)
+    ((recording,),) = step._recordings.values()
+    inside = next(one for one in device.graphs[0].made.values() if one.nbytes() == 4 * COUNT)
+    x = torch.tensor([]).set_(inside).view(ROWS, COLUMNS)
+    eager = training(NOWHERE)
+    for one in given[:5]:
+        eager(*one)
+    x.copy_(given[5][0])
+    assert torch.equal(step(x, given[5][1]), eager(*given[5]))
+    assert copied == [*AT_THE_RECORDING, 1]
+    assert recording.replays == 3
+
+
+def and_an_operator(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+    run(x, out, stream=0)
+    out.add_(x)
+
+
+def a_view_to_an_operator(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+    run(x, out, stream=0)
+    out[1:].add_(x[1:])
+
+
+def by_itself(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+    kernel.launch(x, out)
+
+
+def by_name_and_by_itself(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+    run(x, out, stream=0)
+    kernel.launch(x, out)
+
+
+def a_kernel_of_its_own_elsewhere(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+    """It could hold the address of anything, in memory."""
+    kernel.launch(out.clone(), out)
+    run(x, out, stream=0)
+
+
+def an_address_as_a_number(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+    run(x, out, x.data_ptr() + 64, stream=0)
+
+
+def a_part_of_it(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+    run(x, out, stream=0)
+    run(x, out, x[1:], stream=0)
+
+
+def many_kernels(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+    for _ in range(5):
+        run(x, out, stream=0)
+
+
+@torch.library.custom_op("encore_tests::keeps_addresses", mutates_args={"out"})
+def keeps_addresses(out: torch.Tensor) -> None:
+    out.add_(1)
+
+
+def an_operator_of_its_own(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+    """Given something else, but who knows what it was told before."""
+    run(x, out, stream=0)
+    keeps_addresses(out)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        and_an_operator,
+        a_view_to_an_operator,
+        by_itself,
+        by_name_and_by_itself,
+        a_kernel_of_its_own_elsewhere,
+        an_address_as_a_number,
+        a_part_of_it,
+        many_kernels,
+        an_operator_of_its_own,
+    ],
+)
+def test_an_input_of_which_anything_is_in_doubt_is_copied(use: Use) -> None:
+    step, device = run(use, calls())
+    assert followed(step) == (0, 2)
+    assert device.set_nodes == 0
+
+
+def test_an_input_that_several_kernels_read_is_set_in_each() -> None:
+    def use(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> None:
+        run(x, out, stream=0)
+        out.mul_(0.5)
+        other = torch.empty_like(out)
+        run(x, other, stream=0)
+        out.add_(other)
+
+    step, device = run(use, calls())
+    assert followed(step) == (1, 1)
+    assert device.set_nodes == 2 * 6
+
+
+def test_a_node_that_cannot_be_set_makes_the_step_be_recorded_again_with_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, given = CpuDevice(), calls(12)
+    stock = device.pointers
+
+    def pointers(*arguments: Any) -> Any:
+        point, done = stock(*arguments), iter(range(3))
+
+        def failing(addresses: Any) -> int:
+            if next(done, None) is None:
+                raise CudaCallFailed("cuGraphExecKernelNodeSetParams", None, "refused")
+            return point(addresses)
+
+        return failing
+
+    monkeypatch.setattr(device, "pointers", pointers)
+    eager = training(NOWHERE)
+    expected = [eager(*one) for one in given]
+    step = GraphedStep(training(on(device)), device=device)
+    assert all(map(torch.equal, [step(*one) for one in given], expected))
+    report = step.report()
+    assert (report.dropped_recordings, report.replays) == (1, len(given) - 3)
+    assert followed(step) == (0, 2)
+
+
+# What was counted.
+
+
+def test_launches_of_other_threads_and_a_failed_count_are_no_part_of_it() -> None:
+    counts = iter([4, 4, 6, 6, 6])
+    launches = Launches(lambda: next(counts))
+    with launches.operator(torch.ops.aten.mul.Tensor, {77}):
+        pass
+    assert launches.read_by_operators == {77} and launches.unknown is None
+    with launches.operator(torch.ops.aten.view.default, {78}):
+        pass
+    assert launches.read_by_operators == {77}
+
+
+def test_nothing_is_concluded_where_a_node_is_unknown() -> None:
+    launches = Launches(lambda: 0)
+    launches.launches.append(Launch(0, "a", ((64, 64),)))
+    assert worth_reading(launches, {0: 64, 1: 128}) == [0]
+    launches.read_by_operators.add(64)
+    assert worth_reading(launches, {0: 64}) == []
+    launches.read_by_operators.clear()
+    launches.unknown = "a node"
+    assert worth_reading(launches, {0: 64}) == []
+
+
+# The driver's side.
+
+
+@pytest.fixture
+def memory() -> Iterator[Callable[[float], torch.Tensor]]:
+    yield lambda value: torch.full((COUNT,), value, dtype=torch.float32)
+
+
+def test_the_driver_reads_moved_inputs_in_place_and_the_copy_is_off(memory: Callable[[float], torch.Tensor]) -> None:
+    driver = SimulatedDriver()
+    first, second, placeholder, out = memory(1), memory(2), memory(0), memory(0)
+
+    def double(source: bytes, target: bytes) -> None:
+        Kernel(NOWHERE, "")(int.from_bytes(source, "little"), int.from_bytes(target, "little"))
+
+    function = Function("triton_double", (8, 8), double)
+    driver.add_function(function)
+    handle = driver.new_graph()
+    ends = {"source": first.data_ptr(), "destination": placeholder.data_ptr(), "bytes": first.nbytes}
+    copy = driver.add_node(handle, Node("MEMCPY", copy=ends))
+    parameters = [word(placeholder.data_ptr()), word(out.data_ptr())]
+    driver.add_node(handle, Node("KERNEL", function, parameters), after=[copy])
+    graph: Any = SimulatedGraph(driver, handle)
+    graph.instantiate()
+    graph.replay()
+    assert out.tolist() == [2.0] * COUNT
+
+    launches = Launches(lambda: 0)
+    launches.launches.append(Launch(1, "triton_double", ((placeholder.data_ptr(), placeholder.data_ptr()),)))
+    captured = read_graph(driver, real.CUgraph(handle))
+    where = {0: MemoryRange(address=placeholder.data_ptr(), size_bytes=placeholder.nbytes)}
+    plan = plan_of(captured, launches, where, own={0})
+    (planned,) = plan.inputs
+    assert planned.indirect and planned.alignment_bytes == 16
+    assert not plan_of(captured, launches, where, own=()).inputs[0].indirect  # a copy that is not switched off
+
+    (node,) = find_copies(driver, graph, [(first.data_ptr(), placeholder.data_ptr())])
+    node.switch_off()
+    point = host_pointers(driver, graph, captured, plan)
+    ctypes.memset(placeholder.data_ptr(), 0, placeholder.nbytes)
+    assert point({0: second.data_ptr()}) == 8
+    graph.replay()
+    assert out.tolist() == [4.0] * COUNT and not placeholder.any()
+    driver.check_node_memory()
+    driver.failing.add("cuGraphNodeSetEnabled")
+    with pytest.raises(NotCarried, match="cuGraphNodeSetEnabled"):
+        node.switch_off()
