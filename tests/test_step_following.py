@@ -297,6 +297,23 @@ def test_a_node_that_cannot_be_set_makes_the_step_be_recorded_again_with_copies(
     assert followed(step) == (0, 2)
 
 
+@pytest.mark.parametrize("call", ["node_count", "read", "pointers"])
+def test_a_driver_that_does_not_tell_costs_reading_in_place_and_nothing_else(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, given = CpuDevice(), calls()
+
+    def fails(*arguments: Any) -> Any:
+        raise CudaCallFailed("cuGraphGetNodes", None, "refused")
+
+    monkeypatch.setattr(device, call, fails)
+    eager = training(NOWHERE)
+    expected = [eager(*one) for one in given]
+    step = GraphedStep(training(on(device)), device=device)
+    assert all(map(torch.equal, [step(*one) for one in given], expected))
+    assert step.report().refusals == () and followed(step) == (0, 2)
+
+
 # What was counted.
 
 
@@ -353,10 +370,11 @@ def test_the_driver_reads_moved_inputs_in_place_and_the_copy_is_off(memory: Call
     launches.launches.append(Launch(1, "triton_double", ((placeholder.data_ptr(), placeholder.data_ptr()),)))
     captured = read_graph(driver, real.CUgraph(handle))
     where = {0: MemoryRange(address=placeholder.data_ptr(), size_bytes=placeholder.nbytes)}
-    plan = plan_of(captured, launches, where, own={0})
+    assert not plan_of(captured, launches, where).inputs[0].indirect  # a copy that nobody switches off
+    launches.own = range(1)
+    plan = plan_of(captured, launches, where)
     (planned,) = plan.inputs
     assert planned.indirect and planned.alignment_bytes == 16
-    assert not plan_of(captured, launches, where, own=()).inputs[0].indirect  # a copy that is not switched off
 
     (node,) = find_copies(driver, graph, [(first.data_ptr(), placeholder.data_ptr())])
     node.switch_off()

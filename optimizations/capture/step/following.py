@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from optimizations.appliers.registry import APPLIERS
+from optimizations.capture.device import words_of
 from optimizations.capture.step.launches import Launches
 from optimizations.captured.graph import (
     Capture,
@@ -29,7 +30,7 @@ from optimizations.indirection.plan import Available, Choice, Plan, make_plan
 from optimizations.indirection.pointers import Analysis, ReasonCode
 
 MOST_NODES = 4
-"""An input that more kernels read is copied: setting a node takes the host about as long as one copy takes the GPU."""
+"""An input that more kernels read is copied: each takes a call of the driver when it moved, and a copy takes one."""
 
 
 def worth_reading(launches: Launches, storages: Mapping[int, int]) -> list[int]:
@@ -40,14 +41,13 @@ def worth_reading(launches: Launches, storages: Mapping[int, int]) -> list[int]:
     return [index for index, place in storages.items() if place in named - launches.read_by_operators]
 
 
-def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, MemoryRange], own: Collection[int]) -> Plan:
+def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, MemoryRange]) -> Plan:
     """What the host sets when these inputs move. Note [By name].
 
     Args:
         graph: the captured graph.
         launches: what put its nodes there.
         memory: by input, its placeholder, for inputs that nothing but launches was given.
-        own: nodes that copy inputs to their placeholders.
     """
     by_address = {place.address: index for index, place in memory.items()}
     passed = [
@@ -63,7 +63,7 @@ def plan_of(graph: CapturedGraph, launches: Launches, memory: Mapping[int, Memor
     analysis = find_named_uses(
         Capture(graph=graph, placeholders=placeholders), passed, set(memory), set(triton), "an operator reads it"
     )
-    analysis = _without_others(analysis, graph, memory, own)
+    analysis = _without_others(analysis, graph, memory, launches.own)
     many = {
         verdict.input: f"{len({use.node for use in verdict.uses})} kernels read it"
         for verdict in analysis.verdicts

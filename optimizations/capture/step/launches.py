@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.captured.driver import CudaCallFailed
 from optimizations.recording.generated import PURE_OPERATORS
 from optimizations.torch_internals import replaced_attribute
 
@@ -44,19 +45,39 @@ class Launches:
         count: how many nodes the graph has that is being captured.
 
     Attributes:
+        own: the nodes that copy inputs to their placeholders.
         launches: in order.
         read_by_operators: storages of tensors that operators were given which added nodes.
         unknown: why nothing is known of some node; None where all are known.
     """
 
     def __init__(self, count: Callable[[], int]) -> None:
-        self._count = count
+        self._ask = count
         self._thread = threading.get_ident()
-        self._last = count()
         self._inside = False
+        self._last = 0
+        self.own = range(0)
         self.launches: list[Launch] = []
         self.read_by_operators: set[int] = set()
         self.unknown: str | None = None
+        self._last = self._count()
+
+    def _count(self) -> int:
+        """The nodes there are; where that cannot be told, nothing is known, and the capture goes on."""
+        if self.unknown is not None:
+            return self._last
+        try:
+            return self._ask()
+        except CudaCallFailed as error:
+            self._note(str(error))
+            return self._last
+
+    @contextlib.contextmanager
+    def copying(self) -> Iterator[None]:
+        """The nodes that come in the block are the library's own copies of inputs."""
+        yield
+        now = self._count()
+        self.own, self._last = range(self._last, now), now
 
     @contextlib.contextmanager
     def operator(self, func: Any, storages: Iterable[int]) -> Iterator[None]:

@@ -32,6 +32,7 @@ from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
 from optimizations.capture.step.written_memory import WrittenMemory
 from optimizations.captured.displaced import memory_of
+from optimizations.captured.driver import CudaCallFailed
 from optimizations.replay.addresses import TrackedInput
 from optimizations.report.steps import RecordedStep, Refusal
 
@@ -151,10 +152,9 @@ def capture(
     with rates.as_tensors(), _no_casts_of_the_graph_kept(observer, progress):
         snapshot = call.state.snapshot()
         with device.capturing(graph, pool, progress.generators):
-            first_own = device.node_count()
-            inputs.capture_copies(to_carry)
-            own = range(first_own, device.node_count())
             observer.launches = launches = Launches(device.node_count)
+            with launches.copying():
+                inputs.capture_copies(to_carry)
             versions = {
                 id(tensor): tensor._version
                 for tensor in [*call.state.tensors.values(), *placeholders]
@@ -215,7 +215,7 @@ def capture(
         {id(tensor): node for (tensor, _), node in zip(carried, nodes[len(to_carry) :], strict=True)},
     )
     if carry:
-        _follow(device, graph, pool, inputs, launches, set(written), own)
+        _follow(device, graph, pool, inputs, launches, set(written))
     outputs.prepare()  # what the driver does not take shows here, while the capture can be thrown away
     return Recording(
         graph=graph,
@@ -251,7 +251,6 @@ def _follow(
     inputs: CopiedInputs,
     launches: Launches,
     written: Collection[int],
-    own: Collection[int],
 ) -> None:
     """Let the graph read inputs where they lie in each call, those of which it is known how. Note [By name] there.
 
@@ -262,15 +261,19 @@ def _follow(
     found = worth_reading(launches, {index: storage(one) for index, one in placeholders.items()})
     if not found:
         return
-    captured = device.read(graph)
-    plan = plan_of(captured, launches, {index: memory_of(placeholders[index]) for index in found}, own)
+    try:
+        captured = device.read(graph)
+        plan = plan_of(captured, launches, {index: memory_of(placeholders[index]) for index in found})
+        pointers = HostPointers(device.pointers(graph, captured, plan))
+    except CudaCallFailed:
+        return  # all are copied
     tracked = [
         TrackedInput(one.input, one.alignment_bytes, placeholders[one.input].data_ptr())
         for one in plan.inputs
         if one.indirect
     ]
     if tracked:
-        inputs.follow(tracked, HostPointers(device.pointers(graph, captured, plan)), device.pool_ranges(pool))
+        inputs.follow(tracked, pointers, device.pool_ranges(pool))
 
 
 def is_programs_own(error: Exception) -> bool:
