@@ -81,7 +81,6 @@ class Workload:
         float32_on_cpu: on a CPU the program is float32 instead, because operators of its dtype are missing there.
         builds_on_device: the builder makes the module where it will run, instead of its being moved there afterwards:
             it takes the device as a third argument, and no default device is set around it.
-        cudnn_benchmark: whether the published runner lets cuDNN measure its convolution algorithms.
         sharding: how it is split over several GPUs; None: it is not.
         tp: over how many GPUs this very row is split (see `sharded`); None: it is not such a row.
         kept: see `Sharding`.
@@ -105,7 +104,6 @@ class Workload:
     optimizer: Literal["sgd", "adam"] | None = None
     float32_on_cpu: bool = False
     builds_on_device: bool = False
-    cudnn_benchmark: bool = False
     sharding: Sharding | None = None
     tp: int | None = None
     kept: Callable[[Any], Any] | None = None

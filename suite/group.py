@@ -343,7 +343,7 @@ class GroupSession:
             if member.prepared is not None:
                 own = member.prepared.correctness or self._first[member.mode.name]
                 member.correctness = compare_bitwise(member.mode, own, self._known)
-                member.failure = bitwise_failure(member.mode, member.correctness, self.workload)
+                member.failure = bitwise_failure(member.mode, member.correctness)
 
     def _converse(self, commands: Mapping[Member, Sequence[Command]]) -> None:
         """Gives each member its command (one for each rank), all at the same time, and keeps what it answers."""
@@ -467,12 +467,9 @@ def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[C
     return own.model_copy(update={"bitwise_with": compared, "bitwise": False if agreed else None})
 
 
-def bitwise_failure(mode: Mode, correctness: Correctness, workload: Workload) -> Failed | None:
-    """The failure of a mode that must equal another one bit for bit and does not.
-
-    Where cuDNN measures its algorithms, each process may pick others, and other bits are no finding.
-    """
-    if not mode.bitwise_with or correctness.bitwise is not False or workload.cudnn_benchmark:
+def bitwise_failure(mode: Mode, correctness: Correctness) -> Failed | None:
+    """The failure of a mode that must equal another one bit for bit and does not."""
+    if not mode.bitwise_with or correctness.bitwise is not False:
         return None
     return Failed(
         status=Status.FAIL_ACCURACY,

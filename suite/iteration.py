@@ -18,7 +18,7 @@ import torch
 
 from models.instance import Instance
 from models.parts import CompiledInParts
-from models.registry import Inputs, Workload
+from models.registry import Inputs
 from suite.modes import Mode
 from suite.settings import MATMUL_PRECISION
 
@@ -84,10 +84,14 @@ def iteration(
     return train if instance.workload.task == "training" else infer
 
 
-def set_numerics(workload: Workload) -> None:
-    """The published runner's settings, for all modes alike: TF32 in float32 matmuls, and cuDNN's benchmark."""
+def set_numerics() -> None:
+    """The published runner's settings, for all modes alike: TF32 in float32 matmuls.
+
+    Unlike there, cuDNN never measures its algorithms (AlexNet, DenseNet): each process would pick its own, nothing
+    could be kept for the next one, and modes would be compared by what they drew.
+    """
     torch.set_float32_matmul_precision(MATMUL_PRECISION)
-    torch.backends.cudnn.benchmark = workload.cudnn_benchmark
+    torch.backends.cudnn.benchmark = False
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ from suite.measure.gpu_state import gpu_reader
 from suite.measure.graphs import GraphLog, recorded_graphs
 from suite.measure.memory import Peak, peak, reserved_bytes, restart_peak
 from suite.measure.profiling import kernels_of, profile_iterations
-from suite.measure.results import Results, State, run_checked
+from suite.measure.results import Results, State, digest_of_run, run_checked
 from suite.measure.timing import iteration_us, measure_block, require_distinct_addresses, timer_for
 from suite.memory_need import require_memory
 from suite.metrics import PreparedCell, metrics
@@ -124,15 +124,14 @@ class LiveCell:
             Inaccurate: the results differ from eager's by more than their precision explains.
         """
         compile_times = self._compile_and_warm_up(conditions)
-        compiled = self._results(self._iterate)
         correctness = None
-        if self._ranks.any([results.digest() for results in compiled] != self._spec.known_digests):
+        known = self._spec.known_digests
+        if self._ranks.any(known is None or self._digests() != known):
             if self._eager is None:
                 self._run_reference()
                 if self._trial_verdict is not None:  # the trial has thrown away what was compiled
                     self._compile_and_warm_up(CompileConditions.WARM, again=True)
-                    compiled = self._results(self._iterate)
-            correctness = self._check(compiled)
+            correctness = self._check(self._results(self._iterate))
         self._eager = self._trial_verdict = self._set_aside = None
         self._states.clear()
         self._take_optimizer_in()
@@ -208,7 +207,7 @@ class LiveCell:
         if spec.device == "cuda" and spec.known_digests is None:  # a later process fits where the first one did
             total = torch.cuda.get_device_properties(spec.device).total_memory
             require_memory(workload, variant=spec.variant, size=spec.size, input_sets=spec.input_sets, available=total)
-        set_numerics(workload)
+        set_numerics()
         self._ranks = join(spec)
         self._instance: Instance = instantiate(
             workload, variant=spec.variant, size=spec.size, device=spec.device, seed=spec.seed
@@ -246,6 +245,13 @@ class LiveCell:
     def _results(self, iterate: Iterate) -> list[Results]:
         """Results on each checked input."""
         return _results_of(self._instance, iterate, self._checked, self._states, self._spec.seed)
+
+    def _digests(self) -> list[str]:
+        """Of the results of the compiled iteration on each checked input."""
+        return [
+            digest_of_run(self._instance, self._iterate, inputs, state, self._spec.seed)
+            for inputs, state in zip(self._checked, self._states, strict=True)
+        ]
 
     def _verdict(self, compiled: list[Results], eager: list[Results]) -> Agreement:
         with self._whole() as (whole, states):
@@ -299,10 +305,17 @@ class LiveCell:
             verdict = self._verdict(compiled, eager)
             if verdict.undecided:
                 verdict = self._widened(verdict)
-        torch.compiler.reset()
+        self._forget_compiled()
         if not verdict.passed:
             raise Inaccurate(self._correctness(verdict, [], deterministic=False))
         return verdict
+
+    def _forget_compiled(self) -> None:
+        """Nothing of what was compiled is left: no graph that would wait for calls, or take memory."""
+        torch.compiler.reset()
+        if self._mode.is_encores:
+            optimizations.reset()
+        gc.collect()
 
     def _widened(self, verdict: Agreement) -> Agreement:
         """The verdict on a mode that its own dtype does not decide. All that was compiled is forgotten.
@@ -320,7 +333,7 @@ class LiveCell:
             uses_cuda_graphs=self._mode.uses_cuda_graphs,
             calls=CALLS_TO_REPLAY,
         )
-        torch.compiler.reset()
+        self._forget_compiled()
         return replace(verdict, passed=verdict.passed and wide.passed, widened_error=wide.max_relative_error)
 
     def _compile_and_warm_up(self, conditions: CompileConditions, *, again: bool = False) -> CompileTimes:
@@ -381,7 +394,7 @@ class LiveCell:
             verdict = self._widened(verdict)
             if not isinstance(self._ranks, RankGroup):
                 self._compile_and_warm_up(CompileConditions.WARM, again=True)
-        deterministic = digests == [results.digest() for results in self._results(self._iterate)]
+        deterministic = digests == self._digests()
         correctness = self._correctness(verdict, digests, deterministic=deterministic)
         if isinstance(self._ranks, RankGroup):
             correctness = self._across_ranks(correctness, compiled)

@@ -292,6 +292,18 @@ def test_warm_up_takes_the_iterations_asked_for(cell, monkeypatch):
     assert len(calls) == 11
 
 
+def test_nothing_of_the_trial_is_left_to_wait_for_calls(cell, monkeypatch):
+    """A graph that is not called any more never settles, and each cell waited 20 s for it."""
+    forgotten = []
+    monkeypatch.setattr(suite.live_cell.optimizations, "reset", lambda: forgotten.append(len(calls)))
+    calls = []
+    replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
+    live = cell(lambda: Mlp(0.5), "encore", task="training", stochastic=True)
+    live.build()
+    assert forgotten == [len(calls)], "after the trial's last call"
+    assert calls
+
+
 def test_the_trial_of_a_stochastic_workload_judges_replays_and_not_the_first_calls(cell, monkeypatch):
     """As when a CUDA graph is replayed wrongly: the first call is warm-up, the second the recording."""
     calls = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from suite.measure.kernels import count_kernels, difference, kernel_key
+from suite.measure.kernels import Difference, count_kernels, difference, kernel_key
 
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_kernel__5x_cublas"
 COPY = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>"
@@ -54,6 +54,15 @@ def test_copies_into_placeholders_and_encores_own_kernel_are_no_other_kernels() 
     ours = kernels((GEMM, 8, 384))
     theirs = kernels((GEMM, 8, 384), (COPY, 9, 128), ("encore_prelude", 1, 32))
     assert difference(ours, theirs) == difference(theirs, ours) == difference(ours, ours)
+
+
+def test_memory_that_a_graph_sets_by_a_kernel_is_no_other_kernel() -> None:
+    """Outside of a graph the driver sets it without one. Rows from before have such kernels without a mark."""
+    computing = ("triton_poi_fused_add_0", 8, 128)
+    theirs = kernels(computing, ("memset32", 144, 512))
+    assert difference(kernels(computing), theirs) == Difference((), ())
+    assert difference(kernels(computing), {**kernels(computing), "memset32 144x1x1 512x1x1": 1}) == Difference((), ())
+    assert difference(kernels(computing), {"triton_memset 8x1x1 128x1x1": 1}).generated
 
 
 def test_a_generated_kernel_that_copies_and_computes_counts() -> None:

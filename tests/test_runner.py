@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from fixtures.synthetic_results import environment
 from rich.console import Console
 
 import suite.group
-from models.registry import Workload, find
+from models.registry import Workload
 from suite import store
 from suite.group import bitwise_failure, compare_bitwise
 from suite.interrupt import Interrupted, interruptible
@@ -311,10 +310,6 @@ def test_a_mode_whose_bits_differ_fails_before_it_is_timed(bench: Bench) -> None
     assert bench.cells()["graph"].status is Status.PASS
 
 
-PICKS_ONCE = find("EOS")
-"""A workload whose kernels are the same in every process."""
-
-
 def correctness(digests: Sequence[str], deterministic: bool = True) -> Correctness:
     from fixtures.fake_worker import prepared
 
@@ -330,14 +325,13 @@ def test_bits_are_compared_for_information_where_the_mode_does_not_promise_them(
     mode = MODES["graph-unpartitioned"]
     compared = compare_bitwise(mode, correctness(["a", "b"]), {"graph": [correctness(["a", "c"])]})
     assert (compared.bitwise_with, compared.bitwise) == ("graph", False)
-    assert bitwise_failure(mode, compared, PICKS_ONCE) is None
+    assert bitwise_failure(mode, compared) is None
 
 
-def test_other_bits_are_no_failure_where_each_process_picks_its_algorithms() -> None:
+def test_other_bits_are_a_failure_where_the_mode_promises_them() -> None:
     strict = Mode("strict", "must equal graph", baselines=("compile",), bitwise_with=("graph",))
     compared = compare_bitwise(strict, correctness(["a", "b"]), {"graph": [correctness(["a", "c"])]})
-    assert bitwise_failure(strict, compared, PICKS_ONCE) is not None
-    assert bitwise_failure(strict, compared, replace(PICKS_ONCE, cudnn_benchmark=True)) is None
+    assert bitwise_failure(strict, compared) is not None
 
 
 @pytest.mark.parametrize("known", [{}, {"graph": [correctness(["a", "c"], deterministic=False)]}])
@@ -345,7 +339,7 @@ def test_no_verdict_on_bits_without_a_deterministic_reference(known: Mapping[str
     strict = Mode("strict", "must equal graph", baselines=("compile",), bitwise_with=("graph",))
     compared = compare_bitwise(strict, correctness(["a", "b"]), known)
     assert (compared.bitwise_with, compared.bitwise) == ("graph", None)
-    assert bitwise_failure(strict, compared, PICKS_ONCE) is None
+    assert bitwise_failure(strict, compared) is None
 
 
 @pytest.mark.parametrize(
@@ -365,7 +359,7 @@ def test_the_bits_of_one_of_several_modes_are_enough(
     known = {"graph": [correctness(graph)], "graph-unpartitioned": [correctness(other)]}
     compared = compare_bitwise(strict, correctness(["a", "b"]), known)
     assert (compared.bitwise_with, compared.bitwise) == expected
-    failure = bitwise_failure(strict, compared, PICKS_ONCE)
+    failure = bitwise_failure(strict, compared)
     assert (failure is None) == (expected[1] is not False)
     if failure is not None:
         assert "graph or graph-unpartitioned or compile" in failure.error

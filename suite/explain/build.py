@@ -45,7 +45,7 @@ def build_workload(workload: Workload, *, variant: str | None, size: Size) -> Pr
         ValueError: the workload has no such variant.
     """
     mode = KnownValuesMode()
-    set_numerics(workload)
+    set_numerics()
     # TorchBench draws inputs while it builds, and its data loaders read random numbers on the host.
     known = mode.random_values() if workload.builds_on_device else contextlib.nullcontext()
     with mode, replaced_on_move(), named_gpu(), known:

@@ -19,8 +19,9 @@ SHOWN_CHARACTERS = 60
 
 _TRITON = "triton_"
 _NUMBER = re.compile(r"_\d+$")
-_MOVES_ONLY = re.compile(r"copy|fill|encore_prelude", re.IGNORECASE)
-"""Kernels that nobody tunes and that modes may have more or fewer of: copies into placeholders, and Encore's own."""
+_MOVES_ONLY = re.compile(r"copy|fill|memset|encore_prelude", re.IGNORECASE)
+"""Kernels that nobody tunes and that modes may have more or fewer of: copies into placeholders, Encore's own, and those
+by which a CUDA graph sets memory, which is no kernel outside of a graph."""
 
 _MOVER = "mover:"
 """What the keys of these begin with."""
@@ -64,13 +65,16 @@ def count_kernels(keys: Iterable[str], iterations: int) -> dict[str, int] | None
 
 def difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Difference:
     """Compares two results of `count_kernels`."""
-    mine, yours = (
-        Counter({key: n for key, n in side.items() if not key.startswith(_MOVER)}) for side in (ours, theirs)
-    )
+    mine, yours = (Counter({key: n for key, n in side.items() if not _only_moves(key)}) for side in (ours, theirs))
     unlike = {*(mine - yours), *(yours - mine)}
     shared = {_name(key) for key in mine} & {_name(key) for key in yours}
     generated = {key for key in unlike if key.startswith(_TRITON) and _name(key) not in shared}
     return Difference(tuple(sorted(unlike - generated)), tuple(sorted(generated)))
+
+
+def _only_moves(key: str) -> bool:
+    """Rows written before a kind of kernel was known to move only have it without the mark."""
+    return key.startswith(_MOVER) or (not key.startswith(_TRITON) and bool(_MOVES_ONLY.search(_name(key))))
 
 
 def _name(key: str) -> str:

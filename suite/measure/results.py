@@ -17,29 +17,25 @@ from models.instance import Instance
 from models.registry import Inputs
 from optimizations import torch_internals
 from suite.iteration import Iterate, seed_all
+from suite.measure.fingerprint import fingerprint
 
 GRADIENT = "gradient "
-
-CHUNK_BYTES = 2**26
-"""Bytes compared at once with a saved state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
     """Tensors on the CPU by name: "output['logits']", "loss", "gradient fc.weight", "buffer bn.running_mean",
     "input [0]". Buffers and inputs are there only if the iteration changed them. `uncompared` are outputs that the
-    workload leaves out of the comparison with eager; they count for the digest."""
+    workload leaves out of the comparison with eager; they count for the digest. `bits` are the fingerprints of all,
+    where they were taken already."""
 
     tensors: Mapping[str, torch.Tensor]
     uncompared: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    bits: Mapping[str, str] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """SHA-256 over names, dtypes, shapes and bytes."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted({**self.uncompared, **self.tensors}.items()):
-            digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-            digest.update(_bytes_of(tensor).numpy().data)
-        return digest.hexdigest()
+        """SHA-256 over names, dtypes, shapes and fingerprints of the bytes."""
+        return _digest(self.bits or {name: _bits(one) for name, one in {**self.uncompared, **self.tensors}.items()})
 
 
 class State:
@@ -53,10 +49,11 @@ class State:
         live |= {f"input {name}": tensor for name, tensor in named_tensors([*inputs.args, dict(inputs.kwargs)])}
         self._live = live
         self._saved = {name: _to_host(tensor) for name, tensor in live.items()}
+        self._bits = {name: _bits(tensor) for name, tensor in live.items()}
 
     def changed(self) -> dict[str, torch.Tensor]:
-        """Copies of the tensors whose bits are no longer the saved ones."""
-        return {name: _to_host(self._live[name]) for name in self._changed_names()}
+        """The tensors whose bits are no longer the saved ones, themselves."""
+        return {name: self._live[name] for name in self._changed_names()}
 
     def restore(self) -> None:
         """Give the changed tensors their saved values back, at their addresses."""
@@ -69,32 +66,58 @@ class State:
         return self._saved.get(name)
 
     def _changed_names(self) -> list[str]:
-        return [name for name, tensor in self._live.items() if not _same_bits(tensor, self._saved[name])]
+        return [name for name, tensor in self._live.items() if _bits(tensor) != self._bits[name]]
 
 
 def run_checked(instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int) -> Results:
     """Results of one iteration from the saved state and `seed`; state and gradients are cleared up afterwards."""
+    tensors: dict[str, torch.Tensor] = {}
+    uncompared: dict[str, torch.Tensor] = {}
+    bits: dict[str, str] = {}
+    for name, tensor, compared in _computed(instance, iterate, inputs, state, seed):
+        bits[name] = _bits(tensor)
+        (tensors if compared else uncompared)[name] = _to_host(tensor)
+    return Results(tensors, uncompared, bits)
+
+
+def digest_of_run(instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int) -> str:
+    """`run_checked(...).digest()`, with nothing copied to the host."""
+    return _digest({name: _bits(tensor) for name, tensor, _ in _computed(instance, iterate, inputs, state, seed)})
+
+
+def _computed(
+    instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int
+) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Name, tensor as it is, and whether it is compared with eager, of all that one iteration computes."""
     state.restore()
     _drop_gradients(instance.module)
     seed_all(seed)
     outcome = iterate(inputs)
     kept = instance.workload.kept
     output = outcome.output if kept is None else kept(outcome.output)
-    tensors = {f"output{name}": _to_host(tensor) for name, tensor in named_tensors(output)}
-    uncompared: dict[str, torch.Tensor] = {}
-    if instance.workload.compared is not None:
-        uncompared = {f"uncompared {name}": tensor for name, tensor in tensors.items()}
-        compared = named_tensors(instance.workload.compared(output))
-        tensors = {f"output{name}": _to_host(tensor) for name, tensor in compared}
+    compared = instance.workload.compared
+    for name, tensor in named_tensors(output):
+        yield (f"output{name}", tensor, True) if compared is None else (f"uncompared output{name}", tensor, False)
+    if compared is not None:
+        for name, tensor in named_tensors(compared(output)):
+            yield f"output{name}", tensor, True
     if outcome.loss is not None:
-        tensors["loss"] = _to_host(outcome.loss)
+        yield "loss", outcome.loss, True
     for name, parameter in instance.module.named_parameters():
         if parameter.grad is not None:
-            tensors[GRADIENT + name] = _to_host(parameter.grad)
-    tensors |= state.changed()
+            yield GRADIENT + name, parameter.grad, True
+    for name, tensor in state.changed().items():
+        yield name, tensor, True
     _drop_gradients(instance.module)
     state.restore()
-    return Results(tensors, uncompared)
+
+
+def _digest(bits: Mapping[str, str]) -> str:
+    return hashlib.sha256("\0".join(f"{name}\0{each}" for name, each in sorted(bits.items())).encode()).hexdigest()
+
+
+def _bits(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)} {fingerprint(tensor)}"
 
 
 def named_tensors(value: Any, *, numbers: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
@@ -124,17 +147,6 @@ def _walk(value: Any, path: str, seen: set[int], numbers: bool) -> Iterator[tupl
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that shares no memory with `tensor`, contiguous, on the CPU."""
     return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _same_bits(live: torch.Tensor, saved: torch.Tensor) -> bool:
-    """Whether a tensor on any device has the bits of one on the CPU; a part at a time, to take little device memory."""
-    parts = zip(_bytes_of(live).split(CHUNK_BYTES), _bytes_of(saved).split(CHUNK_BYTES), strict=True)
-    return all(torch.equal(part, saved_part.to(part.device)) for part, saved_part in parts)
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes as a 1-dim uint8 tensor on its device."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _drop_gradients(module: torch.nn.Module) -> None:

@@ -5,11 +5,10 @@ No host program that launches these graphs can be faster than launching them one
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from statistics import median
-from typing import Any
 
 from suite.metrics import Metric, PreparedCell
 
@@ -17,49 +16,32 @@ SAMPLES = 100
 
 
 def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
-    """Medians of `SAMPLES` iterations on the same inputs, and of as many replays of their graphs, each waited for."""
+    """Medians of `SAMPLES` iterations on the same inputs, and of as many of their graphs, each waited for.
+
+    All are taken on one core, the same for every mode.
+    """
     import torch
+
+    from suite.measure.launches import graphs_us
+    from suite.measure.timing import bound_to
 
     if cell.device.type != "cuda" or not cell.mode.uses_cuda_graphs:
         return {}
-    wait = _waiting_for(cell.device)
-    cell.iterate(0)
-    with replayed(torch.cuda.CUDAGraph) as graphs:
+
+    def iterate() -> None:
         cell.iterate(0)
-    if not graphs:
-        return {}
-    whole = _sampled(lambda: cell.iterate(0), wait)
 
-    def launch() -> None:
-        for graph in graphs:
-            graph.replay()
+    def wait() -> None:
+        torch.cuda.synchronize(cell.device)
 
-    # The graphs read what the last iteration left: its inputs, which the cell keeps.
-    floor = _sampled(launch, wait)
+    with bound_to(min(os.sched_getaffinity(0))):
+        iterate()
+        graphs = graphs_us(iterate, wait, SAMPLES)
+        if not graphs:
+            return {}
+        whole = _sampled(iterate, wait)
+    floor = median(graphs)
     return {"floor_us": floor, "whole_us": whole, "over_floor_ratio": whole / floor}
-
-
-@contextmanager
-def replayed(kind: Any) -> Iterator[list[Any]]:
-    """The graphs of this class that are launched inside the block, in order."""
-    found: list[Any] = []
-    replay = kind.replay
-
-    def noted(graph: Any) -> None:
-        found.append(graph)
-        replay(graph)
-
-    kind.replay = noted
-    try:
-        yield found
-    finally:
-        kind.replay = replay
-
-
-def _waiting_for(device: Any) -> Callable[[], None]:
-    import torch
-
-    return lambda: torch.cuda.synchronize(device)
 
 
 def _sampled(run: Callable[[], object], wait: Callable[[], None]) -> float:

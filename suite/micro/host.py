@@ -30,6 +30,7 @@ from models.registry import Size
 from optimizations import torch_internals
 from suite.errors import WrongUse
 from suite.iteration import callable_for, iteration, set_numerics
+from suite.measure.launches import graphs_us
 from suite.modes import Mode
 from suite.schema import Environment, Record
 
@@ -259,7 +260,6 @@ class _Program:
     module: nn.Module
     iterate: Callable[[Callable[..., Any]], Callable[[int], Any]]
     """Makes, of what is called in the module's place, an iteration by its number."""
-    trained: bool
 
 
 def measure(case: Case) -> HostCost:
@@ -267,7 +267,6 @@ def measure(case: Case) -> HostCost:
     program = _program(case)
     synchronize = torch.cuda.synchronize if case.device == "cuda" else lambda: None
     _forget()
-    others = set(map(id, _recorded()))
     step = program.iterate(callable_for(_with_options(case), program.module))
     _settle(step, synchronize)
     before = _Ways.now()
@@ -275,7 +274,7 @@ def measure(case: Case) -> HostCost:
     ways = _Ways.now().since(before)
     with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
         without_guards, _ = _sample(step, case.calls // 2, case.now_ns, synchronize)
-    floor = [] if program.trained else _floor(others, case.calls, synchronize)
+    floor = graphs_us(functools.partial(step, 0), synchronize, case.calls) if case.device == "cuda" else []
     del step
     _forget()
     layers = _layers(case, program, synchronize)
@@ -342,9 +341,9 @@ def _program(case: Case) -> _Program:
 
             return step
 
-        return _Program(module, synthetic_iteration, trained=False)
+        return _Program(module, synthetic_iteration)
     workload = registry.find(case.program)
-    set_numerics(workload)
+    set_numerics()
     instance = instantiate(workload, device=case.device, size=case.size, seed=SEED)
     inputs = [instance.inputs(index) for index in range(INPUT_SETS)]
 
@@ -352,7 +351,7 @@ def _program(case: Case) -> _Program:
         run = iteration(instance, call, uses_cuda_graphs=case.mode.uses_cuda_graphs)
         return lambda index: run(inputs[index % INPUT_SETS])
 
-    return _Program(instance.module, workload_iteration, trained=workload.task == "training")
+    return _Program(instance.module, workload_iteration)
 
 
 def _settle(step: Callable[[int], Any], synchronize: Callable[[], Any]) -> None:
@@ -456,27 +455,6 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(this, *arguments, **keywords)
 
     return method
-
-
-def _recorded() -> list[Any]:
-    """All recordings of CUDAGraph Trees, stock's and Encore's."""
-    kind = torch_internals.cudagraph_trees.CUDAGraphNode
-    found = [one for one in gc.get_objects() if issubclass(type(one), kind) and one.graph is not None]
-    # One that Encore replaced by another has given its memory back.
-    return [one for one in found if getattr(one, "session", True) is not None]
-
-
-def _floor(others: set[int], calls: int, synchronize: Callable[[], Any]) -> list[float]:
-    recorded = [node for node in _recorded() if id(node) not in others]
-    floor: list[float] = []
-    for _ in range(calls if recorded else 0):
-        synchronize()
-        start = time.perf_counter_ns()
-        for node in recorded:
-            node.graph.replay()
-        synchronize()
-        floor.append((time.perf_counter_ns() - start) / 1e3)
-    return floor
 
 
 def _forget() -> None:

@@ -134,7 +134,7 @@ def measure(name: str, *, with_optimizer: bool, size: Size, samples: int) -> Ite
 
 def _make(name: str, way: str, with_optimizer: bool, size: Size) -> Made:
     workload = registry.find(name)
-    set_numerics(workload)
+    set_numerics()
     instance = instantiate(workload, size=size, device="cuda", seed=SEED)
     sets = [instance.inputs(index) for index in range(INPUT_SETS)]
     optimizer = instance.optimizer() if with_optimizer else None

@@ -149,7 +149,7 @@ def test_a_workload_replays_bit_for_bit_as_stock_does(
     same twice, how far it is from itself.
     """
     workload = find(acronym)
-    set_numerics(workload)
+    set_numerics()
 
     def fresh() -> tuple[Instance, list[Inputs], list[State]]:
         instance = instantiate(workload, size="tiny", device="cuda", seed=SEED)
@@ -206,7 +206,7 @@ def test_a_workload_replays_bit_for_bit_as_stock_does(
 def test_replays_of_large_inputs_take_no_more_memory_than_stocks(acronym: str) -> None:
     """In the published size: 3.2 GB and 77 MB of inputs."""
     workload = find(acronym)
-    set_numerics(workload)
+    set_numerics()
     instance = instantiate(workload, device="cuda", seed=SEED)
     sets = [instance.inputs(index) for index in range(2)]
 

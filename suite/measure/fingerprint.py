@@ -1,0 +1,46 @@
+"""A number that stands for the bits of a tensor, computed where the tensor is.
+
+Copying gigabytes from a GPU to hash them on the host takes longer than the iteration that made them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+CHUNK_WORDS = 2**20
+"""Words of 8 bytes that are looked at once: what is computed of them takes little of the device's memory."""
+
+_GOLDEN, _MIX1, _MIX2, _MIX3 = (
+    value - 2**64 if value >= 2**63 else value
+    for value in (0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 0x2545F4914F6CDD1D)
+)
+"""Odd constants of common 64-bit mixers (SplitMix64, MurmurHash3, xorshift64*), as signed numbers."""
+
+
+def fingerprint(tensor: torch.Tensor) -> str:
+    """128 bits as 32 hexadecimal digits; the same for the same bytes on every device.
+
+    Each word of 8 bytes is mixed with its place and summed up modulo 2**64, in two ways. Other bytes have another
+    fingerprint but for a chance of about 2**-64; nobody is assumed to look for a collision. Shape and dtype do not
+    count.
+    """
+    data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    first, second = data.numel(), 0
+    for start in range(0, data.numel(), 8 * CHUNK_WORDS):
+        part = data[start : start + 8 * CHUNK_WORDS]
+        if rest := part.numel() % 8:
+            part = torch.nn.functional.pad(part, (0, 8 - rest))
+        if part.storage_offset() % 8 or part.data_ptr() % 8:
+            part = part.clone()
+        place = torch.arange(start // 8 + 1, start // 8 + 1 + part.numel() // 8, device=data.device)
+        word = _mixed(part.view(torch.int64) ^ (place * _GOLDEN))
+        one, two = torch.stack((word.sum(), ((word ^ (word >> 17)) * (2 * place + _MIX3)).sum())).tolist()
+        first, second = (first + one) % 2**64, (second + two) % 2**64
+    return f"{first:016x}{second:016x}"
+
+
+def _mixed(word: torch.Tensor) -> torch.Tensor:
+    """Each bit of the result depends on each of the word; shifts bring sign bits along, which does no harm."""
+    word = (word ^ (word >> 33)) * _MIX1
+    word = (word ^ (word >> 29)) * _MIX2
+    return word ^ (word >> 32)

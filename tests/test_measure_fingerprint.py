@@ -1,0 +1,88 @@
+"""The fingerprint of a tensor's bits: equal for equal bytes, other for whatever a wrong program may make of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from suite.measure import fingerprint as module
+from suite.measure.fingerprint import fingerprint
+
+
+def values(dtype: torch.dtype, count: int = 4099) -> torch.Tensor:
+    made = torch.randn(count, generator=torch.Generator().manual_seed(3)) * 50
+    return made > 0 if dtype is torch.bool else made.to(dtype)
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64, torch.float8_e4m3fn], ids=str)
+def test_it_is_that_of_the_bytes_wherever_they_lie(dtype: torch.dtype) -> None:
+    tensor = values(dtype)
+    expected = fingerprint(tensor)
+    assert len(expected) == 32
+    apart = torch.zeros(2 * tensor.numel() + 1, dtype=dtype)[1::2]
+    apart.copy_(tensor)
+    assert fingerprint(apart) == fingerprint(tensor.clone()) == fingerprint(tensor.reshape(1, -1)) == expected
+
+
+def test_a_lazily_negative_or_conjugated_tensor_counts_by_its_values() -> None:
+    tensor = torch.view_as_complex(torch.randn(64, 2))
+    assert fingerprint(tensor.conj()) == fingerprint(tensor.conj().resolve_conj())
+    assert fingerprint(tensor.conj().imag) == fingerprint(tensor.conj().imag.resolve_neg())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_wrong_programs_make_of_a_tensor_has_another(dtype: torch.dtype) -> None:
+    tensor = values(dtype)
+    changed = {
+        "zeros": torch.zeros_like(tensor),
+        "negated": ~tensor if dtype is torch.bool else -tensor,
+        "reversed": tensor.flip(0),
+        "rolled": tensor.roll(1),
+        "shorter": tensor[:-1],
+        "one more zero": torch.cat((tensor, torch.zeros(1, dtype=dtype))),
+        "two swapped": tensor.clone(),
+        "last one other": tensor.clone(),
+    }
+    first, second = next(
+        (one, two) for one, two in itertools.combinations(range(len(tensor)), 2) if tensor[one] != tensor[two]
+    )
+    changed["two swapped"][[first, second]] = tensor[[second, first]]
+    changed["last one other"][-1] = not tensor[-1] if dtype is torch.bool else tensor[-1] + 1
+    found = [fingerprint(tensor), *(fingerprint(each) for each in changed.values())]
+    assert len(set(found)) == len(found)
+
+
+def test_sums_of_high_bits_do_not_cancel_out() -> None:
+    """Signs of an even number of words: what a plain weighted sum modulo 2**64 does not notice."""
+    tensor = values(torch.float64, 64)
+    found = {fingerprint(tensor)}
+    for one, two in itertools.combinations(range(64), 2):
+        flipped = tensor.clone()
+        flipped[[one, two]] *= -1
+        found.add(fingerprint(flipped))
+    assert len(found) == 1 + 64 * 63 // 2
+
+
+def test_each_single_bit_counts() -> None:
+    words = torch.arange(16)
+    found = {fingerprint(words)}
+    for place, bit in itertools.product(range(16), range(64)):
+        flipped = words.clone()
+        flipped[place] ^= -(2**63) if bit == 63 else 1 << bit
+        found.add(fingerprint(flipped))
+    assert len(found) == 1 + 16 * 64
+
+
+def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = values(torch.uint8, 1003)
+    expected = fingerprint(tensor)
+    for words in (1, 7, 125, 126):
+        monkeypatch.setattr(module, "CHUNK_WORDS", words)
+        assert fingerprint(tensor) == expected
+    assert fingerprint(tensor[:0]) == "0" * 32
+    assert fingerprint(torch.tensor(1.0)) != fingerprint(torch.tensor(2.0))
