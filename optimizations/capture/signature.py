@@ -21,6 +21,14 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.d
 _TENSOR = ("tensor",)
 
 
+def exact(value: Any) -> Hashable:
+    """A number or string, or a tuple of such, as something that equals no other: `1`, `1.0`, `True`, and both zeros."""
+    kind = type(value)
+    if kind is tuple:
+        return tuple(map(exact, value))
+    return kind, repr(value) if kind in (float, complex) and (value == 0 or value != value) else value
+
+
 class Same:
     """An object that is none of tensors, numbers and containers. Equal to itself only.
 
@@ -56,7 +64,7 @@ def flatten(nest: Any, tensors: list[torch.Tensor]) -> Hashable:
         tensors.append(nest)
         return _TENSOR
     if kind in PLAIN:
-        return kind, nest
+        return exact(nest)
     if kind is dict or isinstance(nest, Mapping):
         return kind, tuple(nest), tuple([flatten(nest[key], tensors) for key in nest])
     if isinstance(nest, (list, tuple)):

@@ -180,6 +180,15 @@ NAMES: dict[str, Private] = {
         "torch._C._dynamo.guards", "GlobalStateGuard", _CHECKED_HERE, "ask C++ whether settings are as they were"
     ),
     "dispatch_keys": Private("torch", "_C._dispatch_keys", _CHECKED_HERE, "compare what a tensor goes through"),
+    "get_function_stack_at": Private(
+        "torch", "_C._get_function_stack_at", _CHECKED_HERE, "see the modes around a step"
+    ),
+    "len_torch_dispatch_stack": Private(
+        "torch", "_C._len_torch_dispatch_stack", _CHECKED_HERE, "see the modes around a step"
+    ),
+    "len_torch_function_stack": Private(
+        "torch", "_C._len_torch_function_stack", _CHECKED_HERE, "see the modes around a step"
+    ),
     "module_hooks": Private("torch.nn.modules.module", None, _CHECKED_HERE, "see hooks of all modules"),
     "optimizer_hooks": Private("torch.optim.optimizer", None, _CHECKED_HERE, "see hooks of all optimizers"),
     "dynamo_source_kinds": Private("torch._dynamo.source", None, _CHECKED_HERE, "see which module holds an input"),

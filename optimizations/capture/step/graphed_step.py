@@ -37,7 +37,7 @@ from optimizations.capture.step.parallel import DDP_WARM_UP
 from optimizations.capture.step.progress import OBSERVED, Action, Plan, Progress
 from optimizations.capture.step.reach import reach
 from optimizations.capture.step.recording import Recording, capture, is_programs_own, why
-from optimizations.capture.step.surroundings import alone, ambient, inside
+from optimizations.capture.step.surroundings import alone, ambient, inside, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal, StepReport
 
@@ -131,6 +131,8 @@ class GraphedStep:
         if torch.compiler.is_compiling() or inside.step or not self._lock.acquire(blocking=False):
             return self._step(*args, **kwargs)  # part of another step, or in another thread at the same time
         try:
+            if watched_by_others():
+                return self._as_it_is(args, kwargs, None)
             return self._call(args, kwargs)
         finally:
             self._lock.release()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.signature import PLAIN
+from optimizations.capture.signature import PLAIN, exact
 
 _ABSENT = object()
 
@@ -28,7 +28,8 @@ MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_bac
 class Container:
     """Something that holds values: a dict (an object's attributes too), list, set or closure cell.
 
-    `names`: those of its entries that the step uses; None where all are taken to be used. `always_read`: what it holds
+    `names`: those of its entries that the step uses; None where all are taken to be used. `absent`: names that the step
+    uses, and that are not among its entries: a class may have them. `always_read`: what it holds
     belongs to a module or optimizer, whose tensors are read without a trace where code is compiled.
     """
 
@@ -36,6 +37,7 @@ class Container:
     path: str
     is_attributes: bool = False
     names: set[str] | None = None
+    absent: frozenset[str] = frozenset()
     always_read: bool = False
 
     def content(self) -> Any:
@@ -242,7 +244,7 @@ def alike(old: Any, new: Any, contents: Mapping[int, Any], depth: int = 4) -> bo
     if isinstance(old, torch.Tensor) or isinstance(new, torch.Tensor) or type(old) is not type(new):
         return False
     if isinstance(old, PLAIN):
-        return bool(old == new)
+        return exact(old) == exact(new)
     if is_array(old):
         return _same_bytes(old, new)
     if depth and isinstance(old, dict):

@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
+import gc
 import random
 import sys
 import sysconfig
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -35,6 +37,7 @@ from optimizations.torch_internals import hook_registry
 
 MOST_OBJECTS = 200_000
 _LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+_CACHED = type(functools.lru_cache(lambda: None))
 _STATEFUL = ("torch.amp.grad_scaler", "torch.optim", "torch.cuda.amp")
 """Modules of PyTorch whose objects hold state of a training loop in Python."""
 _PLAIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace)
@@ -56,7 +59,7 @@ class _Walk:
     def __init__(self) -> None:
         self.state = HostState()
         self.names: set[str] = set()
-        self._objects: list[tuple[Container, Any]] = []
+        self._objects: list[tuple[Container | None, Any]] = []
         self._waiting: collections.deque[tuple[str, Any]] = collections.deque()
         self._seen: dict[int, Any] = {}
 
@@ -77,16 +80,19 @@ class _Walk:
     def _look_again(self) -> None:
         """Attributes, methods and properties of the program's objects whose names have occurred since."""
         for container, owner in self._objects:
-            assert container.names is not None
-            content = container.content()
-            for name in self.names - container.names:
-                if name in content:
-                    container.names.add(name)
-                    self._waiting.append((f"{container.path}.{name}", content[name]))
+            kind, path = (type(owner), container.path) if container is not None else (owner, owner.__qualname__)
+            if container is not None:
+                assert container.names is not None
+                content = container.content()
+                for name in self.names - container.names:
+                    if name in content:
+                        container.names.add(name)
+                        self._waiting.append((f"{container.path}.{name}", content[name]))
+                container.absent = frozenset(self.names.difference(content))
             self._waiting.extend(
-                (f"{container.path}.{name}", code)
-                for name, code in _methods(type(owner))
-                if name in self.names and id(code) not in self._seen
+                (f"{path}.{name}", code)
+                for name, code in _methods(kind)
+                if (name in self.names or _is_implicit(name)) and id(code) not in self._seen
             )
 
     def _members(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -116,6 +122,15 @@ class _Walk:
         elif isinstance(value, types.MethodType):
             yield _owner_name(path, value), value.__self__
             yield path, value.__func__
+        elif isinstance(value, (collections.UserDict, collections.UserList, collections.ChainMap)):
+            state.containers.append(Container(vars(value), path, is_attributes=True))
+            yield from ((f"{path}.{name}", member) for name, member in vars(value).items())
+        elif isinstance(value, types.MappingProxyType):
+            yield from ((path, behind) for behind in gc.get_referents(value))
+        elif isinstance(value, weakref.ref):
+            yield path, value()
+        elif isinstance(value, _CACHED):
+            yield path, value.__wrapped__
         elif isinstance(value, functools.partial):
             yield f"{path}.func", value.func
             yield f"{path}.args", value.args
@@ -126,6 +141,7 @@ class _Walk:
             names = tuple(name for name, member in vars(value).items() if _is_data(name, member))
             state.containers.append(Container(Slots(value, names), path, is_attributes=True))
             yield from ((f"{path}.{name}", getattr(value, name)) for name in names)
+            self._objects.append((None, value))
         elif isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
             return
         elif isinstance(value, torch.optim.Optimizer):
@@ -210,8 +226,8 @@ class _Walk:
         scope = function.__globals__
         used = {name for name in named if name in scope}
         self.state.containers.append(Container(Scope(scope, used), ""))
-        for name in sorted(used):
-            value = scope[name]
+        imported = {name: sys.modules[name] for name in named - used if name in sys.modules and _is_users(name)}
+        for name, value in [*((name, scope[name]) for name in sorted(used)), *sorted(imported.items())]:
             if isinstance(value, types.ModuleType) and _is_users(value.__name__):
                 members = {member for member in named if member in vars(value)}
                 self.state.containers.append(Container(Scope(vars(value), members), name, is_attributes=True))
@@ -257,6 +273,17 @@ def _methods(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
                 code = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
                 if isinstance(code, types.FunctionType):
                     yield name, code
+
+
+def _is_implicit(name: str) -> bool:
+    """Whether Python calls a method of this name by itself: for operators, `with`, iteration, attributes."""
+    return name.startswith("__") and name.endswith("__") and name not in _NOT_IN_A_STEP
+
+
+_NOT_IN_A_STEP = frozenset(
+    {"__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"}
+    | {"__deepcopy__", "__init_subclass__", "__class_getitem__", "__set_name__", "__dir__", "__sizeof__"}
+)
 
 
 def _slots(kind: type) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.signature import PLAIN, alias_pattern
+from optimizations.capture.signature import PLAIN, alias_pattern, exact
+from optimizations.capture.step.surroundings import modes
 from optimizations.torch_internals.argument_guard import same_looks
 
 _Take = Callable[[Any, list[Any]], bool]
@@ -40,6 +41,7 @@ class Arguments:
         self._looks = same_looks(tensors)
         self._settings: Any = torch_internals.GlobalStateGuard().check
         self._inference, self._precision = torch.is_inference_mode_enabled(), _precision()
+        self._modes = modes()
 
     def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """The tensors of a call that has the signature of the recording; None if it may have another."""
@@ -51,6 +53,8 @@ class Arguments:
         if len(set(map(id, found))) < len(found) if self._distinct else alias_pattern(found) != self._aliases:
             return None
         if torch.is_inference_mode_enabled() is not self._inference or _precision() != self._precision:
+            return None
+        if modes() != self._modes:
             return None
         return found if self._settings() else None
 
@@ -69,6 +73,9 @@ def _taker(nest: Any) -> _Take | None:
     if isinstance(nest, torch.Tensor):
         return _tensor
     if kind in PLAIN:
+        if kind in (float, complex):
+            wanted = exact(nest)
+            return lambda value, found: type(value) is kind and exact(value) == wanted
         return lambda value, found: type(value) is kind and value == nest
     if isinstance(nest, (list, tuple)):
         return _of_sequence(kind, nest)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 import torch
+
+from optimizations import torch_internals
 
 
 class _Inside(threading.local):
@@ -27,6 +29,20 @@ def alone() -> Iterator[None]:
         inside.step = False
 
 
+def modes() -> tuple[Hashable, ...]:
+    """The modes that functions of PyTorch go through, a default device among them. Usually none."""
+    if not (count := _functions()):
+        return ()
+    held = [torch_internals.get_function_stack_at(index) for index in range(count)]
+    # One that is left and entered again is another object: a default device is, around some functions of PyTorch.
+    return tuple([(type(mode), str(getattr(mode, "device", ""))) for mode in held])
+
+
+_functions: Callable[[], int] = torch_internals.len_torch_function_stack
+watched_by_others: Callable[[], int] = torch_internals.len_torch_dispatch_stack
+"""How many modes around a call see each of its operators: counters, loggers. A graph would show them none."""
+
+
 def ambient() -> Hashable:
     """Settings outside of the step that its operators depend on."""
     return (
@@ -39,4 +55,5 @@ def ambient() -> Hashable:
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
+        modes(),
     )

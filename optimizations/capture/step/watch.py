@@ -13,7 +13,7 @@ import functools
 import operator
 import time
 import types
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.signature import PLAIN
+from optimizations.capture.signature import PLAIN, exact
 from optimizations.capture.step.hooks import Hooks
 from optimizations.capture.step.host_state import MODULE_HOOKS, Container, HostState, Scope, Slots, copy_of, key_name
 from optimizations.capture.step.tensor_marks import looks
@@ -85,7 +85,10 @@ class _Entries:
     def unchanged(self) -> bool:
         """Whether numbers and sizes are as they were, and the same objects stand in the same places."""
         for getter, owners, values in self._numbers:
-            if list(map(getter, owners)) != values:
+            now = list(map(getter, owners))
+            if now != values:
+                return False
+            if not all(map(operator.is_, now, values)) and list(map(exact, now)) != list(map(exact, values)):
                 return False
         return list(map(len, self._sized)) == self._sizes and self.objects_stand()
 
@@ -124,6 +127,8 @@ class Watch:
     ) -> None:
         self._named: list[tuple[str, Any, Any, Any]] = []
         self._in_dicts, self._asked, self._others = _Entries(), _Entries(), _Entries()
+        self._sets: list[tuple[set[Any], frozenset[Any]]] = []
+        self._without: list[tuple[Any, frozenset[str]]] = []
         held_in_dicts: list[HeldEntries] = []
         held: list[Held] = []
         for container in state.containers:
@@ -136,7 +141,9 @@ class Watch:
             ]
             self._named += [(f"{container.path}.{key_name(key)}", owner, key, value) for key, value in watched]
             plain = whole and type(owner) in _PLAIN and container.names is None
-            counted = isinstance(container.held, (dict, list, set)) and not isinstance(container.held, (Scope, Slots))
+            counted = isinstance(container.held, (dict, list, set, deque)) and not isinstance(
+                container.held, (Scope, Slots)
+            )
             may_grow = container.is_attributes and not (own_forwards and container.names is None)
             sized = container.held if counted and (container.always_read or not may_grow) else None
             if sized is not None and container.is_attributes and not whole:
@@ -151,6 +158,10 @@ class Watch:
             elif askable and not guarded and (watched or size is not None):
                 held.append(Held(holder, tuple(watched), size))
             entries_of.add(owner, watched, may_view=plain, sized=sized)
+            if isinstance(container.held, set) and len(container.held) <= LONG:
+                self._sets.append((container.held, frozenset(container.held)))
+            if container.absent and isinstance(container.held, dict):
+                self._without.append((container.held.keys(), container.absent))
         for module in state.modules.values():
             for name in MODULE_HOOKS:
                 if (hooks := vars(module).get(name)) is not None:
@@ -188,7 +199,9 @@ class Watch:
                 if looks(self._tensors) != self._as_then:
                     return False
                 self._looks.was_wrong()
-            if not self._hooks.unchanged() or (self._arrays and self._array_bytes() != self._bytes):
+            if not (self._contents_stand() and self._hooks.unchanged()):
+                return False
+            if self._arrays and self._array_bytes() != self._bytes:
                 return False
             return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
         except (KeyError, IndexError, TypeError, ValueError):  # ValueError: of an empty cell
@@ -197,6 +210,12 @@ class Watch:
     def _in_place(self) -> bool:
         """Whether tensors have the same memory."""
         return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
+
+    def _contents_stand(self) -> bool:
+        """Whether sets hold what they held, and no object has got an attribute that the step takes from its class."""
+        return all(now == then for now, then in self._sets) and all(
+            keys.isdisjoint(absent) for keys, absent in self._without
+        )
 
     def _array_bytes(self) -> list[bytes]:
         return [array.tobytes() for array in self._arrays.values()]
@@ -209,10 +228,16 @@ class Watch:
                 new = owner[key]
             except (KeyError, IndexError):
                 new = None
-            if new is not old and not (_is_number(new) and _is_number(old) and new == old):
-                found.append((name, new if _is_number(new) else id(new)))
+            if new is not old and not (_is_number(new) and _is_number(old) and exact(new) == exact(old)):
+                found.append((name, exact(new) if _is_number(new) else id(new)))
         found += [
             ("size", now) for entries in (self._in_dicts, self._asked, self._others) for now in entries.other_sizes()
+        ]
+        found += [("set", index, frozenset(now)) for index, (now, then) in enumerate(self._sets) if now != then]
+        found += [
+            ("added", index, added)
+            for index, (keys, absent) in enumerate(self._without)
+            if (added := tuple(sorted(absent.intersection(keys))))
         ]
         now = looks(self._tensors)
         found += [(index, new) for index, (new, old) in enumerate(zip(now, self._as_then, strict=True)) if new != old]
@@ -358,7 +383,7 @@ def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[
         if container.is_attributes:
             found = [(key, value) for key, value in found if not _is_own(key, value)]
         return held, found, not any(ignore(held, key) for key in held)
-    return held, list(enumerate(held)) if isinstance(held, list) and len(held) <= LONG else [], True
+    return held, list(enumerate(held)) if isinstance(held, (list, deque)) and len(held) <= LONG else [], True
 
 
 def _is_number(value: Any) -> bool:

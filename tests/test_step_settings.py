@@ -1,0 +1,298 @@
+"""Values of Python that a step reads, in all the places where programs keep them: a change is seen, and nothing else is.
+
+Each case gives a function that the step calls, and one that changes what it will give.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import math
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import numpy
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_programs import batches
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from optimizations.capture.step.graphed_step import GraphedStep
+
+Case = tuple[Callable[[], float], Callable[[], Any]]
+CASES: dict[str, Callable[[], Case]] = {}
+
+
+def case(make: Callable[[], Case]) -> Callable[[], Case]:
+    CASES[make.__name__] = make
+    return make
+
+
+class Special:
+    """Read by nothing but methods that Python calls by itself."""
+
+    def __init__(self) -> None:
+        self.weight = 2.0
+
+    def __mul__(self, other: float) -> float:
+        return other * self.weight
+
+    def __getitem__(self, index: int) -> float:
+        return self.weight
+
+    def __enter__(self) -> float:
+        return self.weight
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+class Proxy:
+    def __init__(self) -> None:
+        self.__dict__["store"] = {"weight": 2.0}
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["store"][name]
+
+
+class WithDefault:
+    weight = 2.0
+
+
+class OfClass:
+    settings: ClassVar = {"weight": 2.0}
+
+    @classmethod
+    def of_class(cls) -> float:
+        return cls.settings["weight"]
+
+    def __init__(self, scale: float) -> None:
+        self.made = scale * self.settings["weight"]
+
+
+@case
+def an_operator_of_a_class() -> Case:
+    special = Special()
+    return lambda: special * 1.0, lambda: setattr(special, "weight", 3.0)
+
+
+@case
+def an_index_of_a_class() -> Case:
+    special = Special()
+    return lambda: special[0], lambda: setattr(special, "weight", 3.0)
+
+
+@case
+def a_with_statement() -> Case:
+    special = Special()
+
+    def read() -> float:
+        with special as weight:
+            return weight
+
+    return read, lambda: setattr(special, "weight", 3.0)
+
+
+@case
+def an_attribute_behind_getattr() -> Case:
+    proxy = Proxy()
+    return lambda: proxy.weight, lambda: proxy.store.update(weight=3.0)
+
+
+@case
+def an_attribute_that_hides_that_of_the_class() -> Case:
+    held = WithDefault()
+    return lambda: held.weight, lambda: setattr(held, "weight", 3.0)
+
+
+@case
+def an_attribute_that_may_be_missing() -> Case:
+    held = types.SimpleNamespace()
+    return lambda: getattr(held, "weight", 2.0), lambda: setattr(held, "weight", 3.0)
+
+
+@case
+def a_class_method() -> Case:
+    OfClass.settings = {"weight": 2.0}
+    return lambda: OfClass.of_class(), lambda: OfClass.settings.update(weight=3.0)
+
+
+@case
+def an_object_made_in_the_step() -> Case:
+    OfClass.settings = {"weight": 2.0}
+    return lambda: OfClass(1.0).made, lambda: OfClass.settings.update(weight=3.0)
+
+
+@case
+def a_whole_number_that_becomes_another_kind() -> Case:
+    held: dict[str, Any] = {"weight": 1}
+    return lambda: 2.0 if held["weight"] is True else 3.0, lambda: held.update(weight=True)
+
+
+@case
+def a_zero_that_changes_its_sign() -> Case:
+    held = {"weight": 0.0}
+    return lambda: math.copysign(2.0, held["weight"]), lambda: held.update(weight=-0.0)
+
+
+@case
+def a_set_of_the_same_size() -> Case:
+    held = {"fast"}
+    return lambda: 2.0 if "fast" in held else 3.0, lambda: (held.discard("fast"), held.add("slow"))
+
+
+@case
+def a_queue() -> Case:
+    held = collections.deque([2.0, 3.0])
+    return lambda: held[0], lambda: held.rotate()
+
+
+@case
+def a_user_dict() -> Case:
+    held = collections.UserDict(weight=2.0)
+    return lambda: held["weight"], lambda: held.update(weight=3.0)
+
+
+@case
+def a_chain_of_dicts() -> Case:
+    held = collections.ChainMap({}, {"weight": 2.0})
+    return lambda: held["weight"], lambda: held.maps[1].update(weight=3.0)  # type: ignore[attr-defined]
+
+
+@case
+def a_read_only_dict() -> Case:
+    behind = {"weight": 2.0}
+    held = types.MappingProxyType(behind)
+    return lambda: held["weight"], lambda: behind.update(weight=3.0)
+
+
+@case
+def a_weak_reference() -> Case:
+    behind = argparse.Namespace(weight=2.0)
+    held = weakref.ref(behind)
+    return lambda: held().weight, lambda: setattr(behind, "weight", 3.0)  # type: ignore[union-attr]
+
+
+@case
+def a_cached_function() -> Case:
+    behind = {"weight": 2.0}
+
+    @functools.lru_cache
+    def weight() -> float:
+        return behind["weight"]
+
+    return weight, lambda: (behind.update(weight=3.0), weight.cache_clear())
+
+
+@case
+def a_module_that_is_imported_in_the_step() -> Case:
+    settings: Any = types.ModuleType("settings_of_a_step")
+    settings.weight = 2.0
+    sys.modules["settings_of_a_step"] = settings
+
+    def read() -> float:
+        import settings_of_a_step  # type: ignore[import-not-found]
+
+        return float(settings_of_a_step.weight)
+
+    return read, lambda: setattr(settings, "weight", 3.0)
+
+
+@case
+def an_array_of_numpy() -> Case:
+    held = numpy.array([2.0])
+    return lambda: float(held[0]), lambda: held.fill(3.0)
+
+
+@case
+def a_default_of_a_function() -> Case:
+    def read(settings: dict[str, float] = {"weight": 2.0}) -> float:  # noqa: B006
+        return settings["weight"]
+
+    return read, lambda: read.__defaults__[0].update(weight=3.0)  # type: ignore[index]
+
+
+def losses(make: Callable[[], Case], graphed: bool) -> tuple[list[torch.Tensor], Any]:
+    read, change = make()
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return batch["x"].sum() * read()
+
+    call = GraphedStep(step, device=CpuDevice()) if graphed else step
+    found = []
+    for index, batch in enumerate(batches("cpu", 14)):
+        if index == 6:
+            change()
+        found.append(call(*batch))
+    return found, call
+
+
+@pytest.fixture(autouse=True)
+def without_a_module_of_settings() -> Iterator[None]:
+    yield
+    sys.modules.pop("settings_of_a_step", None)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_change_is_seen_and_what_did_not_change_is_replayed(name: str) -> None:
+    expected, _ = losses(CASES[name], graphed=False)
+    found, step = losses(CASES[name], graphed=True)
+    assert all(map(torch.equal, found, expected))
+    report = step.report()
+    assert report.refusals == ()
+    assert 3 + 4 <= report.replays <= 3 + 6  # three calls before the change; behind it some are looked at
+
+
+class Counting(TorchDispatchMode):
+    """As a counter of floating-point operations: it wants to see what runs."""
+
+    seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_surrounds_a_call_and_watches_operators_sees_them() -> None:
+    calls = batches("cpu", 8)
+    step = GraphedStep(lambda batch: batch["x"].sum() * 2, device=CpuDevice())
+    for batch in calls[:6]:
+        step(*batch)
+    assert step.report().replays == 3
+    for _ in range(4):
+        with Counting() as counting:
+            step(*calls[6])
+        assert counting.seen >= 2
+    step(*calls[7])
+    assert step.report().replays == 4
+
+
+def test_a_default_device_that_changes_is_noticed() -> None:
+    step = GraphedStep(lambda batch: (batch["x"] * 2, torch.ones(2)), device=CpuDevice())
+    calls = batches("cpu", 8)
+    for batch in calls[:6]:
+        step(*batch)
+    torch.set_default_device("meta")
+    try:
+        _, ones = step(*calls[6])
+        assert ones.device.type == "meta"
+    finally:
+        torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("pair", [(0.0, -0.0), (1, True), (1, 1.0), (float("inf"), float("-inf"))])
+def test_numbers_that_look_alike_have_graphs_of_their_own(pair: tuple[Any, Any]) -> None:
+    def step(batch: dict[str, torch.Tensor], number: Any) -> torch.Tensor:
+        sign = math.copysign(1.0, number) + (5.0 if number is True else 0.0) + isinstance(number, float)
+        return batch["x"].sum() * sign
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index, (batch,) in enumerate(batches("cpu", 16)):
+        number = pair[index % 2]
+        assert torch.equal(graphed(batch, number), step(batch, number))
+    assert len(graphed.report().recordings) == 2
