@@ -1,4 +1,4 @@
-"""Values of Python that a step reads, in all the places where programs keep them: a change is seen, and nothing else is.
+"""Values of Python that a step reads, in all the places where programs keep them: a change is seen, nothing else is.
 
 Each case gives a function that the step calls, and one that changes what it will give.
 """

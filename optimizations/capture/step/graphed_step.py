@@ -131,14 +131,14 @@ class GraphedStep:
         if torch.compiler.is_compiling() or inside.step or not self._lock.acquire(blocking=False):
             return self._step(*args, **kwargs)  # part of another step, or in another thread at the same time
         try:
-            if watched_by_others():
-                return self._as_it_is(args, kwargs, None)
             return self._call(args, kwargs)
         finally:
             self._lock.release()
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         self._calls += 1
+        if watched_by_others():
+            return self._as_it_is(args, kwargs, None)
         for recording in self._steady:
             known = recording.arguments.tensors_of(args, kwargs)
             if known is not None and recording.fits(known):

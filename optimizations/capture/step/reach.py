@@ -92,7 +92,8 @@ class _Walk:
             self._waiting.extend(
                 (f"{path}.{name}", code)
                 for name, code in _methods(kind)
-                if (name in self.names or _is_implicit(name)) and id(code) not in self._seen
+                if (name in self.names or _is_implicit(name) or (container is None and name in _MAKING))
+                and id(code) not in self._seen
             )
 
     def _members(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -280,8 +281,11 @@ def _is_implicit(name: str) -> bool:
     return name.startswith("__") and name.endswith("__") and name not in _NOT_IN_A_STEP
 
 
+_MAKING = frozenset({"__init__", "__new__", "__post_init__"})
+"""Called for objects that the step makes, of classes it names; not for those that are there."""
 _NOT_IN_A_STEP = frozenset(
     {"__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"}
+    | _MAKING
     | {"__deepcopy__", "__init_subclass__", "__class_getitem__", "__set_name__", "__dir__", "__sizeof__"}
 )
 
