@@ -52,6 +52,20 @@ def micro(
             benchmark(out=out / name if out is not None else None)
 
 
+def _new_results(out: Path | None, name: str, file: str) -> Path:
+    """The file to write results to, in `out` or a new folder of this name, made before anything is measured.
+
+    Raises:
+        WrongUse: nothing can be written there, or it holds results already.
+    """
+    from suite.store import RUNS, make_folder
+
+    path = make_folder(out or RUNS / name, "--out") / file
+    if path.exists():
+        raise WrongUse(f"--out {path.parent} holds results already ({file}); name another folder")
+    return path
+
+
 @app.command(epilog="Example: encore micro indirection --quick")
 def indirection(
     samples: Annotated[int, typer.Option(help="Samples per series.", min=1)] = DEFAULT_SAMPLES,
@@ -87,13 +101,13 @@ def measure_indirection(
     from suite.gpu import require_gpu
     from suite.micro.records import MICRO_SCHEMA_VERSION, MicroRun
     from suite.micro.sweeps import points
-    from suite.store import RUNS, describe, write_atomically
+    from suite.store import describe, write_atomically
 
     require_gpu()
     from suite.micro.indirection import Bench
 
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-micro-indirection"
-    folder = out or RUNS / name
+    folder = _new_results(out, name, RESULTS).parent
     settings = {"samples": samples, "rounds": rounds, "quick": quick}
     here = environment.collect(name, ("encore", *sys.argv[1:]), settings)
     run = MicroRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, points=[])
@@ -137,12 +151,12 @@ def measure_feeds(*, out: Path | None = None) -> None:
     from suite import environment
     from suite.micro.feeds import FeedRun, measure, table
     from suite.micro.records import MICRO_SCHEMA_VERSION
-    from suite.store import RUNS, describe, write_atomically
+    from suite.store import describe, write_atomically
 
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-micro-feeds"
+    path = _new_results(out, name, "feeds.json")
     here = environment.collect(name, ("encore", *sys.argv[1:]), {})
     run = FeedRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, costs=list(measure()))
-    path = (out or RUNS / name) / "feeds.json"
     write_atomically(path, run.model_dump_json(indent=1) + "\n")
     console().print(table(run))
     print(describe(path))
@@ -194,7 +208,7 @@ def measure_host(
     from suite.micro.host import PARAMETERS, HostRun, cases, measure, require_program, synthetic, table
     from suite.micro.records import MICRO_SCHEMA_VERSION
     from suite.modes import select_modes
-    from suite.store import RUNS, describe, write_atomically
+    from suite.store import describe, write_atomically
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = select_modes(modes or DEFAULT_HOST_MODES.split(","))
@@ -204,6 +218,7 @@ def measure_host(
     if device == "cuda":
         require_gpu()
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-micro-host"
+    path = _new_results(out, name, "host.json")
     settings: dict[str, Any] = {
         "programs": named,
         "modes": [mode.name for mode in chosen],
@@ -212,7 +227,6 @@ def measure_host(
     }
     here = environment.collect(name, ("encore", *sys.argv[1:]), settings)
     run = HostRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, device=device, size=size, costs=[])
-    path = (out or RUNS / name) / "host.json"
     wanted = cases(named, list(chosen), device=device, size="tiny" if size == "tiny" else "full", calls=calls)
     for number, case in enumerate(wanted, start=1):
         run = run.model_copy(update={"costs": [*run.costs, measure(case)]})
@@ -249,15 +263,15 @@ def measure_step(
     from suite.gpu import require_gpu
     from suite.micro.records import MICRO_SCHEMA_VERSION
     from suite.micro.step import StepRun, measure, table, training_workloads
-    from suite.store import RUNS, describe, write_atomically
+    from suite.store import describe, write_atomically
 
     named = training_workloads(workloads)
     require_gpu()
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-micro-step"
+    path = _new_results(out, name, "step.json")
     settings: dict[str, Any] = {"workloads": named, "samples": samples, "size": size}
     here = environment.collect(name, ("encore", *sys.argv[1:]), settings)
     run = StepRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, size=size, costs=[])
-    path = (out or RUNS / name) / "step.json"
     for workload in named:
         for with_optimizer in (False, True):
             for cost in measure(

@@ -44,6 +44,7 @@ def run(parameters: Mapping[str, Any], given: Callable[[str], bool]) -> int:
     from suite import environment
     from suite.console import console
     from suite.gpu import require_gpu
+    from suite.launch import require_tag
     from suite.nanogpt.paths import select_paths
     from suite.nanogpt.records import NanoGptRun
     from suite.nanogpt.run import run_paths
@@ -56,6 +57,7 @@ def run(parameters: Mapping[str, Any], given: Callable[[str], bool]) -> int:
     names = parameters["modes"]
     paths = select_paths(None if names is None else [name.strip() for name in names.split(",") if name.strip()], device)
     timeout_s = parse_duration(parameters["timeout"], "--timeout")
+    require_tag(parameters["tag"])
     if device == "cuda":
         require_gpu()
     published = load_published()

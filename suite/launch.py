@@ -283,11 +283,20 @@ def _new_folder(request: Request, plan: RunPlan) -> Path:
     """`--out`, or a folder named by time, device and tag."""
     if request.out is not None:
         return request.out
-    if request.tag is not None and not re.fullmatch(r"[\w.-]+", request.tag):
-        raise WrongUse(f"--tag {request.tag!r}: only letters, digits, '.', '_' and '-' can be part of a folder's name")
+    require_tag(request.tag)
     device = find_gpu().info.name.removeprefix("NVIDIA ") if plan.device == "cuda" else "cpu"
     parts = (f"{datetime.now(UTC):%Y%m%d-%H%M%S}", re.sub(r"\W+", "-", device).strip("-").lower(), request.tag)
     return store.RUNS / "-".join(part for part in parts if part)
+
+
+def require_tag(tag: str | None) -> None:
+    """Refuses a `--tag` that cannot be part of a folder's name.
+
+    Raises:
+        WrongUse: it has other characters than names of folders here.
+    """
+    if tag is not None and not re.fullmatch(r"[\w.-]+", tag):
+        raise WrongUse(f"--tag {tag!r}: only letters, digits, '.', '_' and '-' can be part of a folder's name")
 
 
 def _earlier_rows(current: Path) -> Iterator[Sequence[Cell]]:

@@ -200,7 +200,15 @@ def _append_line(path: Path, line: bytes) -> None:
 
 
 def _locked(run: Path) -> IO[bytes]:
-    lock = (run / LOCK).open("ab")
+    try:
+        lock = (run / LOCK).open("ab")
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        raise WrongUse(
+            f"{describe(run)}: nothing may be written there ({error.strerror}); copy it to a writable "
+            "folder, and go on with the copy"
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -71,6 +71,13 @@ def describe(path: Path) -> str:
         return str(path)
 
 
+_WHAT_TO_DO: dict[type[Record], str] = {
+    Cell: "Take the line out, and `encore run --resume` of this run measures its cell again.",
+    Environment: "Restore it: without it, nobody knows what the rows were measured with.",
+}
+"""Where the text is no JSON at all."""
+
+
 def _parse(kind: type[_R], text: bytes, place: str) -> _R:
     try:
         return kind.model_validate_json(text)
@@ -78,6 +85,8 @@ def _parse(kind: type[_R], text: bytes, place: str) -> _R:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        if first["type"] == "json_invalid":
+            raise InvalidResults(f"{place} is damaged: {first['msg']}. {_WHAT_TO_DO[kind]}") from error
         raise InvalidResults(
             f"{place}: {f'field {where!r}: ' if where else ''}{first['msg']}{more}. The file was made by another "
             f"version of Encore or edited; this one reads schema versions {_READABLE}."

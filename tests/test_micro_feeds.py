@@ -6,7 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from suite.cli import app
+from suite.errors import WrongUse
 from suite.micro import feeds
+from suite.micro import host as micro_host
 from suite.micro.feed_costs import measure_steady_feeds
 from suite.micro.feeds import FeedRun
 
@@ -33,6 +35,31 @@ def test_the_command_writes_each_cost_with_the_machine_it_was_taken_on(
     assert [(cost.scalars, cost.tensors) for cost in run.costs] == [(0, 0), (6, 1)]
     assert run.environment.cpu.model
     assert f"{run.costs[1].host_us:.2f}" in done.output
+
+
+@pytest.mark.parametrize("name", ["feeds", "host"])
+def test_where_nothing_can_be_written_nothing_is_measured(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*arguments: object) -> object:
+        raise AssertionError("measured before it is known where results go")
+
+    monkeypatch.setattr(feeds, "measure", measured)
+    monkeypatch.setattr(micro_host, "measure", measured)
+    in_the_way, full = tmp_path / "file", tmp_path / "folder"
+    in_the_way.write_text("mine")
+    full.mkdir()
+    (full / f"{name}.json").write_text("{}")
+    device = () if name == "feeds" else ("--device", "cpu")
+    for folder, words in (
+        (in_the_way, "a file is in the way"),
+        (in_the_way / "deeper", "in the way"),
+        (full, "already"),
+    ):
+        done = CliRunner().invoke(app, ["micro", name, *device, "--out", str(folder)])
+        assert isinstance(done.exception, WrongUse) and words in str(done.exception)
+    assert in_the_way.read_text() == "mine"
+    assert (full / f"{name}.json").read_text() == "{}"
 
 
 def test_the_sweep_has_the_sizes_of_the_speech_transformer() -> None:

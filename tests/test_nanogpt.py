@@ -298,6 +298,7 @@ def test_the_command_runs_what_a_cpu_can_run(tmp_path: Path):
     [
         (("nanogpt", "ALNET"), "runs alone"),
         (("NanoGPT", "--set", "all"), "no use for --set"),
+        (("nanogpt", "--device", "cpu", "--tag", "../elsewhere"), "--tag '../elsewhere'"),
         (("nanogpt", "--device", "cpu", "--modes", "graph"), "needs --device cuda"),
         (("nanogpt", "--blocks", "3", "--shard", "1/2"), "no use for --blocks, --shard"),
     ],

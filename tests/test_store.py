@@ -76,6 +76,34 @@ def test_a_cut_last_line_is_left_out_by_readers_and_moved_aside_by_the_writer(tm
     assert read_run(path).cut_line is None
 
 
+@pytest.mark.parametrize("damage", [b'{"workload": "EOS', b"", b"\0" * 40, b"\xff\xfe", b"<<<<<<< HEAD"])
+def test_a_damaged_line_among_others_says_what_to_do(tmp_path: Path, damage: bytes) -> None:
+    path = make_run(tmp_path / "run", cell("EOS", "compile"), cell("EOS", "graph"))
+    first, second = (path / "cells.jsonl").read_bytes().splitlines()
+    (path / "cells.jsonl").write_bytes(b"\n".join([first, damage, second, b""]))
+    with pytest.raises(InvalidResults, match=r"line 2 is damaged: .*Take the line out, and `encore run --resume`"):
+        read_run(path)
+    (path / "cells.jsonl").write_bytes(b"\n".join([first, second, b""]))
+    assert len(read_run(path).cells) == 2
+    (path / "environment.json").write_bytes(damage)
+    with pytest.raises(InvalidResults, match=r"environment\.json is damaged: .*Restore it"):
+        read_run(path)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
+def test_a_run_in_a_folder_that_cannot_be_written_to_is_not_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = make_run(tmp_path / "run", cell("EOS", "compile"))
+
+    def refuse(self: Path, *arguments: object) -> object:
+        raise OSError(number, os.strerror(number), str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(WrongUse, match=r"nothing may be written there .*go on with the copy"):
+        RunWriter.reopen(path)
+
+
 def test_a_second_cut_line_does_not_overwrite_the_first(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", cell())
     for text in (b'{"first', b'\xff\xfe{"second'):
