@@ -712,6 +712,33 @@ def test_a_stochastic_eager_that_is_useless_decides_nothing():
     assert not judge({"gradient": 2.5}, 0.02, 1e-3, lambda: far).passed
 
 
+@pytest.mark.parametrize(
+    ("own", "error", "passed", "undecided"),
+    [
+        (0.41, 1.3, True, True),  # another gradient of eager's is useless, and this one nearly
+        (0.41, 2.3, False, False),  # farther off than even the useless one explains
+        (0.20, 0.45, False, False),  # eager is a reference for this one
+        (0.20, 0.39, True, False),
+    ],
+)
+def test_where_eager_is_useless_for_one_gradient_it_is_no_reference_for_those_nearly_as_bad(
+    own, error, passed, undecided
+):
+    compiled = {"gradient a": error, "gradient b": 0.9, "output": 0.01}
+    reference = Reference(compiled, {"gradient a": own, "gradient b": 1.1, "output": 0.01}, REFERENCE_FACTOR)
+    verdict = judge({"gradient a": error}, 0.08, 1e-3, lambda: reference)
+    assert (verdict.passed, verdict.undecided) == (passed, undecided)
+
+
+def test_a_useless_gradient_excuses_no_output_and_a_useless_output_no_gradient():
+    found = {"output": 0.6}
+    reference = Reference(found, {"output": 0.4, "gradient b": 1.1}, REFERENCE_FACTOR)
+    assert not judge(found, 0.08, 1e-3, lambda: reference).passed
+    found = {"gradient a": 0.6}
+    reference = Reference(found, {"output": 1.1, "gradient a": 0.4}, REFERENCE_FACTOR)
+    assert not judge(found, 0.08, 1e-3, lambda: reference).passed
+
+
 def test_one_input_without_a_verdict_leaves_all_without_one():
     decided, open_one = Agreement(True, 1, 0.1, "a", None), Agreement(True, 1, 0.05, "b", 0.7, undecided=True)
     assert combine([decided, open_one]).undecided
