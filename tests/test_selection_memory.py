@@ -132,13 +132,13 @@ def test_what_is_measured_without_a_graph_is_what_serves_later(make: Any, monkey
     run(compiled, 60)
     assert selection(compiled).state == "measuring"
     reasons = []
-    original = manager_module.EncoreManager._run_without_graph
+    original = manager_module.EncoreManager.run_without_graph
 
     def noted(self: Any, inputs: Any, function_id: Any, reason: str) -> Any:
         reasons.append(reason)
         return original(self, inputs, function_id, reason)
 
-    monkeypatch.setattr(manager_module.EncoreManager, "_run_without_graph", noted)
+    monkeypatch.setattr(manager_module.EncoreManager, "run_without_graph", noted)
     run(compiled, 340)
     assert selection(compiled).kept == "none"
     assert reasons == [SELECTED], "the call in which the graphs are freed"

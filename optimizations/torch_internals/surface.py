@@ -30,6 +30,7 @@ SUBCLASSED = (
     Surface(
         "CUDAGraphNode",
         methods={
+            "_check_liveness": ("indices", "output_refs"),
             "_copy_inputs_and_remove_from_src": ("self", "dsts", "srcs"),
             "_initialize_cached_tensors": ("self",),
             "_is_cuda_graph_recorded_tensor": ("self", "t"),
@@ -37,6 +38,7 @@ SUBCLASSED = (
             "_reconstruct_from_tensor_metadata": ("self", "metadata", "storage"),
             "_record": ("self", "model", "inputs"),
             "_tensor_metadata": ("x", "ignore_storage_offset"),
+            "all_outputs_are_dead": ("self",),
             "check_invariants": ("self", "inputs"),
             "parent": None,
             "path_live_weakrefs": ("self",),
@@ -74,9 +76,11 @@ SUBCLASSED = (
         ),
         overridden=frozenset(
             (
+                "_check_liveness",
                 "_copy_inputs_and_remove_from_src",
                 "_initialize_cached_tensors",
                 "_record",
+                "all_outputs_are_dead",
                 "check_invariants",
                 "remove_node_cached_tensors",
                 "run",

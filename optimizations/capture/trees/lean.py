@@ -41,6 +41,7 @@ UNCAPTURED_FORWARD = "a forward that ran without a graph waits for its backward"
 OTHER_ORDER = "no recording of it follows the one before it"
 CHANGED = "what its recording reads in place has changed"
 FIXED_INPUT_MOVED = "an input at a fixed address moved"
+INPUT_STILL_HELD = "the program holds an input that the graph would overwrite"
 BACKWARD_PENDING = "a forward waits for its backward, and no step was marked"
 ANOTHER_FOLLOWS = "it was recorded as a second call of an iteration, too"
 WORK_IS_DUE = "work on its recording was due"
@@ -88,7 +89,7 @@ SKIPPED = (
     Skipped(
         "StorageWeakRefWrapper.expired",
         "finds out from counts of references whether somebody holds a result",
-        "a steady call reads the same counts, and asks stock where they are not those of a result that nobody holds",
+        "a steady call reads the same counts, and asks the node where they are not those of a result that nobody holds",
     ),
     Skipped(
         "EncoreManager._look_for_held_results",
@@ -233,7 +234,7 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                 if not data_ptrs_equal(inputs, one.addresses, one.compared):
                     why = FIXED_INPUT_MOVED
                     continue
-                if one.dead_before and any_alive(one.dead_before):
+                if one.dead_before and still_alive(one.node, one.dead_before):
                     why = EARLIER_RESULT_HELD
                     continue
                 tracker = one.tracker
@@ -253,24 +254,24 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                     return in_full(inputs, BACKWARD_PENDING)
                 if current.children and current.children.get(function_id):
                     return in_full(inputs, ANOTHER_FOLLOWS)
-                if any_alive(current.results_alive):
+                if still_alive(current, current.results_alive):
                     return in_full(inputs, RESULTS_HELD)
             session = chosen.session
             if session is not None and session.active and not session.rests():
                 return in_full(inputs, WORK_IS_DUE)
 
-            # From here on the call is served, as by `CUDAGraphTreeManager.execute_node` and `CUDAGraphNode.run`.
             node = chosen.node
+            for index in chosen.dying:
+                inputs[index] = None
+            if chosen.dead_after and still_alive(node, chosen.dead_after):
+                node.give_back_inputs(inputs)
+                function.went_the_full_way(INPUT_STILL_HELD)
+                return manager.run_without_graph(inputs, function_id, INPUT_STILL_HELD)
+
+            # From here on the call is served, as by `CUDAGraphTreeManager.execute_node` and `CUDAGraphNode.run`.
             manager.mode, manager.compile_id = mode, chosen.compile_id
             manager._current_node = node
             manager.current_gen = generation
-            for index in chosen.dying:
-                inputs[index] = None
-            if chosen.dead_after and any_alive(chosen.dead_after):
-                raise RuntimeError(
-                    "A result of an earlier CUDA graph that this one writes over is still held; it was not when the "
-                    "graph was recorded. This is a defect of Encore or of CUDAGraph Trees."
-                )
             node.replays += 1
             node.copied_bytes += node.copied_per_replay
             tracker = chosen.tracker
@@ -296,6 +297,11 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
     return call
 
 
+def still_alive(node: EncoreNode, references: Sequence[Reference]) -> bool:
+    """The same for results on the path of `node`, by more than a backward that nobody holds."""
+    return any_alive(references) and (not node.forget_histories() or any_alive(references))
+
+
 def any_alive(references: Sequence[Reference]) -> bool:
     """Whether one of these references is to a result that somebody holds."""
     for held, place, cached in references:
@@ -314,6 +320,11 @@ def any_alive(references: Sequence[Reference]) -> bool:
         if not still_unused():
             return True
     return False
+
+
+def nobody_holds(cached: list[Any], place: int) -> bool:
+    """Whether only this list refers to a tensor in it, in Python and in C++."""
+    return _references(cached, place) == _UNUSED and torch_internals.tensor_use_count(cached[place]) == 1
 
 
 def _references(values: list[Any], place: int) -> int:

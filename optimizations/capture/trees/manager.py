@@ -43,8 +43,8 @@ from optimizations.capture.trees.alike import tell_ranks
 from optimizations.capture.trees.containers import shut_down, thread_containers
 from optimizations.capture.trees.endings import free_before_process_groups_end, in_a_process_group
 from optimizations.capture.trees.function import RecordableFunction, forget_recordings
-from optimizations.capture.trees.lean import MOST_KEPT, SteadyCall, steadily, steady_call
-from optimizations.capture.trees.node import EncoreNode
+from optimizations.capture.trees.lean import INPUT_STILL_HELD, MOST_KEPT, SteadyCall, steadily, steady_call
+from optimizations.capture.trees.node import EncoreNode, StillHeld
 from optimizations.captured.pools import Pool, end_failed_capture, give_back
 from optimizations.recording.fixed_inputs import Answer
 from optimizations.replay.streams import make_context_current, wait_for_stream
@@ -126,13 +126,19 @@ class EncoreManager(CUDAGraphTreeManager):
                 function.retiring = False
                 self._free_what_is_retired()
             if reason is not None:
-                return self._run_without_graph(new_inputs, function_id, reason)
+                return self.run_without_graph(new_inputs, function_id, reason)
             returned = {place: new_inputs[index] for place, index in function.returned_inputs.items()}
             self.running = True
+            held: EncoreNode | None = None
             try:
                 outputs = super().run(new_inputs, function_id)
+            except StillHeld as error:
+                held = error.node
             finally:
                 self.running = False
+            if held is not None:
+                held.give_back_inputs(new_inputs)
+                return self.run_without_graph(new_inputs, function_id, INPUT_STILL_HELD)
             if returned:
                 outputs = _with_inputs(outputs, returned)
             return self.kept_copied(function, outputs) if function.kept_outputs else outputs
@@ -182,7 +188,8 @@ class EncoreManager(CUDAGraphTreeManager):
                 return FORWARD_UNCAPTURED
         return None
 
-    def _run_without_graph(self, inputs: list[Any], function_id: Any, reason: str) -> Any:
+    def run_without_graph(self, inputs: list[Any], function_id: Any, reason: str) -> Any:
+        """Serve a call without a graph, on inputs that need not lie where a graph has them."""
         function = self._function(function_id)
         function.ran_without_graph(reason)
         mode = self.mode = self.id_to_mode[function_id]
@@ -215,6 +222,8 @@ class EncoreManager(CUDAGraphTreeManager):
     def _look_for_held_results(self) -> None:
         generation = self.get_curr_generation()
         live = list(self.current_node.path_live_weakrefs())
+        if live and self._histories_forgotten():
+            live = list(self.current_node.path_live_weakrefs())
         if not live:
             self.held_in_generation = None
             self._held_iterations = 0
@@ -226,6 +235,9 @@ class EncoreManager(CUDAGraphTreeManager):
         patience = PATIENCE if any(self.roots.values()) else 0  # what was only warmed up is soon recorded
         if self._held_iterations > patience and len(self._callers) == 1:
             self.leave_pool()
+
+    def _histories_forgotten(self) -> bool:
+        return isinstance(self.current_node, EncoreNode) and self.current_node.forget_histories()
 
     def _mark_kept(self, addresses: set[int]) -> None:
         for node in self.current_node._path_from_root:
@@ -330,6 +342,7 @@ class EncoreManager(CUDAGraphTreeManager):
             self._checkpoint_due = False
             return followed[0]
         replayed = self._checkpoint_due
+        self._histories_forgotten()
         self._apply_due_checkpoint()
         function = self._function(function_id)
         function.callers = self._callers

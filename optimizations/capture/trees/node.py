@@ -8,6 +8,13 @@ Note [A reset of stock's]. Stock tells autograd about tensors that its nodes kee
 switched off when stock's managers are ended (`torch.compiler.reset`), and whose use is an error from then on. Encore's
 managers may be alive, so they switch it on before they use it.
 
+Note [Held for a backward]. A replay hands out the same tensor objects each time. Stock sees that somebody holds one by
+the references of Python, and leaves one out that C++ may have: after a forward, the results that the caller let go of
+still refer to its backward, and that to all that was saved. But a backward that is pending, or was told to retain its
+graph, has its saved tensors by nothing else, and the next replay of the forward would write over them. So here that
+reference counts, once results that nobody holds have lost their history, which the next replay would take from them
+anyway. What was let go of during a recording, and is held in a call, speaks against the graph in that call.
+
 Note [Inputs that are returned]. A generated function may return an input as it is: a later partition of the same
 program reads it, or writes it. The graph's own output is then the placeholder, which is another tensor than the
 caller's. So where there are several partitions the caller's tensor is handed out instead, as the function does without
@@ -30,7 +37,7 @@ from optimizations import torch_internals
 from optimizations.appliers.device import RecordingTools, device_tools
 from optimizations.appliers.triton_kernels import triton_kernels
 from optimizations.capture.trees.function import RecordableFunction
-from optimizations.capture.trees.lean import Reference
+from optimizations.capture.trees.lean import Reference, nobody_holds
 from optimizations.captured.pools import pool_memory
 from optimizations.captured.recapture import recapture, register_generators, uncollected
 from optimizations.recording.budget import waiting_for_memory
@@ -44,6 +51,14 @@ from optimizations.replay.swaps import Swaps
 from optimizations.report.recordings import RecordingReport
 
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
+
+
+class StillHeld(Exception):
+    """An input of this call is held, whose memory the graph writes over. Nothing was launched."""
+
+    def __init__(self, node: EncoreNode) -> None:
+        super().__init__("a result that the graph writes over is held")
+        self.node = node
 
 
 class EncoreNode(CUDAGraphNode):
@@ -263,9 +278,42 @@ class EncoreNode(CUDAGraphNode):
         if self.prefers_recording(inputs):
             self.moved_fixed_input = True
             return statuses.StaticInputIdxMismatch, lambda: "patching for these addresses has cost a recording"
-        status, describe = super().check_invariants(inputs)
+        status, describe = super().check_invariants(inputs)  # raises StillHeld
         self.moved_fixed_input = status is statuses.StaticInputIdxMismatch
         return status, describe
+
+    def _check_liveness(self, indices: Any, output_refs: Any) -> bool:
+        """As stock's. Note [Held for a backward]."""
+        if CUDAGraphNode._check_liveness(indices, output_refs):
+            return True
+        if self.forget_histories() and CUDAGraphNode._check_liveness(indices, output_refs):
+            return True
+        if indices is self.expected_dead_indices_after_graph:
+            raise StillHeld(self)
+        return False
+
+    def all_outputs_are_dead(self) -> bool:
+        """As stock's. Note [Held for a backward]."""
+        return bool(super().all_outputs_are_dead() or (self.forget_histories() and super().all_outputs_are_dead()))
+
+    def forget_histories(self) -> bool:
+        """Let go of the backwards that results on the path refer to which nobody holds. Whether there was any."""
+        found = False
+        for node in self._path_from_root:
+            cached = node.cached_tensor_outputs
+            for place in range(len(cached)):  # an iterator would hold what it gives out
+                has_history = cached[place] is not None and cached[place].grad_fn is not None
+                if has_history and nobody_holds(cached, place):
+                    with torch_internals.disable_current_modes():
+                        cached[place].detach_()
+                    found = True
+        return found
+
+    def give_back_inputs(self, inputs: list[Any]) -> None:
+        """Fill in what `check_invariants` has taken out of a call's inputs, in memory of their own."""
+        for index in self.cudagraph_managed_idxs:
+            if inputs[index] is None:
+                inputs[index] = torch_internals.clone_preserve_strides(self._seen[index])
 
     def _copy_inputs_and_remove_from_src(self, dsts: list[Any], srcs: list[Any]) -> None:
         if self._tracker is not None:
@@ -327,6 +375,10 @@ class EncoreNode(CUDAGraphNode):
     def _initialize_cached_tensors(self) -> None:
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
         super()._initialize_cached_tensors()
+        for place, tensor in enumerate(self.cached_tensor_outputs):
+            if tensor is not None:
+                unused = functools.partial(_unused, weakref.ref(self), place)
+                self.outputs_weakrefs[place].extra_ref_check = unused
 
     def remove_node_cached_tensors(self) -> None:
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
@@ -437,6 +489,12 @@ class EncoreNode(CUDAGraphNode):
     def waiting(self) -> str | None:
         """See `function.Recording`."""
         return self._session.waiting if self._session is not None and self._session.pending else None
+
+
+def _unused(reference: weakref.ref[EncoreNode], place: int) -> bool:
+    """Note [Held for a backward]."""
+    node = reference()
+    return node is not None and nobody_holds(node.cached_tensor_outputs, place)
 
 
 def _is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:

@@ -1,0 +1,174 @@
+"""Whole programs through `torch.compile(backend="encore")` without a GPU: from Dynamo to CUDAGraph Trees.
+
+Inductor takes CPU programs for CUDA ones, and calls ATen for every operator, so that nothing is compiled by a C++
+compiler. A capture of what it made is one kernel of the simulated driver: it runs the function on what lies at the
+addresses that it is given, and copies the results to where the capture has them. Placement has nothing to do here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, at_address, played_by_the_cpu, tensor_over
+from simulated_cuda import Function, Node, word
+
+import optimizations
+from optimizations import torch_internals
+from optimizations.capture.trees.maker import EncoreMaker
+from optimizations.recording.generated import GeneratedCode
+
+INDUCTOR = {"fallback_by_default": True, "graph_partition": False, "fallback_random": True}
+UNWRITTEN = 0x7F
+
+
+class Capturable:
+    """A function of Inductor's, called with the list of its inputs. `captures` counts."""
+
+    def __init__(self, cuda: CudaOnCpu, model: Callable[[list[Any]], Any]) -> None:
+        self.code = GeneratedCode(None)
+        self.captures = 0
+        self._cuda = cuda
+        self._model = model
+        self._kernels: dict[str, Function] = {}
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        if self._cuda.capturing is None:
+            return self._model(inputs)
+        given = list(inputs)
+        inputs.clear()
+        self.captures += 1
+        tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        outputs, owners = self._tried_out(given)
+        # By the memory that it has in the trial: memory of an input, or memory that the capture takes.
+        memory = {place: tensors[index].untyped_storage() for place, index in owners.items()}
+        made: dict[int, int] = {}
+        results = []
+        for output in outputs:
+            if isinstance(output, torch.Tensor):
+                place = _place(output)
+                if place not in memory:
+                    block = self._cuda.allocate(output.untyped_storage().nbytes() // 4 + 1)
+                    block.view(torch.uint8).fill_(UNWRITTEN)
+                    memory[place] = block.untyped_storage()
+                    made[place] = len(made)
+                output = _like(output, memory[place], output.storage_offset())
+            results.append(output)
+        copied = [made.get(_place(one)) if isinstance(one, torch.Tensor) else None for one in outputs]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        addresses += [storage.data_ptr() for place, storage in memory.items() if place in made]
+        kernel = self._kernel([_geometry(value) for value in given], copied, len(addresses))
+        self._cuda.driver.add_node(self._cuda.capturing.graph, Node("KERNEL", kernel, list(map(word, addresses))))
+        return results
+
+    def _tried_out(self, given: list[Any]) -> tuple[list[Any], dict[int, int]]:
+        """The outputs of a run on copies, which changes nothing, and by memory, the tensor input that it is of."""
+        storages: dict[int, torch.UntypedStorage] = {}
+        copies, owners = [], {}
+        for value in given:
+            if isinstance(value, torch.Tensor):
+                storage = storages.setdefault(_place(value), value.untyped_storage().clone())
+                value = _like(value, storage, value.storage_offset())
+                if storage.nbytes():
+                    owners.setdefault(_place(value), sum(isinstance(one, torch.Tensor) for one in copies))
+            copies.append(value)
+        random = torch.get_rng_state()
+        try:
+            return list(self._model(list(copies))), owners
+        finally:
+            torch.set_rng_state(random)
+
+    def _kernel(self, geometry: list[Any], copied: list[int | None], pointers: int) -> Function:
+        key = f"{geometry} {copied}"
+        if key in self._kernels:
+            return self._kernels[key]
+        inputs = sum(isinstance(one, tuple) for one in geometry)
+
+        def body(*words: bytes) -> None:
+            addresses = [int.from_bytes(pointer, "little") for pointer in words]
+            places = iter(addresses)
+            arguments = [_at(next(places), *one) if isinstance(one, tuple) else one for one in geometry]
+            with torch.no_grad():
+                found = self._model(arguments)
+            for output, number in zip(found, copied, strict=True):
+                if number is not None:
+                    storage = output.untyped_storage()
+                    ctypes.memmove(addresses[inputs + number], storage.data_ptr(), storage.nbytes())
+
+        kernel = self._kernels[key] = Function(f"function {id(self)}", (8,) * pointers, body)
+        self._cuda.driver.add_function(kernel)
+        return kernel
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _geometry(value: Any) -> Any:
+    return (value.dtype, tuple(value.shape), value.stride()) if isinstance(value, torch.Tensor) else value
+
+
+def _like(tensor: torch.Tensor, storage: Any, offset: int) -> torch.Tensor:
+    dtype, size, stride = _geometry(tensor)
+    return tensor_over({"dtype": dtype, "storage_offset": offset, "size": size, "stride": stride}, storage)
+
+
+def _at(address: int, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    if not all(size):
+        return torch.empty_strided(size, stride, dtype=dtype)
+    last = sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
+    storage = at_address(address, (last + 1) * dtype.itemsize, torch.uint8).untyped_storage()
+    return tensor_over({"dtype": dtype, "storage_offset": 0, "size": size, "stride": stride}, storage)
+
+
+class CompiledOnCpu:
+    """`functions` are those that Inductor made since the beginning."""
+
+    def __init__(self, cuda: CudaOnCpu) -> None:
+        self.cuda = cuda
+        self.functions: list[Capturable] = []
+
+    @property
+    def captures(self) -> list[int]:
+        return [function.captures for function in self.functions]
+
+
+@pytest.fixture
+def compiled_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompiledOnCpu]:
+    """See the module."""
+    check = torch._check
+    playing = played_by_the_cpu(monkeypatch)
+    world = CompiledOnCpu(next(playing))
+
+    def check_all_but_devices(condition: Any, *message: Any) -> None:
+        caller = sys._getframe(1).f_globals["__name__"]
+        about_devices = caller.endswith("cudagraph_trees") and message and "cuda" in str(message[0]())
+        if not (about_devices and not condition):
+            check(condition, *message)
+
+    make = EncoreMaker.cudagraphify
+    init = torch_internals.CompiledFxGraph.__init__
+
+    def cudagraphify(maker: EncoreMaker, model: Any, *arguments: Any, **keywords: Any) -> Any:
+        world.functions.append(Capturable(world.cuda, model))
+        return make(maker, world.functions[-1], *arguments, **keywords)
+
+    def on_a_gpu(graph: Any, *arguments: Any, **keywords: Any) -> None:
+        init(graph, *arguments, **keywords)
+        graph.device_idxs.add(0)
+
+    monkeypatch.setattr(torch, "_check", check_all_but_devices)
+    monkeypatch.setattr(EncoreMaker, "cudagraphify", cudagraphify)
+    monkeypatch.setattr(torch_internals.CompiledFxGraph, "__init__", on_a_gpu)
+    monkeypatch.setattr(torch_internals.cudagraph_utils, "check_lowering_disable_cudagraph", lambda mapping: None)
+    torch_internals.reset_dynamo()
+    optimizations.reset()
+    with torch_internals.fresh_cache(), torch_internals.inductor_config.patch(INDUCTOR):
+        yield world
+        torch_internals.reset_dynamo()
+        next(playing, None)
+    optimizations.reset()

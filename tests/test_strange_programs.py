@@ -1,0 +1,378 @@
+"""Programs that use results, gradients and modules as users do, compiled whole: what they compute is eager's."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._functorch.config as functorch_config
+from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
+from torch import nn
+
+import optimizations
+
+__all__ = ["compiled_on_cpu"]
+
+Compile = Callable[[Any], Callable[..., Any]]
+PROGRAMS: dict[str, Callable[[Compile], list[Any]]] = {}
+
+
+class Net(nn.Module):
+    def __init__(self, *, norm: bool = False, drop: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 4)
+        self.norm = nn.BatchNorm1d(6) if norm else nn.Identity()
+        self.drop = nn.Dropout(0.5) if drop else nn.Identity()
+        self.register_buffer("offset", torch.arange(4.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(self.drop(torch.relu(self.norm(self.first(x))))) + self.offset
+        return result
+
+
+def values(seed: int, rows: int = 3) -> torch.Tensor:
+    return torch.randn(rows, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(net: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+
+
+def program(function: Callable[[Compile], list[Any]]) -> Callable[[Compile], list[Any]]:
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+@program
+def results_kept_dropped_and_written(compile_: Compile) -> list[Any]:
+    run, kept = compile_(Net()), []
+    with torch.no_grad():
+        for step in range(20):
+            result = run(values(step))
+            if step % 3 == 0:
+                kept.append(result)
+            elif step % 3 == 1:
+                result.fill_(float(step))
+            if step == 13:
+                del kept[1:3]
+    return kept
+
+
+@program
+def results_passed_back(compile_: Compile) -> list[Any]:
+    run, found, x = compile_(Net()), [], values(0, 4)
+    with torch.no_grad():
+        for step in range(16):
+            y = run(x)
+            x = (y, y.t(), y * 0.5, y[torch.arange(3, -1, -1)])[step % 4]
+            found.append(x.mean())
+    return found
+
+
+@program
+def views_of_results_kept(compile_: Compile) -> list[Any]:
+    def rows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x @ x.t()
+        return y[0], y[1:], y.t()
+
+    run, found = compile_(rows), []
+    with torch.no_grad():
+        for step in range(14):
+            first, others, turned = run(values(step))
+            if step % 4 == 1:
+                others.add_(1)
+            found += [(others,), (first,), (turned[0],), ()][step % 4]
+    return found
+
+
+@program
+def two_forwards_in_each_step(compile_: Compile) -> list[Any]:
+    net = Net()
+    run, found = compile_(net), []
+    for step in range(8):
+        net.zero_grad()
+        loss = (run(values(step)) * run(values(step + 30))).sum()
+        loss.backward()
+        found += [loss.detach(), *gradients(net)]
+    return found
+
+
+@program
+def several_forwards_in_some_steps(compile_: Compile) -> list[Any]:
+    net = Net()
+    run, found = compile_(net), []
+    for step in range(12):
+        net.zero_grad()
+        losses = [run(values(20 * step + i)).square().mean() for i in range(1 + (step % 4 == 3) + (step % 5 == 4))]
+        for loss in losses:
+            loss.backward()
+        found += gradients(net)
+    return found
+
+
+@program
+def a_backward_that_comes_steps_later(compile_: Compile) -> list[Any]:
+    net = Net()
+    run, found = compile_(net), []
+    later: torch.Tensor | None = None
+    for step in range(14):
+        net.zero_grad()
+        loss = run(values(step)).square().mean()
+        if step % 5 == 3:
+            later = loss
+            continue
+        loss.backward()
+        if step % 5 == 0 and later is not None:
+            later.backward()
+            later = None
+        found += gradients(net)
+    return found
+
+
+@program
+def graphs_retained_in_some_steps(compile_: Compile) -> list[Any]:
+    net = Net()
+    run, found = compile_(net), []
+    for step in range(14):
+        net.zero_grad()
+        loss = run(values(step)).square().mean()
+        loss.backward(retain_graph=step % 5 == 3)
+        if step % 5 == 3:
+            loss.backward()
+        found += gradients(net)
+    return found
+
+
+@program
+def gradients_accumulate_and_are_kept(compile_: Compile) -> list[Any]:
+    net = Net(norm=True)
+    run, found, kept = compile_(net), [], []
+    for step in range(12):
+        run(values(step)).square().mean().backward()
+        if step % 4 == 3:
+            kept += [parameter.grad for parameter in net.parameters()]
+            net.zero_grad()
+        else:
+            found += gradients(net)
+    return found + kept
+
+
+@program
+def adversaries(compile_: Compile) -> list[Any]:
+    maker, judge = Net(), Net()
+    make, judged, found = compile_(maker), compile_(judge), []
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.05) for net in (maker, judge)]
+    for step in range(8):
+        made = make(values(step))
+        optimizers[1].zero_grad()
+        (judged(values(step + 5)).mean() - judged(made.detach()).mean()).backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        loss = judged(made).square().mean()
+        loss.backward()
+        optimizers[0].step()
+        found.append(loss.detach())
+    return [*found, *(p.detach().clone() for p in maker.parameters())]
+
+
+@program
+def modes_change(compile_: Compile) -> list[Any]:
+    net = Net()
+    run, found = compile_(net), []
+    for step in range(20):
+        if step % 4 == 0:
+            with torch.no_grad():
+                found.append(run(values(step)))
+        elif step % 4 == 1:
+            with torch.inference_mode():
+                found.append(run(values(step)).clone())
+        elif step % 4 == 2:
+            run(values(step)).sum().backward()
+            found += gradients(net)
+        else:
+            found.append(run(values(step)).detach())
+    return found
+
+
+@program
+def forwards_without_a_backward(compile_: Compile) -> list[Any]:
+    net = Net()
+    run, found = compile_(net), []
+    for step in range(16):
+        result = run(values(step))
+        if step % 3 == 2:
+            result.sum().backward()
+            found += gradients(net)
+        found.append(result.detach())
+    return found
+
+
+@program
+def parameters_exchanged(compile_: Compile) -> list[Any]:
+    net = Net()
+    run, found = compile_(net), []
+    for step in range(14):
+        if step % 3 == 0:
+            for parameter in net.parameters():
+                parameter.data = parameter.data * 1.1
+        if step == 5:
+            net.load_state_dict({name: value * 0.9 for name, value in net.state_dict().items()}, assign=True)
+        if step == 7:
+            net.first = nn.Linear(4, 6)
+        if step == 9:
+            net.offset = net.offset + 1
+        net.zero_grad()
+        run(values(step)).square().sum().backward()
+        found += gradients(net)
+    return found
+
+
+@program
+def copies_of_modules(compile_: Compile) -> list[Any]:
+    net = Net()
+    run, found = compile_(net), []
+    with torch.no_grad():
+        for step in range(4):
+            found.append(run(values(step)))
+        copied, other = copy.deepcopy(run), copy.deepcopy(net)
+        other.offset.add_(3)
+        again = compile_(other)
+        for step in range(6):
+            found += [run(values(step)), copied(values(step)), again(values(step))]
+        del run
+        gc.collect()
+        found += [copied(values(1)), again(values(2))]
+    return found
+
+
+@program
+def dropout_and_norms(compile_: Compile) -> list[Any]:
+    net = Net(norm=True, drop=True)
+    run, found = compile_(net), []
+    for step in range(12):
+        torch.manual_seed(step)
+        net.train(step % 3 != 0)
+        net.zero_grad()
+        result = run(values(step))
+        if net.training:
+            result.sum().backward()
+        found += [result.detach(), *gradients(net), torch.rand(1)]
+    return [*found, *net.buffers()]
+
+
+@program
+def many_threads(compile_: Compile) -> list[Any]:
+    run = compile_(Net())
+    found: dict[tuple[int, int], torch.Tensor] = {}
+    with torch.no_grad():
+        for step in range(4):
+            run(values(step))
+
+    def work(number: int) -> None:
+        with torch.no_grad():
+            for step in range(20):
+                found[number, step] = run(values(100 * number + step))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[key] for key in sorted(found)]
+
+
+@program
+def resets_while_a_backward_is_pending(compile_: Compile) -> list[Any]:
+    net = Net()
+    run, found = compile_(net), []
+    for reset in (lambda: None, lambda: None, lambda: None, optimizations.reset, torch.compiler.reset, lambda: None):
+        net.zero_grad()
+        result = run(values(3))
+        reset()
+        result.sum().backward()
+        found += [result, *gradients(net)]
+    return found
+
+
+@program
+def hooks_that_change_and_raise(compile_: Compile) -> list[Any]:
+    net = Net()
+    run, found = compile_(net), []
+
+    def refuse(gradient: torch.Tensor) -> None:
+        raise ValueError("not this one")
+
+    for step in range(10):
+        result = run(values(step))
+        result.register_hook(refuse if step % 4 == 2 else lambda gradient: gradient * 3)
+        try:
+            result.sum().backward()
+        except ValueError:
+            found.append(torch.tensor(float(step)))
+        found += [result.detach(), *gradients(net)]
+    return found
+
+
+@program
+def saved_tensors_in_other_places(compile_: Compile) -> list[Any]:
+    net = Net()
+    run, found = compile_(net), []
+    for _ in range(6):
+        net.zero_grad()
+        with torch.autograd.graph.save_on_cpu():
+            results = [run(values(step)) for step in (1, 2)]
+        torch.stack(results).square().sum().backward()
+        found += gradients(net)
+    return found
+
+
+def flat(found: Any) -> list[Any]:
+    if isinstance(found, (list, tuple)):
+        return [leaf for one in found for leaf in flat(one)]
+    return [found.detach() if isinstance(found, torch.Tensor) else found]
+
+
+FULL_WAYS = ("several_forwards_in_some_steps", "a_backward_that_comes_steps_later", "graphs_retained_in_some_steps")
+
+
+@pytest.mark.parametrize(
+    ("name", "lean"), [*((name, True) for name in PROGRAMS), *((name, False) for name in FULL_WAYS)]
+)
+def test_what_a_program_computes_is_eagers(compiled_on_cpu: CompiledOnCpu, name: str, lean: bool) -> None:
+    torch.manual_seed(0)
+    expected = flat(PROGRAMS[name](lambda module: module))
+    torch.manual_seed(0)
+    # Buffers that a backward may write over are PyTorch's reason to refuse retain_graph.
+    with functorch_config.patch(donated_buffer=False):
+        found = flat(PROGRAMS[name](lambda module: torch.compile(module, backend="encore", options={"lean": lean})))
+    assert len(found) == len(expected)
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=lambda text, n=number: f"value {n}: {text}")
+    assert any(compiled_on_cpu.captures), "nothing was captured"
+    assert compiled_on_cpu.cuda.replays
+
+
+def test_two_forwards_in_each_step_are_two_recordings_that_are_replayed(compiled_on_cpu: CompiledOnCpu) -> None:
+    net = Net()
+    run = torch.compile(net, backend="encore")
+    for step in range(12):
+        net.zero_grad()
+        if step == 8:
+            before = compiled_on_cpu.captures, compiled_on_cpu.cuda.replays
+        (run(values(step)) * run(values(step + 30))).sum().backward()
+    assert compiled_on_cpu.captures == before[0]
+    assert compiled_on_cpu.cuda.replays == before[1] + 4 * 4
+
+
+def test_forwards_whose_results_are_dropped_before_a_backward_are_replayed(compiled_on_cpu: CompiledOnCpu) -> None:
+    """What the last result refers to is nobody's any more."""
+    run = torch.compile(Net(), backend="encore")
+    for step in range(12):
+        run(values(step))
+    assert compiled_on_cpu.captures == [2], "recorded once, and looked at once more"
+    assert compiled_on_cpu.cuda.replays >= 10
