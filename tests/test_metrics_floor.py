@@ -12,7 +12,7 @@ import torch
 from suite.measure import launches
 from suite.measure.launches import graphs_us, timed_launches
 from suite.metrics import PreparedCell, metrics
-from suite.metrics.floor import METRIC
+from suite.metrics.floor import METRIC, SAMPLES
 from suite.modes import MODES
 
 
@@ -47,6 +47,17 @@ def test_an_iteration_is_compared_with_its_graphs_alone(cuda: Any) -> None:
     assert 500 < values["floor_us"] < values["whole_us"]  # type: ignore[operator]
     assert values["over_floor_ratio"] == pytest.approx(values["whole_us"] / values["floor_us"])  # type: ignore[operator]
     assert 2 < values["over_floor_ratio"] < 4  # type: ignore[operator]
+
+
+def test_inputs_move_as_in_the_timed_blocks(cuda: Any) -> None:
+    graph, numbers = cuda(), []
+
+    def iterate(number: int) -> None:
+        numbers.append(number)
+        graph.replay()
+
+    METRIC.values(cell(iterate))
+    assert numbers == list(range(1 + 2 * SAMPLES))
 
 
 def test_graphs_are_launched_where_the_program_launches_them_and_never_without_it(cuda: Any) -> None:

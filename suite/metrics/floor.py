@@ -5,6 +5,7 @@ No host program that launches these graphs can be faster than launching them one
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -16,9 +17,10 @@ SAMPLES = 100
 
 
 def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
-    """Medians of `SAMPLES` iterations on the same inputs, and of as many of their graphs, each waited for.
+    """Medians of `SAMPLES` iterations, and of as many of their graphs, each waited for.
 
-    All are taken on one core, the same for every mode.
+    All are taken on one core, the same for every mode. The inputs move from iteration to iteration as in the timed
+    blocks: on inputs that stay, selection would begin to measure once more.
     """
     import torch
 
@@ -28,8 +30,10 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
     if cell.device.type != "cuda" or not cell.mode.uses_cuda_graphs:
         return {}
 
+    numbers = itertools.count()
+
     def iterate() -> None:
-        cell.iterate(0)
+        cell.iterate(next(numbers))
 
     def wait() -> None:
         torch.cuda.synchronize(cell.device)
