@@ -19,6 +19,7 @@ SCRIPTS = (
     "tests/gpu/pytest.sh",
     "tests/gpu/run.sh",
     "tests/gpu/ranks.sh",
+    "tests/gpu/shards.sh",
     "tests/gpu/stages.sh",
     ".ci/run",
 )
@@ -87,7 +88,16 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 @pytest.mark.parametrize(
-    "script", ["run_all.sh", "run_tests.sh", "tests/gpu/pytest.sh", "tests/gpu/run.sh", "tests/gpu/ranks.sh", ".ci/run"]
+    "script",
+    [
+        "run_all.sh",
+        "run_tests.sh",
+        "tests/gpu/pytest.sh",
+        "tests/gpu/run.sh",
+        "tests/gpu/ranks.sh",
+        "tests/gpu/shards.sh",
+        ".ci/run",
+    ],
 )
 def test_scripts_are_executable_bash(script: str) -> None:
     assert os.access(REPOSITORY / script, os.X_OK)
@@ -380,6 +390,60 @@ def test_help_needs_no_set_up(checkout: Checkout, script: str) -> None:
     assert done.returncode == 0
     assert f"Usage: ./{script}" in done.stdout
     assert checkout.calls() == []
+
+
+def sharded(checkout: Checkout, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """tests/gpu/shards.sh with a `taskset` that writes down the GPU and the cores."""
+    tools = checkout.folder / "tools"
+    tools.mkdir(exist_ok=True)
+    (tools / "taskset").write_text(
+        f'#!/bin/bash\necho "$CUDA_VISIBLE_DEVICES on $2" >>"{checkout.folder}/bound"\n"${{@:3}}"\n'
+    )
+    (tools / "nproc").write_text("#!/bin/bash\necho 8\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    out = str(checkout.folder / "out")
+    return checkout.run("tests/gpu/shards.sh", out, *options, PATH=path, STUB_GPU="NVIDIA H200", **variables)
+
+
+def test_every_gpu_measures_its_shard_on_cores_of_its_own(checkout: Checkout) -> None:
+    done = sharded(checkout, "--gpus", "2", "EOS", "ALNET", "--measure-s", "6")
+    assert done.returncode == 0, done.stderr
+    runs = sorted(call for call in checkout.calls() if "<suite><run>" in call)
+    assert [re.findall(r"<--shard><(.*?)>", run) for run in runs] == [["1/2"], ["2/2"]]
+    assert all(run.endswith("<EOS><ALNET><--measure-s><6>") for run in runs)
+    assert sorted((checkout.folder / "bound").read_text().splitlines()) == ["0 on 0-3", "1 on 4-7"]
+    assert sorted(path.name for path in (checkout.folder / "out").iterdir()) == [
+        "environment.json",
+        "shard-1.log",
+        "shard-2.log",
+        "shards.tar.gz",
+        "summary.txt",
+    ]
+    assert "shard 2: exit code 0" in done.stdout
+
+
+def test_a_shard_that_fails_is_the_scripts_failure(checkout: Checkout) -> None:
+    done = sharded(checkout, "--gpus", "2", "EOS", "ALNET", STUB_RUN="1")
+    assert done.returncode == 1
+    assert done.stdout.count("exit code 1") == 2
+    for wrong in (("--gpus", "0"), ("--minutes", "x"), ("--runs", "missing.tar.gz")):
+        assert sharded(checkout, *wrong).returncode == 2
+
+
+def test_shards_of_an_earlier_stay_are_resumed(checkout: Checkout) -> None:
+    earlier = checkout.folder / "shards" / "shard-1"
+    earlier.mkdir(parents=True)
+    (earlier / "environment.json").write_text("{}")
+    archive = checkout.folder / "shards.tar.gz"
+    subprocess.run(["tar", "-C", checkout.folder, "-czf", archive, "shards"], check=True)
+    assert sharded(checkout, "--gpus", "2", "--runs", str(archive), "EOS", "ALNET").returncode == 0
+    resumed, new = sorted(
+        (call for call in checkout.calls() if "<suite><run>" in call), key=lambda call: "--out" in call
+    )
+    assert "<--resume>" in resumed and "EOS" not in resumed
+    assert "<--shard><2/2>" in new and "<EOS><ALNET>" in new
 
 
 def test_a_stay_with_several_gpus_says_how_it_is_used(checkout: Checkout) -> None:

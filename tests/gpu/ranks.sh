@@ -8,7 +8,7 @@ usage() {
 Usage: tests/gpu/ranks.sh OUT [--minutes N] [--stages tests,suite] [--run ARCHIVE] [WORKLOAD...]
 
 Runs the tests that need several GPUs, then `encore run --tp` over 1, 2 and 4 GPUs, as far as there are so many, in the
-modes compile, graph and indirection, as many workloads as the rest of the time allows. Writes to the folder OUT:
+modes compile, graph and encore, as many workloads as the rest of the time allows. Writes to the folder OUT:
 
   summary.txt       what ran, with exit codes and seconds
   environment.json  GPUs, driver, versions, commit
@@ -83,7 +83,7 @@ if [[ ",$stages," == *,suite,* ]]; then
         stage run "$limit" "$python" -P -m suite run --resume "$run" --timeout 4m
     else
         stage run "$limit" "$python" -P -m suite run "${workloads[@]}" --tp "$degrees" --out "$run" \
-            --modes compile,graph,indirection --processes 1 --measure-s 3 --timeout 4m
+            --modes compile,graph,encore --processes 1 --measure-s 3 --timeout 4m
     fi
     if [ -f "$run/cells.jsonl" ]; then
         encore report "$run" --out "$run/report" >>"$out/run.log" 2>&1 || failed=1

@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# A run of the suite on all GPUs of a host at once: each measures a part of the workloads, on cores of its own.
+set -uo pipefail
+root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
+
+usage() {
+    cat <<'TEXT'
+Usage: tests/gpu/shards.sh OUT [--minutes N] [--gpus N] [--runs ARCHIVE] [WORKLOAD... and options of `encore run`]
+
+Starts `encore run --shard I/N` once for each of the N GPUs, all at the same time. Every N-th workload named is a GPU's:
+name heavy and light ones in turn. Writes to the folder OUT:
+
+  summary.txt       what ran, with exit codes and seconds
+  environment.json  GPU, driver, versions, commit
+  shard-1.log ...   the log of each
+  shards.tar.gz     the runs, one folder each; written every half minute, too. `encore merge` joins them
+
+  --minutes N     time for all of it (9); what is being measured then is lost, and measured first the next time
+  --gpus N        use so many (all)
+  --runs ARCHIVE  a shards.tar.gz from an earlier stay of as many GPUs, to go on with; give the same workloads
+
+PYTHON names the interpreter (.venv/bin/python, else python3). The exit code is 0 if every shard has all of its rows and
+none failed.
+TEXT
+}
+
+case "${1:-}" in "" | -h | --help)
+    usage
+    [ $# -gt 0 ]
+    exit $((2 * $?))
+    ;;
+esac
+
+mkdir -p "$1" && out="$(cd -- "$1" && pwd)" || exit 2
+shift
+minutes=9
+gpus=
+archive=
+while [ $# -gt 0 ]; do
+    case "$1" in
+    --minutes) minutes="${2:?--minutes needs a number}" && shift 2 ;;
+    --gpus) gpus="${2:?--gpus needs a number}" && shift 2 ;;
+    --runs) archive="$(realpath -- "${2:?--runs needs a file}")" && shift 2 ;;
+    *) break ;;
+    esac
+done
+[ -n "$gpus" ] || gpus="$(nvidia-smi --list-gpus | wc -l)"
+for number in "$minutes" "$gpus"; do
+    [[ "$number" =~ ^[1-9][0-9]*$ ]] || { echo "$number is no whole number above 0 (see --help)" >&2 && exit 2; }
+done
+[ -z "$archive" ] || [ -r "$archive" ] || { echo "$archive cannot be read" >&2 && exit 2; }
+
+# shellcheck source=tests/gpu/stages.sh
+source "$root/tests/gpu/stages.sh"
+runs="$work/shards"
+mkdir -p "$runs"
+[ -z "$archive" ] || tar -C "$work" -xzf "$archive" || exit 2
+cores=$(($(nproc) / gpus))
+[ "$cores" -gt 0 ] || cores=1
+
+# Rows may be written meanwhile (tar says 1 then): the next archive has them whole.
+save() {
+    tar -C "$work" -czf "$work/saved.tar.gz" --warning=no-file-changed shards || [ $? -eq 1 ] || return
+    mv -- "$work/saved.tar.gz" "$out/shards.tar.gz"
+}
+
+# shard NUMBER ARGUMENTS...
+shard() {
+    local number="$1" run="$runs/shard-$1" begun=$SECONDS where status first
+    shift
+    first=$(((number - 1) * cores))
+    where=(--out "$run" --shard "$number/$gpus")
+    # A resumed run knows its workloads and options.
+    [ ! -e "$run/environment.json" ] || { where=(--resume "$run") && set --; }
+    mkdir -p "$work/tmp-$number"
+    CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=$((number - 1)) TMPDIR="$work/tmp-$number" \
+        timeout --signal=INT --kill-after=20 $(($(left) - 20)) \
+        taskset --cpu-list "$first-$((first + cores - 1))" \
+        "$python" -P -m suite run "${where[@]}" "$@" >"$out/shard-$number.log" 2>&1
+    status=$?
+    echo "shard $number: exit code $status after $((SECONDS - begun)) s" >>"$out/summary.txt"
+    return "$status"
+}
+
+: >"$out/summary.txt"
+started_shards=()
+for ((number = 1; number <= gpus; number++)); do
+    shard "$number" "$@" &
+    started_shards+=($!)
+done
+while sleep 1 && [ -n "$(jobs -pr)" ]; do
+    [ $((SECONDS % 30)) -ne 0 ] || save
+done
+for one in "${started_shards[@]}"; do
+    wait "$one" || failed=1
+done
+save || failed=1
+cat -- "$out/summary.txt"
+exit "$failed"
