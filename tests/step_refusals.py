@@ -201,6 +201,48 @@ def rate_of_an_optimizer_for_numbers(device: str) -> Refused:
     return Refused(step, model, "where the call before gave", between=lambda index: scheduler.step())
 
 
+def scheduled(device: str, step_of: Callable[..., Any], words: str, *, line: bool = True) -> Refused:
+    """Its rate is another in each call, and exact in float32; the step calls `step_of(optimizer, loss)`."""
+    model = network(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True, capturable=device != "cpu")
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def step(batch: dict[str, torch.Tensor]) -> Any:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return step_of(optimizer, loss.detach())
+
+    return Refused(step, model, words, line=line, between=lambda index: scheduler.step())
+
+
+@refused
+def rate_that_decides(device: str) -> Refused:
+    def decide(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
+        return loss * 2 if optimizer.param_groups[0]["lr"] > 0.01 else loss
+
+    return scheduled(device, decide, "reads the learning rate of an optimizer in Python")
+
+
+@refused
+def rate_changed_in_the_step(device: str) -> Refused:
+    def change(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
+        optimizer.param_groups[0]["lr"] *= 0.5
+        return loss
+
+    return scheduled(device, change, "changes the learning rate of an optimizer")
+
+
+@refused
+def rate_returned(device: str) -> Refused:
+    def look(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> tuple[torch.Tensor, float]:
+        rate = optimizer.param_groups[0]["lr"]
+        return loss, rate
+
+    return scheduled(device, look, "returns the learning rate of an optimizer", line=False)
+
+
 @refused
 def iterator(device: str) -> Refused:
     model = network(device)

@@ -374,3 +374,61 @@ def test_wrong_options_say_what_is_allowed() -> None:
         GraphedStep(loss_of, limit=0)
     with pytest.raises(TypeError, match="needs a function, not int"):
         GraphedStep(3)  # type: ignore[arg-type]
+
+
+def test_a_rate_that_a_step_returns_is_the_programs_number_in_each_call() -> None:
+    model = network("cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
+
+    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, float]:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss, optimizer.param_groups[0]["lr"]
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    rates = []
+    with pytest.warns(UserWarning, match="returns the learning rate"):
+        for batch in batches("cpu", 8):
+            rates.append(graphed(*batch)[1])
+            optimizer.param_groups[0]["lr"] /= 2
+    assert rates == [2.0**-index for index in range(1, 9)]
+    assert all(type(rate) is float for rate in rates)
+
+
+class WithSlots:
+    """Its step is found on the class; no object keeps anything."""
+
+    __slots__ = ("train",)
+
+    def __init__(self, train: Any) -> None:
+        self.train = train
+
+    def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.train(batch)
+
+
+def test_methods_of_objects_with_slots_and_of_classes_are_steps() -> None:
+    first, second = network("cpu"), network("cpu")
+
+    class Slotted(WithSlots):
+        __slots__ = ()
+        step = GraphedStep(WithSlots.step, device=CpuDevice())
+
+    class Held:
+        train = staticmethod(trained(second))
+
+        @classmethod
+        def plain(cls, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return cls.train(batch)
+
+        step = classmethod(GraphedStep(plain.__func__, device=CpuDevice()))  # type: ignore[arg-type, attr-defined]
+
+    eager = trained(network("cpu"))
+    slotted = Slotted(trained(first))
+    for batch in batches("cpu", 8):
+        expected = eager(*batch)
+        assert torch.equal(slotted.step(*batch), expected)
+        assert torch.equal(Held.step(*batch), expected)
+    assert Slotted.step.report().replays == 8 - 3

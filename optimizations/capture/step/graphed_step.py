@@ -119,8 +119,11 @@ class GraphedStep:
         """A decorated method is a step of its own for each instance, which keeps it."""
         if instance is None:
             return self
+        held = getattr(instance, "__dict__", None)
+        if not isinstance(held, dict):  # of a class, or an object with slots: one step for all, the object an argument
+            return types.MethodType(self, instance)
         bound = GraphedStep(types.MethodType(self._step, instance), device=self._given_device, **self._options)
-        vars(instance)[self._attribute] = bound
+        held[self._attribute] = bound
         return bound
 
     def __reduce__(self) -> Any:
@@ -205,7 +208,8 @@ class GraphedStep:
             return self._observe(device, key, call, progress)
         self._eager += 1
         with alone(), device.warming_up(), self._rates.as_tensors():
-            return self._step(*args, **kwargs)
+            returned = self._step(*args, **kwargs)
+        return self._rates.as_numbers(returned)
 
     def _others_each_time(self, key: Hashable) -> Refusal | None:
         """Why no call is looked at any more: an argument is another object each time, and stands for itself only."""

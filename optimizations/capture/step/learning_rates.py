@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from optimizations.capture.signature import flatten, replaced
+
 
 def takes_a_tensor(group: dict[str, Any]) -> bool:
     """Whether a parameter group's optimizer reads its learning rate on the GPU if it is a tensor."""
@@ -71,23 +73,43 @@ class LearningRates:
                 with torch.no_grad():
                     tensor.fill_(float(group["lr"]))
 
-    def give_up(self) -> None:
-        """Numbers stay numbers: a step that reads its learning rate on the host does not take a tensor."""
-        self._tensors.clear()
+    def storages(self) -> frozenset[int]:
+        """Where the tensors lie."""
+        return frozenset(tensor.untyped_storage().data_ptr() for tensor in self._tensors.values())
+
+    def as_numbers(self, returned: Any) -> Any:
+        """What a step returned, with the program's numbers where the tensors stand."""
+        if not self._tensors:
+            return returned
+        tensors: list[torch.Tensor] = []
+        flatten(returned, tensors)
+        numbers = {id(self._tensors[id(group)]): group["lr"] for group in self._groups if id(group) in self._tensors}
+        if numbers.keys().isdisjoint(map(id, tensors)):
+            return returned
+        return replaced(returned, iter([numbers.get(id(tensor), tensor) for tensor in tensors]))
 
     @contextlib.contextmanager
     def as_tensors(self) -> Iterator[None]:
-        """The tensors stand in their groups inside the block."""
+        """The tensors stand in their groups inside the block.
+
+        One that the program changes there is the program's number behind it, which waits for the GPU: such a step is
+        refused, and runs with numbers from then on.
+        """
         self.write()
-        held = [(group, group["lr"]) for group in self._groups if id(group) in self._tensors]
-        for group, _ in held:
-            group["lr"] = self._tensors[id(group)]
+        standing = [
+            (group, group["lr"], tensor, tensor._version)
+            for group in self._groups
+            if (tensor := self._tensors.get(id(group))) is not None
+        ]
+        for group, _, tensor, _ in standing:
+            group["lr"] = tensor
         try:
             yield
         finally:
-            for group, value in held:
-                if group.get("lr") is self._tensors.get(id(group)):
-                    group["lr"] = value
+            for group, number, tensor, version in standing:
+                standing_now: Any = group.get("lr")
+                if standing_now is tensor:
+                    group["lr"] = number if tensor._version == version else float(tensor)
 
 
 def _device(group: dict[str, Any]) -> torch.device | None:

@@ -67,6 +67,7 @@ class Observer(torch_internals.TorchDispatchMode):
         new_casts: whether it made a cast that autocast may keep.
         compiling: whether PyTorch compiles something right now.
         set_up: whether something was compiled, or kernels were timed, so that the call does not count.
+        rates: storages of tensors that stand for learning rates, which are numbers to the program.
         launches: what counts the nodes of a graph that is being captured, if something does.
 
     `known`: names of tensors that live as long as the call, by where their storages lie.
@@ -80,6 +81,8 @@ class Observer(torch_internals.TorchDispatchMode):
         self._known = known
         self._unseen = 0
         self.launches: Launches | None = None
+        self.rates: frozenset[int] = frozenset()
+        self._from_rates: set[int] = set()
         self._in_region = casts.inside_region()
         self._forbid = forbid
         self._made: set[int] = set()
@@ -148,9 +151,12 @@ class Observer(torch_internals.TorchDispatchMode):
         self.new_casts = self.new_casts or (self._in_region and casts.is_cast_of_a_weight(name, args))
         with self.launches.operator(func, made_from) if self.launches is not None else contextlib.nullcontext():
             result = func(*args, **kwargs)
+        only_rates = bool(self.rates and made_from) and made_from <= self.rates | self._from_rates
         for tensor in _tensors((result,)):
             if storage(tensor) not in made_from:
                 self._made.add(storage(tensor))
+                if only_rates:
+                    self._from_rates.add(storage(tensor))
         return result
 
     def _look(self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
@@ -164,6 +170,7 @@ class Observer(torch_internals.TorchDispatchMode):
                 if self._forbid:
                     self.refuse("draws from a generator that it did not use before", "use one generator in all calls")
                 self.generators.append(generator)
+        self._look_at_rates(name, func, args, kwargs, on_gpu, tags)
         if on_gpu and (name in _HOST_READS or torch.Tag.data_dependent_output in tags):
             self.refuse(
                 "reads a value of the GPU on the host (`.item()`, `float()`, `print` or `if` of a tensor)",
@@ -181,6 +188,17 @@ class Observer(torch_internals.TorchDispatchMode):
             )
         self._look_at_transfers(name, args, kwargs)
         self._look_at_host_tensors(name, func, args, kwargs, inputs, bool(on_gpu))
+
+    def _look_at_rates(
+        self, name: str, func: Any, args: Any, kwargs: Any, on_gpu: Sequence[torch.Tensor], tags: Any
+    ) -> None:
+        if not self.rates or not any(storage(tensor) in self.rates | self._from_rates for tensor in on_gpu):
+            return
+        behind = "it changes from call to call, so a tensor stands for it in the step: do so behind the step"
+        if name in _HOST_READS or torch.Tag.data_dependent_output in tags:
+            self.refuse("reads the learning rate of an optimizer in Python", behind)
+        if any(storage(tensor) in self.rates for tensor in _written(func, args, kwargs)):
+            self.refuse("changes the learning rate of an optimizer", behind)
 
     def _look_at_transfers(self, name: str, args: Any, kwargs: Any) -> None:
         if name.startswith("aten.copy_.") or name.startswith("aten._copy_from"):

@@ -27,6 +27,12 @@ CHECKPOINT_DRAWS = Refusal(
 )
 
 
+RETURNS_RATE = Refusal(
+    "returns the learning rate of an optimizer, a number that changes from call to call",
+    "read it behind the step: `optimizer.param_groups[0]['lr']`",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """What a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
@@ -59,6 +65,7 @@ def observe(
     `as_captured`: what it is told if it asks whether it is captured.
     """
     observer = Observer(device.holds, call.known(call.tensors), forbid=False)
+    observer.rates = rates.storages()
     asked = forbidden_calls.Asked(as_captured=as_captured)
     host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
     given = Given(call.args, call.kwargs)
@@ -72,7 +79,7 @@ def observe(
             forbidden_calls.watched(observer, asked, capturing=False, compiled=call.state.compiled),
             observer,
         ):
-            returned = step(*call.args, **call.kwargs)
+            with_tensors = step(*call.args, **call.kwargs)
         kept = kept_results(call.state, snapshot, observer)
         findings = [*observer.refusals, *(host_change(change) for change in call.state.changes(snapshot, kept))]
     findings += _around_operators(call, host_random, marks)
@@ -80,6 +87,9 @@ def observe(
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
     if draws and asked.random_state:
         findings.append(CHECKPOINT_DRAWS)
+    returned = rates.as_numbers(with_tensors)
+    if returned is not with_tensors:
+        findings.append(RETURNS_RATE)
     findings += _unfinished(returned, observer, call)
     findings += _wandering(observer, call, seen_outside)
     structure = flatten(returned, [])

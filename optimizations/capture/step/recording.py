@@ -22,7 +22,14 @@ from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
-from optimizations.capture.step.observing import CHECKPOINT_DRAWS, Given, changed_itself, host_change, kept_results
+from optimizations.capture.step.observing import (
+    CHECKPOINT_DRAWS,
+    RETURNS_RATE,
+    Given,
+    changed_itself,
+    host_change,
+    kept_results,
+)
 from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import Progress
@@ -146,6 +153,7 @@ def capture(
     given = Given(args, kwargs)
     pool_before = device.pool_bytes(pool)
     observer = Observer(device.holds, call.known(placeholders), forbid=True, generators=progress.generators)
+    observer.rates = rates.storages()
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
     to_carry = inputs.to_carry(call.tensors) if carry else {}
     carried: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -172,6 +180,8 @@ def capture(
                 carried = carried_out(returned, device.holds, call.known(placeholders))
         results = kept_results(call.state, snapshot, observer)
         changes = list(call.state.changes(snapshot, results))
+    if rates.as_numbers(returned) is not returned:
+        raise StepRefused(RETURNS_RATE)
     _check(observer, asked, progress, changes)
     for refusal in [*map(changed_itself, marks.changed() if marks else ()), *given.changes(args, kwargs)]:
         raise StepRefused(refusal)
