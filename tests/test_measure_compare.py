@@ -135,6 +135,30 @@ def test_noise_in_a_vanishing_gradient_is_measured_against_the_other_gradients()
     assert found(results, reference)["gradient bias"] > 10
 
 
+def test_noise_of_some_roundings_is_within_the_tolerance_of_float32():
+    reference = {"gradient weight": torch.full((100,), 1.0), "gradient bias": torch.full((4,), 1e-9)}
+    results = {**reference, "gradient bias": torch.full((4,), 50 * 2.0**-24)}
+    assert found(results, reference, tolerance=1e-4)["gradient bias"] < 1e-4
+    results["gradient bias"] = torch.full((4,), 1e-3)
+    assert found(results, reference, tolerance=1e-4)["gradient bias"] > 1e-2
+
+
+def test_noise_in_a_vanishing_statistic_is_measured_against_the_other_statistics():
+    state = state_of(mean=torch.ones(4), var=torch.zeros(4), count=torch.tensor(10**6))
+    reference = {
+        "buffer mean": torch.full((4,), 1e-9),
+        "buffer var": torch.ones(4),
+        "buffer count": torch.tensor(10**6),
+    }
+    results = {**reference, "buffer mean": torch.full((4,), -1e-9)}
+    assert found(results, reference, state)["buffer mean"] < 1e-6
+    results["buffer mean"] = torch.full((4,), 0.5)
+    assert found(results, reference, state)["buffer mean"] > 10
+    assert found({**reference, "buffer count": torch.tensor(10**6 + 1)}, reference, state)["buffer count"] == math.inf
+    unchanged = {name: tensor for name, tensor in reference.items() if name != "buffer mean"}
+    assert found(unchanged, reference, state)["buffer mean"] > 10
+
+
 def test_outputs_get_no_such_allowance():
     reference = {"gradient weight": torch.full((100,), 1.0), "output": torch.full((4,), 1e-9)}
     results = {**reference, "output": torch.full((4,), -1e-9)}

@@ -15,10 +15,14 @@ from dataclasses import dataclass
 
 import torch
 
-from suite.measure.results import GRADIENT, State
+from suite.measure.results import BUFFER, GRADIENT, State
 
 CHUNK_ELEMENTS = 2**24
 """Elements compared at once: tensors come from host memory, and are compared in float64 on the device."""
+
+LEAST_SHARE = 0.04
+"""Of the size of all gradients, or of all buffers: what smaller ones are measured against, or the tolerance where that
+is larger. Noise in gradients that are zero is up to 50 roundings of that size in EfficientDet in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +105,28 @@ def errors(
 ) -> dict[str, float]:
     """Relative errors by tensor name, over all names in either.
 
-    A buffer or input that only one side changed is compared with its value before, from `state`. Gradients are
-    compared relative to at least `tolerance` times the size of all gradients: where the true gradient is zero (a bias
-    in front of a normalisation, say), what is computed is rounding noise, and has no relative error.
+    A buffer or input that only one side changed is compared with its value before, from `state`. Gradients and buffers
+    are compared relative to at least `LEAST_SHARE` or `tolerance` of the size of all of their kind: where the true
+    value is zero, what is computed is rounding noise, and has no relative error. So it is with the gradient of a bias
+    in front of a normalisation, and with the mean of what a linear layer makes of normalised values (EfficientNet's
+    bottlenecks).
     """
-    gradients = size_of(tensor for name, tensor in reference.items() if name.startswith(GRADIENT))
-    least = Size(tolerance * gradients.rms, tolerance * gradients.largest)
+    least = {kind: _least(kind, reference, max(tolerance, LEAST_SHARE)) for kind in (GRADIENT, BUFFER)}
     found: dict[str, float] = {}
     for name in [*reference, *(name for name in results if name not in reference)]:
         value, expected = results.get(name, state.saved(name)), reference.get(name, state.saved(name))
         if value is None or expected is None:
             found[name] = math.inf
         else:
-            found[name] = relative_error(
-                value, expected, device=device, least=least if name.startswith(GRADIENT) else None
-            )
+            floor = next((size for kind, size in least.items() if name.startswith(kind)), None)
+            found[name] = relative_error(value, expected, device=device, least=floor)
     return found
+
+
+def _least(kind: str, reference: Mapping[str, torch.Tensor], share: float) -> Size:
+    alike = (tensor for name, tensor in reference.items() if name.startswith(kind) and tensor.is_floating_point())
+    size = size_of(alike)
+    return Size(share * size.rms, share * size.largest)
 
 
 def size_of(tensors: Iterable[torch.Tensor]) -> Size:

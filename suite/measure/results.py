@@ -20,6 +20,8 @@ from suite.iteration import Iterate, seed_all
 from suite.measure.fingerprint import fingerprint
 
 GRADIENT = "gradient "
+BUFFER = "buffer "
+"""How names of gradients and of buffers begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class State:
     """
 
     def __init__(self, module: torch.nn.Module, inputs: Inputs) -> None:
-        live = {f"buffer {name}": buffer for name, buffer in module.named_buffers()}
+        live = {f"{BUFFER}{name}": buffer for name, buffer in module.named_buffers()}
         live |= {f"input {name}": tensor for name, tensor in named_tensors([*inputs.args, dict(inputs.kwargs)])}
         self._live = live
         self._saved = {name: _to_host(tensor) for name, tensor in live.items()}
