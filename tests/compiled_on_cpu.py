@@ -165,6 +165,8 @@ def compiled_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompiledOnCpu]:
     monkeypatch.setattr(EncoreMaker, "cudagraphify", cudagraphify)
     monkeypatch.setattr(torch_internals.CompiledFxGraph, "__init__", on_a_gpu)
     monkeypatch.setattr(torch_internals.cudagraph_utils, "check_lowering_disable_cudagraph", lambda mapping: None)
+    # A program that marked its steps once has to go on doing so, or its iteration never ends.
+    monkeypatch.setattr(torch_internals.cudagraph_trees.MarkStepBox, "mark_step_counter", 0)
     torch_internals.reset_dynamo()
     optimizations.reset()
     with torch_internals.fresh_cache(), torch_internals.inductor_config.patch(INDUCTOR):

@@ -15,6 +15,7 @@ from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
 from torch import nn
 
 import optimizations
+from optimizations.capture.trees import manager
 
 __all__ = ["compiled_on_cpu"]
 
@@ -376,3 +377,33 @@ def test_forwards_whose_results_are_dropped_before_a_backward_are_replayed(compi
         run(values(step))
     assert compiled_on_cpu.captures == [2], "recorded once, and looked at once more"
     assert compiled_on_cpu.cuda.replays >= 10
+
+
+def test_backwards_whose_saved_tensors_are_copied_out_are_not_recorded_for_ever(
+    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backward between a forward and its own ends an iteration, so that what was saved is found kept."""
+    monkeypatch.setattr(manager, "BACKWARDS_RECORDED_IN_VAIN", 4)
+    first, second = (torch.compile(Net(), backend="encore") for _ in range(2))
+    recordings = []
+    for step in range(20):
+        made = first(values(step))
+        second(values(step + 5)).mean().backward()
+        second(made).square().mean().backward()
+        recordings.append(sum(len(report.recordings) for report in optimizations.report()))
+    assert recordings[-1] == recordings[12], recordings
+    reasons = {one.reason for report in optimizations.report() for one in report.uncaptured}
+    assert any("none was replayed" in reason for reason in reasons), reasons
+
+
+def test_forwards_whose_last_result_is_held_are_not_recorded_for_ever(
+    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager, "RECORDED_IN_VAIN", 6)
+    net = Net()
+    run = torch.compile(net, backend="encore")
+    for step in range(20):
+        held = run(values(step))
+    torch.testing.assert_close(held, net(values(19)))
+    assert compiled_on_cpu.captures == [6]
+    assert next(iter(optimizations.report()[0].uncaptured)).calls >= 12

@@ -30,7 +30,9 @@ SELECTED = "selection: served without a graph"
 
 
 class Recording(Protocol):
-    """A node, as long as it lives."""
+    """A node, as long as it lives. `replays`: how often it was replayed for a call."""
+
+    replays: int
 
     def describe(self) -> RecordingReport: ...
 
@@ -189,6 +191,16 @@ class RecordableFunction:
     def recorded(self, node: Recording) -> None:
         """To be told of each recording."""
         self._recordings.append((weakref.ref(node), []))
+
+    def recorded_in_vain(self) -> int:
+        """Recordings made since the last one that was ever replayed."""
+        made = 0
+        for reference, last in reversed(self._recordings):
+            node = reference()
+            if (node is not None and node.replays > 0) or any(report.replays for report in last):
+                break
+            made += 1
+        return made
 
     def last_seen(self, node: Recording) -> None:
         """To be told before a recording goes: its report stays."""

@@ -66,6 +66,14 @@ RECORDINGS_BEFORE_FOLLOWING = 2
 MANY_COPIES = 4
 """As many results are copied by one call, with a kernel for many at a time, instead of one by one."""
 
+RECORDED_IN_VAIN = 512
+"""Recordings in a row of which none was ever replayed, before a function is left without a graph: more than the calls
+of an iteration. A forward without a backward, whose last result is held in each call, would be recorded in each."""
+
+BACKWARDS_RECORDED_IN_VAIN = 32
+"""The same for a backward where results of forwards are copied out: what a forward saved then lies elsewhere each time.
+"""
+
 MOST_RECORDINGS = 8
 """Recordings of one function at one place for sets of addresses that come back; see `replay.swaps`."""
 
@@ -100,6 +108,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self.uncaptured_forwards = 0
         self.running = False
         self._checkpoint_due = False
+        self._forwards_are_copied_out = False
         self._callers: set[int] = set()
         self._pool: Pool | None = None
         self._steady: defaultdict[Any, list[SteadyCall]] = defaultdict(list)
@@ -245,6 +254,7 @@ class EncoreManager(CUDAGraphTreeManager):
             for place, reference in enumerate(node.outputs_weakrefs):
                 if reference is not None and reference.data_ptr() in addresses and trees.is_live(reference):
                     function.kept_outputs.add(place)
+                    self._forwards_are_copied_out |= function.direction == "forward"
 
     def kept_copied(self, function: RecordableFunction, outputs: Any) -> Any:
         """The outputs, those that the program keeps copied out of the pool; outputs that share memory share a copy."""
@@ -341,10 +351,19 @@ class EncoreManager(CUDAGraphTreeManager):
         if followed is not None:
             self._checkpoint_due = False
             return followed[0]
+        function = self._function(function_id)
+        vain = self._against_one_more_recording(function)
+        if vain is not None:
+            self._checkpoint_due = False
+            function.without_graph = vain
+            tell_ranks(function)
+            function.ran_without_graph(vain)
+            if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
+                self.uncaptured_forwards += 1
+            return function(new_inputs)
         replayed = self._checkpoint_due
         self._histories_forgotten()
         self._apply_due_checkpoint()
-        function = self._function(function_id)
         function.callers = self._callers
         if in_a_process_group() and (function.code().collective or function.code().opaque):
             free_before_process_groups_end(_free_all)
@@ -371,6 +390,14 @@ class EncoreManager(CUDAGraphTreeManager):
         if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
             self.uncaptured_forwards += 1
         return function(arguments)
+
+    def _against_one_more_recording(self, function: RecordableFunction) -> str | None:
+        """Why a function is not recorded again whose recordings are of no use."""
+        most = RECORDED_IN_VAIN
+        if function.direction == "backward" and self._forwards_are_copied_out:
+            most = BACKWARDS_RECORDED_IN_VAIN
+        made = function.recorded_in_vain()
+        return f"{made} recordings of it were made, and none was replayed" if made >= most else None
 
     def _kept_for_a_failure(self, inputs: Sequence[Any]) -> list[tuple[Any, bool]]:
         """Inputs to run on if the recording fails, each with whether it must be copied first.
