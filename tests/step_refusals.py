@@ -464,6 +464,18 @@ def counter_in_an_array(device: str) -> Refused:
 
 
 @refused
+def a_large_array(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    table = numpy.ones(2**18)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return train(batch) * float(table[0])
+
+    return Refused(step, model, "reaches 2.0 MB in arrays of NumPy, table among them", line=False)
+
+
+@refused
 def batches_of_a_class_that_is_unknown(device: str) -> Refused:
     model = network(device)
     train = trained(model)

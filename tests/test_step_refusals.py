@@ -374,6 +374,45 @@ def test_wrong_options_say_what_is_allowed() -> None:
         GraphedStep(loss_of, limit=0)
     with pytest.raises(TypeError, match="needs a function, not int"):
         GraphedStep(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="memory_budget_bytes='1G' must be a whole number, not str"):
+        GraphedStep(loss_of, memory_budget_bytes="1G")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="limit=None must be a whole number"):
+        GraphedStep(loss_of, limit=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="memory_budget_bytes=-1: give a number of bytes, or None"):
+        GraphedStep(loss_of, memory_budget_bytes=-1)
+
+
+@pytest.mark.parametrize("name", ["reset", "close"])
+def test_a_step_cannot_free_its_own_graphs_while_it_runs(name: str) -> None:
+    held: dict[str, Any] = {}
+
+    def step(batch: dict[str, torch.Tensor]) -> None:
+        getattr(held["step"], name)()
+
+    held["step"] = GraphedStep(step, device=CpuDevice())
+    with pytest.raises(RuntimeError, match=rf"{name}\(\) was called by the step .* itself; call it behind the step"):
+        held["step"](*batches("cpu", 1)[0])
+    getattr(held["step"], name)()
+
+
+def test_with_raise_an_exception_of_the_programs_own_is_the_one_that_is_raised() -> None:
+    train = trained(network("cpu"))
+    failing = {"now": False}
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if failing["now"]:
+            raise ValueError("a bad batch")
+        return train(batch)
+
+    graphed = GraphedStep(step, device=CpuDevice(), on_refusal="raise")
+    for index, batch in enumerate(batches("cpu", 10)):
+        failing["now"] = index == 3  # where it is captured
+        if failing["now"]:
+            with pytest.raises(ValueError, match="a bad batch"):
+                graphed(*batch)
+        else:
+            graphed(*batch)
+    assert graphed.report().refusals == () and graphed.report().replays == 6
 
 
 def test_a_rate_that_a_step_returns_is_the_programs_number_in_each_call() -> None:

@@ -71,6 +71,13 @@ class GraphedStep:
     ) -> None:
         if not callable(step):
             raise TypeError(f"graph_step needs a function, not {type(step).__name__}")
+        for name, number in (("warm_up", warm_up), ("limit", limit), ("memory_budget_bytes", memory_budget_bytes)):
+            if type(number) is not int and not (number is None and name == "memory_budget_bytes"):
+                raise TypeError(f"{name}={number!r} must be a whole number, not {type(number).__name__}")
+        if memory_budget_bytes is not None and memory_budget_bytes < 1:
+            raise ValueError(
+                f"memory_budget_bytes={memory_budget_bytes}: give a number of bytes, or None for no budget"
+            )
         if warm_up < OBSERVED + 1:
             raise ValueError(f"warm_up={warm_up} is too few: one call as it is and {OBSERVED} observed ones are needed")
         if limit < 1:
@@ -93,6 +100,7 @@ class GraphedStep:
         self._device = device
         self._given_device = device
         self._lock = threading.Lock()
+        self._thread: int | None = None
         self._attribute = getattr(step, "__name__", "step")
         self._start()
         _steps.add(self)
@@ -133,9 +141,11 @@ class GraphedStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or inside.step or not self._lock.acquire(blocking=False):
             return self._step(*args, **kwargs)  # part of another step, or in another thread at the same time
+        self._thread = threading.get_ident()
         try:
             return self._call(args, kwargs)
         finally:
+            self._thread = None
             self._lock.release()
 
     def _call(self, args: Any, kwargs: Any) -> Any:
@@ -287,6 +297,12 @@ class GraphedStep:
             if isinstance(error, NotCarried):
                 self._carries = False
                 return self._record(device, key, call, progress)
+            if (
+                self._options["on_refusal"] == "raise"
+                and is_programs_own(error)
+                and not isinstance(error, RuntimeError)
+            ):
+                raise  # the call would have raised it too; nothing of it was done
             refusal = why(error)
             if refusal is SETS_UP:
                 again = not progress.passed_over()
@@ -405,17 +421,31 @@ class GraphedStep:
         )
 
     def close(self) -> None:
-        """Free the graphs and their memory. Later calls run as they are."""
+        """Free the graphs and their memory. Later calls run as they are.
+
+        Raises:
+            RuntimeError: it is called by the step itself.
+        """
+        self._refuse_inside("close")
         with self._lock:
             self._drop_all()
             self._pool = None
             self._all = Refusal("was closed", "make a new one with graph_step")
 
     def reset(self) -> None:
-        """Free the graphs and their memory, and begin from the first call."""
+        """Free the graphs and their memory, and begin from the first call.
+
+        Raises:
+            RuntimeError: it is called by the step itself.
+        """
+        self._refuse_inside("reset")
         with self._lock:
             self._drop_all()
             self._start()
+
+    def _refuse_inside(self, name: str) -> None:
+        if self._thread == threading.get_ident():
+            raise RuntimeError(f"{name}() was called by the step {self._name()} itself; call it behind the step")
 
 
 def release_steps() -> None:
