@@ -655,6 +655,31 @@ def hooks_that_come_and_go(device: str) -> Program:
 
 
 @program
+def a_layer_that_gets_its_shape_late(device: str) -> Program:
+    """After six calls, which run as they are: one of its parameters has no shape until then."""
+    made = sgd(device)
+    train, late = made.step, nn.LazyLinear(2).to(device)
+    settings = {"late": False}
+
+    def step(batch: dict[str, torch.Tensor]) -> Any:
+        loss = train(batch)
+        with torch.no_grad():
+            return (loss, late(batch["x"])) if settings["late"] else loss
+
+    def between(index: int) -> None:
+        if index == 5:
+            with torch.no_grad():
+                late.initialize_parameters(torch.empty(1, 8, device=device))
+                late.weight.fill_(0.5)
+                late.bias.fill_(0.25)
+            settings["late"] = True
+
+    made.batches = batches(device, 12)
+    made.step, made.between, made.replays = step, between, 12 - 6 - 3
+    return made
+
+
+@program
 def an_array_of_numpy_that_changes(device: str) -> Program:
     made = sgd(device)
     train, factor = made.step, numpy.array([1.0, 2.0])

@@ -185,6 +185,8 @@ class GraphedStep:
 
     def _without_recording(self, device: Device, key: Hashable, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         state = reach(self._roots(args, kwargs))
+        if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):
+            return self._as_it_is(args, kwargs, None)  # a parameter gets its shape in this call, or a later one
         self._drop_moved()
         if any(recording.shares(tensors) for recording in self._recordings.get(key, ())):
             return self._as_it_is(args, kwargs, None)  # other calls of this signature are served by the graph

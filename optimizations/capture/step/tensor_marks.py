@@ -16,8 +16,11 @@ Look = tuple[object, ...]
 
 def look(tensor: torch.Tensor) -> Look:
     """Everything but the memory: what kernels of a graph were chosen for."""
-    strides = tensor.stride() if tensor.layout is torch.strided else None
-    return tensor.requires_grad, tensor.dtype, tensor.shape, strides
+    try:
+        strides = tensor.stride() if tensor.layout is torch.strided else None
+        return tensor.requires_grad, tensor.dtype, tensor.shape, strides
+    except RuntimeError:  # a parameter that gets its shape from the first batch
+        return tensor.requires_grad, tensor.dtype, None, None
 
 
 def looks(tensors: Iterable[torch.Tensor]) -> list[Look]:
@@ -30,7 +33,7 @@ class TensorMarks:
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], *, to_restore: bool = False) -> None:
         self._then = [(path, tensor, look(tensor), _address(tensor)) for path, tensor in tensors.items()]
-        self._kept = [tensor.detach() for tensor in tensors.values()] if to_restore else []
+        self._kept = [_detached(tensor) for tensor in tensors.values()] if to_restore else []
 
     def changed(self) -> Iterator[str]:
         """Names of those that are not as they were."""
@@ -42,9 +45,16 @@ class TensorMarks:
             if _is(tensor, then, address):
                 continue
             with contextlib.suppress(RuntimeError):  # what does not let itself be changed was not
-                tensor.data = kept
+                if kept is not None:
+                    tensor.data = kept
                 if tensor.is_leaf:
                     tensor.requires_grad_(bool(then[0]))
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor | None:
+    with contextlib.suppress(RuntimeError, ValueError):
+        return tensor.detach()
+    return None
 
 
 def _is(tensor: torch.Tensor, then: Look, address: int) -> bool:
@@ -54,5 +64,5 @@ def _is(tensor: torch.Tensor, then: Look, address: int) -> bool:
 def _address(tensor: torch.Tensor) -> int:
     try:
         return tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):  # a tensor without memory of its own
+    except (RuntimeError, ValueError, NotImplementedError):  # a tensor without memory of its own
         return 0
