@@ -147,8 +147,12 @@ def through_inductor(program: Program) -> str | None:
     observation = observe(built.graph_module, built.inputs)
     names = {str(getattr(node.target, "__name__", node.target)) for node in built.graph_module.graph.nodes}
     writes = any(effects.writes for effects in observation.effects.values())
-    # Inductor reads the memory of a lazily negative input as it is, with Encore and without.
-    left_out = any(entry.landing or (entry.on_gpu and entry.layout == "negative") for entry in built.used)
+    # With Encore and without, Inductor reads the memory of a lazily negative input as it is, and counts places in
+    # memory from where the tensor begins.
+    left_out = any(
+        entry.landing or entry.layout == "window" or (entry.on_gpu and entry.layout == "negative")
+        for entry in built.used
+    )
     if writes or left_out or not names.isdisjoint(("floor", "argmax", "lt", "long", "rand", "float", "to_dtype")):
         return ""
     placement = place(built.graph_module, built.inputs, Options(**program.options))
@@ -287,6 +291,8 @@ def _write(held: dict[str, tuple[torch.Tensor, torch.Tensor]], name: str, way: s
     if way == "replaced":
         held[name] = memory, view
     else:
+        if entry.layout == "window":  # written around what the program holds
+            view.copy_(held[name][1])
         write(way, held[name][0], memory)
 
 

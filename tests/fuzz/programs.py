@@ -104,6 +104,8 @@ OPERATIONS: tuple[tuple[str, Any, int, tuple[Any, ...], dict[str, Any]], ...] = 
     ("call_method", "reshape", 1, (-1,), {}),
     ("call_method", "expand", 1, (4, 3), {}),
     ("call_method", "as_strided", 1, ((2, 2), (2, 1)), {}),
+    ("window", "as_strided", 1, ((3,), (1,), 6), {}),
+    ("window", "as_strided", 1, ((2, 2), (1, 2), 0), {}),
     ("call_method", "unsqueeze", 1, (0,), {}),
     ("call_method", "triu", 1, (1,), {}),
     ("call_method", "floor", 1, (), {}),
@@ -196,7 +198,7 @@ class _Builder:
     def step(self, choice: int, operands: Sequence[int]) -> None:
         kind, target, count, further, keywords = OPERATIONS[choice % len(OPERATIONS)]
         chosen = [self._pick(number) for number in operands[:count]]
-        if kind in ("time", "again"):
+        if kind in ("time", "again", "window"):
             chosen = [next(value for value in self.values if value[0].name == kind)]
         if kind == "last":
             chosen = [self.values[-1]]
@@ -217,7 +219,7 @@ class _Builder:
             return
         if target == "long" and chosen[0][1].device == GPU and chosen[0][1].is_floating_point():
             return  # out of range, devices differ
-        methods = ("land", "last", "gpu", "time", "again")
+        methods = ("land", "last", "gpu", "time", "again", "window")
         op = kind if kind.startswith("call_") else "call_method" if kind in methods else "call_function"
         arguments = _arguments(kind, [node for node, _ in chosen]) + further
         fakes = _arguments(kind, [fake for _, fake in chosen]) + further
@@ -294,10 +296,11 @@ def text(program: Program, *, repeat: str) -> str:
 
 
 def _made(entry: Input) -> str:
-    shape = {"gapped": "4, 6", "expanded": "1, 3", "transposed": "3, 4"}.get(
+    shape = {"gapped": "4, 6", "expanded": "1, 3", "transposed": "3, 4", "window": "9"}.get(
         entry.layout, str(entry.shape)[1:-1].rstrip(",")
     )
-    view = {"gapped": "[:, ::2]", "expanded": ".expand(4, 3)", "transposed": ".t()"}.get(entry.layout, "")
+    views = {"gapped": "[:, ::2]", "expanded": ".expand(4, 3)", "transposed": ".t()", "window": "[3:6]"}
+    view = views.get(entry.layout, "")
     whole = entry.dtype in (torch.int64, torch.bool)
     upper = 4 if entry.wild else 2 if entry.dtype is torch.bool else 3
     made = f"torch.randint(0, {upper}, ({shape}{',' if shape else ''}))" if whole else f"torch.randn({shape})"

@@ -42,6 +42,11 @@ def _versions_are_trusted() -> AbstractContextManager[Any]:
     return mock.patch.object(placing, "input_sources", trusting)
 
 
+def _memory_past_a_tensor_is_taken_for_compared() -> AbstractContextManager[Any]:
+    """What `as_strided` reads around an attribute is kept, though its bytes are not compared."""
+    return mock.patch.object(observe, "reads_past", lambda func, args, kwargs: ())
+
+
 def _pinned_arguments_are_read_by_the_host() -> AbstractContextManager[Any]:
     """A pinned argument is packed by the host although a copy into it is in flight."""
     stock = staging._Area.send
@@ -158,6 +163,7 @@ DEFECTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "copies-become-aliases": _copies_become_aliases,
     "copies-there-and-back-become-aliases": _copies_there_and_back_become_aliases,
     "versions-are-trusted": _versions_are_trusted,
+    "memory-past-a-tensor-is-taken-for-compared": _memory_past_a_tensor_is_taken_for_compared,
     "pinned-arguments-are-read-by-the-host": _pinned_arguments_are_read_by_the_host,
     "pinned-attributes-are-compared-by-the-host": _pinned_attributes_are_compared_by_the_host,
     "arithmetic-moves": _moves("add", "sub", "mul", "div", "sin", "sum", "cumsum", "linspace", "floor", "full"),

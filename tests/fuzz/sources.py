@@ -58,6 +58,7 @@ INPUTS = (
     Input("landed", (3,), torch.float32, kind="attribute", landing=True),
     Input("minus", (4, 3), torch.float32, on_gpu=True, layout="negative"),
     Input("negated", (3,), torch.float32, kind="attribute", layout="negative"),
+    Input("window", (3,), torch.float32, kind="attribute", layout="window"),
 )
 
 _MEMORY = {
@@ -66,6 +67,8 @@ _MEMORY = {
     "gapped": (lambda shape: (shape[0], 2 * shape[1]), lambda memory, shape: memory[:, ::2]),
     "expanded": (lambda shape: (1, shape[1]), lambda memory, shape: memory.expand(shape)),
     "transposed": (lambda shape: shape[::-1], lambda memory, shape: memory.t()),
+    # the middle of a longer tensor
+    "window": (lambda shape: (3 * shape[0],), lambda memory, shape: memory[shape[0] : 2 * shape[0]]),
     # the imaginary part of a lazy conjugate, which is lazily negative: the memory holds real and imaginary parts
     "negative": (lambda shape: (*shape, 2), lambda memory, shape: torch.view_as_complex(memory).conj().imag),
 }
