@@ -14,7 +14,7 @@ from models import registry
 from models.instance import Instance, instantiate
 from models.registry import DtypePolicy, Inputs
 from suite.iteration import iteration
-from suite.measure import correctness
+from suite.measure import correctness, mixed_inputs
 from suite.measure.compare import relative_error
 from suite.measure.correctness import (
     MOST_ERROR,
@@ -742,3 +742,17 @@ def test_a_useless_gradient_excuses_no_output_and_a_useless_output_no_gradient()
 def test_one_input_without_a_verdict_leaves_all_without_one():
     decided, open_one = Agreement(True, 1, 0.1, "a", None), Agreement(True, 1, 0.05, "b", 0.7, undecided=True)
     assert combine([decided, open_one]).undecided
+
+
+@pytest.mark.parametrize("most", [16, 64, 999, 1000])
+def test_of_a_large_tensor_a_part_tells_which_inputs_it_is_of(monkeypatch, most):
+    monkeypatch.setattr(mixed_inputs, "MOST_ELEMENTS", most)
+    generator = torch.Generator().manual_seed(5)
+    base = torch.randn(25, 40, generator=generator)
+    eager = [{"output": base + 0.02 * torch.randn(25, 40, generator=generator)} for _ in range(2)]
+    right = [{"output": each["output"] * (1 + 1e-3)} for each in eager]
+    device = torch.device("cpu")
+    assert mixed_inputs.result_of_other_inputs(right, eager, device=device) is None
+    found = mixed_inputs.result_of_other_inputs([right[0], right[0]], eager, device=device)
+    assert found is not None
+    assert found[0] == "output"
