@@ -144,9 +144,10 @@ def test_processes_with_graphs_that_hold_collectives_end(
                 process.send_signal(signal.SIGINT)
         began = time.monotonic()
         ended = program.ended(within_s=30)
-        assert time.monotonic() - began < 10
+        took_s = time.monotonic() - began
     finally:
         program.kill()
+    assert took_s < 10, "\n\n".join(f"{one.code}: {one.output[-2500:]}" for one in ended)
     for one, code in zip(ended, codes, strict=True):
         # A gloo group that is not destroyed may abort the process at its very end, without Encore too (4 of 15).
         of_gloo = not ending.startswith("destroys") and one.code == -signal.SIGABRT and GLOO_ABORTS in one.output

@@ -4,6 +4,7 @@ scripted workers."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import os
@@ -461,7 +462,12 @@ def test_rows_are_json_whatever_the_error_and_a_full_disk_is_told(
 
 def workers_of(pid: int) -> list[str]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [child for child in children if b"real_programs.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    found = []
+    for child in children:
+        with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            if b"real_programs.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+    return found
 
 
 def test_an_interrupted_script_ends_its_workers_and_keeps_its_rows(tmp_path: Path):

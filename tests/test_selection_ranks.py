@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -326,7 +327,9 @@ def test_two_processes_keep_the_same(tmp_path: Path) -> None:
     program = RankProgram(tmp_path, PROGRAM, 2, METHOD=f"file://{tmp_path}/store", FOLDER=str(tmp_path))
     found = []
     for ended in program.ended(90):
-        assert ended.code == 0, ended.output[-3000:]
+        # At its very end gloo may abort a process, without Encore too (see test_endings.py).
+        aborted = ended.code == -signal.SIGABRT and "terminate called without an active exception" in ended.output
+        assert ended.code == 0 or aborted, ended.output[-3000:]
         found.append(json.loads(ended.output.rpartition("FOUND ")[2].splitlines()[0]))
     assert [one["state"] for one in found] == ["decided", "decided"]
     assert [one["kept"] for one in found] == ["copy", "copy"]
