@@ -224,7 +224,7 @@ def parameters_exchanged(compile_: Compile) -> list[Any]:
         if step == 5:
             net.load_state_dict({name: value * 0.9 for name, value in net.state_dict().items()}, assign=True)
         if step == 7:
-            net.first = nn.Linear(4, 6)
+            net.first = nn.Linear(4, 6).to(net.second.weight.device)
         if step == 9:
             net.offset = net.offset + 1
         net.zero_grad()

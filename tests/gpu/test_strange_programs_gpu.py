@@ -1,0 +1,52 @@
+"""The programs of test_strange_programs.py on a GPU: what graphs and the allocator there make of them is eager's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import test_strange_programs as strange
+import torch
+import torch._functorch.config as functorch_config
+from test_strange_programs import FULL_WAYS, PROGRAMS, Net, flat
+
+import optimizations
+from optimizations import torch_internals
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+FORGETS_ITS_GRAPHS = "resets_while_a_backward_is_pending"
+
+
+class OnDevice(Net):
+    def __init__(self, **options: bool) -> None:
+        super().__init__(**options)
+        self.to(DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("name", "lean"), [*((name, True) for name in PROGRAMS), *((name, False) for name in FULL_WAYS)]
+)
+def test_what_a_program_computes_is_eagers(monkeypatch: pytest.MonkeyPatch, name: str, lean: bool) -> None:
+    values = strange.values
+    monkeypatch.setattr(strange, "values", lambda seed, rows=3: values(seed, rows).to(DEVICE))
+    monkeypatch.setattr(strange, "Net", OnDevice)
+    torch.compiler.reset()
+    optimizations.reset()
+
+    def compiled(module: Any) -> Any:
+        return torch.compile(module, backend="encore", options={"lean": lean})
+
+    torch.manual_seed(0)
+    expected = flat(PROGRAMS[name](lambda module: module))
+    torch.manual_seed(0)
+    # Dropout draws eager's numbers; and buffers that a backward may write over are PyTorch's reason to refuse
+    # retain_graph.
+    with torch_internals.inductor_config.patch(fallback_random=True), functorch_config.patch(donated_buffer=False):
+        found = flat(PROGRAMS[name](compiled))
+    assert len(found) == len(expected)
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=lambda text, n=number: f"value {n}: {text}")
+    if name != FORGETS_ITS_GRAPHS:
+        assert sum(recording.replays for recording in optimizations.recordings()) > 0
