@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fixtures.fake_runs import default_signals
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -53,6 +55,7 @@ class RankProgram:
                         stderr=subprocess.STDOUT,
                         env=env,
                         start_new_session=True,
+                        preexec_fn=default_signals,  # under nohup or in the background an interrupt would be ignored
                     )
                 )
 
