@@ -136,7 +136,7 @@ def _binding(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, Bindin
 
 def _selection(settings: Options) -> Settings | None:
     """What is asked of selection; None where it is off."""
-    if settings.selection == "off":
+    if settings.selection == "off" or settings.indirection == "off":
         return None
     from optimizations.selection.settings import Settings
 

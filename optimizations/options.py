@@ -52,10 +52,10 @@ class Options:
         lean: keep the host out of the way of replay: parameters and buffers of modules are not loaded one by one in
             each call, but held as long as the modules hold the same tensors; and calls of inference graphs pass by
             those wrappers of PyTorch's that have nothing to do for them.
-        selection: which graphs serve calls. "off": all that can. "measure": ways to serve a call (no graph, a graph
-            whose inputs are copied, one that reads them in place) take turns at calls of the program, until times
-            decide; the verdict is stored, and later processes begin with it. "stored": stored verdicts are used, and
-            nothing is measured.
+        selection: which graphs serve calls. "measure": ways to serve a call (no graph, a graph whose inputs are copied,
+            one that reads them in place) take turns at calls of the program, until times decide; the verdict is stored,
+            and later processes begin with it. "stored": stored verdicts are used, and nothing is measured. "off": all
+            graphs serve that can. With indirection "off" the graphs are stock's, and nothing is selected.
         objective: what is measured: "latency", host time from a call to its completion on the device, for which calls
             are waited for while it is measured; or "throughput", time back to back.
         inductor: options for Inductor, by its own names ("max_autotune": True).
@@ -68,7 +68,7 @@ class Options:
     process_limit_bytes: int = 2**30
     indirection: str = Choice.AUTO.value
     lean: bool = True
-    selection: Literal["off", "measure", "stored"] = "off"
+    selection: Literal["off", "measure", "stored"] = "measure"
     objective: Literal["latency", "throughput"] = "latency"
     inductor: Mapping[str, Any] = field(default_factory=dict)
 
@@ -89,7 +89,8 @@ class Options:
         types = {**get_type_hints(cls), "indirection": Literal[*(choice.value for choice in Choice)]}
         for name in given or {}:
             _check(name, getattr(options, name), types[name])
-        if options.selection != "off" and options.indirection == "off":
+        chosen = "selection" in (given or {}) and options.selection != "off"
+        if chosen and options.indirection == "off":
             raise WrongOption(
                 f"selection={options.selection!r} needs graphs of Encore's, and with indirection='off' stock makes "
                 "them; leave indirection at 'auto', or selection at 'off'."

@@ -63,7 +63,7 @@ def list_decisions(folder: Folder = None, as_json: Json = False) -> None:
         if one.ignored is not None:
             console().print(_printable(f"{one.path.name} is ignored: {one.ignored}"), markup=False)
     if not found:
-        print(f"no verdicts in {store.directory}; options={{'selection': 'measure'}} of the backend makes some")
+        print(f"no verdicts in {store.directory}; programs that run with backend='encore' make some")
 
 
 @app.command(epilog="Example: encore decisions explain 3f9a")

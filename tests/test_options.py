@@ -55,6 +55,11 @@ def test_wrong_value_says_what_is_allowed(name: str, value: object, allowed: str
     assert allowed in str(caught.value)
 
 
+def test_selection_is_measured_unless_the_user_says_otherwise() -> None:
+    assert Options.parse({}).selection == "measure"
+    assert Options.parse({"indirection": "off"}).indirection == "off", "stock's graphs are no error without a choice"
+
+
 @pytest.mark.parametrize("selection", ["measure", "stored"])
 def test_selection_needs_graphs_of_encores(selection: str) -> None:
     with pytest.raises(WrongOption, match="indirection='off'") as caught:

@@ -72,9 +72,12 @@ def call(options: Mapping[str, Any]) -> None:
     assert torch.equal(compiled(x), program(x))
 
 
-def test_selection_is_off_unless_it_is_asked_for_and_knows_what_was_asked(encore: FakeMaker) -> None:
-    call({})
+def test_selection_measures_unless_it_is_switched_off_and_knows_what_was_asked(encore: FakeMaker) -> None:
+    call({"selection": "off"})
     assert FakeEncore.selections == [None]
+    torch.compiler.reset()
+    call({})
+    assert FakeEncore.selections[-1].mode == "measure"
     torch.compiler.reset()
     call({"selection": "measure", "objective": "throughput", "lean": False})
     settings = FakeEncore.selections[-1]

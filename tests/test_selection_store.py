@@ -266,7 +266,7 @@ def test_a_machine_without_decisions_says_how_to_make_some(tmp_path: Path) -> No
     result = decisions("list", "--folder", str(tmp_path))
     assert result.exit_code == 0
     assert "no verdicts" in result.stdout
-    assert "'selection': 'measure'" in result.stdout
+    assert "backend='encore' make some" in result.stdout
 
 
 def test_decisions_are_json_for_programs(folder: Path) -> None:

@@ -47,6 +47,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def unselected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs serve all calls that they can, unless a test says otherwise, and nothing is stored on the machine."""
+    from optimizations.options import Options
+
+    parse = Options.parse.__func__  # type: ignore[attr-defined]
+    chosen = classmethod(lambda cls, given: parse(cls, {"selection": "off", **(given or {})}))
+    monkeypatch.setattr(Options, "parse", chosen)
+
+
+@pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
     """Every test begins and ends without a compiled function, a report or a graph, and with PyTorch's numerics."""
     yield
