@@ -52,7 +52,8 @@ def unselected(monkeypatch: pytest.MonkeyPatch) -> None:
     from optimizations.options import Options
 
     parse = Options.parse.__func__  # type: ignore[attr-defined]
-    chosen = classmethod(lambda cls, given: parse(cls, {"selection": "off", **(given or {})}))
+    default = {"selection": os.environ.get("ENCORE_TEST_SELECTION", "off")}
+    chosen = classmethod(lambda cls, given: parse(cls, {**default, **(given or {})}))
     monkeypatch.setattr(Options, "parse", chosen)
 
 
