@@ -16,8 +16,9 @@ from optimizations.placement.observe import CannotObserve, Observation, observe
 from optimizations.placement.operators import tensors_in
 from optimizations.placement.plan import Hoist, PlacementPlan, plan
 from optimizations.placement.residency import Residency, ResidentNode, residency
-from optimizations.placement.rewrite import RewriteFailed, Rewritten, rewrite
+from optimizations.placement.rewrite import Rewritten, rewrite
 from optimizations.placement.sources import input_sources
+from optimizations.placement.twin import RewriteFailed
 from optimizations.report import Copy, CpuNode, Hoisted, Left, PlacementReport, Staged
 
 

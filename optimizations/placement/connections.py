@@ -1,0 +1,128 @@
+"""What goes into a rewritten graph and comes out of it, and the feed plan that follows from that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.fx
+
+from optimizations import torch_internals
+from optimizations.placement.feed_plan import Evaluation, FeedPlan, HoistedGroup, Source, Staged
+from optimizations.placement.original import Original
+
+
+@dataclass(slots=True)
+class Connections:
+    """Values that cross the border of the rewritten graph, as the surgery finds them. Names are of the original.
+
+    `passed` are evaluated before the graph and read in it; `outputs` are what it returns, and `results` say where the
+    results of the original are found. What is evaluated before it returns `before_results`; what is evaluated behind it
+    takes `after_inputs`, which are found at `after_sources`, and returns `after_results`.
+    """
+
+    passed: list[str] = field(default_factory=list)
+    outputs: list[torch.fx.Node | None] = field(default_factory=list)
+    results: list[Source] = field(default_factory=list)
+    before_results: list[str] = field(default_factory=list)
+    after_inputs: tuple[str, ...] = ()
+    after_sources: tuple[Source, ...] = ()
+    after_results: list[str] = field(default_factory=list)
+
+    def output(self, node: torch.fx.Node) -> Source:
+        """Where a result of the graph is found. It is added to what the graph returns if it is not there yet."""
+        return Source("graph", _place_in(self.outputs, node))
+
+    def before(self, name: str) -> Source:
+        """Where a value that is evaluated before the graph is found."""
+        return Source("before", _place_in(self.before_results, name))
+
+    def after(self, name: str) -> Source:
+        """Where a value that is evaluated behind the graph is found."""
+        return Source("after", _place_in(self.after_results, name))
+
+
+def feed_plan(original: Original, connections: Connections, present: Collection[str]) -> FeedPlan:
+    """How a call of the original becomes one of the rewritten graph, in which the inputs `present` are left."""
+    plan = original.plan
+    groups = tuple(
+        HoistedGroup(
+            original.computation(members),
+            tuple(map(original.attribute, members[0].attributes)),
+            tuple(original.layout(hoist.value) for hoist in members),
+            tuple(hoist.value in plan.awaited for hoist in members),
+        )
+        for members in original.groups()
+    )
+    staged = tuple(
+        Staged(
+            Source("argument", original.placeholders.index(value))
+            if value in original.inputs
+            else connections.before(value),
+            original.layout(value),
+            value in plan.awaited,
+        )
+        for value in plan.stages
+    )
+    passed = tuple(connections.before(name).index for name in connections.passed)
+    results = connections.results
+    changed = bool(plan.after) or any(source.where != "graph" for source in results)
+    in_order = [source.index for source in results] == list(range(len(results)))
+    copied_out = {
+        index for index, node in enumerate(connections.outputs) if node is not None and node.name in plan.moves
+    }
+    return FeedPlan(
+        device=original.device,
+        kept=tuple(index for index, name in enumerate(original.placeholders) if name in present),
+        hoisted=groups,
+        staged=staged,
+        keep_addresses=plan.keep_addresses,
+        before=_evaluation_before(original, connections),
+        passed=passed,
+        passed_layouts=tuple(map(original.cpu_layout, connections.passed)),
+        copied_out=tuple(sorted(copied_out)),
+        after=_evaluation_behind(original, connections),
+        results=tuple(results) if changed or not in_order else None,
+        apart=_apart(original, connections),
+    )
+
+
+def _evaluation_before(original: Original, connections: Connections) -> Evaluation | None:
+    wanted = original.plan.before
+    if not wanted:
+        return None
+    inputs = original.inputs_of(wanted)
+    sources = [Source("argument", original.placeholders.index(name)) for name in inputs]
+    return original.evaluation(wanted, inputs, sources, connections.before_results)
+
+
+def _evaluation_behind(original: Original, connections: Connections) -> Evaluation | None:
+    if not original.plan.after:
+        return None
+    # Gradients are switched on and off there as in the original graph.
+    switches = (name for name, node in original.nodes.items() if node.target is torch_internals.set_grad_enabled)
+    wanted = {*original.plan.after, *switches}
+    return original.evaluation(wanted, connections.after_inputs, connections.after_sources, connections.after_results)
+
+
+def _apart(original: Original, connections: Connections) -> tuple[tuple[int, int], ...]:
+    """See `FeedPlan`. Memory of the graph's own inputs is AOTAutograd's affair."""
+    on_cpu = list(filter(original.is_cpu_input, original.placeholders))
+    written = original.written_by(original.nodes)
+    elsewhere = {*original.fed_from, *original.inputs_of(original.plan.before), *connections.after_inputs}
+    index = original.placeholders.index
+    return tuple(
+        (index(one), index(other))
+        for one in on_cpu
+        if not original.storages(one).isdisjoint(written)
+        for other in on_cpu
+        if other in elsewhere and original.storages(one).isdisjoint(original.storages(other))
+    )
+
+
+def _place_in(values: list[Any], value: Any) -> int:
+    """The position of `value`, which is added if it is not there."""
+    if value not in values:
+        values.append(value)
+    return values.index(value)
