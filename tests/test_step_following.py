@@ -157,7 +157,7 @@ def test_an_input_that_only_named_kernels_read_is_read_where_it_lies(copied: lis
     assert device.set_nodes == 6 and copied == AT_THE_RECORDING
     (recording,) = step.report().recordings
     assert recording.copied_bytes == 8 * ROWS
-    ((only,),) = step._recordings.values()
+    (only,) = step._recordings
     assert torch.equal(only.inputs.recording_inputs[0], calls()[3][0])  # nothing was copied there since the recording
 
 
@@ -176,7 +176,7 @@ def test_one_that_lies_in_memory_of_the_graph_is_copied_for_that_call(copied: li
     step = GraphedStep(training(on(device)), device=device)
     for one in given[:5]:
         step(*one)
-    ((recording,),) = step._recordings.values()
+    (recording,) = step._recordings
     inside = next(one for one in device.graphs[0].made.values() if one.nbytes() == 4 * COUNT)
     x = torch.tensor([]).set_(inside).view(ROWS, COLUMNS)
     eager = training(NOWHERE)

@@ -39,7 +39,7 @@ class Loop:
 
     @property
     def watch(self) -> Watch:
-        ((recording,),) = self.graphed._recordings.values()
+        (recording,) = self.graphed._recordings
         return recording.watch
 
 

@@ -19,7 +19,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import torch
@@ -30,73 +30,43 @@ from optimizations.capture.signature import Same, class_of_objects, flatten, sig
 from optimizations.capture.step.call import Call, call_of, refused_call
 from optimizations.capture.step.gradients import pattern, put
 from optimizations.capture.step.host_random import HostRandom
+from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import SETS_UP, StepDiffers, StepRefused
 from optimizations.capture.step.observing import observe
+from optimizations.capture.step.options import DEFAULT_LIMIT, DEFAULT_WARM_UP, StepOptions
 from optimizations.capture.step.parallel import DDP_WARM_UP
-from optimizations.capture.step.progress import OBSERVED, Action, Plan, Progress
+from optimizations.capture.step.progress import Action, Plan, Progress
 from optimizations.capture.step.reach import reach
-from optimizations.capture.step.recording import Recording, capture, is_programs_own, why
+from optimizations.capture.step.recording import capture, is_programs_own, why
 from optimizations.capture.step.surroundings import alone, ambient, inside, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal, StepReport
 
-DEFAULT_WARM_UP = 3
-DEFAULT_LIMIT = 8
 MOST_DROPPED = 4
 """Recordings that may become unusable, as a multiple of those that may be alive."""
 
 MOST_OBJECTS = 8
 """Objects that may stand in one place of the arguments in turn, where a graph belongs to one of them."""
 
-MOST_STEADY = 4
-"""Recordings that a call is compared with one by one, the latest first, before its signature is made."""
-
 _steps: weakref.WeakSet[GraphedStep] = weakref.WeakSet()
 
 
 class GraphedStep:
-    """A step function that is replayed as CUDA graphs where that is possible. See `graph_step`."""
+    """A step function that is replayed as CUDA graphs where that is possible. `options` are those of `graph_step`."""
 
     def __init__(
         self,
         step: Callable[..., Any],
         *,
-        warm_up: int = DEFAULT_WARM_UP,
-        limit: int = DEFAULT_LIMIT,
-        memory_budget_bytes: int | None = None,
-        learning_rate: Literal["auto", "number"] = "auto",
-        on_refusal: Literal["run", "raise"] = "run",
         device: Device | None = None,
+        **options: Any,
     ) -> None:
         if not callable(step):
             raise TypeError(f"graph_step needs a function, not {type(step).__name__}")
-        for name, number in (("warm_up", warm_up), ("limit", limit), ("memory_budget_bytes", memory_budget_bytes)):
-            if type(number) is not int and not (number is None and name == "memory_budget_bytes"):
-                raise TypeError(f"{name}={number!r} must be a whole number, not {type(number).__name__}")
-        if memory_budget_bytes is not None and memory_budget_bytes < 1:
-            raise ValueError(
-                f"memory_budget_bytes={memory_budget_bytes}: give a number of bytes, or None for no budget"
-            )
-        if warm_up < OBSERVED + 1:
-            raise ValueError(f"warm_up={warm_up} is too few: one call as it is and {OBSERVED} observed ones are needed")
-        if limit < 1:
-            raise ValueError(f"limit={limit}: at least one recording must be allowed")
-        for name, value, allowed in (
-            ("learning_rate", learning_rate, ("auto", "number")),
-            ("on_refusal", on_refusal, ("run", "raise")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name}={value!r} is unknown; allowed are {', '.join(map(repr, allowed))}")
         functools.update_wrapper(self, step, updated=())
         self._step = step
-        self._options: dict[str, Any] = {
-            "warm_up": warm_up,
-            "limit": limit,
-            "memory_budget_bytes": memory_budget_bytes,
-            "learning_rate": learning_rate,
-            "on_refusal": on_refusal,
-        }
+        self._options = StepOptions(**options)
         self._device = device
         self._given_device = device
         self._lock = threading.Lock()
@@ -106,17 +76,14 @@ class GraphedStep:
         _steps.add(self)
 
     def _start(self) -> None:
-        self._plan = Plan(self._options["warm_up"])
+        self._plan = Plan(self._options.warm_up)
         self._rates = LearningRates()
-        self._recordings: dict[Hashable, list[Recording]] = {}
-        self._steady: list[Recording] = []
+        self._recordings = KeptRecordings()
         self._refused: dict[Hashable, Refusal] = {}
         self._refusals: list[Refusal] = []
-        self._copied_inputs: dict[Hashable, set[int]] = {}
         self._pool: Any = None
         self._objects: dict[Hashable, set[Hashable]] = {}
-        self._calls = self._eager = self._dropped = 0
-        self._freed_replays = 0
+        self._calls = self._eager = 0
         self._carries = True
         self._all: Refusal | None = None
 
@@ -130,13 +97,13 @@ class GraphedStep:
         held = getattr(instance, "__dict__", None)
         if not isinstance(held, dict):  # of a class, or an object with slots: one step for all, the object an argument
             return types.MethodType(self, instance)
-        bound = GraphedStep(types.MethodType(self._step, instance), device=self._given_device, **self._options)
+        bound = GraphedStep(types.MethodType(self._step, instance), device=self._given_device, **asdict(self._options))
         held[self._attribute] = bound
         return bound
 
     def __reduce__(self) -> Any:
         """A copy is the step of the copied objects, and begins from its first call."""
-        return functools.partial(GraphedStep, **self._options), (self._step,)
+        return functools.partial(GraphedStep, **asdict(self._options)), (self._step,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or inside.step or not self._lock.acquire(blocking=False):
@@ -152,7 +119,7 @@ class GraphedStep:
         self._calls += 1
         if watched_by_others():
             return self._as_it_is(args, kwargs, None)
-        for recording in self._steady:
+        for recording in self._recordings.steady:
             known = recording.arguments.tensors_of(args, kwargs)
             if known is not None and recording.fits(known):
                 try:
@@ -161,17 +128,16 @@ class GraphedStep:
                     break  # the same is met below
         tensors: list[torch.Tensor] = []
         key = signature((args, kwargs), tensors), ambient()
-        for recording in self._recordings.get(key, ()):
+        for recording in self._recordings.of(key):
             if recording.fits(tensors):
                 try:
                     returned = recording.launch(tensors, self._rates)
                 except NotCarried:  # nothing was done yet: it is recorded again, with copies before the launch
                     self._carries = False
-                    self._recordings[key].remove(recording)
-                    self._drop([recording])
+                    self._recordings.drop(key, recording)
                     break
                 recording.arguments.renew(tensors)
-                self._comes_first(recording)
+                self._recordings.comes_first(recording)
                 return returned
         refusal = self._all or self._refused.get(key)
         if refusal is not None:
@@ -187,19 +153,19 @@ class GraphedStep:
         state = reach(self._roots(args, kwargs))
         if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):
             return self._as_it_is(args, kwargs, None)  # a parameter gets its shape in this call, or a later one
-        self._drop_moved()
-        if any(recording.shares(tensors) for recording in self._recordings.get(key, ())):
+        self._recordings.drop_moved()
+        if any(recording.shares(tensors) for recording in self._recordings.of(key)):
             return self._as_it_is(args, kwargs, None)  # other calls of this signature are served by the graph
-        self._note_moved_inputs(key, tensors)
-        if self._dropped > MOST_DROPPED * self._options["limit"]:
+        self._recordings.drop_with_moved_inputs(key, tensors)
+        if self._recordings.dropped > MOST_DROPPED * self._options.limit:
             self._all = Refusal(
                 "was recorded again and again, because tensors or objects it uses are others each time",
                 "write new values into the same tensors (`copy_`), or pass them as arguments",
             )
             return self._refuse_and_run(key, self._all, args, kwargs)
         self._rates.watch(state.optimizers.values())
-        if self._options["learning_rate"] == "auto" and self._rates.changed():
-            self._drop_all()
+        if self._options.learning_rate == "auto" and self._rates.changed():
+            self._recordings.drop_all()
             self._plan.forget()
         call = call_of(args, kwargs, tensors, state)
         refusal, distributed = refused_call(call, device.holds)
@@ -207,7 +173,7 @@ class GraphedStep:
             self._plan.warm_up = max(self._plan.warm_up, DDP_WARM_UP)
         if refusal is not None:
             return self._refuse_and_run(key, refusal, args, kwargs)
-        others = self._recordings.get(key)
+        others = self._recordings.of(key)
         host_key = others[0].watch.host_key() if others else ()
         action, progress = self._plan.next((key, pattern(call.before), host_key))
         if (refusal := self._plan.exhausted() or self._others_each_time(key)) is not None:
@@ -256,9 +222,9 @@ class GraphedStep:
 
     def _record(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
         """Capture the call and launch it, or run it as it is. Note [Nothing twice, nothing lost]."""
-        if sum(map(len, self._recordings.values())) >= self._options["limit"]:
+        if len(self._recordings) >= self._options.limit:
             refusal = Refusal(
-                f"has {self._options['limit']} graphs already, which is the limit",
+                f"has {self._options.limit} graphs already, which is the limit",
                 "pad the batch to fewer sizes, or raise graph_step's limit",
             )
             return self._refuse_and_run(key, refusal, call.args, call.kwargs)
@@ -266,11 +232,10 @@ class GraphedStep:
         host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
         snapshot, states = call.state.snapshot(), device.random_states()
         marks = TensorMarks(call.state.tensors, to_restore=True)
-        if self._pool is None or not any(self._recordings.values()):
+        if self._pool is None or not len(self._recordings):
             self._pool = device.new_pool()
         graph = device.new_graph()
-        budget = self._options["memory_budget_bytes"]
-        in_place = progress.in_place(call.tensors) - self._copied_inputs.get(key, set())
+        in_place = progress.in_place(call.tensors) - self._recordings.copied_inputs(key)
         try:
             with alone():
                 recording = capture(
@@ -281,7 +246,7 @@ class GraphedStep:
                     self._pool,
                     self._rates,
                     progress,
-                    budget,
+                    self._options.memory_budget_bytes,
                     in_place,
                     carry=self._carries,
                     marks=marks,
@@ -299,11 +264,7 @@ class GraphedStep:
             if isinstance(error, NotCarried):
                 self._carries = False
                 return self._record(device, key, call, progress)
-            if (
-                self._options["on_refusal"] == "raise"
-                and is_programs_own(error)
-                and not isinstance(error, RuntimeError)
-            ):
+            if self._options.on_refusal == "raise" and is_programs_own(error) and not isinstance(error, RuntimeError):
                 raise  # the call would have raised it too; nothing of it was done
             refusal = why(error)
             if refusal is SETS_UP:
@@ -314,14 +275,14 @@ class GraphedStep:
                 again = progress.told_to_be_captured()
             if again:
                 return self._observe(device, key, call, progress)
-            if refusal is not SETS_UP and is_programs_own(error) and self._options["on_refusal"] == "run":
-                returned = self._as_it_is(call.args, call.kwargs, None)  # what it raises again is no reason
+            if refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run":
+                # The program gets what the call raises outside of a capture as well; then nothing is refused.
+                returned = self._as_it_is(call.args, call.kwargs, None)
                 self._refuse(key, refusal)
                 return returned
         else:
             recording.report = replace(recording.report, record_s=time.perf_counter() - began)
-            self._recordings.setdefault(key, []).append(recording)
-            self._comes_first(recording)
+            self._recordings.add(device, key, recording)
             progress.recorded()
             call.before.clear()  # gradients that play no part any more
             device.give_back()
@@ -354,7 +315,7 @@ class GraphedStep:
                 yield name, value
 
     def _as_it_is(self, args: Any, kwargs: Any, refusal: Refusal | None) -> Any:
-        if refusal is not None and self._options["on_refusal"] == "raise":
+        if refusal is not None and self._options.on_refusal == "raise":
             raise StepRefused(refusal)
         self._eager += 1
         return self._step(*args, **kwargs)
@@ -375,49 +336,15 @@ class GraphedStep:
     def _name(self) -> str:
         return getattr(self._step, "__qualname__", type(self._step).__name__)
 
-    def _drop_moved(self) -> None:
-        for key, recordings in list(self._recordings.items()):
-            usable = [recording for recording in recordings if not recording.is_over()]
-            self._drop([recording for recording in recordings if recording not in usable])
-            self._recordings[key] = usable
-
-    def _note_moved_inputs(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> None:
-        """Inputs that were the same tensors and are others now are copied from now on."""
-        for recording in list(self._recordings.get(key, ())):
-            if moved := recording.moved_inputs(tensors):
-                self._copied_inputs.setdefault(key, set()).update(moved)
-                self._recordings[key].remove(recording)
-                self._drop([recording])
-
-    def _drop_all(self) -> None:
-        for recordings in self._recordings.values():
-            self._drop(recordings)
-        self._recordings.clear()
-
-    def _comes_first(self, recording: Recording) -> None:
-        """Look at this recording first from now on."""
-        self._steady = [recording, *(other for other in self._steady if other is not recording)][:MOST_STEADY]
-
-    def _drop(self, recordings: Sequence[Recording]) -> None:
-        """Free these, once no launch of them is under way."""
-        self._steady = [recording for recording in self._steady if recording not in recordings]
-        if recordings and self._device is not None:
-            self._device.wait()
-        for recording in recordings:
-            self._dropped += 1
-            self._freed_replays += recording.replays
-            recording.graph.reset()
-
     def report(self) -> StepReport:
         """What became of the calls so far."""
-        recordings = [recording for found in self._recordings.values() for recording in found]
         return StepReport(
             name=self._name(),
             calls=self._calls,
             eager_calls=self._eager,
-            replays=self._freed_replays + sum(recording.replays for recording in recordings),
-            recordings=tuple(replace(recording.report, replays=recording.replays) for recording in recordings),
-            dropped_recordings=self._dropped,
+            replays=self._recordings.replays,
+            recordings=tuple(replace(recording.report, replays=recording.replays) for recording in self._recordings),
+            dropped_recordings=self._recordings.dropped,
             patched_learning_rates=self._rates.patched,
             refusals=tuple(self._refusals),
         )
@@ -430,7 +357,7 @@ class GraphedStep:
         """
         self._refuse_inside("close")
         with self._lock:
-            self._drop_all()
+            self._recordings.drop_all()
             self._pool = None
             self._all = Refusal("was closed", "make a new one with graph_step")
 
@@ -442,7 +369,7 @@ class GraphedStep:
         """
         self._refuse_inside("reset")
         with self._lock:
-            self._drop_all()
+            self._recordings.drop_all()
             self._start()
 
     def _refuse_inside(self, name: str) -> None:
@@ -466,13 +393,12 @@ def graph_step(
     on_refusal: Literal["run", "raise"] = "run",
 ) -> Any:
     """`optimizations.graph_step`, where it is documented."""
-    options: dict[str, Any] = {
-        "warm_up": warm_up,
-        "limit": limit,
-        "memory_budget_bytes": memory_budget_bytes,
-        "learning_rate": learning_rate,
-        "on_refusal": on_refusal,
-    }
-    if step is None:
-        return lambda function: GraphedStep(function, **options)
-    return GraphedStep(step, **options)
+    make = functools.partial(
+        GraphedStep,
+        warm_up=warm_up,
+        limit=limit,
+        memory_budget_bytes=memory_budget_bytes,
+        learning_rate=learning_rate,
+        on_refusal=on_refusal,
+    )
+    return make if step is None else make(step)

@@ -1,0 +1,46 @@
+"""What a user may set for a step: see `optimizations.graph_step`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from optimizations.capture.step.progress import OBSERVED
+
+DEFAULT_WARM_UP = 3
+DEFAULT_LIMIT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """Checked settings of one step.
+
+    Raises:
+        TypeError: a number is not a whole number.
+        ValueError: a setting is not one of those allowed.
+    """
+
+    warm_up: int = DEFAULT_WARM_UP
+    limit: int = DEFAULT_LIMIT
+    memory_budget_bytes: int | None = None
+    learning_rate: Literal["auto", "number"] = "auto"
+    on_refusal: Literal["run", "raise"] = "run"
+
+    def __post_init__(self) -> None:
+        for name in ("warm_up", "limit", "memory_budget_bytes"):
+            number = getattr(self, name)
+            if type(number) is not int and not (number is None and name == "memory_budget_bytes"):
+                raise TypeError(f"{name}={number!r} must be a whole number, not {type(number).__name__}")
+        if self.memory_budget_bytes is not None and self.memory_budget_bytes < 1:
+            raise ValueError(
+                f"memory_budget_bytes={self.memory_budget_bytes}: give a number of bytes, or None for no budget"
+            )
+        if self.warm_up < OBSERVED + 1:
+            raise ValueError(
+                f"warm_up={self.warm_up} is too few: one call as it is and {OBSERVED} observed ones are needed"
+            )
+        if self.limit < 1:
+            raise ValueError(f"limit={self.limit}: at least one recording must be allowed")
+        for name, allowed in (("learning_rate", ("auto", "number")), ("on_refusal", ("run", "raise"))):
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name}={value!r} is unknown; allowed are {', '.join(map(repr, allowed))}")
