@@ -24,6 +24,9 @@ DtypePolicy = Literal["bf16", "fp16", "fp32", "amp"]
 """bf16, fp16, fp32: weights and floating inputs are of this dtype. amp: float32 weights under CUDA autocast to float16
 (on a CPU bfloat16), no gradient scaler."""
 
+CUDNN_NOTE = "cuDNN does not measure its algorithms, as the published runner lets it: each process would draw its own"
+"""Of workloads whose convolutions cuDNN would tune in each process."""
+
 
 @dataclass(frozen=True, slots=True)
 class Inputs:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from simulated_work import aligned
 
 from optimizations.captured.graph import MemoryRange
-from optimizations.replay.addresses import AddressTracker, OwnedMemory, TrackedInput
+from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.replay.addresses import AddressTracker, TrackedInput
 
 
 class FakePointers:
@@ -37,14 +38,14 @@ PLACEHOLDER = 4096
 def tracker_of(
     pointers: FakePointers,
     *inputs: TrackedInput,
-    owned: OwnedMemory | None = None,
+    owned: MemoryRanges | None = None,
     recorded: Sequence[int | None] = (0, None, 0),
     filled: list[tuple[int, torch.Tensor]] | None = None,
 ) -> AddressTracker:
     tracked = inputs or (TrackedInput(0, 16, PLACEHOLDER), TrackedInput(2, 16, PLACEHOLDER))
     fills = filled if filled is not None else []
     return AddressTracker(
-        tracked, recorded, pointers, owned or OwnedMemory([]), lambda index, value: fills.append((index, value))
+        tracked, recorded, pointers, owned or MemoryRanges([]), lambda index, value: fills.append((index, value))
     )
 
 
@@ -120,7 +121,7 @@ def test_a_misaligned_input_is_copied_in_each_call_and_pointed_at_once() -> None
 
 def test_memory_of_the_graph_is_copied_first() -> None:
     own, filled = aligned(8), []
-    owned = OwnedMemory([MemoryRange(address=own.data_ptr(), size_bytes=32)])
+    owned = MemoryRanges([MemoryRange(address=own.data_ptr(), size_bytes=32)])
     tracker = tracker_of(FakePointers(), TrackedInput(2, 16, PLACEHOLDER), filled=filled, owned=owned)
     tracker.follow([None, None, own])
     assert [index for index, _ in filled] == [2]
@@ -128,7 +129,7 @@ def test_memory_of_the_graph_is_copied_first() -> None:
 
 def test_an_input_at_a_fixed_address_is_followed_or_refused() -> None:
     own, pointers = aligned(8), FakePointers()
-    owned = OwnedMemory([MemoryRange(address=own.data_ptr(), size_bytes=32)])
+    owned = MemoryRanges([MemoryRange(address=own.data_ptr(), size_bytes=32)])
     a, b, misaligned = aligned(8), aligned(8), aligned(8, offset=1)
     tracker = tracker_of(pointers, TrackedInput(1, 16, None), owned=owned, recorded=[None, a.data_ptr(), None])
     assert not tracker.refuses([None, a, None])
@@ -152,7 +153,12 @@ def test_after_a_failed_update_everything_is_pointed_at_again() -> None:
     assert pointers.pointed[-1] == {0: a.data_ptr()}, "the failed call may have left c there"
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), max_size=6), st.integers(0, 300))
-def test_owned_memory_is_searched_by_range(blocks: list[tuple[int, int]], address: int) -> None:
-    ranges = [MemoryRange(address=start * 8, size_bytes=size) for start, size in blocks]
-    assert (address in OwnedMemory(ranges)) == any(address in one for one in ranges)
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=6), st.integers(0, 300), st.integers(0, 40))
+def test_memory_ranges_are_searched_by_address_and_by_range(
+    blocks: list[tuple[int, int]], address: int, size: int
+) -> None:
+    ranges = [MemoryRange(address=start * 8, size_bytes=length) for start, length in blocks]
+    memory = MemoryRanges(ranges)
+    assert (address in memory) == any(address in one for one in ranges)
+    places = range(address, address + size)
+    assert memory.overlap(address, size) == any(place in one for one in ranges for place in places)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from models.registry import Inputs, Size, register
+from models.registry import CUDNN_NOTE, Inputs, Size, register
 
 if TYPE_CHECKING:
     import torch
-
-_CUDNN = "cuDNN does not measure its algorithms, as the published runner lets it: each process would draw its own"
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
@@ -39,7 +37,7 @@ def _images(batch: int, size: Size, generator: torch.Generator) -> Inputs:
     sets=("grace",),
     inputs=inputs,
     parameters=61_100_840,
-    notes=_CUDNN,
+    notes=CUDNN_NOTE,
 )
 @register(
     acronym="ALNET-128",
@@ -51,7 +49,7 @@ def _images(batch: int, size: Size, generator: torch.Generator) -> Inputs:
     sets=("pygraph",),
     inputs=large_inputs,
     parameters=61_100_840,
-    notes="ALNET with PyGraph's batch; " + _CUDNN,
+    notes="ALNET with PyGraph's batch; " + CUDNN_NOTE,
 )
 def build(variant: str, size: Size) -> torch.nn.Module:
     from torchvision.models import AlexNet

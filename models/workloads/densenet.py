@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from models.registry import Inputs, Size, register
+from models.registry import CUDNN_NOTE, Inputs, Size, register
 
 if TYPE_CHECKING:
     import torch
-
-_CUDNN = "cuDNN does not measure its algorithms, as the published runner lets it: each process would draw its own"
 
 
 def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
@@ -30,7 +28,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     sets=("grace",),
     inputs=inputs,
     parameters=7_978_856,
-    notes=_CUDNN,
+    notes=CUDNN_NOTE,
 )
 def build(variant: str, size: Size) -> torch.nn.Module:
     from torchvision.models import DenseNet, densenet121

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from optimizations.capture.inner_graphs import at_rest
 from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
+from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.captured.pools import end_failed_capture, pool_memory
 from optimizations.captured.read import read_graph
 from optimizations.captured.recapture import uncollected
@@ -216,14 +216,8 @@ def any_word_in(graph: CapturedGraph, memory: Sequence[MemoryRange]) -> bool:
 
     Every fourth byte may begin a word. A number that looks like such an address counts as one.
     """
-    ranges = sorted((place.address, place.address + place.size_bytes) for place in memory)
-    starts = [start for start, _ in ranges]
-
-    def inside(address: int) -> bool:
-        index = bisect.bisect_right(starts, address) - 1
-        return index >= 0 and address < ranges[index][1]
-
-    return any(inside(address) for _, node in graph.walk() for address in words_of(node))
+    ranges = MemoryRanges(memory)
+    return any(address in ranges for _, node in graph.walk() for address in words_of(node))
 
 
 def words_of(node: object) -> Iterator[int]:

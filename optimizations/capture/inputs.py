@@ -17,7 +17,8 @@ from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried
 from optimizations.captured.displaced import data_of, size_bytes
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import MemoryRange
-from optimizations.replay.addresses import AddressTracker, OwnedMemory, Pointers, TrackedInput
+from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.replay.addresses import AddressTracker, Pointers, TrackedInput
 
 
 class InputPassing(Protocol):
@@ -104,7 +105,7 @@ class CopiedInputs:
         self._leave_out(indices)
         self._placeholders = {index: self.recording_inputs[index].detach() for index in indices}
         recorded = [one.data_ptr() if index in indices else None for index, one in enumerate(self.recording_inputs)]
-        self._tracker = AddressTracker(inputs, recorded, pointers, OwnedMemory(owned), self._fill)
+        self._tracker = AddressTracker(inputs, recorded, pointers, MemoryRanges(owned), self._fill)
         self._count_copies()
 
     def _fill(self, index: int, tensor: torch.Tensor) -> None:

@@ -23,6 +23,7 @@ import torch
 from optimizations.captured.displaced import buffer_bytes, displace, memory_of, size_bytes
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
+from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.captured.pools import pool_memory
 from optimizations.captured.read import read_graph
 from optimizations.captured.recapture import Recaptured
@@ -33,7 +34,7 @@ from optimizations.indirection.pointers import Analysis, InputVerdict, ReasonCod
 from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.generated import GeneratedCode
 from optimizations.recording.trial import Candidate, Effects, TrialTools
-from optimizations.replay.addresses import AddressTracker, OwnedMemory, TrackedInput
+from optimizations.replay.addresses import AddressTracker, TrackedInput
 
 SHIFT_BYTES = 4096
 """By how much all inputs move once more for the last capture; it keeps their alignment."""
@@ -353,9 +354,9 @@ class Examination:
             findings, analysis=analysis, plan=make_plan(findings.captured, analysis, choice, findings.available)
         )
 
-    def owned(self) -> OwnedMemory:
+    def owned(self) -> MemoryRanges:
         """Memory that the graph writes."""
-        return OwnedMemory(pool_memory(self.recorded.pool))
+        return MemoryRanges(pool_memory(self.recorded.pool))
 
     def candidate(self, findings: Findings) -> Candidate:
         """A copy of the recorded graph that is changed as planned.

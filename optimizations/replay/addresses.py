@@ -34,7 +34,7 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.graph import MemoryRange
+from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.replay.swaps import Swaps
 
 
@@ -58,26 +58,6 @@ class Pointers(Protocol):
 
     def settle(self) -> None:
         """The next launches find all inputs where the last one did, until `point` is called again."""
-
-
-class OwnedMemory:
-    """Memory the graph writes.
-
-    Attributes:
-        borders: where it begins, ends, begins ..., ascending. An odd number of them lies at or below an address in it.
-    """
-
-    def __init__(self, ranges: Sequence[MemoryRange]) -> None:
-        self.borders: list[int] = []
-        for memory in sorted(ranges, key=lambda memory: memory.address):
-            end = memory.address + memory.size_bytes
-            if self.borders and memory.address <= self.borders[-1]:
-                self.borders[-1] = max(self.borders[-1], end)
-            else:
-                self.borders += [memory.address, end]
-
-    def __contains__(self, address: int) -> bool:
-        return bool(bisect_right(self.borders, address) & 1)
 
 
 class AddressTracker:
@@ -107,7 +87,7 @@ class AddressTracker:
         inputs: Sequence[TrackedInput],
         recorded: Sequence[int | None],
         pointers: Pointers,
-        owned: OwnedMemory,
+        owned: MemoryRanges,
         fill: Callable[[int, torch.Tensor], None],
     ) -> None:
         inputs = sorted(inputs, key=lambda one: one.index)

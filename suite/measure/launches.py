@@ -1,8 +1,8 @@
 """How long the CUDA graphs of an iteration take by themselves, each launched where the program launches it.
 
 Launching recorded graphs once more, without the program around them, would be simpler and wrong: what a graph reads may
-lie where a later kernel of it writes, so a second launch reads what the first has left. A token then is no index any
-more, and the GPU ends in an assertion.
+lie where a later kernel of it writes, so a second launch reads what the first one wrote. Where that should be indices
+of tokens, for example, they are out of range, and an assertion on the GPU fails.
 """
 
 from __future__ import annotations
@@ -42,19 +42,12 @@ def graphs_us(run: Callable[[], object], wait: Callable[[], None], iterations: i
 
 @contextmanager
 def timed_launches(kind: Any, wait: Callable[[], None]) -> Iterator[list[float]]:
-    """Microseconds of every replay of a graph of this class inside the block, in order.
-
-    From the launch until the device is done; it had nothing to do before.
-    """
+    """Microseconds of each replay of a graph of this class inside the block, in order, as `waited_us` takes them."""
     found: list[float] = []
     replay = kind.replay
 
     def timed(graph: Any) -> None:
-        wait()
-        begin_ns = time.perf_counter_ns()
-        replay(graph)
-        wait()
-        found.append((time.perf_counter_ns() - begin_ns) / 1e3)
+        found.append(waited_us(lambda: replay(graph), wait))
 
     kind.replay = timed
     try:
@@ -69,11 +62,13 @@ def least_graph_us(wait: Callable[[], None]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         value.add_(1)
-    samples = []
-    for _ in range(SAMPLES_OF_LEAST):
-        wait()
-        begin_ns = time.perf_counter_ns()
-        graph.replay()
-        wait()
-        samples.append((time.perf_counter_ns() - begin_ns) / 1e3)
-    return median(samples)
+    return median(waited_us(graph.replay, wait) for _ in range(SAMPLES_OF_LEAST))
+
+
+def waited_us(run: Callable[[], object], wait: Callable[[], None]) -> float:
+    """Microseconds from the beginning of `run` until the device is done, which has nothing to do before."""
+    wait()
+    begin_ns = time.perf_counter_ns()
+    run()
+    wait()
+    return (time.perf_counter_ns() - begin_ns) / 1e3

@@ -7,7 +7,7 @@ because references must not take part in the peak memory of compiling.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,20 +55,17 @@ class State:
 
     def changed(self) -> dict[str, torch.Tensor]:
         """The tensors whose bits are no longer the saved ones, themselves."""
-        return {name: self._live[name] for name in self._changed_names()}
+        return {name: tensor for name, tensor in self._live.items() if _bits(tensor) != self._bits[name]}
 
-    def restore(self) -> None:
-        """Give the changed tensors their saved values back, at their addresses."""
+    def restore(self, changed: Iterable[str] | None = None) -> None:
+        """Give the changed tensors their saved values back, at their addresses. `changed`: which, if that is known."""
         with torch.no_grad():
-            for name in self._changed_names():
+            for name in self.changed() if changed is None else changed:
                 self._live[name].copy_(self._saved[name])
 
     def saved(self, name: str) -> torch.Tensor | None:
         """The value from the start of a buffer or input, on the CPU; None if `name` is neither."""
         return self._saved.get(name)
-
-    def _changed_names(self) -> list[str]:
-        return [name for name, tensor in self._live.items() if _bits(tensor) != self._bits[name]]
 
 
 def run_checked(instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int) -> Results:
@@ -108,10 +105,11 @@ def _computed(
     for name, parameter in instance.module.named_parameters():
         if parameter.grad is not None:
             yield GRADIENT + name, parameter.grad, True
-    for name, tensor in state.changed().items():
+    changed = state.changed()
+    for name, tensor in changed.items():
         yield name, tensor, True
     _drop_gradients(instance.module)
-    state.restore()
+    state.restore(changed)
 
 
 def _digest(bits: Mapping[str, str]) -> str:

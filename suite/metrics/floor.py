@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from statistics import median
 
 from suite.metrics import Metric, PreparedCell
@@ -24,7 +23,7 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
     """
     import torch
 
-    from suite.measure.launches import graphs_us
+    from suite.measure.launches import graphs_us, waited_us
     from suite.measure.timing import bound_to
 
     if cell.device.type != "cuda" or not cell.mode.uses_cuda_graphs:
@@ -43,20 +42,9 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
         graphs = graphs_us(iterate, wait, SAMPLES)
         if not graphs:
             return {}
-        whole = _sampled(iterate, wait)
+        whole = median(waited_us(iterate, wait) for _ in range(SAMPLES))
     floor = median(graphs)
     return {"floor_us": floor, "whole_us": whole, "over_floor_ratio": whole / floor}
-
-
-def _sampled(run: Callable[[], object], wait: Callable[[], None]) -> float:
-    samples = []
-    for _ in range(SAMPLES):
-        wait()
-        started = time.perf_counter_ns()
-        run()
-        wait()
-        samples.append((time.perf_counter_ns() - started) / 1e3)
-    return median(samples)
 
 
 METRIC = Metric(

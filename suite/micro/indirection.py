@@ -20,10 +20,11 @@ from optimizations.byte_units import format_bytes
 from optimizations.captured.displaced import GRANULE_BYTES, buffer_bytes, displace, memory_of
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import Capture, CapturedGraph, MemoryRange, Placeholder
+from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.captured.read import read_graph
 from optimizations.indirection.plan import Choice, Plan, make_plan
 from optimizations.indirection.pointers import find_pointer_uses
-from optimizations.replay.addresses import AddressTracker, OwnedMemory, TrackedInput
+from optimizations.replay.addresses import AddressTracker, TrackedInput
 from suite.errors import EncoreError
 from suite.measure.gpu_state import gpu_reader
 from suite.micro.kernel import ELEMENTS, compiled, launch
@@ -155,7 +156,7 @@ class Bench:
         addresses = {index: one.address for index, one in memory.items()}
         pointers = applied.point(addresses)
         tracked = [TrackedInput(one.input, one.alignment_bytes, addresses[one.input]) for one in plan.inputs]
-        tracker = AddressTracker(tracked, list(addresses.values()), applied, OwnedMemory(()), _never_copied)
+        tracker = AddressTracker(tracked, list(addresses.values()), applied, MemoryRanges(()), _never_copied)
         return Replay(_following(graph, tracker), copied_bytes=0, pointer_bytes=pointers)
 
     def _capture(self, inputs: Sequence[torch.Tensor], outputs: torch.Tensor) -> torch.cuda.CUDAGraph:

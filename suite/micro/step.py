@@ -9,9 +9,9 @@ Time is the host's from the call until the GPU is done, each iteration waited fo
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ from optimizations.byte_units import format_bytes
 from suite.errors import WrongUse
 from suite.iteration import callable_for, iteration, set_numerics
 from suite.measure.graphs import recorded_graphs
+from suite.measure.launches import waited_us
 from suite.modes import select_modes
 from suite.schema import Environment, Record
 
@@ -229,14 +230,7 @@ def _by_hand(instance: Instance, iterate: Callable[[Inputs], Any], sets: list[In
 
 def _timed(call: Callable[[int], Any], samples: int) -> list[float]:
     """Microseconds from each call until the GPU is done."""
-    found = []
-    for index in range(samples):
-        torch.cuda.synchronize()
-        began = time.perf_counter_ns()
-        call(index)
-        torch.cuda.synchronize()
-        found.append((time.perf_counter_ns() - began) / 1e3)
-    return found
+    return [waited_us(functools.partial(call, index), torch.cuda.synchronize) for index in range(samples)]
 
 
 def _first_line(error: Exception) -> str:

@@ -267,7 +267,7 @@ def storage(tensor: torch.Tensor) -> int:
     """Address of a tensor's storage; 0 for one without memory."""
     try:
         return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, ValueError, NotImplementedError):
+    except (RuntimeError, ValueError):
         return 0
 
 

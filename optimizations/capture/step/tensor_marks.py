@@ -64,5 +64,5 @@ def _is(tensor: torch.Tensor, then: Look, address: int) -> bool:
 def _address(tensor: torch.Tensor) -> int:
     try:
         return tensor.data_ptr()
-    except (RuntimeError, ValueError, NotImplementedError):  # a tensor without memory of its own
+    except (RuntimeError, ValueError):  # a tensor without memory of its own
         return 0
