@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import pytest
 import torch
 from synthetic_captures import kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizations import torch_internals
+from optimizations.capture import inputs
 from optimizations.capture.copy_nodes import NotCarried
+from optimizations.capture.step import outputs
 from optimizations.captured.graph import CapturedGraph, Edge, MemoryRange
 from optimizations.indirection.plan import Plan
 
@@ -317,3 +320,17 @@ def _flat(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [leaf for member in value for leaf in _flat(member)]
     return [value]
+
+
+def copies_outside_of_graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tensors steps copy from now on without a node of a graph, by copy."""
+    found: list[int] = []
+    stock = inputs.copy_all
+
+    def copy_all(targets: Any, sources: Any) -> None:
+        found.append(len(targets))
+        stock(targets, sources)
+
+    for module in (inputs, outputs):
+        monkeypatch.setattr(module, "copy_all", copy_all)
+    return found

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 import torch
-from step_programs import batches, loss_of, network
+from step_parts import batches, loss_of, network, training_step
 from torch import nn
 
 
@@ -37,16 +37,8 @@ def refused(make: Callable[[str], Refused]) -> Callable[[str], Refused]:
 
 
 def trained(model: nn.Module) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def train(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return train
+    train = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return lambda batch: train(batch).detach()
 
 
 @refused
@@ -172,12 +164,10 @@ def scheduler_inside(device: str) -> Refused:
     model = network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    train = training_step(model, optimizer)
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
+        loss = train(batch)
         scheduler.step()
         return loss
 
@@ -190,14 +180,7 @@ def rate_of_an_optimizer_for_numbers(device: str) -> Refused:
     model = network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer)
     return Refused(step, model, "where the call before gave", between=lambda index: scheduler.step())
 
 
@@ -206,13 +189,10 @@ def scheduled(device: str, step_of: Callable[..., Any], words: str, *, line: boo
     model = network(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True, capturable=device != "cpu")
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    train = training_step(model, optimizer)
 
     def step(batch: dict[str, torch.Tensor]) -> Any:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return step_of(optimizer, loss.detach())
+        return step_of(optimizer, train(batch).detach())
 
     return Refused(step, model, words, line=line, between=lambda index: scheduler.step())
 
@@ -425,29 +405,25 @@ def leaves_a_layer_frozen(device: str) -> Refused:
     )
 
 
-@refused
-def generator_of_its_own_on_the_host(device: str) -> Refused:
+def draws_itself(device: str, draws: random.Random | numpy.random.Generator) -> Refused:
     """It decides a branch that is rarely taken."""
     model = network(device)
     train = trained(model)
-    draws = random.Random(5)
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return train(batch) * 2 if draws.random() < 1e-9 else train(batch)
 
     return Refused(step, model, "draws random numbers on the host (draws)", line=False)
+
+
+@refused
+def generator_of_its_own_on_the_host(device: str) -> Refused:
+    return draws_itself(device, random.Random(5))
 
 
 @refused
 def generator_of_numpy(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-    draws = numpy.random.default_rng(5)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return train(batch) * 2 if draws.random() < 1e-9 else train(batch)
-
-    return Refused(step, model, "draws random numbers on the host (draws)", line=False)
+    return draws_itself(device, numpy.random.default_rng(5))
 
 
 @refused

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver as real
-from graphs_on_cpu import CpuCopy, CpuDevice
+from graphs_on_cpu import CpuCopy, CpuDevice, copies_outside_of_graphs
 from simulated_cuda import Node, SimulatedDriver
-from step_programs import batches, loss_of, network
+from step_parts import batches, network, training_step
 
-from optimizations.capture import inputs
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.copy_nodes import MOST_CARRIED, NotCarried, find_copies
 from optimizations.capture.step import outputs
@@ -29,31 +28,13 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tensors were copied outside of graphs, by copy."""
-    found: list[int] = []
-    stock = inputs.copy_all
-
-    def copy_all(targets: Any, sources: Any) -> None:
-        found.append(len(targets))
-        stock(targets, sources)
-
-    for module in (inputs, outputs):
-        monkeypatch.setattr(module, "copy_all", copy_all)
-    return found
+    return copies_outside_of_graphs(monkeypatch)
 
 
 def training(give: Callable[[torch.Tensor], Any] = lambda loss: loss) -> Callable[..., Any]:
     model = network("cpu")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(batch: dict[str, torch.Tensor]) -> Any:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return give(loss.detach())
-
-    return step
+    train = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    return lambda batch: give(train(batch).detach())
 
 
 def run(step: Callable[..., Any], calls: list[Any]) -> list[torch.Tensor]:

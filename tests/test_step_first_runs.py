@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from graphs_on_cpu import ASKS, CpuDevice
-from step_programs import batches, loss_of, network
+from step_parts import batches, loss_of, network
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 import torch
 from cuda.bindings import driver as real
-from graphs_on_cpu import CpuDevice
+from graphs_on_cpu import CpuDevice, copies_outside_of_graphs
 from simulated_cuda import Function, Node, SimulatedDriver, SimulatedGraph, floats, word
 from torch import nn
 
 from optimizations import torch_internals
-from optimizations.capture import inputs
 from optimizations.capture.copy_nodes import NotCarried, find_copies
 from optimizations.capture.device import host_pointers
-from optimizations.capture.step import outputs
 from optimizations.capture.step.following import plan_of, worth_reading
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.launches import Launch, Launches
@@ -83,17 +81,7 @@ def tuned(kernel: Kernel) -> Any:
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tensors were copied outside of graphs, by copy."""
-    found: list[int] = []
-    stock = inputs.copy_all
-
-    def copy_all(targets: Any, sources: Any) -> None:
-        found.append(len(targets))
-        stock(targets, sources)
-
-    for module in (inputs, outputs):
-        monkeypatch.setattr(module, "copy_all", copy_all)
-    return found
+    return copies_outside_of_graphs(monkeypatch)
 
 
 AT_THE_RECORDING = [2]

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
-from step_programs import PROGRAMS, batches, loss_of, network, sgd
+from step_parts import batches, network, sgd, training_step
+from step_programs import PROGRAMS
 
 from optimizations import torch_internals
 from optimizations.capture import inner_graphs
@@ -44,14 +45,7 @@ def scheduled(learning_rate: Any) -> tuple[list[torch.Tensor], GraphedStep | Non
     model = network("cpu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer)
     graphed = None if learning_rate is None else GraphedStep(step, device=CpuDevice(), learning_rate=learning_rate)
     losses = []
     for batch in batches("cpu", 12):
@@ -87,14 +81,7 @@ def test_a_rate_that_changes_after_the_recording_is_followed() -> None:
     """The recording was made with a number: it is dropped, and the next one has a tensor."""
     model = network("cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer)
     graphed = GraphedStep(step, device=CpuDevice())
     for index, batch in enumerate(batches("cpu", 12)):
         if index == 5:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
-from step_programs import batches, loss_of, network
+from step_parts import batches, network, training_step
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
@@ -27,15 +27,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 def step_of(model: nn.Module) -> GraphedStep:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return GraphedStep(step, device=CpuDevice())
+    return GraphedStep(training_step(model, optimizer), device=CpuDevice())
 
 
 def sharded() -> nn.Module:

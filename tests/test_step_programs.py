@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
-from step_programs import PROGRAMS, outcome
+from step_parts import outcome
+from step_programs import PROGRAMS
 
 from optimizations.capture.step.graphed_step import GraphedStep
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
-from step_programs import batches, loss_of, network
+from step_parts import batches, loss_of, network, training_step
 from step_refusals import REFUSED, Refused, trained
 from torch import nn
 
@@ -47,7 +47,7 @@ def test_a_step_that_cannot_be_repeated_is_refused_and_runs_as_it_did(name: str)
     assert refusal.advice
     if made.line:
         assert refusal.source_line is not None
-        assert "step_refusals.py:" in refusal.source_line or "step_programs.py:" in refusal.source_line
+        assert "step_refusals.py:" in refusal.source_line or "step_parts.py:" in refusal.source_line
     assert sum(graph.replays for graph in device.graphs) == 0
 
 
@@ -77,14 +77,15 @@ class Counted:
 
     def __init__(self) -> None:
         self.model = network("cpu")
-        self.train = trained(self.model)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.train = training_step(self.model, self.optimizer)
         self.calls: list[int] = []
         self.breaks_in_call: int | None = None
         self.number = 0
 
     def step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         self.calls.append(self.number)
-        loss = self.train(batch)
+        loss = self.train(batch).detach()
         if self.number == self.breaks_in_call:
             self.breaks_in_call = None
             raise torch.OutOfMemoryError("no memory")
@@ -303,10 +304,7 @@ def test_a_loaded_state_is_used_by_the_next_call() -> None:
                 one.model.load_state_dict(fresh)
         if index == 9:
             for one in (made, reference):
-                (optimizer,) = (
-                    c.cell_contents for c in one.train.__closure__ if hasattr(c.cell_contents, "param_groups")
-                )
-                optimizer.load_state_dict(optimizer.state_dict())
+                one.optimizer.load_state_dict(one.optimizer.state_dict())
     assert step.report().refusals == ()
     assert step.report().replays >= 9
 
@@ -418,13 +416,10 @@ def test_with_raise_an_exception_of_the_programs_own_is_the_one_that_is_raised()
 def test_a_rate_that_a_step_returns_is_the_programs_number_in_each_call() -> None:
     model = network("cpu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
+    train = training_step(model, optimizer)
 
     def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, float]:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss, optimizer.param_groups[0]["lr"]
+        return train(batch), optimizer.param_groups[0]["lr"]
 
     graphed = GraphedStep(step, device=CpuDevice())
     rates = []

@@ -19,7 +19,7 @@ import numpy
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
-from step_programs import batches
+from step_parts import batches
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizations.capture.step.graphed_step import GraphedStep

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
-from step_programs import batches, loss_of, network
+from step_parts import batches, loss_of, network
 from transformers import BatchEncoding
 
 from optimizations.capture.signature import signature

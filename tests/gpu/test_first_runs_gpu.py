@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from step_programs import batches, loss_of, network
+from step_parts import batches, loss_of, network
 from test_step_first_runs import gpt2, training
 
 import optimizations

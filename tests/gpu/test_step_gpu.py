@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from step_programs import CALLS, PROGRAMS, Program, batches, loss_of, network, outcome, state_of
+from step_parts import CALLS, Program, batches, loss_of, network, outcome, state_of, training_step
+from step_programs import PROGRAMS
 from step_refusals import REFUSED
 from tiny_workloads import WholeCell
 from torch import nn
@@ -29,14 +30,7 @@ pytestmark = pytest.mark.gpu
 def capturable_adam(device: str) -> Program:
     model = network(device, dropout=0.1, norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=True, foreach=True, amsgrad=True)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer)
     return Program(step, batches(device), lambda: state_of(model, optimizer))
 
 
@@ -45,14 +39,7 @@ def rate_as_a_tensor(device: str) -> Program:
     rate = torch.tensor(0.01, device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, capturable=True, foreach=True)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, CALLS)
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer)
     return Program(step, batches(device), lambda: state_of(model, optimizer), lambda index: scheduler.step())
 
 
@@ -100,14 +87,8 @@ def to_gpu(value: Any) -> Any:
 
 
 def plain(model: nn.Module, optimizer: torch.optim.Optimizer, extra: Callable[[Any], Any]) -> Callable[..., Any]:
-    def step(batch: dict[str, torch.Tensor]) -> Any:
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return extra(loss)
-
-    return step
+    train = training_step(model, optimizer)
+    return lambda batch: extra(train(batch))
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")

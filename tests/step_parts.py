@@ -1,0 +1,119 @@
+"""What programs for the tests of whole-step captures are made of: a network, batches, a step, and how they are run.
+
+A program makes everything from its own seed, so that two of a kind do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+CALLS = 9
+
+
+@dataclass
+class Program:
+    """`step(*batch)` is called for each of `batches`, `between(index)` after each call.
+
+    `around_all` and `around_each` make context managers that surround the calls.
+    """
+
+    step: Callable[..., Any]
+    batches: list[tuple[Any, ...]]
+    state: Callable[[], Iterable[torch.Tensor]]
+    between: Callable[[int], None] = lambda index: None
+    replays: int = CALLS - 3
+    recordings: int = 1
+    extra: dict[str, Any] = field(default_factory=dict)
+    around_all: Callable[[], AbstractContextManager[Any]] = nullcontext
+    around_each: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+PROGRAMS: dict[str, Callable[[str], Program]] = {}
+
+
+def program(make: Callable[[str], Program]) -> Callable[[str], Program]:
+    PROGRAMS[make.__name__] = make
+    return make
+
+
+def network(device: str, *, dropout: float = 0.0, norm: bool = False) -> nn.Module:
+    torch.manual_seed(7)
+    middle: list[nn.Module] = [nn.BatchNorm1d(16)] if norm else []
+    middle += [nn.Dropout(dropout)] if dropout else []
+    return nn.Sequential(nn.Linear(8, 16), *middle, nn.GELU(), nn.Linear(16, 4)).to(device)
+
+
+def batches(device: str, count: int = CALLS, rows: int = 6) -> list[tuple[Any, ...]]:
+    generator = torch.Generator().manual_seed(11)
+    return [
+        (
+            {
+                "x": torch.randn(rows, 8, generator=generator).to(device),
+                "y": torch.randint(4, (rows,), generator=generator).to(device),
+            },
+        )
+        for _ in range(count)
+    ]
+
+
+def loss_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch["x"]).float(), batch["y"])
+
+
+def training_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
+    """The plainest step of training. It gives the loss of a batch."""
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def state_of(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[torch.Tensor]:
+    tensors = [*model.parameters(), *model.buffers()]
+    for optimizer in optimizers:
+        for kept in optimizer.state.values():
+            tensors += [value for value in kept.values() if isinstance(value, torch.Tensor)]
+    return tensors
+
+
+@program
+def sgd(device: str) -> Program:
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Program(training_step(model, optimizer), batches(device), lambda: state_of(model, optimizer))
+
+
+def outcome(made: Program, step: Callable[..., Any]) -> list[torch.Tensor]:
+    """Everything a program returned, kept until the end, and its state there."""
+    torch.manual_seed(3)
+    kept: list[Any] = []
+    with made.around_all():
+        for index, batch in enumerate(made.batches):
+            with made.around_each():
+                kept.append(step(*batch))
+            made.between(index)
+    found: list[torch.Tensor] = []
+
+    def collect(nest: Any) -> None:
+        if isinstance(nest, torch.Tensor):
+            found.append(nest.detach())
+        elif isinstance(nest, dict):
+            collect(list(nest.values()))
+        elif isinstance(nest, (list, tuple)):
+            for member in nest:
+                collect(member)
+
+    collect(kept)
+    collect(list(made.state()))
+    return found
