@@ -450,6 +450,12 @@ def test_a_stay_with_several_gpus_says_how_it_is_used(checkout: Checkout) -> Non
     assert checkout.run("tests/gpu/ranks.sh", "--help").returncode == 0
     assert checkout.run("tests/gpu/ranks.sh").returncode == 2
     out = str(checkout.folder / "out")
-    for wrong in (("--minutes", "0"), ("--minutes", "many"), ("--unknown",)):
+    for wrong in (
+        ("--minutes", "0"),
+        ("--minutes", "many"),
+        ("--unknown",),
+        ("--stages",),
+        ("--run", "missing.tar.gz"),
+    ):
         assert checkout.run("tests/gpu/ranks.sh", out, *wrong).returncode == 2
     assert not checkout.calls()

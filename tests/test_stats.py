@@ -161,12 +161,12 @@ def test_whether_it_is_narrow_enough_does_not_hang_on_how_the_modes_differ():
         assert stats.narrow_enough(blocks, [[factor * block[0]] for block in blocks], processes=3)
 
 
-def test_geometric_mean_and_its_interval():
-    generator = np.random.default_rng(5)
-    ratios = [
-        stats.speed_up(simulate(generator, 100.0, 0.02), simulate(generator, 100.0 / truth, 0.02), seed=(number,))
-        for number, truth in enumerate((0.5, 1.0, 2.0, 4.0) * 4)
-    ]
+TRUTHS = (0.5, 1.0, 2.0, 4.0) * 4
+NO_TIMES = [[], [[]], [[1.0], [0.0]], [[float("nan")]], [[-1.0]], [[float("inf")]]]
+
+
+def check_geometric_mean(ratios):
+    """Of ratios that were found for `TRUTHS`."""
     mean = stats.geometric_mean(ratios)
     assert mean.count == 16
     assert mean.value == pytest.approx(math.prod(ratio.value for ratio in ratios) ** (1 / 16))
@@ -175,12 +175,22 @@ def test_geometric_mean_and_its_interval():
     assert math.log(mean.high / mean.low) < min(widths)
 
 
+def test_geometric_mean_and_its_interval():
+    generator = np.random.default_rng(5)
+    check_geometric_mean(
+        [
+            stats.speed_up(simulate(generator, 100.0, 0.02), simulate(generator, 100.0 / truth, 0.02), seed=(number,))
+            for number, truth in enumerate(TRUTHS)
+        ]
+    )
+
+
 def test_geometric_mean_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one"):
         stats.geometric_mean([])
 
 
-@pytest.mark.parametrize("wrong", [[], [[]], [[1.0], [0.0]], [[float("nan")]], [[-1.0]], [[float("inf")]]])
+@pytest.mark.parametrize("wrong", NO_TIMES)
 def test_samples_that_are_no_times_are_refused(wrong):
     with pytest.raises(ValueError, match="block"):
         stats.speed_up([wrong], [wrong])

@@ -25,36 +25,19 @@ PYTHON names the interpreter (.venv/bin/python, else python3). The exit code is 
 TEXT
 }
 
-case "${1:-}" in "" | -h | --help)
-    usage
-    [ $# -gt 0 ]
-    exit $((2 * $?))
-    ;;
-esac
-
-mkdir -p "$1" && out="$(cd -- "$1" && pwd)" || exit 2
-shift
 minutes=8
 stages=tests,suite
-archive=
-while [ $# -gt 0 ]; do
-    case "$1" in
-    --minutes) minutes="${2:?--minutes needs a number}" && shift 2 ;;
-    --stages) stages="${2:?--stages needs a list}" && shift 2 ;;
-    --run) archive="$(realpath -- "${2:?--run needs a file}")" && shift 2 ;;
-    -*) echo "unknown option $1 (see --help)" >&2 && exit 2 ;;
-    *) break ;;
-    esac
-done
-[[ "$minutes" =~ ^[1-9][0-9]*$ ]] || { echo "--minutes $minutes is no whole number above 0" >&2 && exit 2; }
+declare -A options=([--minutes]=minutes [--stages]=stages [--run]=archive)
+# shellcheck source=tests/gpu/stages.sh
+source "$root/tests/gpu/stages.sh"
+[[ "${1:-}" != -* ]] || { echo "unknown option $1 (see --help)" >&2 && exit 2; }
 workloads=("$@")
 [ ${#workloads[@]} -gt 0 ] || workloads=(DECODER XLNET-I ST VM DALLE2)
 
 # Multicast over NVLink can take the GPUs of a shared host out of service.
 export NCCL_NVLS_ENABLE="${NCCL_NVLS_ENABLE:-0}" TORCH_SYMM_MEM_DISABLE_MULTICAST="${TORCH_SYMM_MEM_DISABLE_MULTICAST:-1}"
 export NVSHMEM_DISABLE_NVLS="${NVSHMEM_DISABLE_NVLS:-1}"
-# shellcheck source=tests/gpu/stages.sh
-source "$root/tests/gpu/stages.sh"
+start
 nvidia-smi topo -m >"$out/topology.txt" 2>&1
 gpus="$("$python" -c 'import torch; print(torch.cuda.device_count())')" || exit 2
 degrees=1
@@ -85,10 +68,7 @@ if [[ ",$stages," == *,suite,* ]]; then
         stage run "$limit" "$python" -P -m suite run "${workloads[@]}" --tp "$degrees" --out "$run" \
             --modes compile,graph,encore --processes 1 --measure-s 3 --timeout 4m
     fi
-    if [ -f "$run/cells.jsonl" ]; then
-        encore report "$run" --out "$run/report" >>"$out/run.log" 2>&1 || failed=1
-        tar -C "$work" -czf "$out/run.tar.gz" run
-    fi
+    report
 fi
 cat -- "$out/summary.txt"
 exit "$failed"

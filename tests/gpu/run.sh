@@ -28,30 +28,12 @@ PYTHON names the interpreter (.venv/bin/python, else python3). The exit code is 
 TEXT
 }
 
-case "${1:-}" in "" | -h | --help)
-    usage
-    [ $# -gt 0 ]
-    exit $((2 * $?))
-    ;;
-esac
-
-mkdir -p "$1" && out="$(cd -- "$1" && pwd)" || exit 2
-shift
 minutes=9
 stages=tests,micro,suite
-archive=
-while [ $# -gt 0 ]; do
-    case "$1" in
-    --minutes) minutes="${2:?--minutes needs a number}" && shift 2 ;;
-    --stages) stages="${2:?--stages needs a list}" && shift 2 ;;
-    --run) archive="$(realpath -- "${2:?--run needs a file}")" && shift 2 ;;
-    *) break ;;
-    esac
-done
-[[ "$minutes" =~ ^[1-9][0-9]*$ ]] || { echo "--minutes $minutes is no whole number above 0" >&2 && exit 2; }
-
+declare -A options=([--minutes]=minutes [--stages]=stages [--run]=archive)
 # shellcheck source=tests/gpu/stages.sh
 source "$root/tests/gpu/stages.sh"
+start
 
 : >"$out/summary.txt"
 if [[ ",$stages," == *,tests,* ]]; then
@@ -89,10 +71,7 @@ if [[ ",$stages," == *,suite,* ]]; then
     # A minute is kept for the report and the archive.
     limit=$(($(left) - 60))
     [ "$limit" -lt 20 ] || stage run "$limit" "$python" -P -m suite run "${where[@]}" --budget "${limit}s" "$@"
-    if [ -f "$run/cells.jsonl" ]; then
-        encore report "$run" --out "$run/report" >>"$out/run.log" 2>&1 || failed=1
-        tar -C "$work" -czf "$out/run.tar.gz" run
-    fi
+    report
 fi
 cat -- "$out/summary.txt"
 exit "$failed"

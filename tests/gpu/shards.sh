@@ -24,34 +24,14 @@ none failed.
 TEXT
 }
 
-case "${1:-}" in "" | -h | --help)
-    usage
-    [ $# -gt 0 ]
-    exit $((2 * $?))
-    ;;
-esac
-
-mkdir -p "$1" && out="$(cd -- "$1" && pwd)" || exit 2
-shift
 minutes=9
 gpus=
-archive=
-while [ $# -gt 0 ]; do
-    case "$1" in
-    --minutes) minutes="${2:?--minutes needs a number}" && shift 2 ;;
-    --gpus) gpus="${2:?--gpus needs a number}" && shift 2 ;;
-    --runs) archive="$(realpath -- "${2:?--runs needs a file}")" && shift 2 ;;
-    *) break ;;
-    esac
-done
-[ -n "$gpus" ] || gpus="$(nvidia-smi --list-gpus | wc -l)"
-for number in "$minutes" "$gpus"; do
-    [[ "$number" =~ ^[1-9][0-9]*$ ]] || { echo "$number is no whole number above 0 (see --help)" >&2 && exit 2; }
-done
-[ -z "$archive" ] || [ -r "$archive" ] || { echo "$archive cannot be read" >&2 && exit 2; }
-
+declare -A options=([--minutes]=minutes [--gpus]=gpus [--runs]=archive)
 # shellcheck source=tests/gpu/stages.sh
 source "$root/tests/gpu/stages.sh"
+[ -n "$gpus" ] || gpus="$(nvidia-smi --list-gpus | wc -l)"
+[ "$gpus" -gt 0 ] || { echo "there is no GPU, or nvidia-smi does not list it" >&2 && exit 2; }
+start
 runs="$work/shards"
 mkdir -p "$runs"
 [ -z "$archive" ] || tar -C "$work" -xzf "$archive" || exit 2

@@ -1,24 +1,53 @@
 #!/usr/bin/env bash
-# What the scripts for a stay on a GPU machine share; they source it. It takes `root`, `out` and `minutes`, and gives
-# `python`, `encore`, `work` (a folder that goes at the end), `left`, `stage` and `failed`.
+# What the scripts for a stay on a GPU machine share; they source it, without arguments, so that it reads theirs.
+#
+# It takes `root`, the function `usage`, and `options`: which variable each option sets, `minutes` and `archive` among
+# them. It gives `out`, leaves the arguments behind the options to the script, and defines `start`, which gives
+# `python`, `encore`, `work` (a folder that goes at the end) and `failed`; `left` and `stage` can be used behind it.
 # shellcheck disable=SC2154  # they are the caller's
 
-python="${PYTHON:-$root/.venv/bin/python}"
-[ -x "$python" ] || python="$(command -v python3)"
-work="$(mktemp -d)"
-trap 'rm -rf -- "$work"' EXIT
-cd -- "$root" || exit 2
+case "${1:-}" in "" | -h | --help)
+    usage
+    [ $# -gt 0 ]
+    exit $((2 * $?))
+    ;;
+esac
 
-# `torch.compile(backend="encore")` finds the backend by the installed package's entry point.
-if ! "$python" -c 'from importlib.metadata import distribution; distribution("encore")' 2>/dev/null; then
-    "$python" -m pip install --quiet --no-deps --no-build-isolation --editable "$root" || exit 2
+mkdir -p "$1" && out="$(cd -- "$1" && pwd)" || exit 2
+shift
+archive=
+while [[ "${1:-}" == --* && -n "${options[$1]:-}" ]]; do
+    [ -n "${2:-}" ] || { echo "$1 needs a value (see --help)" >&2 && exit 2; }
+    printf -v "${options[$1]}" %s "$2"
+    shift 2
+done
+for number in "$minutes" ${gpus:+"$gpus"}; do
+    [[ "$number" =~ ^[1-9][0-9]*$ ]] || { echo "$number is not a whole number above 0 (see --help)" >&2 && exit 2; }
+done
+if [ -n "$archive" ]; then
+    [ -r "$archive" ] || { echo "$archive cannot be read" >&2 && exit 2; }
+    archive="$(realpath -- "$archive")"
 fi
-encore() { "$python" -P -m suite "$@"; }
-encore env --require-gpu || exit
-encore env --json >"$out/environment.json"
 
-started=$SECONDS
-failed=0
+start() {
+    python="${PYTHON:-$root/.venv/bin/python}"
+    [ -x "$python" ] || python="$(command -v python3)"
+    work="$(mktemp -d)"
+    trap 'rm -rf -- "$work"' EXIT
+    cd -- "$root" || exit 2
+
+    # `torch.compile(backend="encore")` finds the backend by the installed package's entry point.
+    if ! "$python" -c 'from importlib.metadata import distribution; distribution("encore")' 2>/dev/null; then
+        "$python" -m pip install --quiet --no-deps --no-build-isolation --editable "$root" || exit 2
+    fi
+    encore env --require-gpu || exit
+    encore env --json >"$out/environment.json"
+
+    started=$SECONDS
+    failed=0
+}
+
+encore() { "$python" -P -m suite "$@"; }
 left() { echo $((minutes * 60 - (SECONDS - started))); }
 
 # stage NAME SECONDS COMMAND...: no longer than SECONDS, output to OUT/NAME.log
@@ -35,4 +64,11 @@ stage() {
     echo "$name: exit code $status after $((SECONDS - begun)) s" | tee -a "$out/summary.txt"
     tail -n 3 -- "$out/$name.log"
     [ "$status" -eq 0 ] || failed=1
+}
+
+# report: of the run in `work`, which is packed with it
+report() {
+    [ -f "$work/run/cells.jsonl" ] || return 0
+    encore report "$work/run" --out "$work/run/report" >>"$out/run.log" 2>&1 || failed=1
+    tar -C "$work" -czf "$out/run.tar.gz" run
 }
