@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +27,19 @@ def no_compiled_code_of_another_test() -> None:
         from optimizations import torch_internals
 
         torch_internals.reset_dynamo()
+
+
+@pytest.fixture
+def fresh_encore() -> Iterator[None]:
+    """Nothing is compiled, and nothing reported, before the test and after it."""
+    import optimizations
+    from optimizations import torch_internals
+
+    torch_internals.reset_dynamo()
+    optimizations.reset()
+    yield
+    optimizations.reset()
+    torch_internals.reset_dynamo()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,14 +19,7 @@ from optimizations.backend import encore
 from optimizations.placement import Feeds
 from optimizations.report import GraphReport
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch_internals.reset_dynamo()
-    optimizations.reset()
-    yield
-    optimizations.reset()
-    torch_internals.reset_dynamo()
+pytestmark = pytest.mark.usefixtures("fresh_encore")
 
 
 class Masked(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent, indent
 from types import SimpleNamespace
@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import nn
 
-import optimizations
 from optimizations import torch_internals
 from optimizations.replay.bound import FEW_ARGUMENTS, READS_BEFORE
 from optimizations.replay.shortcut import FULL_CALLS
@@ -182,12 +181,8 @@ class Partitioned:
 
 
 @pytest.fixture
-def partitioned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Partitioned]:
-    torch_internals.reset_dynamo()
-    optimizations.reset()
-    yield Partitioned(monkeypatch, tmp_path)
-    optimizations.reset()
-    torch_internals.reset_dynamo()
+def partitioned(fresh_encore: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Partitioned:
+    return Partitioned(monkeypatch, tmp_path)
 
 
 def settled(model: nn.Module) -> Callable[..., Any]:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fixtures.bench import Bench
 from fixtures.fake_runs import SETTINGS, default_signals, fake_worker, fake_workers_alive, fake_workload, living
 from test_process import COMPILE, MEASURE, prepare
-from test_runner import Bench
 
 from models.registry import Sharding, UnknownWorkload, find
 from suite import process

@@ -1,91 +1,24 @@
-"""Parameters bound once: calls pass modules instead of what these hold, and never a tensor that was exchanged.
-
-Inductor is replaced by running the FX graph, so that compiled results must be eager's bit for bit.
-"""
+"""Parameters bound once: calls pass modules instead of what these hold, and never a tensor that was exchanged."""
 
 from __future__ import annotations
 
 import copy
-import gc
-import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from binding_programs import EXCHANGES, Layer, Model, low_rank_merged, one_parameter, other, state_assigned
+from binding_programs import EXCHANGES, Layer, Model, low_rank_merged, one_parameter, other
+from bound_calls import HELD, Clock, Runner, X, clock, compiled, reads, runner, same, settle
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import optimizations
-from optimizations import backend, torch_internals
-from optimizations.replay import bound as bound_module
 from optimizations.replay.bound import READS_BEFORE, release_bindings
 
-X = torch.arange(8.0).reshape(2, 4) / 7
+__all__ = ["clock", "reads", "runner"]
 
-
-class Runner:
-    """Stands in for Inductor, and notes the number of arguments and their identities in each call."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-
-    def compile_fx(
-        self, graph_module: torch.fx.GraphModule, inputs: Sequence[Any], **settings: Any
-    ) -> Callable[..., Any]:
-        def run(*arguments: Any) -> Any:
-            self.calls.append(tuple(map(id, arguments)))
-            return graph_module.forward(*arguments)
-
-        return run
-
-
-@pytest.fixture(autouse=True)
-def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
-    torch_internals.reset_dynamo()
-    optimizations.reset()
-    runner = Runner()
-    monkeypatch.setattr(torch_internals, "compile_fx", runner, raising=False)
-    yield runner
-    optimizations.reset()
-    torch_internals.reset_dynamo()
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The modules that were read in Python, outermost ones only."""
-    read: list[Any] = []
-    stock = bound_module.fetch
-
-    def fetch(module: Any, *rest: Any) -> None:
-        read.append(module)
-        stock(module, *rest)
-
-    monkeypatch.setattr(bound_module, "fetch", fetch)
-    return read
-
-
-HELD = 3 * 8
-"""Parameters and buffers that the model's evaluation reads: two of `linear`, four of `norm`, `scale`, `offset`."""
-
-
-def compiled(module: Any, **options: Any) -> Any:
-    return torch.compile(module, backend="encore", fullgraph=True, options=options or None)
-
-
-def same(left: Any, right: Any) -> bool:
-    return bool(torch.equal(left, right))
-
-
-def settle(call: Callable[[], Any]) -> None:
-    for _ in range(READS_BEFORE + 1):
-        call()
-
-
-# What a call passes
+pytestmark = pytest.mark.usefixtures("runner")
 
 
 @torch.no_grad()
@@ -232,18 +165,6 @@ def test_a_shallow_copy_shares_what_it_shares() -> None:
         assert same(run(X), model(X))
 
 
-ONE = torch.ones(1)
-
-
-class Scaled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale, self.shift = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.scale + self.shift
-
-
 LAYERS = [Layer(5).eval(), Layer(6).eval()]
 
 
@@ -283,24 +204,6 @@ class Caching(nn.Module):
         y = self.linear(x) + self.cache
         self.cache = y * 0.5
         return y
-
-
-class Clock:
-    """Passes by `step` whenever it is read."""
-
-    def __init__(self) -> None:
-        self.now, self.step = 0, 1
-
-    def perf_counter_ns(self) -> int:
-        self.now += self.step
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(bound_module, "time", clock)
-    return clock
 
 
 @torch.no_grad()
@@ -372,179 +275,3 @@ def test_training_and_evaluation_alternate() -> None:
             eager.train(mode)
             for _ in range(READS_BEFORE + 2):
                 assert same(run(X), eager(X))
-
-
-# Memory
-
-
-@torch.no_grad()
-def test_an_exchanged_weight_is_let_go_by_every_graph() -> None:
-    model = Model().eval()
-    run = compiled(model)
-    settle(lambda: run(X))
-    wide = torch.cat([X, X, X])
-    settle(lambda: run(wide))
-    assert len(optimizations.report()) == 2
-    storages = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
-    assert all(storage() is not None for storage in storages)
-    state_assigned(model)
-    run(X)  # The graph for the other size is not called again.
-    gc.collect()
-    assert [storage() for storage in storages] == [None] * len(storages)
-
-
-@torch.no_grad()
-def test_a_model_that_is_dropped_is_collected() -> None:
-    model = Model().eval()
-    keeper = Model(3).eval()
-    run, keep = compiled(model), compiled(keeper)
-    for _ in range(READS_BEFORE + 1):
-        run(X), keep(X)
-    gone = weakref.ref(model)
-    storages = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
-    del model, run
-    gc.collect()
-    assert gone() is None
-    assert [storage() for storage in storages] == [None] * len(storages)
-    assert same(keep(X), keeper(X))
-
-
-@torch.no_grad()
-def test_reset_lets_go_and_calls_go_on(reads: list[Any]) -> None:
-    model = Model().eval()
-    run = compiled(model)
-    settle(lambda: run(X))
-    reads.clear()
-    optimizations.reset()
-    storage = weakref.ref(model.layers[0].scale.untyped_storage())
-    model.layers[0].scale = nn.Parameter(torch.zeros(4))
-    assert storage() is None
-    for _ in range(READS_BEFORE + 3):
-        assert same(run(X), model(X))
-    assert reads == [model] * (READS_BEFORE + 1)
-
-
-# Where nothing is bound
-
-
-@torch.no_grad()
-def test_a_backend_around_this_one_may_call_with_all_arguments() -> None:
-    checked = []
-
-    def checking(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        function = backend.encore(graph_module, inputs)
-        checked.append(same(function(*inputs)[0], graph_module(*inputs)[0]))
-        return function
-
-    model = Model().eval()
-    run = torch.compile(model, backend=checking)
-    for _ in range(READS_BEFORE + 2):
-        assert same(run(X), model(X))
-    one_parameter(model)
-    assert same(run(X), model(X))
-    assert checked == [True]
-
-
-@torch.no_grad()
-def test_a_graph_that_dynamo_does_not_call_is_left() -> None:
-    def copying(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return backend.encore(copy.deepcopy(graph_module), inputs)
-
-    model = Model().eval()
-    run = torch.compile(model, backend=copying)
-    assert same(run(X), model(X))
-    (report,) = optimizations.report()
-    assert report.binding is not None
-    assert report.binding.untouched == "Dynamo does not call this graph as it is"
-
-
-@torch.no_grad()
-def test_a_defect_in_binding_costs_binding_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def defective(*arguments: Any) -> Any:
-        raise KeyError("node")
-
-    monkeypatch.setattr(backend, "bind", defective)
-    model = Model().eval()
-    with pytest.warns(UserWarning, match="binding failed: KeyError"):
-        assert same(compiled(model)(X), model(X))
-    (report,) = optimizations.report()
-    assert report.binding is not None
-    assert "KeyError" in (report.binding.untouched or "")
-
-
-@torch.no_grad()
-def test_a_module_that_keeps_its_tensors_in_its_own_way_is_read_in_each_call(reads: list[Any]) -> None:
-    class Tracking(dict[str, Any]):
-        pass
-
-    model = Model().eval()
-    model.layers[0].linear.__dict__["_parameters"] = Tracking(model.layers[0].linear._parameters)
-    run = compiled(model)
-    for _ in range(READS_BEFORE + 4):
-        assert same(run(X), model(X))
-        one_parameter(model)
-    assert len(reads) == READS_BEFORE + 4
-
-
-@torch.no_grad()
-def test_a_defect_in_comparing_costs_the_comparison_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def defective(*arguments: Any) -> Any:
-        raise TypeError("incompatible function arguments")
-
-    monkeypatch.setattr(bound_module, "same_tensors", defective)
-    model = Model().eval()
-    run = compiled(model)
-    with pytest.warns(UserWarning, match="comparing them in C\\+\\+ failed: TypeError"):
-        settle(lambda: run(X))
-    for _ in range(2):
-        one_parameter(model)
-        assert same(run(X), model(X))
-
-
-@torch.no_grad()
-def test_threads_never_get_a_tensor_that_was_exchanged_before_they_called() -> None:
-    """Two threads call, a third exchanges: a result is that of the weights at its beginning or at its end."""
-    model = Scaled()
-    run = torch.compile(model, backend="encore", fullgraph=True)
-    settle(lambda: run(ONE))
-    wrong: list[tuple[float, float, float]] = []
-    stop = threading.Event()
-
-    def call() -> None:
-        with torch.no_grad():
-            while not stop.is_set():
-                before = model.scale.item()
-                result = run(ONE).item()
-                after = model.scale.item()
-                if not before <= result <= after:
-                    wrong.append((before, result, after))
-
-    threads = [threading.Thread(target=call) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for step in range(300):
-        model.scale = nn.Parameter(torch.tensor([float(step)]))
-        model.shift = nn.Parameter(torch.zeros(1))
-        time.sleep(0.0005)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-@torch.no_grad()
-def test_slow_comparisons_are_made_new(clock: Clock, reads: list[Any]) -> None:
-    """Another attribute of a module changed: C++ looks at everything from then on, until a new comparison is made."""
-    model = Model().eval()
-    run = compiled(model)
-    settle(lambda: run(X))
-    reads.clear()
-    for _ in range(2 * bound_module.PROBE_EVERY):
-        run(X)
-    assert reads == []
-    clock.step = 10**12
-    for _ in range(bound_module.PROBE_EVERY + 2):
-        assert same(run(X), model(X))
-    assert reads == [model]
-    one_parameter(model)
-    assert same(run(X), model(X))

@@ -1,11 +1,10 @@
-"""Nodes and managers, end to end: stock's CUDAGraph Trees on host memory, Encore's nodes in them.
+"""Nodes, end to end: stock's CUDAGraph Trees on host memory, Encore's nodes in them.
 
 Everything is called as Inductor calls it: a function from `EncoreMaker.cudagraphify`, with a list of inputs.
 """
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from typing import Any
@@ -15,15 +14,11 @@ import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
 
-from optimizations import torch_internals
 from optimizations.capture.trees import manager
-from optimizations.capture.trees import node as node_module
-from optimizations.capture.trees.containers import managers, others_have_managers, shut_down
-from optimizations.capture.trees.function import forget_recordings
+from optimizations.capture.trees.containers import managers
 from optimizations.indirection.plan import Choice
-from optimizations.indirection.pointers import Analysis, InputVerdict, Reason, ReasonCode, UnexplainedWord
 from optimizations.recording import examination, fixed_inputs, session
-from optimizations.recording.generated import GeneratedCode, Launch
+from optimizations.recording.generated import GeneratedCode
 from optimizations.replay.swaps import Swaps
 from suite.measure import copies
 
@@ -159,24 +154,6 @@ def test_without_a_difference_between_calls_nothing_is_proven(cuda_on_cpu: CudaO
     (report,) = compiled.reports
     assert report.copied_bytes == 2 * COUNT * 4
     assert "held the same data" in report.inputs[0].reasons[0]
-
-
-def test_what_the_generated_code_names_needs_no_proof(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "is_as_named", lambda verdict, named, triton: named == len(verdict.uses))
-    model, w = Model(cuda_on_cpu, code=GeneratedCode(None, triton_uses={0: 1, 1: 1, 2: 1})), values(7)
-    compiled = Compiled(model)
-    check(compiled, w, calls=4)
-    (report,) = compiled.reports
-    assert (report.proof_runs, report.copied_bytes) == (0, 0)
-
-
-def test_a_function_with_unknown_calls_is_never_captured_again(cuda_on_cpu: CudaOnCpu) -> None:
-    model, w = Model(cuda_on_cpu, code=GeneratedCode("it calls a custom operator, mine::op")), values(7)
-    compiled = Compiled(model)
-    check(compiled, w)
-    assert model.runs == ["plain", "captured"]
-    assert "mine::op" in str(compiled.reports[0].off)
-    assert compiled.reports[0].copied_bytes == 2 * COUNT * 4
 
 
 def test_a_mutated_input_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None:
@@ -445,152 +422,3 @@ def test_generators_are_registered_with_the_graph_that_is_replayed(cuda_on_cpu: 
         torch.compiler.cudagraph_mark_step_begin()
     (node,) = nodes()
     assert (node.graph, generator) in cuda_on_cpu.generators
-
-
-def test_forward_and_backward_share_a_manager_and_their_trees(cuda_on_cpu: CudaOnCpu) -> None:
-    forward_model, backward_model, w = Model(cuda_on_cpu), Model(cuda_on_cpu), values(7)
-    forward = Compiled(forward_model, is_inference=False)
-    backward = Compiled(backward_model, is_inference=False, is_backward=True)
-    kept = []
-    for step in range(6):
-        torch.compiler.cudagraph_mark_step_begin()
-        x, y, tangent = values(step), values(step + 1), values(step + 2)
-        kept.append((x, y, tangent))
-        (saved,) = forward.function([x, y, w])
-        expected = 2 * x + y * w
-        assert torch.equal(saved, expected), step
-        (grad,) = backward.function([tangent, saved, w])
-        assert torch.equal(grad, 2 * tangent + expected * w), step
-        del saved, grad
-    assert len(managers()) == 1
-    assert [report.direction for report in (*forward.reports, *backward.reports)] == ["forward", "backward"]
-
-
-def test_stocks_container_is_left_alone(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled = Compiled(Model(cuda_on_cpu))
-    check(compiled, values(7))
-    assert torch_internals.cudagraph_trees.get_manager(0, create_if_none_exists=False) is None
-    assert isinstance(manager.container(0).tree_manager, manager.EncoreManager)
-
-
-def test_each_thread_has_managers_of_its_own(cuda_on_cpu: CudaOnCpu) -> None:
-    here = manager.container(0)
-    there: list[Any] = []
-    thread = threading.Thread(target=lambda: there.append(manager.container(0)))
-    thread.start()
-    thread.join()
-    assert there[0] is not here
-    assert manager.container(0) is here
-
-
-def test_a_reset_of_the_compiler_waits_for_no_other_threads_graphs_and_ends_none(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
-    check(compiled, w)
-    assert not others_have_managers(), "the graphs are this thread's"
-    found: list[bool] = []
-    thread = threading.Thread(target=lambda: found.append(others_have_managers()))
-    thread.start()
-    thread.join()
-    assert found == [True]
-
-
-def test_a_managers_end_comes_with_the_last_function(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
-    check(compiled, w)
-    container = manager.container(0)
-    assert container.tree_manager is not None
-    gc.collect()
-    gc.disable()
-    try:
-        del compiled
-        assert container.tree_manager is None
-    finally:
-        gc.enable()
-
-
-def test_after_a_shutdown_nothing_is_left_and_functions_record_again(cuda_on_cpu: CudaOnCpu) -> None:
-    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
-    check(compiled, w)
-    (node,) = nodes()
-    held = [weakref.ref(thing) for thing in (node, node.graph, node.tracker)]
-    gc.collect()
-    gc.disable()
-    try:
-        del node
-        shut_down()
-        forget_recordings()
-        assert [thing() for thing in held] == [None, None, None]
-    finally:
-        gc.enable()
-    assert managers() == []
-    check(compiled, w)
-    assert len(compiled.reports) == 2
-
-
-class Known:
-    """A Triton kernel at hand, of which no parameter can be dereferenced."""
-
-    kernel = None
-    refusals = ("no PTX here",) * 4
-
-
-LAUNCHED = {"triton_uses": {0: 1, 1: 1, 2: 1}, "launches": (Launch("body", (0, 1, 2)),)}
-
-
-@pytest.mark.parametrize("opaque", [None, "it takes part in a collective, _c10d_functional::all_reduce_"])
-def test_what_the_generated_code_names_is_read_in_place_without_another_capture(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, opaque: str | None
-) -> None:
-    """Nothing is captured or tried out, so it holds next to collectives too."""
-    monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
-    model, w = Model(cuda_on_cpu, code=GeneratedCode(opaque, **LAUNCHED)), values(7)
-    compiled = Compiled(model)
-    check(compiled, w, calls=8)
-    assert model.runs == ["plain", "captured"]
-    (report,) = compiled.reports
-    assert (report.proof_runs, report.copied_bytes, report.pointer_bytes) == (0, 0, 16)
-    assert [one.indirect for one in report.inputs] == [True, True]
-
-
-@pytest.mark.parametrize("opaque", [None, "it takes part in a collective, _c10d_functional::all_reduce_"])
-def test_what_else_is_used_is_compared_or_copied(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, opaque: str | None
-) -> None:
-    """y has a use that is not an argument of a Triton kernel: a second capture finds it, where there may be one."""
-    monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
-    code = GeneratedCode(opaque, triton_uses={0: 1, 2: 1}, launches=(Launch("body", (0, 2)),))
-    model, w = Model(cuda_on_cpu, code=code), values(7)
-    compiled = Compiled(model)
-    check(compiled, w, calls=14)
-    (report,) = compiled.reports
-    if opaque is None:
-        assert model.runs == ["plain", "captured", "captured"]
-        assert [one.indirect for one in report.inputs] == [True, True]
-    else:
-        assert model.runs == ["plain", "captured"]
-        assert [one.indirect for one in report.inputs] == [True, False]
-        assert "all_reduce_" in report.inputs[1].reasons[0]
-        assert report.copied_bytes == COUNT * 4
-
-
-def test_what_the_generated_code_names_stands_where_the_comparison_leaves_doubts(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Padding that nobody can explain speaks against all inputs, but not against those whose uses are named."""
-
-    def doubtful(*captures: Any, **options: Any) -> Analysis:
-        reason = (Reason(ReasonCode.UNEXPLAINED, "a word changed"),)
-        return Analysis(tuple(InputVerdict(index, (), reason) for index in (0, 1)), (UnexplainedWord((0,), 0, 0),))
-
-    made: list[int] = []
-    monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
-    monkeypatch.setattr(examination, "find_pointer_uses", lambda *a, **k: made.append(len(k)) or doubtful())
-    code = GeneratedCode(None, triton_uses={0: 1, 2: 1}, launches=(Launch("body", (0, 2)),))
-    model, w = Model(cuda_on_cpu, code=code), values(7)
-    compiled = Compiled(model)
-    check(compiled, w, calls=10)
-    assert made == [1, 2, 3, 4], "a control, a repeat and a third capture, one after another"
-    assert model.runs == ["plain", "captured", *["captured"] * 4]
-    (report,) = compiled.reports
-    assert [one.indirect for one in report.inputs] == [True, False]
-    assert report.inputs[1].reasons == ("a word changed",)

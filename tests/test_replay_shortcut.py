@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,13 +18,7 @@ from optimizations.torch_internals import wrappers
 X = torch.arange(8.0).reshape(2, 4)
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch_internals.reset_dynamo()
-    optimizations.reset()
-    yield
-    optimizations.reset()
-    torch_internals.reset_dynamo()
+pytestmark = pytest.mark.usefixtures("fresh_encore")
 
 
 class Program(nn.Module):

@@ -1,0 +1,104 @@
+"""Programs of which eager computes noise in a short dtype: Note [Useless references] of `suite.measure.correctness`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from tiny_workloads import instance_of
+
+from suite.iteration import iteration
+from suite.measure.correctness import (
+    MOST_ERROR,
+    TOLERANCE,
+    Agreement,
+    compare_widened,
+    compare_with_eager,
+)
+from suite.measure.results import Results, State, run_checked
+
+
+class Losing(torch.nn.Module):
+    """A sum of large terms that cancel: in bfloat16 nothing of the result is left, as in EOS."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x + 4096.0) - 4096.0) * 1.5 + x * 1e-3
+
+
+def losing_verdict(wrong: Callable[[torch.Tensor], torch.Tensor]) -> Agreement:
+    """On a function of the inputs next to eager, in bfloat16."""
+    instance = instance_of(Losing, dtype_policy="bf16")
+    inputs = instance.inputs(0)
+    state = State(instance.module, inputs)
+    eager = run_checked(instance, iteration(instance, instance.module, uses_cuda_graphs=False), inputs, state, 1)
+    results = Results({"output": wrong(inputs.args[0]).to(torch.bfloat16)})
+    return compare_with_eager(results, eager, instance, inputs, state, 1)
+
+
+def in_float32(x: torch.Tensor) -> torch.Tensor:
+    return Losing()(x.float())
+
+
+def test_where_eager_is_useless_what_is_near_the_truth_passes():
+    verdict = losing_verdict(in_float32)
+    assert verdict.reference_error is not None and verdict.reference_error > MOST_ERROR
+    assert verdict.max_relative_error > TOLERANCE["bfloat16"]
+    assert (verdict.passed, verdict.undecided) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: -Losing()(x),
+        lambda x: torch.randn(x.shape, generator=torch.Generator().manual_seed(0)),
+        lambda x: 1.6 * in_float32(x),
+        lambda x: 1.2 * Losing()(x),
+    ],
+)
+def test_where_eager_is_useless_there_is_no_verdict_on_what_is_far_from_the_truth(wrong):
+    """Neither a pass nor a failure: right programs may compute noise in that dtype. See the next tests."""
+    verdict = losing_verdict(wrong)
+    assert verdict.undecided
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda x: torch.zeros_like(x),
+        lambda x: torch.full_like(x, 7.0),
+        lambda x: -in_float32(x),
+        lambda x: 1e4 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)),
+        lambda x: torch.full_like(x, math.nan),
+    ],
+)
+def test_where_eager_is_useless_one_value_everywhere_or_more_noise_than_eagers_fails(wrong):
+    verdict = losing_verdict(wrong)
+    assert (verdict.passed, verdict.undecided) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "passed"),
+    [
+        (lambda y: y, True),
+        (lambda y: -y, False),
+        (lambda y: torch.zeros_like(y), False),
+        (lambda y: torch.randn_like(y), False),
+        (lambda y: 1.2 * y, False),
+    ],
+)
+def test_the_program_compiled_in_float32_decides_then(wrong, passed):
+    instance = instance_of(Losing, dtype_policy="bf16")
+    inputs = instance.inputs(0)
+    calls = []
+
+    def compiled(module):
+        assert inputs.args[0].dtype is torch.bfloat16
+        return lambda x: (calls.append(x.dtype), wrong(module(x)))[1]
+
+    verdict = compare_widened(
+        compiled, instance, inputs, State(instance.module, inputs), 1, uses_cuda_graphs=False, calls=3
+    )
+    assert verdict.passed is passed
+    assert calls == [torch.float32] * 3

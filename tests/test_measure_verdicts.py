@@ -1,0 +1,114 @@
+"""Verdicts on errors that are given as numbers: what the tolerance and what a reference allows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from suite.measure.correctness import (
+    REFERENCE_FACTOR,
+    Agreement,
+    Reference,
+    combine,
+    judge,
+)
+
+
+def refuse() -> None:
+    raise AssertionError("the reference must not be asked")
+
+
+def test_within_the_tolerance_the_reference_is_not_run():
+    verdict = judge({"output": 0.01, "loss": 0.002}, 0.02, 1e-3, refuse)
+    assert verdict == Agreement(True, 2, 0.01, "output", None)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "eager", "passed"),
+    [(0.20, 0.10, True), (0.202, 0.10, False), (0.0009, 0.0, True), (math.inf, math.inf, False), (0.5, math.inf, True)],
+)
+def test_the_reference_allows_twice_eagers_error_and_one_rounding(compiled, eager, passed):
+    reference = Reference({"output": compiled}, {"output": eager}, REFERENCE_FACTOR)
+    verdict = judge({"output": 0.3}, 0.02, 1e-3, lambda: reference)
+    assert verdict.passed is passed
+    assert verdict.reference_error == eager
+
+
+@pytest.mark.parametrize(
+    ("error", "eager", "passed"),
+    [(0.30, 0.10, True), (0.302, 0.10, False), (0.03, 0.0, False), (0.03, math.nan, False), (math.inf, 1.0, False)],
+)
+def test_against_eager_itself_three_times_its_error_and_one_rounding_are_allowed(error, eager, passed):
+    found = {"output": error}
+    verdict = judge(found, 0.02, 1e-3, lambda: Reference(found, {"output": eager}, 1 + REFERENCE_FACTOR))
+    assert verdict.passed is passed
+
+
+def test_a_tensor_that_a_reference_does_not_name_has_no_error_there():
+    assert judge({"buffer n": 0.3}, 0.02, 1e-3, lambda: Reference({}, {}, REFERENCE_FACTOR)).passed
+
+
+def test_the_tensor_that_failed_is_named_though_another_is_farther_off():
+    verdict = judge(
+        {"a": 0.9, "b": 0.3}, 0.02, 1e-3, lambda: Reference({"a": 0.1, "b": 0.3}, {"a": 0.8, "b": 0.01}, 2.0)
+    )
+    assert (verdict.passed, verdict.worst, verdict.reference_error) == (False, "b", 0.01)
+
+
+def test_where_nothing_can_be_compared_nothing_passes():
+    assert not judge({}, 0.02, 1e-3, refuse).passed
+
+
+def test_one_failed_input_fails_them_all():
+    good, bad = Agreement(True, 3, 0.5, "output", 0.4), Agreement(False, 3, 0.2, "loss", None)
+    assert combine([good, bad]) == bad
+    assert combine([good, Agreement(True, 3, 0.1, "loss", None)]) == good
+
+
+@pytest.mark.parametrize(("eager", "error", "passed"), [(0.26, 0.45, True), (0.26, 0.51, False), (0.17, 0.52, False)])
+def test_never_is_more_than_half_allowed(eager, error, passed):
+    """DistilGPT2's worst gradient may differ by three times what eager rounds, which is 0.26; zeros differ by 1."""
+    found = {"gradient": error}
+    reference = Reference(found, {"gradient": eager}, 1 + REFERENCE_FACTOR, is_eager=True)
+    assert judge(found, 0.02, 1e-3, lambda: reference).passed is passed
+
+
+def test_a_stochastic_eager_that_is_useless_decides_nothing():
+    reference = Reference({"gradient": 0.3}, {"gradient": 0.7}, 1 + REFERENCE_FACTOR, is_eager=True)
+    verdict = judge({"gradient": 0.3}, 0.02, 1e-3, lambda: reference)
+    assert (verdict.passed, verdict.undecided) == (True, True)
+    far = Reference({"gradient": 2.5}, {"gradient": 0.7}, 1 + REFERENCE_FACTOR, is_eager=True)
+    assert not judge({"gradient": 2.5}, 0.02, 1e-3, lambda: far).passed
+
+
+@pytest.mark.parametrize(
+    ("own", "error", "passed", "undecided"),
+    [
+        (0.41, 1.3, True, True),  # another gradient of eager's is useless, and this one nearly
+        (0.41, 2.3, False, False),  # farther off than even the useless one explains
+        (0.20, 0.45, False, False),  # eager is a reference for this one
+        (0.20, 0.39, True, False),
+    ],
+)
+def test_where_eager_is_useless_for_one_gradient_it_is_no_reference_for_those_nearly_as_bad(
+    own, error, passed, undecided
+):
+    compiled = {"gradient a": error, "gradient b": 0.9, "output": 0.01}
+    reference = Reference(compiled, {"gradient a": own, "gradient b": 1.1, "output": 0.01}, REFERENCE_FACTOR)
+    verdict = judge({"gradient a": error}, 0.08, 1e-3, lambda: reference)
+    assert (verdict.passed, verdict.undecided) == (passed, undecided)
+
+
+def test_a_useless_gradient_excuses_no_output_and_a_useless_output_no_gradient():
+    found = {"output": 0.6}
+    reference = Reference(found, {"output": 0.4, "gradient b": 1.1}, REFERENCE_FACTOR)
+    assert not judge(found, 0.08, 1e-3, lambda: reference).passed
+    found = {"gradient a": 0.6}
+    reference = Reference(found, {"output": 1.1, "gradient a": 0.4}, REFERENCE_FACTOR)
+    assert not judge(found, 0.08, 1e-3, lambda: reference).passed
+
+
+def test_one_input_without_a_verdict_leaves_all_without_one():
+    decided, open_one = Agreement(True, 1, 0.1, "a", None), Agreement(True, 1, 0.05, "b", 0.7, undecided=True)
+    assert combine([decided, open_one]).undecided

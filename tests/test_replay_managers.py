@@ -1,0 +1,99 @@
+"""Encore's managers, end to end on host memory: one per thread and device, and gone with their last function."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from trees_on_cpu import Compiled, Model, check, nodes, values
+
+from optimizations import torch_internals
+from optimizations.capture.trees import manager
+from optimizations.capture.trees.containers import managers, others_have_managers, shut_down
+from optimizations.capture.trees.function import forget_recordings
+
+__all__ = ["cuda_on_cpu"]
+
+
+def test_forward_and_backward_share_a_manager_and_their_trees(cuda_on_cpu: CudaOnCpu) -> None:
+    forward_model, backward_model, w = Model(cuda_on_cpu), Model(cuda_on_cpu), values(7)
+    forward = Compiled(forward_model, is_inference=False)
+    backward = Compiled(backward_model, is_inference=False, is_backward=True)
+    kept = []
+    for step in range(6):
+        torch.compiler.cudagraph_mark_step_begin()
+        x, y, tangent = values(step), values(step + 1), values(step + 2)
+        kept.append((x, y, tangent))
+        (saved,) = forward.function([x, y, w])
+        expected = 2 * x + y * w
+        assert torch.equal(saved, expected), step
+        (grad,) = backward.function([tangent, saved, w])
+        assert torch.equal(grad, 2 * tangent + expected * w), step
+        del saved, grad
+    assert len(managers()) == 1
+    assert [report.direction for report in (*forward.reports, *backward.reports)] == ["forward", "backward"]
+
+
+def test_stocks_container_is_left_alone(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, values(7))
+    assert torch_internals.cudagraph_trees.get_manager(0, create_if_none_exists=False) is None
+    assert isinstance(manager.container(0).tree_manager, manager.EncoreManager)
+
+
+def test_each_thread_has_managers_of_its_own(cuda_on_cpu: CudaOnCpu) -> None:
+    here = manager.container(0)
+    there: list[Any] = []
+    thread = threading.Thread(target=lambda: there.append(manager.container(0)))
+    thread.start()
+    thread.join()
+    assert there[0] is not here
+    assert manager.container(0) is here
+
+
+def test_a_reset_of_the_compiler_waits_for_no_other_threads_graphs_and_ends_none(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    check(compiled, w)
+    assert not others_have_managers(), "the graphs are this thread's"
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(others_have_managers()))
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
+def test_a_managers_end_comes_with_the_last_function(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    check(compiled, w)
+    container = manager.container(0)
+    assert container.tree_manager is not None
+    gc.collect()
+    gc.disable()
+    try:
+        del compiled
+        assert container.tree_manager is None
+    finally:
+        gc.enable()
+
+
+def test_after_a_shutdown_nothing_is_left_and_functions_record_again(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    check(compiled, w)
+    (node,) = nodes()
+    held = [weakref.ref(thing) for thing in (node, node.graph, node.tracker)]
+    gc.collect()
+    gc.disable()
+    try:
+        del node
+        shut_down()
+        forget_recordings()
+        assert [thing() for thing in held] == [None, None, None]
+    finally:
+        gc.enable()
+    assert managers() == []
+    check(compiled, w)
+    assert len(compiled.reports) == 2

@@ -1,0 +1,103 @@
+"""Inputs that generated code names are read in place without a proof; what else uses them is compared, or copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from trees_on_cpu import COUNT, Compiled, Model, check, values
+
+from optimizations.capture.trees import node as node_module
+from optimizations.indirection.pointers import Analysis, InputVerdict, Reason, ReasonCode, UnexplainedWord
+from optimizations.recording import examination
+from optimizations.recording.generated import GeneratedCode, Launch
+
+__all__ = ["cuda_on_cpu"]
+
+
+def test_what_the_generated_code_names_needs_no_proof(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examination, "is_as_named", lambda verdict, named, triton: named == len(verdict.uses))
+    model, w = Model(cuda_on_cpu, code=GeneratedCode(None, triton_uses={0: 1, 1: 1, 2: 1})), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=4)
+    (report,) = compiled.reports
+    assert (report.proof_runs, report.copied_bytes) == (0, 0)
+
+
+def test_a_function_with_unknown_calls_is_never_captured_again(cuda_on_cpu: CudaOnCpu) -> None:
+    model, w = Model(cuda_on_cpu, code=GeneratedCode("it calls a custom operator, mine::op")), values(7)
+    compiled = Compiled(model)
+    check(compiled, w)
+    assert model.runs == ["plain", "captured"]
+    assert "mine::op" in str(compiled.reports[0].off)
+    assert compiled.reports[0].copied_bytes == 2 * COUNT * 4
+
+
+class Known:
+    """A Triton kernel at hand, of which no parameter can be dereferenced."""
+
+    kernel = None
+    refusals = ("no PTX here",) * 4
+
+
+LAUNCHED = {"triton_uses": {0: 1, 1: 1, 2: 1}, "launches": (Launch("body", (0, 1, 2)),)}
+
+
+@pytest.mark.parametrize("opaque", [None, "it takes part in a collective, _c10d_functional::all_reduce_"])
+def test_what_the_generated_code_names_is_read_in_place_without_another_capture(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, opaque: str | None
+) -> None:
+    """Nothing is captured or tried out, so it holds next to collectives too."""
+    monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
+    model, w = Model(cuda_on_cpu, code=GeneratedCode(opaque, **LAUNCHED)), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=8)
+    assert model.runs == ["plain", "captured"]
+    (report,) = compiled.reports
+    assert (report.proof_runs, report.copied_bytes, report.pointer_bytes) == (0, 0, 16)
+    assert [one.indirect for one in report.inputs] == [True, True]
+
+
+@pytest.mark.parametrize("opaque", [None, "it takes part in a collective, _c10d_functional::all_reduce_"])
+def test_what_else_is_used_is_compared_or_copied(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, opaque: str | None
+) -> None:
+    """y has a use that is not an argument of a Triton kernel: a second capture finds it, where there may be one."""
+    monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
+    code = GeneratedCode(opaque, triton_uses={0: 1, 2: 1}, launches=(Launch("body", (0, 2)),))
+    model, w = Model(cuda_on_cpu, code=code), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=14)
+    (report,) = compiled.reports
+    if opaque is None:
+        assert model.runs == ["plain", "captured", "captured"]
+        assert [one.indirect for one in report.inputs] == [True, True]
+    else:
+        assert model.runs == ["plain", "captured"]
+        assert [one.indirect for one in report.inputs] == [True, False]
+        assert "all_reduce_" in report.inputs[1].reasons[0]
+        assert report.copied_bytes == COUNT * 4
+
+
+def test_what_the_generated_code_names_stands_where_the_comparison_leaves_doubts(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padding that nobody can explain speaks against all inputs, but not against those whose uses are named."""
+
+    def doubtful(*captures: Any, **options: Any) -> Analysis:
+        reason = (Reason(ReasonCode.UNEXPLAINED, "a word changed"),)
+        return Analysis(tuple(InputVerdict(index, (), reason) for index in (0, 1)), (UnexplainedWord((0,), 0, 0),))
+
+    made: list[int] = []
+    monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
+    monkeypatch.setattr(examination, "find_pointer_uses", lambda *a, **k: made.append(len(k)) or doubtful())
+    code = GeneratedCode(None, triton_uses={0: 1, 2: 1}, launches=(Launch("body", (0, 2)),))
+    model, w = Model(cuda_on_cpu, code=code), values(7)
+    compiled = Compiled(model)
+    check(compiled, w, calls=10)
+    assert made == [1, 2, 3, 4], "a control, a repeat and a third capture, one after another"
+    assert model.runs == ["plain", "captured", *["captured"] * 4]
+    (report,) = compiled.reports
+    assert [one.indirect for one in report.inputs] == [True, False]
+    assert report.inputs[1].reasons == ("a word changed",)

@@ -1,0 +1,196 @@
+"""Bound parameters are let go with what held them, and a defect in binding costs the binding only."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from binding_programs import Model, one_parameter, state_assigned
+from bound_calls import ONE, Clock, Scaled, X, clock, compiled, reads, runner, same, settle
+from torch import nn
+
+import optimizations
+from optimizations import backend
+from optimizations.replay import bound as bound_module
+from optimizations.replay.bound import READS_BEFORE
+
+__all__ = ["clock", "reads", "runner"]
+
+pytestmark = pytest.mark.usefixtures("runner")
+
+
+@torch.no_grad()
+def test_an_exchanged_weight_is_let_go_by_every_graph() -> None:
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    wide = torch.cat([X, X, X])
+    settle(lambda: run(wide))
+    assert len(optimizations.report()) == 2
+    storages = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
+    assert all(storage() is not None for storage in storages)
+    state_assigned(model)
+    run(X)  # The graph for the other size is not called again.
+    gc.collect()
+    assert [storage() for storage in storages] == [None] * len(storages)
+
+
+@torch.no_grad()
+def test_a_model_that_is_dropped_is_collected() -> None:
+    model = Model().eval()
+    keeper = Model(3).eval()
+    run, keep = compiled(model), compiled(keeper)
+    for _ in range(READS_BEFORE + 1):
+        run(X), keep(X)
+    gone = weakref.ref(model)
+    storages = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
+    del model, run
+    gc.collect()
+    assert gone() is None
+    assert [storage() for storage in storages] == [None] * len(storages)
+    assert same(keep(X), keeper(X))
+
+
+@torch.no_grad()
+def test_reset_lets_go_and_calls_go_on(reads: list[Any]) -> None:
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    reads.clear()
+    optimizations.reset()
+    storage = weakref.ref(model.layers[0].scale.untyped_storage())
+    model.layers[0].scale = nn.Parameter(torch.zeros(4))
+    assert storage() is None
+    for _ in range(READS_BEFORE + 3):
+        assert same(run(X), model(X))
+    assert reads == [model] * (READS_BEFORE + 1)
+
+
+@torch.no_grad()
+def test_a_backend_around_this_one_may_call_with_all_arguments() -> None:
+    checked = []
+
+    def checking(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        function = backend.encore(graph_module, inputs)
+        checked.append(same(function(*inputs)[0], graph_module(*inputs)[0]))
+        return function
+
+    model = Model().eval()
+    run = torch.compile(model, backend=checking)
+    for _ in range(READS_BEFORE + 2):
+        assert same(run(X), model(X))
+    one_parameter(model)
+    assert same(run(X), model(X))
+    assert checked == [True]
+
+
+@torch.no_grad()
+def test_a_graph_that_dynamo_does_not_call_is_left() -> None:
+    def copying(graph_module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return backend.encore(copy.deepcopy(graph_module), inputs)
+
+    model = Model().eval()
+    run = torch.compile(model, backend=copying)
+    assert same(run(X), model(X))
+    (report,) = optimizations.report()
+    assert report.binding is not None
+    assert report.binding.untouched == "Dynamo does not call this graph as it is"
+
+
+@torch.no_grad()
+def test_a_defect_in_binding_costs_binding_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defective(*arguments: Any) -> Any:
+        raise KeyError("node")
+
+    monkeypatch.setattr(backend, "bind", defective)
+    model = Model().eval()
+    with pytest.warns(UserWarning, match="binding failed: KeyError"):
+        assert same(compiled(model)(X), model(X))
+    (report,) = optimizations.report()
+    assert report.binding is not None
+    assert "KeyError" in (report.binding.untouched or "")
+
+
+@torch.no_grad()
+def test_a_module_that_keeps_its_tensors_in_its_own_way_is_read_in_each_call(reads: list[Any]) -> None:
+    class Tracking(dict[str, Any]):
+        pass
+
+    model = Model().eval()
+    model.layers[0].linear.__dict__["_parameters"] = Tracking(model.layers[0].linear._parameters)
+    run = compiled(model)
+    for _ in range(READS_BEFORE + 4):
+        assert same(run(X), model(X))
+        one_parameter(model)
+    assert len(reads) == READS_BEFORE + 4
+
+
+@torch.no_grad()
+def test_a_defect_in_comparing_costs_the_comparison_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def defective(*arguments: Any) -> Any:
+        raise TypeError("incompatible function arguments")
+
+    monkeypatch.setattr(bound_module, "same_tensors", defective)
+    model = Model().eval()
+    run = compiled(model)
+    with pytest.warns(UserWarning, match="comparing them in C\\+\\+ failed: TypeError"):
+        settle(lambda: run(X))
+    for _ in range(2):
+        one_parameter(model)
+        assert same(run(X), model(X))
+
+
+@torch.no_grad()
+def test_threads_never_get_a_tensor_that_was_exchanged_before_they_called() -> None:
+    """Two threads call, a third exchanges: a result is that of the weights at its beginning or at its end."""
+    model = Scaled()
+    run = torch.compile(model, backend="encore", fullgraph=True)
+    settle(lambda: run(ONE))
+    wrong: list[tuple[float, float, float]] = []
+    stop = threading.Event()
+
+    def call() -> None:
+        with torch.no_grad():
+            while not stop.is_set():
+                before = model.scale.item()
+                result = run(ONE).item()
+                after = model.scale.item()
+                if not before <= result <= after:
+                    wrong.append((before, result, after))
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for step in range(300):
+        model.scale = nn.Parameter(torch.tensor([float(step)]))
+        model.shift = nn.Parameter(torch.zeros(1))
+        time.sleep(0.0005)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@torch.no_grad()
+def test_slow_comparisons_are_made_new(clock: Clock, reads: list[Any]) -> None:
+    """Another attribute of a module changed: C++ looks at everything from then on, until a new comparison is made."""
+    model = Model().eval()
+    run = compiled(model)
+    settle(lambda: run(X))
+    reads.clear()
+    for _ in range(2 * bound_module.PROBE_EVERY):
+        run(X)
+    assert reads == []
+    clock.step = 10**12
+    for _ in range(bound_module.PROBE_EVERY + 2):
+        assert same(run(X), model(X))
+    assert reads == [model]
+    one_parameter(model)
+    assert same(run(X), model(X))
