@@ -175,7 +175,8 @@ class _Capture(TorchDispatchMode):
 class CpuDevice:
     """`optimizations.capture.device.Device`. Tensors in `host` (storages by address) count as the host's.
 
-    `fail_with` is raised at the end of the next capture; `broken` counts captures that a host read invalidated.
+    `fail_with` is raised at the end of the next capture, whatever ended it; `broken` counts captures that a host read
+    invalidated.
     """
 
     has_own_random = False
@@ -224,13 +225,15 @@ class CpuDevice:
         random = torch.random.get_rng_state()
         states = [(generator, generator.get_state()) for generator in generators]
         try:
-            with mode, torch_internals.replaced_attribute(torch.cuda.graphs, ASKS, lambda: True):
-                yield
-            if mode.broken:
-                raise RuntimeError("operation failed due to a previous error during capture")
-            if self.fail_with is not None:
-                error, self.fail_with = self.fail_with, None
-                raise error
+            try:
+                with mode, torch_internals.replaced_attribute(torch.cuda.graphs, ASKS, lambda: True):
+                    yield
+            finally:
+                if mode.broken:
+                    raise torch.AcceleratorError("operation failed due to a previous error during capture")
+                if self.fail_with is not None:
+                    error, self.fail_with = self.fail_with, None
+                    raise error
             graph.valid = True
             self.pools[pool] += sum(storage.nbytes() for storage in graph.made.values())
         finally:

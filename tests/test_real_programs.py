@@ -21,6 +21,7 @@ GPU_TESTS = Path(__file__).resolve().parent / "gpu"
 sys.path.insert(0, str(GPU_TESTS))
 
 from real_programs import rows as rows_of  # noqa: E402
+from real_programs.conduct import TURNS  # noqa: E402
 from real_programs.record import Body, Program, Setting, programs  # noqa: E402
 
 PROGRAMS = programs()
@@ -182,7 +183,7 @@ def row(program: str = "p", mode: str = "encore", status: str = "ok", **fields: 
     if status == "ok":
         memory = {"allocated_bytes": 100, "reserved_bytes": 100}
         made |= {"whole_us": 10.0, "turns_us": [10.0], "captures": 1, "captures_while_timed": 0, "encore": None}
-        made |= {"recording": memory, "steady": memory}
+        made |= {"recording": memory, "learning": memory, "steady": memory}
     return made | fields
 
 
@@ -240,7 +241,7 @@ def test_the_table_has_ratios_of_turns_and_their_geometric_mean():
     ]
     text = rows_of.table(rows)
     first = next(line.split() for line in text.splitlines() if line.startswith("a "))
-    assert first == ["a", "40", "20", "10", "2.00", "4.00", "right", "yes", "1", "(0)", "-", "1.00/1.00"]
+    assert first == ["a", "40", "20", "10", "2.00", "4.00", "right", "yes", "1", "(0)", "-", "1.00/1.00/1.00"]
     assert "1.00 times as fast as stock in the geometric mean of 2 programs; lowest 0.50 (b); below 0.95: 1" in text
     assert "while recording 1.73 times stock's in the geometric mean; highest 3.00 (b)" in text
     assert "encore runs what stock does not: c" in text
@@ -286,7 +287,7 @@ for line in sys.stdin:
     with log.open("a") as file: file.write(f"{name} {mode} timed {time.monotonic()}\\n")
     say(rounds=[[0.001, 0.002 if mode == "encore" else 0.004]])
 memory = dict(allocated_bytes=1, reserved_bytes=1)
-say(ended=True, recording=memory, steady=memory, captures=1, captures_while_timed=0, encore=None)
+say(ended=True, recording=memory, learning=memory, steady=memory, captures=1, captures_while_timed=0, encore=None)
 """
 
 
@@ -364,7 +365,7 @@ def test_encore_starts_after_stock_and_nothing_is_timed_while_others_compile(scr
     kinds = [(name, what == "timed") for name, what, _ in events]
     began = [name for name, timed in kinds if not timed]
     assert began.index("fine stock") < began.index("fine encore")
-    assert [timed for _, timed in kinds] == 6 * [False] + 18 * [True]
+    assert [timed for _, timed in kinds] == 6 * [False] + 2 * 3 * TURNS * [True]
     assert [name for name, timed in kinds if timed][:6] == 2 * ["fine eager", "fine stock", "fine encore"]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from selection_on_cpu import RULES, make, pair, run, run_and_hold, run_pair, selection
 from trees_on_cpu import Compiled, Model, nodes
@@ -15,8 +17,16 @@ from optimizations import torch_internals
 from optimizations.capture.trees import manager as manager_module
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.function import SELECTED
+from optimizations.selection.memory import Borrowed
 
 __all__ = ["cuda_on_cpu", "make"]
+
+
+@dataclass
+class Device:
+    reserved: int = 100
+    capturing: bool = False
+    given_back: list[str] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -142,3 +152,46 @@ def test_what_is_measured_without_a_graph_is_what_serves_later(make: Any, monkey
     run(compiled, 340)
     assert selection(compiled).kept == "none"
     assert reasons == [SELECTED], "the call in which the graphs are freed"
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """What PyTorch's allocator has of the device, grown by calls without a graph."""
+    made = Device()
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: made.reserved)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: made.given_back.append("cached memory"))
+    monkeypatch.setattr(torch_internals, "clear_cublas_workspaces", lambda: made.given_back.append("workspaces"))
+    return made
+
+
+def test_what_measured_calls_took_is_given_back_once_when_graphs_are_kept(make: Any, device: Device) -> None:
+    _, compiled = make(plain=20e-6)
+    run(compiled, 60)
+    assert selection(compiled).state == "measuring"
+    device.reserved = 300
+    device.given_back.clear()  # by recordings
+    run(compiled, 400)
+    assert selection(compiled).kept != "none"
+    assert device.given_back == ["workspaces", "cached memory"]
+
+
+@pytest.mark.parametrize(("plain_s", "taken", "kept"), [(20e-6, 0, "copy"), (5e-6, 200, "none")])
+def test_nothing_is_given_back_where_nothing_was_taken_or_calls_go_on_to_need_it(
+    make: Any, device: Device, plain_s: float, taken: int, kept: str
+) -> None:
+    _, compiled = make(plain=plain_s)
+    run(compiled, 60)
+    device.reserved += taken
+    device.given_back.clear()
+    run(compiled, 400)
+    assert selection(compiled).kept == kept
+    assert "workspaces" not in device.given_back, device.given_back
+
+
+def test_nothing_is_given_back_inside_a_capture(device: Device) -> None:
+    borrowed = Borrowed()
+    borrowed.begin(0)
+    device.reserved, device.capturing = 300, True
+    borrowed.give_back()
+    assert device.given_back == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import copy
 import gc
 import random
@@ -179,6 +180,29 @@ def test_what_a_capture_that_failed_changed_of_a_tensor_is_put_back() -> None:
         graphed(*calls[3])  # the capture comes to another end than what was observed, and the call runs as it is
     assert graphed.report().replays == 0
     assert torch.equal(weight, expected) and not weight.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("error", [KeyError("the reason"), KeyboardInterrupt()])
+def test_the_end_of_a_capture_that_fails_too_does_not_hide_what_ended_it(error: BaseException) -> None:
+    """The driver raises at the end of a capture that was invalidated, whatever is being raised then."""
+    made = Counted()
+    device = CpuDevice()
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if device.capture_now:
+            device.fail_with = torch.AcceleratorError("operation failed due to a previous error during capture")
+            raise error
+        return made.step(batch)
+
+    graphed = GraphedStep(step, device=device)
+    calls = batches("cpu")
+    for batch in calls[:3]:
+        graphed(*batch)
+    with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else contextlib.nullcontext():
+        for batch in calls[3:6]:
+            graphed(*batch)
+        assert "KeyError: 'the reason'" in graphed.report().refusals[0].reason
 
 
 def test_an_interrupt_in_a_capture_leaves_the_state_from_before() -> None:

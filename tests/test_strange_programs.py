@@ -185,7 +185,7 @@ def adversaries(compile_: Compile) -> list[Any]:
 def modes_change(compile_: Compile) -> list[Any]:
     net = Net()
     run, found = compile_(net), []
-    for step in range(20):
+    for step in range(32):
         if step % 4 == 0:
             with torch.no_grad():
                 found.append(run(values(step)))

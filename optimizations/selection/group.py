@@ -173,6 +173,7 @@ class Group(Served):
             self._off("measuring has taken the share of compile time that it may")
             return
         self.state, self.reason = "measuring", None
+        self._memory.begin(members[0].device_index)
         self._pauses = 0
         self._leader = None
         self._measurement = Measurement(selector, timing.timer_for(self._objective, members[0].device_index))

@@ -17,6 +17,7 @@ from optimizations.selection.description import describe
 from optimizations.selection.keeping import stored_for
 from optimizations.selection.measurement import Measurement
 from optimizations.selection.members import CANDIDATES, FOR_EVER, UNSELECTED, Members, candidate
+from optimizations.selection.memory import Borrowed
 from optimizations.selection.selector import Selector
 from optimizations.selection.series import Series
 from optimizations.selection.validity import Circumstances
@@ -56,6 +57,7 @@ class Served:
         self._leader: int | None = None
         self._circumstances = Circumstances()
         self._series = Series()
+        self._memory = Borrowed()
         self._together = ranks.Together()
         self._stored_void = False
         self._pauses = 0
@@ -78,6 +80,9 @@ class Served:
             self._retiring = True  # the manager is to see the next call: it frees what is not needed any more
             for one in self.members.functions:
                 one.retire()
+            self._memory.keep()
+        else:
+            self._memory.give_back()
         self.members.rest(LOOK_EVERY)
 
     def _look_in_store(self, member: Member) -> None:
@@ -122,6 +127,7 @@ class Served:
         self._wait(reason)
         self.state = "off"
         self.members.rest(FOR_EVER)
+        self._memory.give_back()
         names = self.members.shared_names if tell and ranks.count() > 1 else None
         if names is not None:
             self._together.refuse(names, reason)

@@ -85,7 +85,7 @@ def _run(given: argparse.Namespace, chosen: list[Program], modes: tuple[str, ...
         alive=given.alive,
         timeout_s=given.timeout,
         budget_s=given.budget,
-        turn_s=0.05 if given.tiny else 0.2,
+        turn_s=0.05 if given.tiny else 0.12,
     )
     rows: list[dict[str, Any]] = []
     common = _common()

@@ -433,7 +433,7 @@ def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
         "gradients": recording.gradients.leave,
     }
     print({name: round(median_us(part), 1) for name, part in parts.items()})
-    assert whole - launch <= 30  # what is set for the batch and the result included; printed for the record
+    assert whole - launch <= 80  # no Python loop; `encore micro step` measures it, on a host that does nothing else
 
 
 @pytest.mark.alone

@@ -38,7 +38,7 @@ from optimizations.capture.step.options import DEFAULT_LIMIT, DEFAULT_WARM_UP, S
 from optimizations.capture.step.parallel import DDP_WARM_UP
 from optimizations.capture.step.progress import Action, Plan, Progress
 from optimizations.capture.step.reach import reach
-from optimizations.capture.step.recording import capture, is_programs_own, why
+from optimizations.capture.step.recording import capture, cause, is_programs_own, why
 from optimizations.capture.step.surroundings import alone, ambient, inside, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal, StepReport
@@ -251,7 +251,8 @@ class GraphedStep:
                     carry=self._carries,
                     marks=marks,
                 )
-        except BaseException as error:
+        except BaseException as raised:
+            error = cause(raised)
             graph.reset()
             self._pool = None  # the allocator may still take it for one that is being captured into
             call.state.restore(snapshot)
@@ -260,12 +261,12 @@ class GraphedStep:
             host_random.restore()
             device.restore_random_states(states)
             if not isinstance(error, Exception):
-                raise
+                raise error  # noqa: B904 (with its own cause and context, as the program would see it)
             if isinstance(error, NotCarried):
                 self._carries = False
                 return self._record(device, key, call, progress)
             if self._options.on_refusal == "raise" and is_programs_own(error) and not isinstance(error, RuntimeError):
-                raise  # the call would have raised it too; nothing of it was done
+                raise error  # noqa: B904 (the call would have raised it too; nothing of it was done)
             refusal = why(error)
             if refusal is SETS_UP:
                 again = not progress.passed_over()

@@ -286,6 +286,13 @@ def _follow(
         inputs.follow(tracked, pointers, device.pool_ranges(pool))
 
 
+def cause(error: BaseException) -> BaseException:
+    """What ended a capture: where that was an exception, the end of the capture may raise one of its own for it."""
+    while isinstance(error, torch.AcceleratorError) and error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
 def is_programs_own(error: Exception) -> bool:
     """Whether what a capture raised may be what the program raises in this call, captured or not."""
     return not isinstance(error, (StepRefused, torch.OutOfMemoryError))

@@ -28,10 +28,10 @@ from suite.environment import without_paths
 
 SOURCES = Path(__file__).resolve().parents[1]
 REPOSITORY = SOURCES.parents[1]
-TURNS = 3
+TURNS = 9
 SLOW_TURN_S = 2.0
 """A mode whose turn took longer has no second one."""
-TIMING_S = 3.0
+TIMING_S = 5.0
 """What the timing of one program takes, about: kept free of a wave's budget."""
 END_S = 60.0
 OUT_OF_TIME = "the budget ran out"

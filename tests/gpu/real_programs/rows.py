@@ -13,6 +13,10 @@ Row = Mapping[str, Any]
 
 BASE, STOCK = "eager", "stock"
 
+PHASES = {"recording": "while recording", "learning": "while learning", "steady": "in steady state"}
+"""Of a process: the calls that are compared; those until nothing is pending; those that are timed. Rows that were
+recorded before there was a second phase count it as part of the first."""
+
 DRIFT = 2.0
 """A mode may be this many times as far from eager as stock is, where that is more than the program's tolerance."""
 
@@ -93,7 +97,7 @@ def table(rows: Sequence[Row]) -> str:
                 {True: "yes", False: "no"}.get((row or {}).get("bits_of_stock"), "-"),
                 f"{row['captures']} ({row['captures_while_timed']})" if row and row["status"] == "ok" else "-",
                 str(told.get("kept_results", "-")),
-                "/".join(_number(_memory_ratio(row, stock, phase)) for phase in ("recording", "steady")),
+                "/".join(_number(_memory_ratio(row, stock, phase)) for phase in PHASES),
             ]
         lines.append(line)
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
@@ -113,7 +117,7 @@ def _summary(by_key: Mapping[tuple[str, str], Row], programs: Sequence[str], our
                 f"of {len(known)} programs; lowest {known[low]:.2f} ({low}); "
                 f"below 0.95: {sum(value < 0.95 for value in known.values())}"
             )
-        for phase, words in (("recording", "while recording"), ("steady", "in steady state")):
+        for phase, words in PHASES.items():
             memory = {
                 program: value
                 for program in programs
@@ -147,6 +151,8 @@ def _remarks(rows: Sequence[Row]) -> list[str]:
 
 def _memory_ratio(row: Row | None, stock: Row | None, phase: str) -> float | None:
     if row is None or stock is None or row["status"] != "ok" or stock["status"] != "ok":
+        return None
+    if phase not in row or phase not in stock:
         return None
     here, there = (each[phase]["reserved_bytes"] for each in (row, stock))
     return here / there if here and there else None

@@ -21,8 +21,8 @@ from real_programs.record import Body, Program, Setting, Skipped, programs
 COMPARED_ROUNDS = 6
 """Rounds before anything is timed; the results of the first and of the last one are compared. The same number in every
 mode, for a program that trains is elsewhere after each call."""
-SETTLING_ROUNDS = 5000
-SETTLING_S = 4.0
+SETTLING_ROUNDS = 20000
+SETTLING_S = 10.0
 """What more is waited, in rounds and in time, until Encore has nothing pending. A graph that is not called any more
 never gets there."""
 
@@ -70,15 +70,16 @@ def _run(
         if number in (0, COMPARED_ROUNDS - 1):
             seen[f"round {number}"] = outcome
     seen["final"] = _read(body.final())
-    meter.synchronize()
+    recording = meter.peak()
     first_s = time.perf_counter() - begun
+    meter.restart()
     number, settled = COMPARED_ROUNDS, _settled()
     begun = time.perf_counter()
     while settled is False and number < SETTLING_ROUNDS and time.perf_counter() - begun < SETTLING_S:
         _round(program, body, number)
         number, settled = number + 1, _settled()
     _save(seen, results)
-    recording = meter.peak()
+    learning = meter.peak()
     gc.collect()
     say({"prepared": True, "first_rounds_s": first_s, "settled": settled, "rounds": number, **meter.device()})
 
@@ -98,6 +99,7 @@ def _run(
     return {
         "ended": True,
         "recording": recording,
+        "learning": learning,
         "steady": steady,
         "captures": captures(),
         "captures_while_timed": captures() - captured_before,
@@ -211,6 +213,16 @@ def _encore() -> dict[str, Any] | None:
         kept = [one for graph in graphs for one in graph.kept]
         told["kept_results"] = sum(len(one.outputs) for one in kept)
         told["kept_copied_bytes"] = sum(one.copied_bytes for one in kept)
+    if all(hasattr(graph, "selection") for graph in graphs):
+        groups = {one.group: one for graph in graphs for one in graph.selection}
+        told["selection"] = [
+            {
+                **{name: getattr(one, name) for name in ("state", "reason", "kept", "outcome", "source", "calls")},
+                **{name: getattr(one, name) for name in ("excess_s", "budget_s")},
+                "median_us": {each.candidate: each.median_us for each in one.candidates},
+            }
+            for one in groups.values()
+        ]
     if all(hasattr(graph, "uncaptured") for graph in graphs):
         calls: Counter[str] = Counter()
         for graph in graphs:

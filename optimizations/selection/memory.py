@@ -1,0 +1,40 @@
+"""Memory that calls without a graph took while they were measured, given back when graphs serve again.
+
+A program under stock's graphs has its intermediate results in the graphs' pool only. Measured calls without a graph had
+them in PyTorch's own memory as well, and cuBLAS a workspace there. The allocator would keep both for ever.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from optimizations import torch_internals
+
+
+class Borrowed:
+    """What one stretch of measuring took from the device."""
+
+    def __init__(self) -> None:
+        self._device_index = 0
+        self._before: int | None = None
+
+    def begin(self, device_index: int) -> None:
+        """Calls without a graph follow."""
+        if self._before is None:
+            self._device_index, self._before = device_index, torch.cuda.memory_reserved(device_index)
+
+    def give_back(self) -> None:
+        """No more calls without a graph follow: the device gets back what was taken meanwhile and is not in use.
+
+        Waits for the device once, as each recording of stock's does. Inside a capture nothing is given back.
+        """
+        before, self._before = self._before, None
+        if before is None or torch.cuda.is_current_stream_capturing():
+            return
+        if torch.cuda.memory_reserved(self._device_index) > before:
+            torch_internals.clear_cublas_workspaces()
+            torch.cuda.empty_cache()
+
+    def keep(self) -> None:
+        """Calls go on without a graph: what they took, they need."""
+        self._before = None
