@@ -12,8 +12,11 @@ from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from selection_on_cpu import RULES, W, make, pair, run, run_pair, selection
 from trees_on_cpu import Model, values
 
+import optimizations
 from optimizations.capture.trees.containers import managers
+from optimizations.capture.trees.maker import release_recordings
 from optimizations.selection import way
+from optimizations.selection.decide import Rules
 from optimizations.selection.member import Member, Standing
 from optimizations.selection.settings import Settings
 from optimizations.selection.store import VerdictStore
@@ -164,3 +167,68 @@ def test_iterations_with_more_calls_than_were_learned_do_not_count(make: Any, cu
     assert sum(one.calls for one in selection(first).candidates) <= counted + 1
     run_pair(first, second, 500)
     assert selection(first).state == "decided", selection(first)
+
+
+def called_in_turn(members: list[Any], iterations: int) -> None:
+    for _ in range(iterations):
+        for call in members:
+            call([])
+
+
+def test_hundreds_of_graphs_are_measured_one_after_another_without_making_way_for_each_other(
+    make: Any, tmp_path: Path
+) -> None:
+    """Each of them asks whether it is its turn in the same iteration of the program."""
+    prices, _ = make()
+    rules = Rules(most_calls=24)
+    settings = Settings("measure", rules=rules, store=VerdictStore(tmp_path / "none"))
+    functions = [FakeFunction() for _ in range(500)]
+    members = [Member(one, settings, 0) for one in functions]  # type: ignore[arg-type]
+    calls = [one.served(lambda inputs: None) for one in members]
+    called_in_turn(calls, 30)
+    assert prices.timed >= 24, "the first one has had its turns"
+    reasons = {one.describe().reason for one in members}
+    assert "it was not called while it was to be measured" not in reasons
+    called_in_turn(calls[:12], 1200)
+    assert {one.describe().state for one in members[:12]} == {"decided"}
+
+
+def test_a_group_that_is_called_now_and_then_does_not_keep_others_waiting(make: Any, tmp_path: Path) -> None:
+    """Validation every thousand steps of training."""
+    make()
+    settings = Settings("measure", rules=Rules(most_calls=100), store=VerdictStore(tmp_path / "none"))
+    rare, often = FakeFunction(), FakeFunction()
+    one, other = Member(rare, settings, 0), Member(often, settings, 0)  # type: ignore[arg-type]
+    rarely, steps = one.served(lambda inputs: None), other.served(lambda inputs: None)
+    for _ in range(10):
+        rarely([])
+    assert one.describe().state == "measuring"
+    for _ in range(1000):
+        steps([])
+    assert other.describe().state == "decided"
+    for _ in range(200):
+        rarely([])
+    assert one.describe().state == "decided"
+
+
+@pytest.mark.parametrize("when", [2, 30, 400])
+def test_a_reset_leaves_nothing_that_waits(make: Any, cuda_on_cpu: CudaOnCpu, when: int) -> None:
+    """Compiled code still holds what was recorded before; others are measured at once, and all settles."""
+    _, first = make(model=Model(cuda_on_cpu), digest="d" * 64)
+    run(first, when)
+    before = selection(first).state
+    release_recordings()
+    assert optimizations.settled()
+    assert selection(first).state == ("decided" if before == "decided" else "off")
+    _, second = make(model=Model(cuda_on_cpu), digest="e" * 64)
+    reasons = set()
+    run(second, 1)
+    while selection(second).state == "waiting":
+        reasons.add(selection(second).reason)
+        run(second, 1)
+    assert "another group is being measured" not in reasons
+    run(second, 400)
+    run(first, 800)
+    assert [selection(one).state for one in (first, second)] == ["decided", "decided"]
+    assert len(first.functions) == 2
+    assert optimizations.settled()

@@ -62,7 +62,7 @@ def iterate(found: Measurement, device: Device, runs: dict[str, int], count: int
         if turn is not None:
             runs["none"] += turn.candidate == "none"
             assert found.ends_here
-            found.end({1: (runs["none"], 1)})
+            found.end(found.stop(), {1: (runs["none"], 1)})
     return turns
 
 

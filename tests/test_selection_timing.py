@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -92,3 +93,49 @@ def test_throughput_waits_for_nothing_and_knows_when_the_device_is_through(devic
 def test_nothing_is_timed_in_a_capture(monkeypatch: pytest.MonkeyPatch, capturing: bool) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     assert timing.may_time() is not capturing
+
+
+class Bindings:
+    """`cuda.bindings.driver` of a thread that was in the strictest mode."""
+
+    class CUstreamCaptureMode:
+        CU_STREAM_CAPTURE_MODE_RELAXED = "relaxed"
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.mode = "global"
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: str) -> tuple[int, str]:
+        before, self.mode = self.mode, mode
+        self.device.log.append(mode)
+        return 0, before
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_capture_of_another_thread_or_stream_goes_on(
+    device: Device, monkeypatch: pytest.MonkeyPatch, objective: Any, fails: bool
+) -> None:
+    """CUDA ends it where a thread in another mode asks about an event."""
+    bindings = Bindings(device)
+    monkeypatch.setattr(timing, "_driver", lambda: bindings)
+
+    def asked(original: Any) -> Any:
+        def ask(self: Any, *arguments: Any) -> Any:
+            assert bindings.mode == "relaxed"
+            if fails:
+                raise RuntimeError("CUDA error")
+            return original(self, *arguments)
+
+        return ask
+
+    for name in ("record", "synchronize", "query", "elapsed_time"):
+        monkeypatch.setattr(Event, name, asked(getattr(Event, name)))
+    timer = timing.timer_for(objective, 3)
+    with pytest.raises(RuntimeError, match="CUDA error") if fails else contextlib.nullcontext():
+        timer.begin()
+        assert bindings.mode == "global", "the program's own calls are in its own mode"
+        measured = timer.end()
+        device.done = 99
+        assert measured.seconds() is not None
+    assert bindings.mode == "global"

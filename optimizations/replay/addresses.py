@@ -164,19 +164,20 @@ class AddressTracker:
     def _point(self, moved: Mapping[int, int]) -> None:
         try:
             self.pointer_bytes += self._pointers.point(moved)
+            self._pending, self._written = True, False
+            for index, address in moved.items():
+                self.addresses[index] = address
         except BaseException:
             for index in moved:
                 self.addresses[index] = 0  # unknown: the next call writes them all again
             raise
-        self._pending, self._written = True, False
-        for index, address in moved.items():
-            self.addresses[index] = address
 
     def rest(self, resting: bool) -> None:
-        """Let the graph read inputs that have a placeholder from there, whoever fills it, until told otherwise."""
+        """Let the graph read inputs that have a placeholder from there, whoever fills it, until told otherwise.
+
+        Ended in between, by an interrupt say, it is to be called again before the next `follow`.
+        """
         checks = [one for one in self._all_checks if one[2] is None] if resting else self._all_checks
-        if checks == self._checks:
-            return
         self._checks = checks
         self.indices = [index for index, _, _ in checks]
         self._moving = [one for one in checks if one[2] is not None]

@@ -17,13 +17,13 @@ def describe(
     functions: int,
     objective: str,
     selector: Selector | None,
+    spent: Spent,
     decision: Decision | None,
     stored: StoredVerdict | None,
     not_stored: str | None,
     budget_s: float | None,
 ) -> SelectionReport:
     """See `report.selection.SelectionReport`."""
-    measured = selector if stored is None else None
     if stored is not None:
         names, medians, calls = stored.candidates, stored.median_s, {}
         comparisons: tuple[Compared, ...] = stored.compared
@@ -33,7 +33,6 @@ def describe(
         calls = selector.measured_calls if selector is not None else {}
         comparisons = compared(decision) if decision is not None else ()
     by_name = {one.candidate: one for one in comparisons}
-    spent = measured.spent if measured is not None else Spent()
     return SelectionReport(
         direction=direction,
         state=state,

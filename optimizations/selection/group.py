@@ -15,6 +15,10 @@ reads them in place (`indirection`).
 Note [Doubt]. Every call is served exactly once, by the function that is called here, whatever selection does before and
 after. What fails in selection itself switches it off for the group, with the reason, and reaches no program. Exceptions
 of the program pass through.
+
+Note [Locks]. How a function is served is changed under its manager's turn, so never in the middle of a call that
+another thread makes; the turn comes before the lock of all groups. Nobody holds either while waiting for the device:
+what the device waits for may be what another thread has still to launch.
 """
 
 from __future__ import annotations
@@ -24,12 +28,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from optimizations.selection import ranks, timing
 from optimizations.selection.decide import Decision
 from optimizations.selection.keeping import store, stored_together
 from optimizations.selection.measurement import Measurement
 from optimizations.selection.members import (
     CANDIDATES,
+    SEVERAL_THREADS,
     UNSELECTED,
     candidate,
     refusal,
@@ -42,9 +49,11 @@ from optimizations.selection.verdict import Compared, compared
 from optimizations.selection.way import WAY
 
 if TYPE_CHECKING:
-    from optimizations.selection.member import Candidate, Member
+    from optimizations.selection.member import Candidate, Member, Standing
 
 NOT_STORED = "there is no stored verdict for it"
+TOO_LITTLE = "too little was measured to tell candidates apart"
+OUT_OF_MEMORY = "memory: a call without a graph ran out of it"
 
 
 class Group(Served):
@@ -52,7 +61,8 @@ class Group(Served):
 
     def __init__(self, member: Member) -> None:
         super().__init__(member)
-        _GROUPS.add(self)
+        with _LOCK:
+            _GROUPS.add(self)
 
     # Membership
 
@@ -89,44 +99,96 @@ class Group(Served):
         plain: Callable[[list[Any]], Any],
         inputs: list[Any],
     ) -> Any:
-        """A call of the program, served by `recorded`, or without a graph by `plain`. Note [Doubt]."""
-        with _LOCK:
-            try:
-                self._begin_call(member, inputs)
-            except Exception as error:
-                self._defect(error)
+        """A call of the program, served by `recorded`, or without a graph by `plain`. Notes [Doubt], [Locks]."""
+        timed: Measurement | None = None
+        with member.turn, _LOCK:
+            if member.group is self:
+                try:
+                    timed = self._begin_call(member, inputs)
+                except Exception as error:
+                    self._defect(error)
+        if member.group is not self:  # it was joined by another thread's recording
+            return member.group.call(member, recorded, plain, inputs)
+        if timed is not None:
+            self._start(member, timed)
+        without_graph = member.plainly and not self._retiring
         try:
-            outputs = plain(inputs) if member.plainly and not self._retiring else recorded(inputs)
-        except BaseException:
-            with _LOCK:
-                self._lose_turn()
+            outputs = plain(inputs) if without_graph else recorded(inputs)
+        except BaseException as error:
+            self._call_failed(member, error, without_graph=without_graph)
             raise
         self._retiring = False
-        with _LOCK:
-            try:
-                if self._measurement is not None and self._measurement.ends_here:
-                    self._measurement.end(self.members.counts())
-            except Exception as error:
-                self._defect(error)
+        measurement = self._measurement
+        if measurement is not None and measurement.ends_here:
+            self._end(member, measurement)
         return outputs
 
-    def _begin_call(self, member: Member, inputs: Sequence[Any]) -> None:
+    def _start(self, member: Member, measurement: Measurement) -> None:
+        try:
+            measurement.start()
+        except Exception as error:
+            with member.turn, _LOCK:
+                self._defect(error)
+
+    def _end(self, member: Member, measurement: Measurement) -> None:
+        try:
+            measured = measurement.stop()  # before anything else is done: it would be timed
+            with member.turn, _LOCK:
+                if self._measurement is measurement:
+                    measurement.end(measured, self.members.counts())
+        except Exception as error:
+            with member.turn, _LOCK:
+                self._defect(error)
+
+    def _call_failed(self, member: Member, error: BaseException, *, without_graph: bool) -> None:
+        with member.turn, _LOCK:
+            try:
+                self._lose_turn()
+            except Exception as defect:
+                self._defect(defect)
+        if without_graph and isinstance(error, torch.OutOfMemoryError):
+            self.ran_out_of_memory(member)
+
+    def ran_out_of_memory(self, member: Member) -> None:
+        """A call without a graph did. With one the program would have gone on, and it does when it calls again."""
+        with member.turn, _LOCK:
+            try:
+                self._off(OUT_OF_MEMORY)
+            except Exception as defect:
+                self._defect(defect)
+
+    def _begin_call(self, member: Member, inputs: Sequence[Any]) -> Measurement | None:
+        """What begins with this call and is to be timed; None where nothing is."""
         if not timing.may_time():
             self._lose_turn()
-            return
+            return None
         if self.state == "decided":
             self._look(member, inputs)
+            return None
+        if self.state == "off":
+            return None
+        if self._is_another_thread(member):
+            self._off(SEVERAL_THREADS)
         elif self.state == "waiting":
             self._try_to_begin()
         elif self._measurement is not None:
-            if self._leader is None and not member.producers & self.members.serials:
+            if self._leader is None and self.members.leads(member):
                 self._leader = member.serial
             if self._leader is None:
-                return
-            if member.serial == self._leader:
-                self._begin_iteration(member, inputs)
+                return None
+            begun = member.serial == self._leader and self._begin_iteration(member, inputs)
             if self._measurement is not None:
                 self._measurement.called(member.serial)
+                return self._measurement if begun else None
+        return None
+
+    def _is_another_thread(self, member: Member) -> bool:
+        """Whether this is not the thread of all calls before. A backward has a thread of its own."""
+        if member.direction == "backward":
+            return False
+        this = threading.get_ident()
+        self._thread = self._thread or this
+        return self._thread != this
 
     # Waiting
 
@@ -152,12 +214,12 @@ class Group(Served):
             self._vote_as_stored(members)
             if self.reason is not None or self.state == "off":
                 return
-        if self.reason is None and not WAY.take(self):
+        if self.reason is None and not WAY.take(self, self._pauses + 1):
             self.reason = "another group is being measured"
         if self.reason is not None:
             self._pause()
             return
-        refused = next((short for one in self.members.functions if (short := one.short_of_memory())), None)
+        refused = self.members.short_of_memory()
         if refused is not None:
             self._off(refused)
             return
@@ -189,44 +251,59 @@ class Group(Served):
 
     # Measuring
 
-    def _begin_iteration(self, leader: Member, inputs: Sequence[Any]) -> None:
+    def _begin_iteration(self, leader: Member, inputs: Sequence[Any]) -> bool:
+        """Whether the clock is to be started for it."""
         measurement = self._measurement
         assert measurement is not None
         WAY.used(self)
         measurement.begin_iteration(self.members.serials)
         if measurement.hopeless:
             self._off("its calls never follow one another in one order")
-            return
+            return False
         if not measurement.knows_order:
-            return
+            return False
         if measurement.another_order:
             self._begin_again("its calls follow one another in another order now")
-            return
+            return False
         if measurement.selector.decision is not None:
             self._conclude(measurement.selector)
-            return
+            return False
         if self.members.drop_those_gone():
             self._begin_again("a function of the group is gone")
-            return
-        standings = self.members.standings()
-        refused = refusal_of_all(standings)
-        if refused is not None:
-            self._off(refused, tell=False)
-            return
-        if any(one.waiting is not None for one in standings):
-            self._begin_again("its graphs were recorded again while it was measured")
-            return
+            return False
+        if self._is_refused(self.members.standings()):
+            return False
         if self._circumstances.another_stream(leader.device_index):
             measurement.void(ANOTHER_STREAM)
         self._circumstances.note(inputs, leader.watched)
         turn = measurement.next_turn()
-        if turn is not None:
-            self.members.serve(candidate(turn.candidate))
-            measurement.begin(turn, self.members.counts())
-        elif measurement.selector.decision is not None:
-            self._conclude(measurement.selector)
+        if turn is None:
+            if measurement.selector.decision is not None:
+                self._conclude(measurement.selector)
+            else:
+                self.members.serve(UNSELECTED)  # until times have come in
+            return False
+        # What the program itself needs may have grown since measuring began.
+        short = self.members.short_of_memory() if turn.candidate == "none" and turn.place == 0 else None
+        if short is not None:
+            self._off(short)
+            return False
+        self.members.serve(candidate(turn.candidate))
+        measurement.begin(turn, self.members.counts())
+        return True
+
+    def _is_refused(self, standings: Sequence[Standing]) -> bool:
+        """Whether what is measured cannot go on as it began; the state says why."""
+        for_all, for_this = refusal_of_all(standings), refusal(standings)
+        if for_all is not None:
+            self._off(for_all, tell=False)
+        elif for_this is not None:
+            self._off(for_this)
+        elif any(one.waiting is not None for one in standings):
+            self._begin_again("its graphs were recorded again while it was measured")
         else:
-            self.members.serve(UNSELECTED)  # until times have come in
+            return False
+        return True
 
     def _conclude(self, selector: Selector) -> None:
         decision = selector.decision
@@ -234,12 +311,15 @@ class Group(Served):
         moving = self._circumstances.conclude()
         self._series.charge()
         if ranks.count() > 1:
+            if selector.says_little:
+                self._off(TOO_LITTLE)
+                return
             self.not_stored = "it suits all ranks, and not this one alone"
             self._vote(decision, selector.candidates, compared(decision), selector.medians[decision.kept])
             return
         self._take(decision)
         members = sorted(self.members, key=lambda one: one.serial)
-        self.not_stored = store(members, selector, moving=moving)
+        self.not_stored = TOO_LITTLE if selector.says_little else store(members, selector, moving=moving)
 
     # Ranks that decide together
 
@@ -326,4 +406,15 @@ _GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
 
 def settled() -> bool:
     """Whether no group waits for more calls of the program."""
-    return all(group.settled for group in list(_GROUPS))
+    with _LOCK:
+        groups = list(_GROUPS)
+    return all(group.settled for group in groups)
+
+
+def leave(member: Member) -> None:
+    """The function is never called again, though somebody may hold it."""
+    with _LOCK:
+        group = member.group
+        group.members.remove(member)
+        if len(group.members) == 0:
+            group.end("its graphs were freed")

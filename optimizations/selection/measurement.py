@@ -80,9 +80,12 @@ class Measurement:
         return self.selector.next_turn()
 
     def begin(self, turn: Turn, counts: Counts) -> None:
-        """Time this iteration as this turn, right before the leader's call."""
+        """This iteration is this turn; `start` follows."""
         self._before = counts
         self._turn = turn
+
+    def start(self) -> None:
+        """Right before the leader's call. May wait for the device."""
         self._timer.begin()
 
     @property
@@ -90,11 +93,15 @@ class Measurement:
         """Whether the call that just returned was the last of an iteration that is timed."""
         return self._turn is not None and self._order.complete
 
-    def end(self, counts: Counts) -> None:
-        """To be called where it `ends_here`."""
+    def stop(self) -> Timing:
+        """To be called where it `ends_here`, right after the call. May wait for the device."""
+        return self._timer.end()
+
+    def end(self, measured: Timing, counts: Counts) -> None:
+        """What `stop` gave."""
         turn, self._turn = self._turn, None
-        assert turn is not None
-        measured = self._timer.end()
+        if turn is None:
+            return
         if self._was_served_as_asked(turn, counts):
             self._timed = turn, measured  # it counts if no more calls follow in this iteration
         else:

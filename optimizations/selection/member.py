@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import torch
+
 from optimizations.report.recordings import Direction
 from optimizations.report.selection import SelectionReport
-from optimizations.selection.group import Group
+from optimizations.selection.group import Group, leave
 from optimizations.selection.identity import circumstances, graph_digest
 from optimizations.selection.ranks import without_device
 from optimizations.selection.settings import Settings
@@ -72,6 +76,7 @@ class Member:
         producers: serials of members whose results it reads in graph memory.
         pause: calls that are served without a look.
         plainly: whether calls are served without a graph.
+        turn: held by whoever calls the function's graphs, or changes how they are served. Note [Locks] in `group`.
         circumstances: what a verdict on it holds for; None where its source cannot be read.
     """
 
@@ -93,6 +98,7 @@ class Member:
         self.producers: set[int] = set()
         self.pause = 0
         self.plainly = False
+        self.turn: AbstractContextManager[Any] = contextlib.nullcontext()
         self.circumstances: Circumstances | None = None
         self._integers = tuple(integers)
         digest = graph_digest(function.generated, integers, (function.direction,))
@@ -118,21 +124,30 @@ class Member:
         recorded: Callable[[list[Any]], Any],
         plain: Callable[[list[Any]], Any] | None = None,
         aside: Callable[[], bool] = lambda: False,
+        turn: AbstractContextManager[Any] | None = None,
     ) -> Callable[[list[Any]], Any]:
         """What is called in place of `recorded`, which serves a call as the manager does.
 
         `plain`: the function without a graph, past the manager. `aside`: whether graphs are set aside for a while, and
-        calls say nothing of them.
+        calls say nothing of them. `turn`: the manager's.
         """
+        if turn is not None:
+            self.turn = turn
         # A forward is on its manager's books until its backward ran.
         past = plain if plain is not None and self.direction == "inference" else recorded
 
         def call(inputs: list[Any]) -> Any:
-            if self.pause:
+            if self.pause > 0:  # two threads may take it below
                 self.pause -= 1
             elif not aside():
                 return self.group.call(self, recorded, past, inputs)
-            return past(inputs) if self.plainly else recorded(inputs)
+            if not self.plainly:
+                return recorded(inputs)
+            try:
+                return past(inputs)
+            except torch.OutOfMemoryError:
+                self.group.ran_out_of_memory(self)
+                raise
 
         return call
 
@@ -142,6 +157,10 @@ class Member:
             if producer is not self:
                 self.producers.add(producer.serial)
                 self.group.join(producer.group)
+
+    def leave(self) -> None:
+        """To be told when the function is never called again, though somebody may hold it."""
+        leave(self)
 
     def describe(self) -> SelectionReport:
         """The report of this function."""

@@ -19,6 +19,8 @@ CANDIDATES: tuple[Candidate, ...] = ("none", "copy", "indirection")
 UNSELECTED: Candidate = "indirection"
 """How calls are served without selection."""
 
+SEVERAL_THREADS = "several threads call it"
+
 FOR_EVER = 1 << 62
 """Calls without a look, of a group that is off."""
 
@@ -49,6 +51,21 @@ class Members:
         """Take all of the other's, which is empty then."""
         self._found.update(other._found)
         other._found = {}
+
+    def remove(self, member: Member) -> None:
+        """It is called no more."""
+        self._found.pop(member.serial, None)
+        member.pause = FOR_EVER
+
+    def leads(self, member: Member) -> bool:
+        """Whether an iteration may begin with it: it reads no other's results. Where all do, the first one made may."""
+        first = [one.serial for one in self if not one.producers & self.serials] or [min(self.serials)]
+        return member.serial in first
+
+    def short_of_memory(self) -> str | None:
+        """Why calls should not be tried without a graph; None where they may be. Their graphs share one pool."""
+        functions = self.functions
+        return functions[0].short_of_memory() if functions else None
 
     def drop_those_gone(self) -> bool:
         """Whether there were any."""
@@ -108,7 +125,7 @@ def refusal(standings: Collection[Standing]) -> str | None:
     """Why functions that stand so are not selected for, by this rank at least; None where they may be."""
     found = next((one.refused for one in standings if one.refused is not None), None)
     if found is None and any(one.threads > 1 for one in standings):
-        return "several threads call it"
+        return SEVERAL_THREADS
     return found
 
 

@@ -30,9 +30,14 @@ class Movement:
         """Forget all calls."""
         self._last, self._compared, self._moved = None, 0, 0
 
+    @property
+    def says_something(self) -> bool:
+        """Whether there were enough calls."""
+        return self._compared >= FEWEST_CALLS
+
     def moves(self, otherwise: bool) -> bool:
         """Whether inputs move; `otherwise` where that is neither here nor there."""
-        if self._compared < FEWEST_CALLS:
+        if not self.says_something:
             return otherwise
         share = self._moved / self._compared
         return share >= MOVING_SHARE or (otherwise and share > RESTING_SHARE)

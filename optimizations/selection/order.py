@@ -21,6 +21,7 @@ class Order:
     def __init__(self) -> None:
         self.learned: tuple[int, ...] | None = None
         self._calls: list[int] = []
+        self._as_learned = 0
         self._before: tuple[int, ...] | None = None
         self._others = 0
         self._alike = 0
@@ -29,6 +30,7 @@ class Order:
     def begin(self, members: Collection[int]) -> None:
         """An iteration begins: the one before is over."""
         calls, self._calls = tuple(self._calls), []
+        self._as_learned = 0
         if not calls:
             return
         self._whole = set(calls) == set(members)
@@ -39,12 +41,16 @@ class Order:
         self._others = 0 if calls == self.learned else self._others + 1
 
     def called(self, member: int) -> None:
+        place = len(self._calls)
         self._calls.append(member)
+        learned = self.learned
+        if learned is not None and self._as_learned == place < len(learned) and learned[place] == member:
+            self._as_learned = place + 1
 
     @property
     def complete(self) -> bool:
         """Whether the calls of this iteration are exactly the learned ones so far."""
-        return self.learned is not None and tuple(self._calls) == self.learned
+        return self.learned is not None and self._as_learned == len(self._calls) == len(self.learned)
 
     @property
     def changed(self) -> bool:

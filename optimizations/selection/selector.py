@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from optimizations.selection.decide import Decision, Round, Rules, block_median, hopeless, judge
 from optimizations.selection.schedule import Turn, turns
@@ -24,7 +24,12 @@ MOST_VOIDS = 3
 
 
 FEWEST_ROUNDS = 3
-"""Counted rounds before a budget may end measuring: fewer say nothing."""
+"""Counted rounds that say something. A budget that ends measuring before leaves calls to the last candidate, as they
+were, if that is not hopelessly slow."""
+
+OUTLIER = 8.0
+"""Times the median of its candidate that a call counts for at most in what measuring cost: what stopped the program for
+longer, a debugger or another program, was not that candidate."""
 
 EARLY_SHARE = 0.5
 """Of the budget, after which candidates that are hopelessly slow are not measured any more."""
@@ -50,6 +55,7 @@ class Selector:
         budget_s: measuring ends when `Spent.excess_s` exceeds this; None for no such limit.
         seed: of the order in which candidates take turns.
         earlier, voided: what was spent before, and verdicts given up, of a selector that this one follows.
+        calls_before: calls of selectors that this one follows which count for `Rules.most_calls` as well.
 
     Attributes:
         decision: the verdict; None while there is none.
@@ -65,6 +71,7 @@ class Selector:
         seed: int = 0,
         earlier: Spent | None = None,
         voided: Sequence[str] = (),
+        calls_before: int = 0,
     ) -> None:
         self.candidates = tuple(candidates)
         self.rules = rules or Rules()
@@ -74,13 +81,15 @@ class Selector:
         self._seed = seed
         self._earlier = earlier or Spent()
         self._looks = frozenset(self.rules.looks(len(self.candidates)))
-        self._begin()
+        self._begin(calls_before)
 
-    def _begin(self) -> None:
+    def _begin(self, calls_before: int = 0) -> None:
         self.decision = None
+        self._calls_before = calls_before
         self._left = self.candidates
         self._given_up: frozenset[str] = frozenset()
         self._rounds: list[Round] = []
+        self._lead_in: list[Round] = []
         self._round_index = 0
         self._queue: deque[Turn] = deque()
         self._open: dict[int, dict[str, list[float | None]]] = {}
@@ -88,6 +97,7 @@ class Selector:
         self._seconds: dict[str, list[float]] = {name: [] for name in self.candidates}
         if len(self.candidates) == 1:
             self._judge()
+        self._end_at_cap()
 
     def next_turn(self) -> Turn | None:
         """Who is to serve the next call; None once it is decided. Each turn is to be answered by `record` or `lost`."""
@@ -120,6 +130,8 @@ class Selector:
         self._seconds[turn.candidate].append(seconds)
         if all(one is not None for block in blocks.values() for one in block):
             self._round_done(turn.round)
+        elif len(self._rounds) < FEWEST_ROUNDS and all(one is not None for one in blocks[turn.candidate]):
+            self._end_if_dear(blocks)
 
     def lost(self, turn: Turn) -> None:
         """The call of this turn was not what it was to be: its round does not count."""
@@ -130,16 +142,30 @@ class Selector:
     @property
     def spent(self) -> Spent:
         """What measuring took so far, for verdicts that were given up as well."""
-        times = [one for one in self._seconds.values() if one]
-        best = min(self.medians.values(), default=0.0)
-        seconds = sum(sum(one) for one in times)
-        excess = sum(max(0.0, sum(one) - best * len(one)) for one in times)
+        clipped = {
+            name: sum(min(one, OUTLIER * median) for one in self._seconds[name])
+            for name, median in self.medians.items()
+        }
+        counts = self.measured_calls
+        best = min((total / counts[name] for name, total in clipped.items()), default=0.0)
+        excess = sum(total - best * counts[name] for name, total in clipped.items())
         return Spent(
             self._earlier.calls + self._calls,
             self._earlier.rounds + len(self._rounds),
-            self._earlier.seconds + seconds,
+            self._earlier.seconds + sum(sum(one) for one in self._seconds.values()),
             self._earlier.excess_s + excess,
         )
+
+    @property
+    def says_little(self) -> bool:
+        """Whether the verdict is that calls are served as they were, for too little was measured to tell."""
+        unresolved = self.decision is not None and self.decision.outcome == "unresolved"
+        return unresolved and len(self._rounds) < FEWEST_ROUNDS
+
+    @property
+    def calls_so_far(self) -> int:
+        """That count for `Rules.most_calls`."""
+        return self._calls_before + self._calls
 
     @property
     def medians(self) -> dict[str, float]:
@@ -166,13 +192,22 @@ class Selector:
         return True
 
     def _round_done(self, index: int) -> None:
-        blocks = self._open.pop(index)
-        if index >= self.rules.lead_in_rounds:
-            times = {name: [one for one in block if one is not None] for name, block in blocks.items()}
-            self._rounds.append({name: block_median(block, self.rules) for name, block in times.items()})
+        found = self._whole_blocks(self._open.pop(index))
+        if index < self.rules.lead_in_rounds:
+            self._lead_in.append(found)
+        else:
+            self._rounds.append(found)
             if len(self._rounds) in self._looks:
                 self._judge()
         self._end_at_cap()
+
+    def _whole_blocks(self, blocks: Mapping[str, Sequence[float | None]]) -> Round:
+        times = {name: [one for one in block if one is not None] for name, block in blocks.items()}
+        return {
+            name: block_median(block, self.rules)
+            for name, block in times.items()
+            if len(block) == self.rules.block_calls
+        }
 
     def _judge(self, *, at_the_end: bool = False) -> None:
         judged = judge(self.candidates, self._rounds, self.rules, at_the_end=at_the_end, given_up=self._given_up)
@@ -184,11 +219,29 @@ class Selector:
             return
         share = self._share_used()
         if share > EARLY_SHARE:
-            self._given_up |= hopeless(self._left, self._rounds)
-            self._left = tuple(one for one in self._left if one not in self._given_up)
-        over_budget = share > 1 and len(self._rounds) >= FEWEST_ROUNDS
-        if len(self._left) == 1 or over_budget or self._calls >= self.rules.most_calls:
+            self._give_up(self._rounds)
+        if len(self._left) == 1:
             self._judge(at_the_end=True)
+        elif share > 1 or self.calls_so_far >= self.rules.most_calls:
+            self._end()
+
+    def _end_if_dear(self, blocks: Mapping[str, Sequence[float | None]]) -> None:
+        """Not even the rounds that say something may cost more than all of measuring may."""
+        if self.decision is None and self._share_used() > 1:
+            self._end(self._whole_blocks(blocks))
+
+    def _give_up(self, rounds: Sequence[Round]) -> None:
+        self._given_up |= hopeless(self._left, rounds)
+        self._left = tuple(one for one in self._left if one not in self._given_up)
+
+    def _end(self, *unfinished: Round) -> None:
+        little = len(self._rounds) < FEWEST_ROUNDS
+        if little:
+            self._give_up([*self._lead_in, *self._rounds, *unfinished])
+        self._judge(at_the_end=True)
+        assert self.decision is not None
+        if little and len(self._left) > 1:
+            self.decision = replace(self.decision, kept=self._left[-1], outcome="unresolved", comparisons=())
 
     def _share_used(self) -> float:
         """Of the budget."""

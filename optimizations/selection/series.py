@@ -24,6 +24,7 @@ class Series:
         self._budget = Budget()
         self._earlier = Spent()
         self._voided: tuple[str, ...] = ()
+        self._calls_without_verdict = 0
 
     def begin(
         self, candidates: Sequence[str], settings: Sequence[Settings], groups: int, *, seed: int
@@ -46,14 +47,22 @@ class Series:
             seed=seed,
             earlier=self._earlier,
             voided=self._voided,
+            calls_before=self._calls_without_verdict,
         )
         return self.selector
+
+    @property
+    def spent(self) -> Spent:
+        """By all of them."""
+        return self._earlier if self.selector is None else self.selector.spent
 
     def forget_times(self) -> None:
         """What was measured does not count any more; what it cost does."""
         if self.selector is not None:
             self.charge()
             self._earlier, self._voided = self.selector.spent, tuple(self.selector.voided)
+            undecided = self.selector.decision is None
+            self._calls_without_verdict = self.selector.calls_so_far if undecided else 0
             self.selector = None
 
     def charge(self) -> None:

@@ -62,6 +62,7 @@ class Served:
         self._stored_void = False
         self._pauses = 0
         self._retiring = False
+        self._thread: int | None = None
         self._look_in_store(member)
 
     def _pause(self) -> None:
@@ -114,12 +115,15 @@ class Served:
     # States
 
     def _wait(self, reason: str) -> None:
+        self._stop_measuring(reason)
+        self.members.serve(UNSELECTED)
+
+    def _stop_measuring(self, reason: str) -> None:
         self._lose_turn()
         WAY.leave(self)
         self.decision = self._together.voted = self._measurement = None
         self.state, self.reason = "waiting", reason
         self._pauses = 0
-        self.members.serve(UNSELECTED)
         self.members.rest(0)
 
     def _off(self, reason: str, *, tell: bool = True) -> None:
@@ -153,8 +157,15 @@ class Served:
         return not any(True for _ in self.members)
 
     def give_way(self) -> None:
-        """See `way.Measured`."""
-        self._wait("it was not called while it was to be measured")
+        """See `way.Measured`. Note [Locks] in `group`: another group's call, so the next own one changes who serves."""
+        self._stop_measuring("it was not called while it was to be measured")
+
+    def end(self, reason: str) -> None:
+        """No function is left. What was decided stays what is reported."""
+        if self.state != "decided":
+            self._stop_measuring(reason)
+            self.state = "off"
+        WAY.leave(self)
 
     def describe(self, direction: Direction) -> SelectionReport:
         """The report of a member whose graphs run in this direction."""
@@ -166,6 +177,7 @@ class Served:
             len(self.members),
             self._objective,
             self.selector,
+            self._series.spent,
             self.decision,
             self.stored,
             self.not_stored,

@@ -2,14 +2,22 @@
 
 Nothing here waits inside a capture of the user's: who asks for times asks `may_time` first. Events are waited for, and
 not streams, because PyTorch's debug mode for synchronisation, which the user may have on, counts the latter.
+
+Note [Captures elsewhere]. A capture on another stream of this thread, or in another thread, is ended by a call that
+CUDA holds for unsafe in its mode, and asking or waiting for an event is one. In the relaxed mode of this thread it is
+not: neither event is of a stream that is captured.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import Literal, Protocol
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
 
 import torch
+
+from optimizations.captured.driver import check
 
 Objective = Literal["latency", "throughput"]
 
@@ -56,8 +64,9 @@ class LatencyTimer:
         return _Known(time.perf_counter() - self._started)
 
     def _wait(self) -> None:
-        self._event.record(torch.cuda.current_stream(self._device_index))
-        self._event.synchronize()
+        with _leaving_captures_alone():
+            self._event.record(torch.cuda.current_stream(self._device_index))
+            self._event.synchronize()
 
 
 class _BetweenEvents:
@@ -66,7 +75,8 @@ class _BetweenEvents:
         self._last = last
 
     def seconds(self) -> float | None:
-        return float(self._first.elapsed_time(self._last)) * 1e-3 if self._last.query() else None
+        with _leaving_captures_alone():
+            return float(self._first.elapsed_time(self._last)) * 1e-3 if self._last.query() else None
 
 
 class ThroughputTimer:
@@ -87,9 +97,10 @@ class ThroughputTimer:
         return _BetweenEvents(self._first, self._recorded())
 
     def _recorded(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device_index))
-        return event
+        with _leaving_captures_alone():
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._device_index))
+            return event
 
 
 def timer_for(objective: Objective, device_index: int) -> Timer:
@@ -100,3 +111,28 @@ def timer_for(objective: Objective, device_index: int) -> Timer:
 def may_time() -> bool:
     """Whether a call may be timed here and now: not inside a capture of the user's."""
     return not torch.cuda.is_current_stream_capturing()
+
+
+@contextlib.contextmanager
+def _leaving_captures_alone() -> Iterator[None]:
+    """Note [Captures elsewhere]."""
+    driver = _driver()
+    if driver is None:
+        yield
+        return
+    before = check(driver.cuThreadExchangeStreamCaptureMode, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    try:
+        yield
+    finally:
+        check(driver.cuThreadExchangeStreamCaptureMode, before)
+
+
+def _driver() -> Any:
+    """The bindings; None where they are not installed or there is no GPU."""
+    if not torch.cuda.is_initialized():
+        return None
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        return None
+    return driver

@@ -26,11 +26,11 @@ class Circumstances:
     """Under which the leader of a group is called: its stream, and whether its inputs move.
 
     Attributes:
-        moving: whether they did when that was last found out.
+        moving: whether they did when that was last found out; None where it never was.
     """
 
     def __init__(self) -> None:
-        self.moving = False
+        self.moving: bool | None = None
         self._stream: int | None = None
         self._movement = Movement()
         self._window = 0
@@ -54,8 +54,9 @@ class Circumstances:
 
     def conclude(self) -> bool:
         """Whether inputs move, by the calls since `restart`."""
-        self.moving = self._movement.moves(self.moving)
-        return self.moving
+        if self._movement.says_something:
+            self.moving = self._movement.moves(bool(self.moving))
+        return bool(self.moving)
 
     @property
     def begins_look(self) -> bool:
@@ -73,6 +74,6 @@ class Circumstances:
     def changed(self) -> str | None:
         """After a look: what is not as it was; None where everything is."""
         before = self.moving
-        if self.conclude() == before:
+        if self.conclude() == before or before is None:
             return None
         return MOVES_NOW if self.moving else RESTS_NOW

@@ -9,7 +9,7 @@ import weakref
 from typing import Protocol
 
 PATIENCE = 400
-"""Questions of others after which a group that is not called any more makes way."""
+"""Calls of one other group after which a group that is not called meanwhile makes way."""
 
 
 class Measured(Protocol):
@@ -28,26 +28,27 @@ class Way:
 
     def __init__(self) -> None:
         self._holder: weakref.ref[Measured] | None = None
-        self._asked = 0
+        self._waited: dict[int, int] = {}
 
     def _held_by(self) -> Measured | None:
         return self._holder() if self._holder is not None else None
 
-    def take(self, group: Measured) -> bool:
-        """Whether this group may be measured from now on."""
+    def take(self, group: Measured, calls: int = 1) -> bool:
+        """Whether this group, which was called so often since it last asked, may be measured from now on."""
         holder = self._held_by()
         if holder is not None and holder is not group and not holder.is_gone:
-            self._asked += 1
-            if self._asked < PATIENCE:
+            waited = self._waited[id(group)] = self._waited.get(id(group), 0) + calls
+            if waited < PATIENCE:
                 return False
             holder.give_way()
-        self._holder, self._asked = weakref.ref(group), 0
+        self._holder = weakref.ref(group)
+        self._waited.clear()
         return True
 
     def used(self, group: Measured) -> None:
         """To be told of each iteration of the group that is measured."""
         if self._held_by() is group:
-            self._asked = 0
+            self._waited.clear()
 
     def leave(self, group: Measured) -> None:
         """The group is not measured any more, if it was."""

@@ -15,6 +15,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from optimizations import torch_internals
@@ -37,7 +38,7 @@ class Recording(Protocol):
     def describe(self) -> RecordingReport: ...
 
     def copy_inputs(self, copying: bool) -> None:
-        """Let replays copy all inputs, as stock does, instead of reading some in place."""
+        """Let replays copy all inputs, as stock does, instead of reading some in place. Under the manager's turn."""
 
     def short_of_memory(self) -> str | None:
         """Why a call should not be tried without the graph: memory is short. None where it may be."""
@@ -69,6 +70,7 @@ class RecordableFunction:
         copies_inputs: whether recordings copy all their inputs, as stock does.
         retired: whether selection has decided that it is served without a graph; `retiring` until its manager saw it.
         member: its place in selection; None where nothing is selected.
+        turn: held by whoever calls functions of its manager; None until one has it.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class RecordableFunction:
         self.copies_inputs = False
         self.retired = self.retiring = False
         self.member: Member | None = None
+        self.turn: AbstractContextManager[Any] | None = None
         self._served: Candidate | None = None
         self._uncaptured: Counter[str] = Counter()
         self._full_ways: Counter[str] = Counter()
@@ -128,20 +131,17 @@ class RecordableFunction:
     # Selection
 
     def serve(self, candidate: Candidate) -> None:
-        """See `selection.member.Function`."""
+        """See `selection.member.Function`. What an interrupt leaves half done the next one does."""
         if candidate == self._served:
             return
-        self._served = candidate
+        self._served = None
         self.retired = self.retiring = False
         if self.without_graph in (None, SELECTED):
             self.without_graph = SELECTED if candidate == "none" else None
-        copying = candidate == "copy"
-        if copying != self.copies_inputs:
-            self.copies_inputs = copying
-            for reference, _ in self._recordings:
-                node = reference()
-                if node is not None:
-                    node.copy_inputs(copying)
+        self.copies_inputs = candidate == "copy"
+        for node in self._alive():
+            node.copy_inputs(self.copies_inputs)
+        self._served = candidate
 
     def retire(self) -> None:
         """See `selection.member.Function`."""
@@ -154,7 +154,7 @@ class RecordableFunction:
 
     def standing(self) -> Standing:
         """See `selection.member.Function`."""
-        nodes = [node for reference, last in self._recordings if not last and (node := reference()) is not None]
+        nodes = self._alive()
         waiting = "no graph was recorded yet" if not nodes else next(filter(None, (one.waiting for one in nodes)), None)
         return Standing(
             waiting=waiting,
@@ -168,8 +168,11 @@ class RecordableFunction:
 
     def short_of_memory(self) -> str | None:
         """See `selection.member.Function`."""
-        nodes = [node for reference, last in self._recordings if not last and (node := reference()) is not None]
-        return next((reason for node in nodes if (reason := node.short_of_memory()) is not None), None)
+        nodes = self._alive()  # in one pool
+        return nodes[0].short_of_memory() if nodes else None
+
+    def _alive(self) -> list[Recording]:
+        return [node for reference, last in self._recordings if not last and (node := reference()) is not None]
 
     def selection(self) -> SelectionReport | None:
         """See `report.ReportedFunction`."""
@@ -283,6 +286,7 @@ class GraphedFunction:
         self._compile_id = torch_internals.CompileContext.current_compile_id()
         self._integers: list[int] = []
         self._recorded: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {}
+        self._members: list[Member] = []
         self._warned = False
         self._lock = threading.RLock()
         _LIVE.add(self)
@@ -298,6 +302,9 @@ class GraphedFunction:
     def forget(self) -> None:
         """Drop everything recorded; the next call records again, with the manager there is then."""
         self._recorded.clear()
+        members, self._members = self._members, []
+        for member in members:
+            member.leave()
 
     def _first_call(self, inputs: list[Any]) -> Any:
         trees = torch_internals.cudagraph_trees
@@ -325,7 +332,11 @@ class GraphedFunction:
             compile_id=self._compile_id,
             **self._keywords,
         )
-        self._recorded[key] = recorded if member is None else member.served(recorded, recordable.run_selected, resting)
+        if member is not None:
+            self._members.append(member)
+        self._recorded[key] = (
+            recorded if member is None else member.served(recorded, recordable.run_selected, resting, recordable.turn)
+        )
         return outputs
 
 

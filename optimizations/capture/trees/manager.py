@@ -116,9 +116,10 @@ class EncoreManager(CUDAGraphTreeManager):
 
     # Calls
 
-    def add_function(self, *arguments: Any, **keywords: Any) -> tuple[Any, Any]:
+    def add_function(self, model: RecordableFunction, *arguments: Any, **keywords: Any) -> tuple[Any, Any]:
         """As stock's; calls are steady where they can be."""
-        full, outputs = self._add_function(*arguments, **keywords)
+        model.turn = self.turn
+        full, outputs = self._add_function(model, *arguments, **keywords)
         return steadily(self, full), outputs
 
     def run(self, new_inputs: list[Any], function_id: Any) -> Any:

@@ -84,6 +84,7 @@ class EncoreNode(CUDAGraphNode):
         self._fixed: list[int] = []
         self._copied: list[int] = []
         self._in_place: list[int] = []
+        self._copying: bool | None = None
         self._recording_s = 0.0
         self.fixed_inputs: FixedInputs | None = None
         self.replays = 0
@@ -273,6 +274,8 @@ class EncoreNode(CUDAGraphNode):
     def check_invariants(self, inputs: list[Any]) -> Any:
         """As stock's; notes whether it was an input at a fixed address that spoke against this recording."""
         statuses = torch_internals.cudagraph_utils.CheckInvariantStatus
+        if self._copying is None:
+            self.copy_inputs(self.function.copies_inputs)
         if self._tracker is not None and self._tracker.refuses(inputs):
             return statuses.StaticInputIdxMismatch, lambda: "an input moved to where it cannot be read in place"
         if self.prefers_recording(inputs):
@@ -459,21 +462,24 @@ class EncoreNode(CUDAGraphNode):
         if fixed:
             tracker.swaps = self.swaps or Swaps(fixed, self._recording_s)
         self._tracker = tracker
+        self._copying = None
         self.copy_inputs(self.function.copies_inputs)
 
     # Selection
 
     def copy_inputs(self, copying: bool) -> None:
-        """See `function.Recording`."""
-        if self._tracker is None:
+        """See `function.Recording`. Ended in between, it is done again before the next replay (`check_invariants`)."""
+        if self._tracker is None or self._copying is copying:
             return
+        self._copying = None
+        self.state += 1  # before anything changes: steady calls end
         self._tracker.rest(copying)
         copied = self._copied if copying else [one for one in self._copied if one not in self._in_place]
         self.copied_per_replay = sum(
             self._seen[index].nbytes for index in copied if isinstance(self._seen[index], torch.Tensor)
         )
         self.non_static_input_idx = copied
-        self.state += 1
+        self._copying = copying
 
     def short_of_memory(self) -> str | None:
         """See `function.Recording`. Without a graph a call takes at most as much as the pool has for all of them."""
