@@ -109,6 +109,8 @@ class Group(Served):
                     self._defect(error)
         if member.group is not self:  # it was joined by another thread's recording
             return member.group.call(member, recorded, plain, inputs)
+        if self._memory.due:
+            self._give_memory_back(member)
         if timed is not None:
             self._start(member, timed)
         without_graph = member.plainly and not self._retiring
@@ -122,6 +124,13 @@ class Group(Served):
         if measurement is not None and measurement.ends_here:
             self._end(member, measurement)
         return outputs
+
+    def _give_memory_back(self, member: Member) -> None:
+        try:
+            self._memory.give_back()
+        except Exception as error:
+            with member.turn, _LOCK:
+                self._defect(error)
 
     def _start(self, member: Member, measurement: Measurement) -> None:
         try:
@@ -156,6 +165,8 @@ class Group(Served):
                 self._off(OUT_OF_MEMORY)
             except Exception as defect:
                 self._defect(defect)
+        if self._memory.due:
+            self._give_memory_back(member)
 
     def _begin_call(self, member: Member, inputs: Sequence[Any]) -> Measurement | None:
         """What begins with this call and is to be timed; None where nothing is."""

@@ -12,9 +12,14 @@ from optimizations import torch_internals
 
 
 class Borrowed:
-    """What one stretch of measuring took from the device."""
+    """What one stretch of measuring took from the device.
+
+    Attributes:
+        due: whether `give_back` is to be called, by whoever holds no lock that another thread waits for.
+    """
 
     def __init__(self) -> None:
+        self.due = False
         self._device_index = 0
         self._before: int | None = None
 
@@ -23,12 +28,17 @@ class Borrowed:
         if self._before is None:
             self._device_index, self._before = device_index, torch.cuda.memory_reserved(device_index)
 
+    def end(self) -> None:
+        """No more calls without a graph follow."""
+        self.due = self._before is not None
+
     def give_back(self) -> None:
         """No more calls without a graph follow: the device gets back what was taken meanwhile and is not in use.
 
         Waits for the device once, as each recording of stock's does. Inside a capture nothing is given back.
         """
         before, self._before = self._before, None
+        self.due = False
         if before is None or torch.cuda.is_current_stream_capturing():
             return
         if torch.cuda.memory_reserved(self._device_index) > before:

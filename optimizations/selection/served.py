@@ -83,7 +83,7 @@ class Served:
                 one.retire()
             self._memory.keep()
         else:
-            self._memory.give_back()
+            self._memory.end()
         self.members.rest(LOOK_EVERY)
 
     def _look_in_store(self, member: Member) -> None:
@@ -131,7 +131,7 @@ class Served:
         self._wait(reason)
         self.state = "off"
         self.members.rest(FOR_EVER)
-        self._memory.give_back()
+        self._memory.end()
         names = self.members.shared_names if tell and ranks.count() > 1 else None
         if names is not None:
             self._together.refuse(names, reason)
