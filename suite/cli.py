@@ -9,13 +9,13 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from suite import cli_compare, cli_decisions, cli_micro, cli_nanogpt
+from suite.cli_choices import Device, Size
 from suite.console import console
 from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EncoreError, WrongUse
 from suite.interrupt import Interrupted, interruptible
@@ -41,16 +41,6 @@ app.command("compare", epilog="Example: encore compare 20260101-120000-h200 2026
 DEFAULTS = FULL.settings
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-
-
-class Device(StrEnum):
-    cuda = "cuda"
-    cpu = "cpu"
-
-
-class Size(StrEnum):
-    full = "full"
-    tiny = "tiny"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

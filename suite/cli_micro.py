@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from suite.cli_choices import Device, Size
 from suite.console import console
 from suite.errors import WrongUse
 
@@ -22,16 +22,6 @@ RESULTS = "indirection.json"
 FIGURE = "indirection"
 DEFAULT_SAMPLES, DEFAULT_ROUNDS = 100, 5
 DEFAULT_HOST_MODES = "compile,graph,indirection"
-
-
-class Device(StrEnum):
-    cuda = "cuda"
-    cpu = "cpu"
-
-
-class Size(StrEnum):
-    full = "full"
-    tiny = "tiny"
 
 
 @app.callback(invoke_without_command=True)

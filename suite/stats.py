@@ -119,7 +119,7 @@ def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,)) -> R
     if len(reference) != len(mode) or not mode:
         raise ValueError(f"both modes need equally many processes; got {len(reference)} and {len(mode)}")
     generator = np.random.default_rng(seed)
-    pairs = [(_log_medians(theirs), _log_medians(ours)) for theirs, ours in zip(reference, mode, strict=True)]
+    pairs = [(log_medians(theirs), log_medians(ours)) for theirs, ours in zip(reference, mode, strict=True)]
     log_ratio = float(np.mean([location(theirs) - location(ours) for theirs, ours in pairs]))
     drawn = np.array([[resampled(side, generator) for side in pair] for pair in pairs])
     replicates = resample_processes(drawn[:, 0] - drawn[:, 1], log_ratio, generator)
@@ -182,7 +182,7 @@ def narrow_enough(reference: Sequence[Sequence[float]], mode: Sequence[Sequence[
         ValueError: a side has no block, or a block is empty or holds a time that is not positive.
     """
     generator = np.random.default_rng(0)
-    theirs, ours = (resampled(_log_medians(side), generator, replicates=200) for side in (reference, mode))
+    theirs, ours = (resampled(log_medians(side), generator, replicates=200) for side in (reference, mode))
     half_width = 1.96 * float(np.std(theirs - ours)) / math.sqrt(processes)
     return half_width <= math.log1p(MARGIN) / 2
 
@@ -201,7 +201,12 @@ def geometric_mean(ratios: Sequence[Replicated]) -> GeometricMean:
     return GeometricMean(value, min(float(low), value), max(float(high), value), len(ratios))
 
 
-def _log_medians(blocks: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+def log_medians(blocks: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """The logarithm of the median of each block.
+
+    Raises:
+        ValueError: there is no block, or one holds no samples, or other numbers than finite ones above 0.
+    """
     if not blocks:
         raise ValueError("there is no block of samples")
     for index, block in enumerate(blocks):

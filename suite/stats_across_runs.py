@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from suite.stats import CONFIDENCE, Verdict
+from suite.stats import CONFIDENCE, Verdict, log_medians
 
 Blocks = Sequence[Sequence[float]]
 
@@ -75,7 +75,7 @@ def paired_ratio(reference: Blocks, blocks: Blocks, seed: Sequence[int] = (0,)) 
     """
     if len(reference) != len(blocks):
         raise ValueError(f"alternating modes have equally many blocks; got {len(reference)} and {len(blocks)}")
-    ours, theirs = _log_medians(blocks), _log_medians(reference)
+    ours, theirs = log_medians(blocks), log_medians(reference)
     generator = np.random.default_rng(seed)
     drawn = generator.integers(len(blocks), size=(REPLICATES, len(blocks)))
     replicates = _replicates(reference, drawn, generator) - _replicates(blocks, drawn, generator)
@@ -90,7 +90,7 @@ def unpaired_ratio(reference: Blocks, blocks: Blocks, seed: Sequence[int] = (0,)
     Raises:
         ValueError: a side has no block, or a block is empty or holds a time that is not positive.
     """
-    ours, theirs = _log_medians(blocks), _log_medians(reference)
+    ours, theirs = log_medians(blocks), log_medians(reference)
     generator = np.random.default_rng(seed)
     sides = [
         _replicates(side, generator.integers(len(side), size=(REPLICATES, len(side))), generator)
@@ -110,7 +110,7 @@ def noise_floor(blocks: Blocks) -> float | None:
     Raises:
         ValueError: a block is empty or holds a time that is not positive.
     """
-    medians = _log_medians(blocks)
+    medians = log_medians(blocks)
     if len(medians) < 2:
         return None
     return max([MINIMUM_FLOOR, *(_swap_spread(medians[start:]) for start in (0, 1) if len(medians) - start >= 2)])
@@ -124,7 +124,7 @@ def drift_floor(blocks: Blocks) -> float | None:
     Raises:
         ValueError: a block is empty or holds a time that is not positive.
     """
-    medians = _log_medians(blocks)
+    medians = log_medians(blocks)
     if len(medians) < 2:
         return None
     return max(MINIMUM_FLOOR, math.expm1(float(np.ptp(medians))))
@@ -145,15 +145,6 @@ def judge(ratio: RatioAcrossRuns, floor: float | None) -> Verdict:
         return Verdict.SLOW
     same = 1 + min(floor, MAXIMUM_SAME)
     return Verdict.SAME if ratio.low >= 1 / same and ratio.high <= same else Verdict.AMBG
-
-
-def _log_medians(blocks: Blocks) -> NDArray[np.float64]:
-    if not blocks:
-        raise ValueError("there is no block of samples")
-    for index, block in enumerate(blocks):
-        if not block or not all(math.isfinite(sample) and sample > 0 for sample in block):
-            raise ValueError(f"block {index} must hold finite times above 0; got {list(block)!r:.80}")
-    return np.array([math.log(float(np.median(block))) for block in blocks])
 
 
 def _replicates(blocks: Blocks, drawn: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.float64]:

@@ -13,6 +13,7 @@ from cuda.bindings import driver as cuda
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from synthetic_captures import kernel
 
 from optimizations.captured.driver import CudaCallFailed, check
 from optimizations.captured.graph import (
@@ -106,19 +107,8 @@ def test_saved_captures_load_as_they_were(
 
 def small_file(path: Path) -> dict[str, Any]:
     """A valid file at `path`; returns its content for a test to spoil."""
-    kernel = KernelNode(
-        name="k",
-        function=1,
-        by_library=False,
-        grid=(1, 1, 1),
-        block=(128, 1, 1),
-        shared_bytes=0,
-        cluster=None,
-        attributes=(),
-        parameters=(Parameter(offset=0, size=8, data=bytes(8)),),
-    )
     capture = Capture(
-        graph=CapturedGraph(nodes=(kernel,), edges=()),
+        graph=CapturedGraph(nodes=(kernel([bytes(8)]),), edges=()),
         placeholders=(Placeholder(input=0, memory=MemoryRange(address=256, size_bytes=8)),),
     )
     RecordedCaptures(provenance=PROVENANCE, first=capture, second=capture).save(path)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures.synthetic_results import cell, environment, failed_cell, metrics, write_run
+from fixtures.synthetic_results import cell, environment, failed_cell, metrics, selection_record, write_run
 
 from models import registry
 from suite.cli import main
@@ -230,28 +230,9 @@ def selected(
         for name, time in times.items()
         if time is not None
     ]
-    return {
-        "direction": "inference",
-        "state": "decided" if kept else "off",
-        "reason": None if kept else "several threads call it",
-        "group": group,
-        "functions": 1,
-        "objective": "latency",
-        "candidates": candidates if kept else [],
-        "kept": kept,
-        "outcome": "faster" if kept else None,
-        "source": "measured" if kept else None,
-        "calls": 96,
-        "measuring_s": 0.5,
-        "excess_s": 0.25,
-        "voided": [],
-        "not_stored": None,
-        "kernels": 3,
-        "input_bytes": 4096,
-        "copied_bytes": 0,
-        "pointer_bytes": 16,
-        **changes,
-    }
+    off = {"state": "off", "reason": "several threads call it", "candidates": [], "outcome": None, "source": None}
+    decided = {"candidates": candidates} if kept else off
+    return selection_record(group=group, kept=kept, **{**decided, **changes})
 
 
 def with_graphs(*graphs: list[dict[str, object]]) -> Cell:

@@ -15,6 +15,7 @@ from fixtures.synthetic_results import (
     in_processes,
     lowering,
     metrics,
+    selection_record,
 )
 
 from suite.explain.records import ExplainedCopy
@@ -126,31 +127,18 @@ def test_copies_are_summed_and_blocking_ones_counted(run):
 
 def test_each_graph_has_its_times_and_what_is_kept() -> None:
     times = [("none", 10.0, 1.25), ("copy", 8.0, None), ("indirection", 8.1, 1.0125)]
-    record = {
-        "direction": "backward",
-        "state": "decided",
-        "reason": None,
-        "group": 7,
-        "functions": 2,
-        "objective": "latency",
-        "candidates": [
+    record = selection_record(
+        direction="backward",
+        group=7,
+        functions=2,
+        candidates=[
             {"candidate": name, "calls": 9, "median_us": us, "ratio": ratio, "low": ratio and 1.0, "high": None}
             for name, us, ratio in times
         ],
-        "kept": "copy",
-        "outcome": "faster",
-        "source": "measured",
-        "calls": 96,
-        "measuring_s": 0.5,
-        "excess_s": 0.25,
-        "voided": [],
-        "not_stored": None,
-        "kernels": 3,
-        "input_bytes": 4096,
-        "copied_bytes": 4096,
-        "pointer_bytes": 0,
-        "budget_s": 1.5,
-    }
+        copied_bytes=4096,
+        pointer_bytes=0,
+        budget_s=1.5,
+    )
     report = [{"index": 0, "selection": []}, {"index": 1, "selection": [record]}]
     chosen = cell("EOS", "encore", metrics=metrics().model_copy(update={"encore_report": report}))
     table = cell_tables.selection(Run(environment(), (chosen, cell("EOS", "graph"))))

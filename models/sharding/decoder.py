@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from models.networks.decoder import Attention, FeedForward
-from models.sharding.by_hand import share_of
+from models.sharding.by_layers import split_layers
 
 
 def shard(module: nn.Module, mesh: DeviceMesh) -> None:
@@ -16,11 +15,4 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> None:
     Raises:
         ValueError: the heads cannot be split evenly.
     """
-    for member in list(module.modules()):
-        if isinstance(member, Attention):
-            member.heads = share_of(member.heads, mesh, "heads")
-            by_head = {name: ColwiseParallel() for name in ("query", "key", "value")}
-            parallelize_module(member, mesh, {**by_head, "output": RowwiseParallel()})
-        elif isinstance(member, FeedForward):
-            plan = {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
-            parallelize_module(member, mesh, plan)
+    split_layers(module, mesh, Attention, FeedForward, widen=("gate", "up"), narrow="down")

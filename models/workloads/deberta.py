@@ -3,7 +3,7 @@ configurations, which have no relative attention."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models.losses import own_loss
 from models.registry import Inputs, Size, register
@@ -18,35 +18,26 @@ MASKED_LM_NOTES = (
     "stands in its place"
 )
 
+TINY: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 32,
+}
+
 
 def _question_answering_config(size: Size) -> DebertaV2Config:
     from transformers import DebertaV2Config
 
-    if size == "full":
-        return DebertaV2Config()
-    return DebertaV2Config(
-        vocab_size=101,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=32,
-    )
+    return DebertaV2Config() if size == "full" else DebertaV2Config(**TINY)
 
 
 def _masked_lm_config(size: Size) -> DebertaConfig:
     from transformers import DebertaConfig
 
-    if size == "full":
-        return DebertaConfig()
-    return DebertaConfig(
-        vocab_size=101,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=32,
-    )
+    return DebertaConfig() if size == "full" else DebertaConfig(**TINY)
 
 
 def question_answering_inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
