@@ -75,7 +75,7 @@ _WHAT_TO_DO: dict[type[Record], str] = {
     Cell: "Take the line out, and `encore run --resume` of this run measures its cell again.",
     Environment: "Restore it: without it, nobody knows what the rows were measured with.",
 }
-"""Where the text is no JSON at all."""
+"""For a text that is not JSON at all."""
 
 
 def _parse(kind: type[_R], text: bytes, place: str) -> _R:

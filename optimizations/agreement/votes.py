@@ -2,8 +2,8 @@
 
 Note [Undecided]. None is an answer: stock's behaviour goes on. No rank ever waits for another's vote, so a rank that is
 slow, that never votes or that is gone costs the others nothing. Ranks hear of a decision at different times, a few
-calls apart. That is why only such questions are asked whose answers may be mixed for a while: whether a function runs
-with its graph or without one, the collectives it takes part in are the same and in the same order.
+calls apart. So only questions are asked whose answers may differ between ranks for a while. Whether a function runs
+with its graph or without is such a question: either way it takes part in the same collectives, in the same order.
 """
 
 from __future__ import annotations

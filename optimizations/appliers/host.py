@@ -2,7 +2,7 @@
 
 Note [Parameters of an executable graph]. There is no getter for them, so they are kept here: for a kernel one buffer
 per parameter, filled with the bytes that were captured. The structure given to the driver is the one it gave for the
-node, with every launch field as it was, and only `kernelParams` led to these buffers (the node's own memory is never
+node, with every launch field as it was; only `kernelParams` points to these buffers (the node's own memory is never
 written). Attributes, such as cluster dimensions, belong to the node and are left alone by setting its parameters.
 Launches already enqueued keep what they were launched with (CUDA driver API, `cuGraphExecKernelNodeSetParams`).
 

@@ -74,7 +74,7 @@ class Parameter(_Record):
 class LaunchAttribute(_Record):
     """A launch attribute whose value is not all zero, by the driver's name, with the bytes of the value.
 
-    Setting a node's parameters leaves its attributes alone; a node made anew must be given them again.
+    Setting a node's parameters leaves its attributes as they are; a new node has to be given them.
     """
 
     name: str
@@ -235,7 +235,7 @@ class RecordedCaptures(_Record):
         """Read what `save` wrote.
 
         Raises:
-            CaptureFileError: the file cannot be read, is no such JSON, or is of another schema version.
+            CaptureFileError: the file cannot be read, does not hold such captures, or is of another schema version.
         """
         try:
             return cls.model_validate_json(path.read_bytes())

@@ -21,7 +21,7 @@ TENSOR_MAP_BYTES = 128
 TENSOR_MAP_ALIGNMENT = 64
 
 ReplaceAddress = Callable[[bytes, int], bytes | None]
-"""The bytes of a tensor map with its address replaced; None where they are no tensor map or the address is refused."""
+"""The bytes of a tensor map with its address replaced; None if they are not a tensor map, or the address is refused."""
 
 
 class AddressRefused(RuntimeError):

@@ -107,7 +107,7 @@ def _evaluation_behind(original: Original, connections: Connections) -> Evaluati
 
 
 def _apart(original: Original, connections: Connections) -> tuple[tuple[int, int], ...]:
-    """See `FeedPlan`. Memory of the graph's own inputs is AOTAutograd's affair."""
+    """See `FeedPlan`. AOTAutograd looks after memory that the graph's own inputs share."""
     on_cpu = list(filter(original.is_cpu_input, original.placeholders))
     written = original.written_by(original.nodes)
     elsewhere = {*original.fed_from, *original.inputs_of(original.plan.before), *connections.after_inputs}

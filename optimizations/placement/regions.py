@@ -88,7 +88,7 @@ def regions(graph: Residency) -> Regions:
 
 
 def _order(graph: Residency) -> dict[str, frozenset[str]]:
-    """What has to precede each node. Memory on the GPU orders nothing here: that is the graph's own affair."""
+    """What has to precede each node. Memory on the GPU is left out: the graph itself keeps that order."""
     on_cpu = {storage for node in graph.nodes.values() if node.device in ("cpu", MIXED) for storage in node.storages}
     readers: dict[int, list[str]] = {}
     writers: dict[int, list[str]] = {}

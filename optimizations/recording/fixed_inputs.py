@@ -72,7 +72,7 @@ class FixedInputs:
         if self.refused is not None:
             return Answer.RECORD, None
         if self.following:
-            # Inputs that are not followed, or that lie where they cannot be read, are still stock's affair.
+            # Inputs that are not followed, or that lie where they cannot be read, are left to stock.
             return (Answer.REPLAY if self._fits(inputs) else Answer.RECORD), None
         if not self._fits(inputs):
             return Answer.RECORD, None

@@ -15,8 +15,8 @@ launch is enqueued: they are left in the list of inputs, which is cleared after 
 order protects them, as it does for any kernel.
 
 Note [What a launch has done]. Addresses that are written for a launch may reach the device with that launch only. So
-that they are in place is known after the launch (`launched`), and not before: a call that ends in between, by an
-interrupt say, leaves them to be written by the next one.
+only after the launch (`launched`) is it known that they are in place: a call that ends in between, by an interrupt say,
+leaves them to be written by the next one.
 
 Note [Strides]. A placeholder can be filled from any strides; a kernel that reads in place relies on those of the
 recording. Dynamo guards the strides of a graph's inputs, AOTAutograd brings tangents to the strides it compiled for,

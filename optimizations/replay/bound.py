@@ -12,9 +12,9 @@ not. It also lets go when a root is collected, and at `reset`. There are no weak
 
 Note [When to compare in C++ again]. Making the comparison takes longer than reading everything once in Python. So
 after an exchange calls read everything, until that has taken as long as making the comparison would, and longer each
-time it did not pay. A program that replaces a buffer in each call is left alone after a few attempts: it must not find
-results of CUDA graphs alive that it had let go. The same rule serves a comparison that became slow because something
-else in a module changed, which C++ answers by looking at everything from then on.
+time it did not pay. For a program that replaces a buffer in each call no comparison is made after a few attempts: what
+is bound would keep results of CUDA graphs alive that the program has let go. The same rule serves a comparison that
+became slow because something else in a module changed, which C++ answers by looking at everything from then on.
 """
 
 from __future__ import annotations

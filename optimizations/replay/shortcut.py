@@ -1,4 +1,4 @@
-"""Calls of a graph that pass AOTAutograd's and Inductor's wrappers by.
+"""Calls of a graph that avoid AOTAutograd's and Inductor's wrappers.
 
 Between the code that Dynamo generates and the function that launches, PyTorch 2.11 calls one wrapper inside another.
 Each of them is there for programs that change their inputs, return views of them, are profiled and so on. For a graph
@@ -6,9 +6,9 @@ that does nothing of that, the wrappers are called until everything they do once
 outermost straight to the function that Inductor made (`CompiledFxGraph.current_callable`, looked up in each call). For
 a trained graph AOTAutograd's autograd function stays between the two; see `trained`.
 
-`LAYERS` lists what is passed by and why it may be. Whether it may be is decided in three steps: that this PyTorch's
-wrappers read exactly what those of 2.11 read (`torch_internals.wrappers.as_checked`), that the graph needs none of them
-(`needed`), and in each call that nothing was switched on that they look at (`_straight`).
+`LAYERS` lists what is avoided and why it may be. Three conditions must hold: this PyTorch's wrappers read exactly what
+those of 2.11 read (`torch_internals.wrappers.as_checked`), the graph needs none of them (`needed`), and in each call
+nothing is switched on that they look at (`_straight`).
 """
 
 from __future__ import annotations

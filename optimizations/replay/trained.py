@@ -1,7 +1,7 @@
-"""Calls of a trained graph that pass wrappers by: around AOTAutograd's `autograd.Function`, and inside of it.
+"""Calls of a trained graph that avoid wrappers: around AOTAutograd's `autograd.Function`, and inside of it.
 
 The function itself stays PyTorch's: it saves tensors for the backward, marks what has no gradient, checks tangents, and
-compiles the backward when it is first needed. What is passed by lies in front of it (`RuntimeWrapper`), and between it
+compiles the backward when it is first needed. What is avoided lies in front of it (`RuntimeWrapper`), and between it
 and what launches: it looks up `compiled_fw` and `compiled_bw` in each call, which then are functions that lead straight
 to the one that Inductor made. `shortcut.LAYERS` says what each wrapper does; the same holds here, with these
 differences: versions of inputs that the graph writes are counted up, inputs that never need gradients are detached,

@@ -108,7 +108,7 @@ class PlacementReport:
     operations that are evaluated on the CPU in each call before the graph and behind it; `cpu_nodes_after` are left in
     it. `moved` are operations between GPU values that now run on the GPU. `cpu_outputs` are results for the CPU that
     come from GPU values; they are copied out behind the graph. `copies_*` are the host-to-device copies that a call
-    makes as the graph is written; what Inductor makes of them is its own affair.
+    makes as the graph is written; what Inductor makes of them is not seen here.
     """
 
     device: str | None
@@ -176,7 +176,7 @@ class GraphReport:
 
     `recordings` holds a record for each CUDA graph, in the order they were recorded. `kept` are the results that are
     copied out of graph memory because the program keeps them, `uncaptured` the calls that ran without a graph,
-    `full_ways` those that were no steady calls, by reason, the first reason first (none are counted without `lean`).
+    `full_ways` those that were not steady, by reason, the first reason first (none are counted without `lean`).
     `selection` tells, for each function that graphs are recorded of, how its calls are served and by what times that
     was decided; it is empty where nothing is selected.
     """
@@ -206,7 +206,7 @@ class ReportedFunction(Protocol):
         """Calls without a graph, by reason."""
 
     def full_ways(self) -> Sequence[FullWay]:
-        """Calls that were no steady ones, by reason, in the order in which the reasons came up."""
+        """Calls that were not steady, by reason, in the order in which the reasons came up."""
 
     def selection(self) -> SelectionReport | None:
         """How its calls are served, and why; None where nothing is selected."""

@@ -2,7 +2,7 @@
 
 The code takes each argument out of a list, puts them into another one, and calls the partition; for a thousand
 parameters that takes as long as a launch. Where its source does nothing else, the order it passes things on in is all
-there is to know. Any statement that is not one of these is something else.
+there is to know. Any other statement means that the code does more.
 """
 
 from __future__ import annotations

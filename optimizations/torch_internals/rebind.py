@@ -1,8 +1,8 @@
 """A stock function with some of the globals it reads bound to other objects: the same code, nothing copied or patched.
 
-`CUDAGraphTreeManager.record_function` names the class of the node it makes as a global of its module, and so do other
-methods what they use. A subclass that wants another class there would have to copy the method, or to replace the global
-for everybody. Instead it takes the method's code with its own globals.
+`CUDAGraphTreeManager.record_function` names the class of the node it makes as a global of its module, and other methods
+name what they use in the same way. A subclass that wants another class there would have to copy the method, or to
+replace the global for everybody. Instead it takes the method's code with its own globals.
 """
 
 from __future__ import annotations

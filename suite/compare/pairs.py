@@ -3,8 +3,8 @@
 Note [Same against same]: two runs never alternated, so whatever drifted between them is in every ratio, and no interval
 within a run can know it. What tells is cells that are the same program in both: modes that Encore has no part in, where
 PyTorch, driver and GPU are equal. Their ratios should be 1; the 95th percentile of how far they are from it is the
-floor for all the others (each of them has the floor of the rest). Never is the floor less than what the sides' own
-blocks drifted. Where no cell is known to be the same program, that is said, and the sides' drift alone is the floor.
+floor for all the others (each of them has the floor of the rest). The floor is never below the drift of the sides' own
+blocks. Where no cell is known to be the same program, that is said, and the sides' drift alone is the floor.
 
 Where Inductor tuned the kernels of the two runs otherwise, the ratio is one of two results of tuning and not of the
 code: it is shown, has no verdict, and is in no mean (`suite.report.compare.Kernels`).

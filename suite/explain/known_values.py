@@ -1,9 +1,9 @@
 """Fake tensors that remember their values where these are cheap to know.
 
 A program that is run on fake tensors stops where the host reads a value (`lengths[row]` as a slice bound, `.item()`,
-boolean indexing). Often that value hangs on inputs and constants alone, and these are small. `KnownValuesMode` is
-PyTorch's mode of fake tensors which, in addition to the fake result, computes the real one on the CPU as long as
-everything it is made of is known and small. What hangs on weights or on random numbers stays unknown, and reading it
+boolean indexing). Often that value depends on nothing but inputs and constants, and these are small. `KnownValuesMode`
+is PyTorch's mode of fake tensors which, in addition to the fake result, computes the real one on the CPU as long as
+everything it is made of is known and small. What depends on weights or on random numbers stays unknown, and reading it
 ends the analysis there. A single random number that the host draws is known: programs branch on it (LayerDrop does),
 and one value is as good as another.
 """

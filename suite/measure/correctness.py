@@ -10,17 +10,17 @@ Note [Stochastic workloads]: random numbers depend on the dtype they are drawn f
 higher precision has other dropout masks and is not a reference. What it can tell is how much eager rounds: eager's
 error is measured on a copy without dropout. A compiled function that is `REFERENCE_FACTOR` times as far from the truth
 as eager is differs from eager by at most `1 + REFERENCE_FACTOR` times this error, so that much is allowed between the
-two. This takes it that dropout hardly changes how much is rounded, an estimate that the rule above does without.
+two. This assumes that dropout hardly changes how much is rounded; the rule above needs no such assumption.
 
 Note [Useless references]: in a short dtype a program may round so much that eager's result has nothing to do with the
 true one. A multiple of eager's error then allows anything, zeros and noise included (EOS in bfloat16: eager is off by
 423 times the value). So nothing is ever allowed to be farther off than `MOST_ERROR`, from the run in higher precision
-or from eager, and zeros are off by 1. Where eager itself is farther off there is no verdict in that dtype: a right
-program may compute noise there, as EOS does eager or compiled. The program is then compiled in higher precision, too,
-and that compilation is compared with eager in that precision. What the mode computes wrongly in the short dtype alone
-is not found then, unless it is the same value everywhere. Gradients come out of one another: where eager is useless for
-one of them, there is no verdict either on those of which `MOST_ERROR` is less than the multiple of eager's error
-(LearningToPaint, where batch normalisation cancels nearly all of the gradient of a mean).
+or from eager, and zeros are off by 1. Where eager itself is farther off there is no verdict in that dtype: a correct
+program may compute noise there, as EOS does, eager or compiled. The program is then compiled in higher precision, too,
+and that compilation is compared with eager in that precision. An error that the mode makes only in the short dtype is
+not found then, unless it gives the same value everywhere. Gradients are computed from one another. So where eager is
+useless for one gradient, it is no reference for another one either if the multiple of its error there is above
+`MOST_ERROR` (LearningToPaint, where batch normalisation cancels nearly all of the gradient of a mean).
 """
 
 from __future__ import annotations

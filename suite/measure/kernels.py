@@ -20,8 +20,8 @@ SHOWN_CHARACTERS = 60
 _TRITON = "triton_"
 _NUMBER = re.compile(r"_\d+$")
 _MOVES_ONLY = re.compile(r"copy|fill|memset|encore_prelude", re.IGNORECASE)
-"""Kernels that nobody tunes and that modes may have more or fewer of: copies into placeholders, Encore's own, and those
-by which a CUDA graph sets memory, which is no kernel outside of a graph."""
+"""Kernels that are not tuned, and of which one mode may have more than another: copies into placeholders, Encore's own,
+and fills (a CUDA graph sets memory by kernels; outside of a graph that is a memset)."""
 
 _MOVER = "mover:"
 """What the keys of these begin with."""
@@ -44,7 +44,7 @@ def kernel_key(name: str, grid: Sequence[int], block: Sequence[int]) -> str:
     """ "triton_poi_fused_add_3" in 8 blocks of 128 threads -> "triton_poi_fused_add 8x1x1 128x1x1".
 
     Inductor numbers the kernels of a program, and one more at its beginning would rename all others; the number goes.
-    A generated kernel may have "copy" in its name, too, and computes.
+    A generated kernel may have "copy" in its name as well; it computes, and is compared.
     """
     if name.startswith(_TRITON):
         name = _NUMBER.sub("", name)
@@ -73,7 +73,7 @@ def difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Difference
 
 
 def _only_moves(key: str) -> bool:
-    """Rows written before a kind of kernel was known to move only have it without the mark."""
+    """Rows from before a kind of kernel was marked have it without the mark."""
     return key.startswith(_MOVER) or (not key.startswith(_TRITON) and bool(_MOVES_ONLY.search(_name(key))))
 
 

@@ -54,7 +54,7 @@ class State:
         self._bits = {name: _bits(tensor) for name, tensor in live.items()}
 
     def changed(self) -> dict[str, torch.Tensor]:
-        """The tensors whose bits are no longer the saved ones, themselves."""
+        """Those tensors whose bits are no longer the saved ones, as they are now."""
         return {name: tensor for name, tensor in self._live.items() if _bits(tensor) != self._bits[name]}
 
     def restore(self, changed: Iterable[str] | None = None) -> None:

@@ -1,9 +1,9 @@
 """`graph_callables`: modules and functions as forward and backward CUDA graphs, in the order of a schedule.
 
-What Transformer Engine's `make_graphed_callables` does for its modules, and `torch.cuda.make_graphed_callables` for one
-micro-batch, for any. Differences that users notice: what the warm-up changed (buffers, the random state) is put back;
-a call that the graphs do not fit runs as it is; a call out of order is an error; gradients may be accumulated over
-micro-batches; functions may use parameters that are not their arguments.
+For any callables it does what Transformer Engine's `make_graphed_callables` does for its own modules, and
+`torch.cuda.make_graphed_callables` for one micro-batch. Differences that users notice: what the warm-up changed
+(buffers, the random state) is put back; a call that the graphs do not fit runs as it is; a call out of order is an
+error; gradients may be accumulated over micro-batches; functions may use parameters that are not their arguments.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class HandedOut:
         Raises:
             StillInUse: a view of a result is held, or its backward did not run.
         """
-        if not self._idle:  # before the first launch nobody but this holds them
+        if not self._idle:  # before the first launch only this object holds them
             self._idle = [_uses(tensor) for tensor in self._static]
         alive = [tensor for reference in self._handed if (tensor := reference()) is not None]
         places = Counter(tensor.untyped_storage().data_ptr() for tensor in alive)

@@ -4,10 +4,10 @@ Note [Random state and checkpoints]. `torch.utils.checkpoint` saves the GPU's ra
 recomputation, and neither can be done in a capture. Where the step draws no random numbers there is nothing to keep,
 and during the capture these two calls do nothing. Where it draws some, the recomputation would draw others.
 
-Note [Code that asks whether it is captured]. Libraries ask, and then leave out what no graph holds: Hugging Face's
-models look into their masks otherwise. Their calls would be others than those that were observed. So all calls get the
-same answer. At first that of eager, which gives eager's results; and where a step that asks is refused, that of a
-capture. PyTorch's optimizers get the true one: they check whether they may be captured.
+Note [Code that asks whether it is captured]. Libraries ask, and if it is captured leave out what a graph cannot hold:
+Hugging Face's models then do not look into their masks. The captured call would differ from those that were observed.
+So all calls get the same answer: at first that of eager, which gives eager's results, and if a step that asks is
+refused, that of a capture. PyTorch's optimizers get the true answer, because they check whether they may be captured.
 """
 
 from __future__ import annotations

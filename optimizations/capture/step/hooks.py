@@ -1,7 +1,7 @@
 """Hooks of parameters, and those of all modules and optimizers, as they were when a step was recorded.
 
-Every registration counts one number up, so a launch compares that number, and how many hooks are in the dicts that held
-some: what is removed leaves these. Where the number is another, all dicts are looked at.
+PyTorch numbers registrations, so a launch compares the latest number. A removal does not change it, so the sizes of the
+dicts that held hooks are compared too. If the number differs, all dicts are looked at.
 """
 
 from __future__ import annotations

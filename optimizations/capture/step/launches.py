@@ -1,10 +1,10 @@
 """What put the nodes into a graph while a step was captured: Triton kernels by name, operators, or something unknown.
 
-An input of a step can go anywhere: into compiled code, an operator, a kernel of the program's own. So which nodes can
-read it is not told from generated code alone. It is told by counting. Around every operator, and every launch of a
-Triton kernel that Inductor wrote, the nodes of the graph are counted. An operator that adds none has read nothing (it
-made a view, or memory). One that adds some may have read all the tensors it was given. A launch names its arguments.
-Nodes that appeared between these came from code that nobody knows, and then nothing is concluded for any input.
+An input of a step can go anywhere: into compiled code, an operator, a kernel of the program's own. So generated code
+alone does not tell which nodes can read it. Counting does: around every operator, and every launch of a Triton kernel
+that Inductor wrote, the nodes of the graph are counted. An operator that adds none has read nothing (it made a view, or
+memory). One that adds some may have read all the tensors it was given. A launch names its arguments. Nodes that
+appeared in between came from unknown code, and then nothing is concluded for any input.
 """
 
 from __future__ import annotations

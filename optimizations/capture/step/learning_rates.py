@@ -2,7 +2,7 @@
 
 A number is baked into the kernels of a graph. Optimizers that are made for graphs (`capturable=True`, `fused=True`)
 take a tensor of one element instead and read it on the GPU. For the calls that are recorded the tensor stands in the
-parameter group; the program keeps its number, and a scheduler changes it as ever. Before a launch a changed number is
+parameter group; the program keeps its number, and a scheduler changes it as usual. Before a launch a changed number is
 written into the tensor, in stream order. The tensor is float32: what an optimizer derives from the number in double
 precision, such as `1 - lr * weight_decay`, may differ in the last bit.
 """

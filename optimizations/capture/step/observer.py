@@ -2,16 +2,16 @@
 
 Note [Seen before it runs]. A read of a GPU value on the host ends a capture for good: the driver invalidates it, and
 PyTorch's generators and allocator are left as inside of a capture. So the observer is on during the capture too, and
-there raises before such an operator runs; the capture then ends as any other and is thrown away.
+raises before such an operator runs; the capture then ends in order and is thrown away.
 
-Note [Compiled modules]. Operators inside of compiled code pass no dispatcher. What a capture of them could break was
-seen by the compiler. Their outputs come from nowhere, so a tensor of unknown origin is no finding where a step runs
+Note [Compiled modules]. Operators inside of compiled code pass no dispatcher. The compiler has seen to what could break
+a capture of them. Their outputs seem to come from nowhere, so tensors of unknown origin are accepted where a step runs
 compiled code.
 
 Note [What two calls are compared by]. Operators by their names, numbers, and the shapes and dtypes of their tensors;
 tensors that live as long as the call (the batch, what the step reaches, gradients from before) by their names. All
-others count as alike: an address that was freed is given to the next tensor, so where they come from cannot be told
-apart reliably. Memory that is only allocated says nothing yet, and is left out.
+others count as alike: an address that was freed is given to the next tensor, so it does not tell where a tensor comes
+from. Memory that is only allocated says nothing yet, and is left out.
 """
 
 from __future__ import annotations

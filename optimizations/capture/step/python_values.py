@@ -1,7 +1,7 @@
 """Tensors made of Python's numbers on the GPU, `torch.tensor(0.5, device="cuda")`: filled there instead of copied.
 
 The copy from host memory cannot be in a graph. A fill with the same number has the same bits, and the number stands in
-the trace, where calls are compared. Numbers only: data of NumPy may change where nobody looks.
+the trace, where calls are compared. Only numbers are filled: data of NumPy may change unnoticed.
 """
 
 from __future__ import annotations

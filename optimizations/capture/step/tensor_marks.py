@@ -1,7 +1,7 @@
 """What Python may change of a tensor itself: shape, strides, dtype, `requires_grad`, the memory that it stands for.
 
-None of it passes an operator. A graph would not do it again, so a step that does it is refused; and a capture that did
-it and failed puts it back.
+These changes go through no operator, so a graph would not repeat them. A step that makes one is refused, and a capture
+that fails puts them back.
 """
 
 from __future__ import annotations

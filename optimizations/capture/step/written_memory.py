@@ -1,7 +1,8 @@
 """Memory that a recording writes, and whether inputs of a call lie in it.
 
-Inputs are read from copies made before the graph runs, so one that lies in what the graph writes would be read as it
-was before, and the step would have read it as it is then. Addresses that were looked at are not looked at again.
+Inputs are read from copies made before the graph runs. An input that lies in memory the graph writes would be read as
+it was before that, where the step itself reads what it has written. Addresses that were looked at are not looked at
+again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks that record a function with collectives tell one another, and one that cannot makes all run it without a graph.
+"""Ranks that record a function with collectives tell one another; if one of them cannot, all run it without a graph.
 
 Note [Recorded alike]. NCCL wants a collective to be captured on all ranks or on none. Stock ends the program where a
 recording fails; Encore runs the function without a graph, and then the other ranks have to, too. Each rank votes when

@@ -6,10 +6,10 @@ function, and the end of the interpreter, free such graphs first. It is replaced
 function with collectives is recorded.
 
 Note [A process that is gone]. Freeing waits for the GPU, and a GPU that is in a collective waits for the other
-processes: for ever, if one of them raised, was interrupted or died. So it is waited for `PATIENCE_S` only. Then the
-groups are aborted, which ends their kernels; the communicators wait for the graphs meanwhile, which are freed as soon
-as the GPU is done. If even that does not help, the process is ended with a traceback after `LAST_S` more, by a thread
-that needs no interpreter. All of it takes less than ten seconds.
+processes: for ever, if one of them raised, was interrupted or died. So Encore waits for it for `PATIENCE_S` and no
+longer. Then the groups are aborted, which ends their kernels; the communicators wait for the graphs meanwhile, which
+are freed as soon as the GPU is done. If even that does not help, the process is ended with a traceback after `LAST_S`
+more, by a thread that needs no interpreter. All of it takes less than ten seconds.
 
 Note [A fork]. A forked child has no CUDA context, and freeing what belongs to one there fails, or ends the process. So
 the child keeps everything it inherited, unused, until it ends.

@@ -118,7 +118,7 @@ class RecordableFunction:
     def note_returned_inputs(self, returned: Mapping[int, int]) -> None:
         """To be told, by place among the results, of the copied inputs that a recording returns the memory of.
 
-        One whose memory the function took for something else is no input any more, but a result.
+        Where the function used that memory for something else, it holds a result and not the input.
         """
         reused = self._code.reused
         if self.is_one_of_several and reused is not None:
@@ -220,7 +220,7 @@ class RecordableFunction:
         self._uncaptured[reason] += 1
 
     def went_the_full_way(self, reason: str) -> None:
-        """To be told of each call that was no steady one."""
+        """Is told of each call that was not steady."""
         self._full_ways[reason] += 1
 
     def recordings(self) -> Sequence[RecordingReport]:

@@ -65,7 +65,7 @@ class EncoreNode(CUDAGraphNode):
     """A recording of a `RecordableFunction`.
 
     Attributes:
-        replays: how often the graph was replayed for a call; `full_replays`: those that were no steady calls.
+        replays: how often the graph was replayed for a call; `full_replays`: those in calls that were not steady.
         copied_bytes: data copied into placeholders by these replays.
         copied_per_replay: the same for the next replay, inputs with a tracker left out.
         state: changes whenever something is changed that a steady call relies on.

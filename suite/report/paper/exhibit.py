@@ -152,7 +152,7 @@ class Exhibit:
 
 
 def of_environment(environment: Environment, smoke: str | None = None) -> Provenance:
-    """Provenance of results that are no run of the suite; `smoke` says why they say nothing about performance."""
+    """Provenance of results that are not a run of the suite; `smoke` says why they say nothing about performance."""
     device = environment.gpu.name if environment.gpu else f"CPU {environment.cpu.model}"
     commit = (environment.git_commit or "unknown")[:10] + (" + changes" if environment.git_dirty else "")
     warning = f"SMOKE RUN {smoke}: these numbers say nothing about performance" if smoke else None
