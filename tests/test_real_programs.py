@@ -279,10 +279,11 @@ if name == "dies" and mode == "encore": os.abort()
 if name == "babbles": print("no json", flush=True)
 if name == "hangs" and mode == "encore": time.sleep(600)
 save(2.0 if name == "wrong" and mode == "encore" else 1.0)
-say(prepared=True, first_rounds_s=0.1, settled=None, rounds=6, device="a device")
+say(prepared=True, first_rounds_s=0.1, device="a device")
 for line in sys.stdin:
     command = json.loads(line)
     if "end" in command: break
+    if "settle" in command: say(settled=None, rounds=6); continue
     if name == "dies later" and mode == "encore": sys.exit(3)
     with log.open("a") as file: file.write(f"{name} {mode} timed {time.monotonic()}\\n")
     say(rounds=[[0.001, 0.002 if mode == "encore" else 0.004]])

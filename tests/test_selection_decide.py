@@ -72,11 +72,12 @@ def test_copies_of_one_distribution_are_the_same(weather: Weather, count: int) -
     assert len(same) >= 0.95 * len(runs)
 
 
-def test_of_copies_that_cannot_be_told_apart_in_time_the_simplest_is_kept() -> None:
+def test_of_copies_that_cannot_be_told_apart_in_time_the_one_that_serves_without_selection_is_kept() -> None:
     rules = Rules(most_calls=600)
     runs = [decided(dict.fromkeys(NAMES, 1.0), Weather(noise=0.05), seed, rules).decision for seed in range(60)]
     assert {one.outcome for one in runs if one is not None} == {"same", "unresolved"}
-    assert sum(one is not None and one.kept == "none" for one in runs) >= 0.8 * len(runs)
+    unresolved = [one.kept for one in runs if one is not None and one.outcome == "unresolved"]
+    assert unresolved.count("indirection") >= 0.8 * len(unresolved) > 0
 
 
 @pytest.mark.parametrize("truth", [{"none": 1.1, "copy": 1.0}, {"none": 1.0, "copy": 1.1}], ids=["faster", "slower"])

@@ -205,6 +205,20 @@ def test_the_end_of_a_capture_that_fails_too_does_not_hide_what_ended_it(error: 
         assert "KeyError: 'the reason'" in graphed.report().refusals[0].reason
 
 
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_a_capture_that_meets_what_autograd_keeps_of_another_stream_says_what_to_let_go_of() -> None:
+    device = CpuDevice()
+    graphed = GraphedStep(Counted().step, device=device)
+    for index, batch in enumerate(batches("cpu")):
+        if index == 3:
+            device.fail_with = torch.AcceleratorError(
+                "CUDA error: operation would make the legacy stream depend on a capturing blocking stream"
+            )
+        graphed(*batch)
+    (refusal,) = graphed.report().refusals
+    assert "default stream" in refusal.reason and "detach()" in refusal.advice
+
+
 def test_an_interrupt_in_a_capture_leaves_the_state_from_before() -> None:
     made = Counted()
     device = CpuDevice()

@@ -7,8 +7,9 @@ judged (`interval`): what changes from round to round, a warmer GPU or a busier 
 * A candidate that is slower than another beyond the noise is dropped.
 * The simplest candidate left that is not slower by more than `Rules.margin` than any other left is kept. So if nothing
   is faster beyond the noise, the simplest stays: *same*.
-* Where measuring ends before that is sure, estimates decide, by the same margin: *unresolved*. The intervals say how
-  much that may cost.
+* Where measuring ends before that is sure, estimates decide, by the same margin: *unresolved*. Of candidates that
+  are as good as each other by these, the last one stays, which serves calls without selection: in doubt nothing
+  changes. The intervals say how much that may cost.
 
 Looks are taken at numbers of rounds that are fixed beforehand, and share the error among them.
 """
@@ -189,8 +190,10 @@ def judge(
             return Judged(left, _decision(candidates, left, left[0], seen, error, resolved=True))
     if not at_the_end:
         return Judged(left, None)
-    likely = (one for one in left if all(_seems_close(one, other, rounds, error, rules.margin) for other in left))
-    return Judged(left, _decision(candidates, left, next(likely, left[0]), rounds, error, resolved=False))
+    likely = (
+        one for one in reversed(left) if all(_seems_close(one, other, rounds, error, rules.margin) for other in left)
+    )
+    return Judged(left, _decision(candidates, left, next(likely, left[-1]), rounds, error, resolved=False))
 
 
 def compare(candidate: str, other: str, rounds: Sequence[Round], error: float) -> Comparison | None:

@@ -397,6 +397,20 @@ def test_a_workload_in_a_mode_that_captures_its_iteration(tmp_path: Path, worklo
     torch.compiler.reset()
 
 
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_a_loss_that_is_held_from_before_the_step_costs_the_graph_and_is_named() -> None:
+    model = network("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train = plain(model, optimizer, lambda loss: loss)
+    calls = batches("cpu", 8)
+    held = train(*[{name: value.cuda() for name, value in call.items()} for call in calls[0]])
+    step = optimizations.graph_step(train)
+    for call in calls:
+        loss = step(*[{name: value.cuda() for name, value in each.items()} for each in call])
+    assert held.grad_fn is not None and loss.isfinite()
+    assert step.report().replays or "default stream" in step.report().refusals[0].reason
+
+
 @pytest.mark.alone
 def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
     model = network("cuda")

@@ -152,7 +152,11 @@ class GraphedStep:
     def _without_recording(self, device: Device, key: Hashable, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         state = reach(self._roots(args, kwargs))
         if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):
-            return self._as_it_is(args, kwargs, None)  # a parameter gets its shape in this call, or a later one
+            # A parameter gets its shape in this call, or a later one. What autograd keeps of this call may be held, and a
+            # capture reads it then: it has to be of the stream that is captured.
+            self._eager += 1
+            with alone(), device.warming_up():
+                return self._step(*args, **kwargs)
         self._recordings.drop_moved()
         if any(recording.shares(tensors) for recording in self._recordings.of(key)):
             return self._as_it_is(args, kwargs, None)  # other calls of this signature are served by the graph

@@ -293,6 +293,14 @@ def cause(error: BaseException) -> BaseException:
     return error
 
 
+HELD_NODES = Refusal(
+    "goes on with what autograd keeps of a call on the default stream: a loss or another result of a call before the "
+    "step's own is still held with its graph",
+    "detach() what is kept of earlier calls, or make the step before the first backward",
+)
+"""The nodes that add to gradients belong to the stream they were first used on, as long as a result refers to them."""
+
+
 def is_programs_own(error: Exception) -> bool:
     """Whether what a capture raised may be what the program raises in this call, captured or not."""
     return not isinstance(error, (StepRefused, torch.OutOfMemoryError))
@@ -305,6 +313,8 @@ def why(error: Exception) -> Refusal:
     if isinstance(error, torch.OutOfMemoryError):
         return Refusal("needs more memory for its capture than is free", "make the batch smaller, or free some before")
     text = str(error).strip().split("\n")[0][:300]
+    if "legacy stream depend on a capturing" in text:
+        return HELD_NODES
     return Refusal(
         f"could not be captured ({type(error).__name__}: {text})",
         "see docs/capture.md for what a graph cannot hold",

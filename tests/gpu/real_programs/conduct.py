@@ -29,9 +29,11 @@ from suite.environment import without_paths
 SOURCES = Path(__file__).resolve().parents[1]
 REPOSITORY = SOURCES.parents[1]
 TURNS = 9
+SETTLING_TURNS = 40
+"""How much longer than a turn a program may take until nothing is pending, which it does before its first turn."""
 SLOW_TURN_S = 2.0
 """A mode whose turn took longer has no second one."""
-TIMING_S = 5.0
+TIMING_S = 7.0
 """What the timing of one program takes, about: kept free of a wave's budget."""
 END_S = 60.0
 OUT_OF_TIME = "the budget ran out"
@@ -107,6 +109,11 @@ class Process:
         """One turn."""
         await self._send({"time": seconds})
         self.rounds.append((await self._answer("rounds", timeout_s))["rounds"])
+
+    async def settle(self, seconds: float, timeout_s: float) -> None:
+        """Let it run on until nothing is pending, with nothing else on the GPU."""
+        await self._send({"settle": seconds})
+        self.prepared |= await self._answer("settled", timeout_s)
 
     async def end(self) -> None:
         await self._send({"end": True})
@@ -218,6 +225,12 @@ class Conductor:
         if self._left() <= 0:
             for process in group.values():
                 process.failure = process.failure or Ended("not_run", f"compared, but not timed: {OUT_OF_TIME}")
+        for process in group.values():
+            if not process.failure:
+                try:
+                    await process.settle(self.plan.turn_s * SETTLING_TURNS, self.plan.timeout_s)
+                except Ended as failure:
+                    process.failure = failure
         for turn in range(TURNS):
             for mode, process in group.items():
                 if process.failure or mode in slow:

@@ -1,7 +1,9 @@
 """One program in one mode, in a process of its own: `python -m real_programs.worker PROGRAM MODE DEVICE SIZE RESULTS`.
 
 It answers JSON lines to JSON lines. What the program prints is log. The first line comes unasked, when the calls that
-are compared are through; then {"time": SECONDS} is answered with times, {"end": true} with memory and counts.
+are compared are through; then {"settle": SECONDS} is answered when Encore has nothing pending, after so much time at
+most (a graph that is not called any more never gets there), {"time": SECONDS} with times, {"end": true} with memory and
+counts.
 """
 
 from __future__ import annotations
@@ -21,10 +23,6 @@ from real_programs.record import Body, Program, Setting, Skipped, programs
 COMPARED_ROUNDS = 6
 """Rounds before anything is timed; the results of the first and of the last one are compared. The same number in every
 mode, for a program that trains is elsewhere after each call."""
-SETTLING_ROUNDS = 20000
-SETTLING_S = 10.0
-"""What more is waited, in rounds and in time, until Encore has nothing pending. A graph that is not called any more
-never gets there."""
 
 
 def main(arguments: list[str]) -> int:
@@ -72,23 +70,28 @@ def _run(
     seen["final"] = _read(body.final())
     recording = meter.peak()
     first_s = time.perf_counter() - begun
-    meter.restart()
-    number, settled = COMPARED_ROUNDS, _settled()
-    begun = time.perf_counter()
-    while settled is False and number < SETTLING_ROUNDS and time.perf_counter() - begun < SETTLING_S:
-        _round(program, body, number)
-        number, settled = number + 1, _settled()
     _save(seen, results)
-    learning = meter.peak()
     gc.collect()
-    say({"prepared": True, "first_rounds_s": first_s, "settled": settled, "rounds": number, **meter.device()})
+    say({"prepared": True, "first_rounds_s": first_s, **meter.device()})
 
     meter.restart()
+    number, learning = COMPARED_ROUNDS, recording
     captured_before = captures()
     for line in sys.stdin:
         command = json.loads(line)
         if "end" in command:
             break
+        if "settle" in command:
+            settled = _settled()
+            end = time.perf_counter() + command["settle"]
+            while settled is False and time.perf_counter() < end:
+                _round(program, body, number)
+                number, settled = number + 1, _settled()
+            learning = meter.peak()
+            say({"settled": settled, "rounds": number})
+            meter.restart()
+            captured_before = captures()
+            continue
         timed = _timed(program, body, number, command["time"], meter)
         number += len(timed)
         say({"rounds": timed})
