@@ -152,8 +152,8 @@ class GraphedStep:
     def _without_recording(self, device: Device, key: Hashable, args: Any, kwargs: Any, tensors: list[Any]) -> Any:
         state = reach(self._roots(args, kwargs))
         if any(map(torch.nn.parameter.is_lazy, state.tensors.values())):
-            # A parameter gets its shape in this call, or a later one. What autograd keeps of this call may be held, and a
-            # capture reads it then: it has to be of the stream that is captured.
+            # A parameter gets its shape in this call, or a later one. What autograd keeps of it may be held until a
+            # capture reads it: it has to be of the stream that is captured.
             self._eager += 1
             with alone(), device.warming_up():
                 return self._step(*args, **kwargs)
