@@ -126,6 +126,8 @@ class _Capture(TorchDispatchMode):
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for kind in types):
+            return NotImplemented  # a tensor that holds others
         kwargs = kwargs or {}
         if str(func).startswith("profiler."):
             return func(*args, **kwargs)
@@ -314,7 +316,10 @@ def _has_address(value: Any) -> bool:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor that holds others
+        return 0
 
 
 def _flat(value: Any) -> list[Any]:

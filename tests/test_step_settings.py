@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import functools
 import math
 import sys
@@ -246,6 +247,87 @@ def test_a_change_is_seen_and_what_did_not_change_is_replayed(name: str) -> None
     report = step.report()
     assert report.refusals == ()
     assert 3 + 4 <= report.replays <= 3 + 6  # three calls before the change; behind it some are looked at
+
+
+class Batch(dict[str, Any]):
+    """A dict with attributes."""
+
+    weight = 2.0
+
+
+@dataclasses.dataclass
+class Row:
+    x: torch.Tensor
+    weight: dataclasses.InitVar[float] = 2.0
+
+    def __post_init__(self, weight: float) -> None:
+        self.weight = weight  # type: ignore[misc]
+
+
+GIVEN: dict[str, tuple[Callable[[torch.Tensor, Any], Any], Callable[[Any], float], Callable[[Any], Any]]] = {
+    "an object in a dict": (
+        lambda x, held: {"x": x, "inner": [held]},
+        lambda given: given["inner"][0].weight,
+        lambda held: setattr(held, "weight", 5.0),
+    ),
+    "an attribute of a dict": (
+        lambda x, held: of_class(Batch(x=x), held.weight),
+        lambda given: given.weight,
+        lambda held: setattr(held, "weight", 5.0),
+    ),
+    "an attribute of a dataclass": (
+        lambda x, held: Row(x, held.weight),
+        lambda given: given.weight,
+        lambda held: setattr(held, "weight", 5.0),
+    ),
+}
+
+
+def of_class(given: Any, weight: float) -> Any:
+    given.weight = weight
+    return given
+
+
+@pytest.mark.parametrize("name", sorted(GIVEN))
+def test_what_stands_in_and_on_arguments_is_seen(name: str) -> None:
+    make, read, change = GIVEN[name]
+    held = Special()
+
+    def step(given: Any) -> torch.Tensor:
+        x = given.x if isinstance(given, Row) else given["x"]
+        return x * read(given)  # type: ignore[no-any-return]
+
+    call = GraphedStep(step, device=CpuDevice())
+    for index in range(14):
+        if index == 6:
+            change(held)
+        x = torch.randn(3)
+        assert torch.equal(call(make(x, held)), x * held.weight)
+    assert 3 + 4 <= call.report().replays <= 3 + 6
+    assert call.report().refusals == ()
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor]] = {
+    "vmap": lambda function, x: torch.vmap(function)(x.expand(4, 3)),
+    "grad": lambda function, x: torch.func.grad(lambda y: function(y).sum())(x),
+    "forward mode": lambda function, x: torch.func.jvp(function, (x,), (x,))[1],
+}
+
+
+@pytest.mark.parametrize("name", sorted(TRANSFORMS))
+def test_a_step_that_is_transformed_runs_as_it_is(name: str) -> None:
+    weight = torch.randn(3)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return (x * weight).square()
+
+    call = GraphedStep(step, device=CpuDevice())
+    for _ in range(5):
+        call(torch.randn(3))
+    x = torch.randn(3)
+    assert torch.equal(TRANSFORMS[name](call, x), TRANSFORMS[name](step, x))
+    call(x)
+    assert call.report().replays == 3
 
 
 class Counting(TorchDispatchMode):

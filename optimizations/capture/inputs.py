@@ -14,7 +14,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode, NotCarried
-from optimizations.captured.displaced import data_of, size_bytes
+from optimizations.captured.displaced import data_of, overlaps, size_bytes
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.memory_ranges import MemoryRanges
@@ -60,7 +60,7 @@ class CopiedInputs:
             and self.recording_inputs[index] is not tensor
             and not (id(tensor) in seen or seen.add(id(tensor)))  # type: ignore[func-returns-value]
         ]
-        self._as_bytes = [_overlaps(inputs[index]) for index in self._copied]
+        self._as_bytes = [overlaps(inputs[index]) for index in self._copied]
         self._targets = [
             data_of(self.recording_inputs[index]) if as_bytes else self.recording_inputs[index].detach()
             for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
@@ -222,10 +222,6 @@ def _by_dtype(
         group[0].append(target)
         group[1].append(source)
     return list(groups.values())
-
-
-def _overlaps(tensor: torch.Tensor) -> bool:
-    return size_bytes(tensor) < tensor.numel() * tensor.element_size()
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

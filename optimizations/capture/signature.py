@@ -66,15 +66,22 @@ def flatten(nest: Any, tensors: list[torch.Tensor]) -> Hashable:
     if kind in PLAIN:
         return exact(nest)
     if kind is dict or isinstance(nest, Mapping):
-        return kind, tuple(nest), tuple([flatten(nest[key], tensors) for key in nest])
+        return kind, tuple(nest), tuple([flatten(nest[key], tensors) for key in nest]), attributes(nest)
     if isinstance(nest, (list, tuple)):
-        return kind, tuple([flatten(member, tensors) for member in nest])
+        return kind, tuple([flatten(member, tensors) for member in nest]), attributes(nest)
     if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
-        return kind, tuple([flatten(getattr(nest, field.name), tensors) for field in dataclasses.fields(nest)])
+        members = [flatten(getattr(nest, field.name), tensors) for field in dataclasses.fields(nest)]
+        return kind, tuple(members), attributes(nest)
     if kind in torch_internals.pytree.SUPPORTED_NODES:
         members, spec = torch_internals.pytree.tree_flatten(nest)
         return kind, str(spec), tuple([flatten(member, tensors) for member in members])
     return Same(nest)
+
+
+def attributes(nest: Any) -> Hashable:
+    """Numbers and strings that a container of the program's own class keeps next to what it contains."""
+    held = getattr(nest, "__dict__", None)
+    return tuple((name, exact(value)) for name, value in held.items() if type(value) in PLAIN) if held else ()
 
 
 def without_objects(structure: Any) -> Hashable:
@@ -136,6 +143,26 @@ def names(nest: Any, prefix: str) -> Iterator[str]:
     elif type(nest) in torch_internals.pytree.SUPPORTED_NODES:
         for index, member in enumerate(torch_internals.pytree.tree_flatten(nest)[0]):
             yield from names(member, f"{prefix}.{index}")
+
+
+def objects(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """What `nest` holds that is none of tensors, numbers and containers, and how a program would write each."""
+    if isinstance(nest, torch.Tensor) or type(nest) in PLAIN:
+        return
+    if isinstance(nest, Mapping):
+        members = [(f"{prefix}[{key!r}]", nest[key]) for key in nest]
+    elif isinstance(nest, (list, tuple)):
+        members = [(f"{prefix}[{index}]", member) for index, member in enumerate(nest)]
+    elif dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        members = [(f"{prefix}.{field.name}", getattr(nest, field.name)) for field in dataclasses.fields(nest)]
+    elif type(nest) in torch_internals.pytree.SUPPORTED_NODES:
+        found = torch_internals.pytree.tree_flatten(nest)[0]
+        members = [(f"{prefix}.{index}", member) for index, member in enumerate(found)]
+    else:
+        yield prefix, nest
+        return
+    for name, member in members:
+        yield from objects(member, name)
 
 
 def tensor_key(tensor: torch.Tensor) -> Hashable:

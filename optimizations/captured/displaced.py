@@ -69,6 +69,11 @@ def size_bytes(tensor: torch.Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether elements of it lie in the same memory, as those of an expanded one."""
+    return size_bytes(tensor) < tensor.numel() * tensor.element_size()
+
+
 def data_of(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes from the first to the last element of `tensor`, as a view of one dimension and dtype uint8."""
     elements = size_bytes(tensor) // tensor.element_size()

@@ -192,6 +192,13 @@ NAMES: dict[str, Private] = {
     "len_torch_function_stack": Private(
         "torch", "_C._len_torch_function_stack", _CHECKED_HERE, "see the modes around a step"
     ),
+    "functorch_level": Private(
+        "torch", "_C._functorch.peek_interpreter_stack", _CHECKED_HERE, "see that a function is transformed"
+    ),
+    "forward_ad": Private("torch.autograd.forward_ad", None, _CHECKED_HERE, "see derivatives in forward mode"),
+    "will_engine_execute_node": Private(
+        "torch", "_C._will_engine_execute_node", _CHECKED_HERE, "see where a gradient goes"
+    ),
     "module_hooks": Private("torch.nn.modules.module", None, _CHECKED_HERE, "see hooks of all modules"),
     "optimizer_hooks": Private("torch.optim.optimizer", None, _CHECKED_HERE, "see hooks of all optimizers"),
     "dynamo_source_kinds": Private("torch._dynamo.source", None, _CHECKED_HERE, "see which module holds an input"),

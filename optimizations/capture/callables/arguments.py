@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from optimizations.capture.callables.installed import as_it_is
 from optimizations.capture.device import CudaDevice, Device
-from optimizations.capture.signature import Same, flatten
+from optimizations.capture.signature import Same, flatten, objects, refused_tensor
+from optimizations.capture.step.host_state import HostState
+from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.reach import reach
 from optimizations.capture.step.steady import Arguments
+from optimizations.capture.step.surroundings import ambient
+from optimizations.report.steps import Refusal
 
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments."""
@@ -88,13 +93,67 @@ def parameters_of(function: Callable[..., Any]) -> list[torch.Tensor]:
     """Leaves that a callable uses and that collect gradients: of a module, or reached by a function."""
     if isinstance(function, torch.nn.Module):
         return [parameter for parameter in function.parameters() if parameter.requires_grad]
-    return reach([(getattr(function, "__qualname__", "callable"), function)]).parameters()
+    return [tensor for tensor in reach([("callable", function)]).parameters() if tensor.requires_grad]
 
 
-def modes_of(function: Callable[..., Any]) -> tuple[bool, ...]:
-    """Training or evaluation, of every module in a callable; autocast belongs to it."""
+def reached_by(number: int, function: Callable[..., Any], sample: Sample) -> HostState:
+    """What a callable reaches in Python, and what the objects among its arguments lead to."""
+    args, kwargs = sample
+    given = [*((f"args[{index}]", value) for index, value in enumerate(args)), *kwargs.items()]
+    held = [found for name, value in given for found in objects(value, name)]
+    named = type(function) if isinstance(function, torch.nn.Module) else function
+    name = getattr(named, "__qualname__", f"callable {number}")
+    return reach([(name, function), (name, as_it_is(function)), *held], hooks_of_tensors=False)
+
+
+def check_callables(
+    callables: Sequence[Callable[..., Any]], samples: Sequence[Sample], holds: Callable[[torch.Tensor], bool]
+) -> None:
+    """Refuse what cannot be captured. `holds`: whether a tensor lies on the GPU.
+
+    Raises:
+        ValueError: a callable is given twice.
+        StepRefused: a module has hooks, or an argument is not a tensor on the GPU.
+    """
+    first: dict[int, int] = {}
+    for number, (function, sample) in enumerate(zip(callables, samples, strict=True), start=1):
+        if first.setdefault(id(function), number) != number:
+            raise ValueError(
+                f"callable {number} is callable {first[id(function)]} again: give each once, and its number in `order` "
+                "as often as it is called"
+            )
+        if isinstance(function, torch.nn.Module):
+            _check_module(number, function)
+        tensors: list[torch.Tensor] = []
+        flatten(sample, tensors)
+        for index, tensor in enumerate(tensors):
+            refusal = refused_tensor(f"tensor {index} of callable {number}", tensor.detach(), holds)
+            if refusal is not None:
+                raise StepRefused(refusal)
+
+
+def _check_module(number: int, function: torch.nn.Module) -> None:
+    for name, module in function.named_modules():
+        if has_hooks(module):
+            raise StepRefused(
+                Refusal(
+                    f"callable {number} has hooks on {name or 'itself'}",
+                    "a graph runs no Python: register them after graph_callables, on what it returns",
+                )
+            )
+    if vars(function).get("_compiled_call_impl") is not None:
+        raise StepRefused(
+            Refusal(
+                f"callable {number} is compiled in place, so that its forward is not called",
+                "pass torch.compile(module) instead of calling module.compile()",
+            )
+        )
+
+
+def modes_of(function: Callable[..., Any]) -> tuple[Hashable, ...]:
+    """Training or evaluation, of every module in a callable, and settings around it, such as autocast."""
     modules = function.modules() if isinstance(function, torch.nn.Module) else ()
-    return (torch.is_autocast_enabled("cuda"), *[module.training for module in modules])
+    return (ambient(), *[module.training for module in modules])
 
 
 def has_hooks(module: torch.nn.Module) -> bool:

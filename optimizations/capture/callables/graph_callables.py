@@ -19,28 +19,29 @@ import torch
 from optimizations.capture.callables.arguments import (
     Sample,
     arguments_of,
-    called,
+    check_callables,
     device_of,
-    has_hooks,
     modes_of,
     parameters_of,
+    reached_by,
     samples_of,
     taken_apart,
-    unknown_object,
 )
+from optimizations.capture.callables.capturing import Captures, Member
 from optimizations.capture.callables.graphed import Graphed, Slot
-from optimizations.capture.callables.memory_plan import pools
+from optimizations.capture.callables.installed import Installed, as_it_is
 from optimizations.capture.callables.order import Event, Follower, WrongOrder, default_order, events, expanded
-from optimizations.capture.callables.results import HandedOut
-from optimizations.capture.callables.warm_up import Forbidding, refuse_changes, warmed_up
-from optimizations.capture.copy_nodes import NotCarried
+from optimizations.capture.callables.warm_up import FirstWrites, Run, naming, run_once, warmed_up
 from optimizations.capture.device import Device
-from optimizations.capture.inputs import CopiedInputs, copy_all
-from optimizations.capture.signature import flatten, refused_tensor, replaced, signature
-from optimizations.capture.step.observer import StepRefused
+from optimizations.capture.inputs import copy_all
+from optimizations.capture.signature import replaced, signature
+from optimizations.capture.step.host_random import HostRandom
+from optimizations.capture.step.host_state import HostState
+from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.reach import reach
+from optimizations.capture.step.surroundings import watched_by_others
 from optimizations.capture.step.watch import Watch
-from optimizations.report.steps import CallableReport, Refusal
+from optimizations.report.steps import CallableReport
 
 _groups: weakref.WeakSet[GraphedCallables] = weakref.WeakSet()
 
@@ -65,35 +66,37 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._outputs = outputs
         self._follower = Follower(order)
         self._training = any(event.direction == "backward" for event in order)
-        self._parameters = [parameters_of(function) for function in callables]
         self._keys = [signature(sample, []) for sample in samples]
-        self._carries = True
         self._arguments = [arguments_of(sample) for sample in samples]
-        self._as_captured = [False for _ in callables]
         self._modes = [modes_of(function) for function in callables]
         self._slots: dict[tuple[int, int], Slot] = {}
         self._update: Any = None
+        self._update_due = False
         self.calls_without_graph = 0
         self._closed = False
         self._warned: set[int] = set()
         self.updates = 0
-        self._as_was = [
-            function.forward if isinstance(function, torch.nn.Module) else function for function in self._callables
+        check_callables(self._callables, samples, device.holds)
+        self._installed = [Installed(self._serve(number), one) for number, one in enumerate(callables, start=1)]
+        self._states = [
+            reached_by(number, *pair) for number, pair in enumerate(zip(callables, samples, strict=True), start=1)
         ]
-        self._check(samples)
-        self._warm_up(samples, after_step, warm_up)
-        self._states = [reach([(f"callable {number}", one)]) for number, one in enumerate(self._callables, start=1)]
-        before = [state.snapshot() for state in self._states]
+        outset = [state.snapshot() for state in self._states]
         try:
-            self._capture(samples, after_step)
+            members, update = self._warm_up(samples, after_step, warm_up)
+            before = [member.state.snapshot() for member in members]
+            self._capture(members, update)
         except BaseException:
             self.close()
-            raise
-        finally:
-            for state, content in zip(self._states, before, strict=True):
+            for state, content in zip(self._states, outset, strict=True):
                 state.restore(content)
-        self._watches = [self._watch(number) for number in range(1, len(self._callables) + 1)]
-        self._install()
+            raise
+        for member, content in zip(members, before, strict=True):
+            member.state.restore(content)
+        self._watches = [self._watch(member) for member in members]
+        for slot in self._slots.values():
+            slot.in_place = self._watches[slot.number - 1].in_place
+        self._graphed = [one.take_place() for one in self._installed]
         _groups.add(self)
 
     def __len__(self) -> int:
@@ -105,31 +108,31 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     def __iter__(self) -> Iterator[Callable[..., Any]]:
         return iter(self._graphed)
 
-    def _install(self) -> None:
-        """Modules run their graphs when they are called, wherever they stand; functions are returned as new ones."""
-        self._graphed: list[Callable[..., Any]] = []
-        for number, function in enumerate(self._callables, start=1):
-            graphed = functools.partial(self._call, number)
-            if isinstance(function, torch.nn.Module):
-                function.forward = graphed
-                self._graphed.append(function)
-            else:
-                self._graphed.append(graphed)
+    def __reduce__(self) -> Any:
+        raise TypeError("graphs cannot be copied or saved: copy or save the modules, and call graph_callables again")
 
-    def _watch(self, number: int) -> Watch:
+    def _serve(self, number: int) -> Callable[..., Any]:
+        def serve(*args: Any, **kwargs: Any) -> Any:
+            return self._call(number, args, kwargs)
+
+        return serve
+
+    def _watch(self, member: Member) -> Watch:
         """What the graphs of a callable were made with: they serve it as long as that stands."""
         bound = {
             (id(entry.container.held), entry.key)
             for slot in self._slots.values()
-            if slot.number == number
+            if slot.number == member.number
             for entry, _ in slot.bound
         }
+        reached = {id(tensor) for tensor in member.state.tensors.values()}
         return Watch(
-            self._states[number - 1],
+            member.state,
             lambda held, key: (id(held), key) in bound,
             lambda tensor: True,
-            (),
+            [parameter for parameter in member.run.parameters if id(parameter) not in reached],
             own_forwards=False,  # modules get one here
+            hooks_of_tensors=False,  # they run behind the graph
         )
 
     def restart(self) -> None:
@@ -140,13 +143,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """Free the graphs. Calls run as they are from then on."""
         self._closed = True
         self._device.wait()
-        for function in self._callables:
-            if isinstance(function, torch.nn.Module) and isinstance(vars(function).get("forward"), functools.partial):
-                del function.forward
+        for one in self._installed:
+            one.leave()
         for slot in self._slots.values():
-            slot.forward.reset()
-            if slot.backward is not None:
-                slot.backward.reset()
+            slot.free()
         if self._update is not None:
             self._update.reset()
         self._slots.clear()
@@ -172,11 +172,15 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     # Calls.
 
-    def _call(self, number: int, *args: Any, **kwargs: Any) -> Any:
-        function = self._as_was[number - 1]
-        outside = self._closed or self._device.is_capturing() or torch.is_grad_enabled() != self._training
-        if outside:  # validation between steps is not part of the order
+    def _call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        function = self._installed[number - 1].before
+        if self._closed or self._device.is_capturing() or watched_by_others():
             return function(*args, **kwargs)
+        if self._update_due:
+            self._run_update()
+        if torch.is_grad_enabled() != self._training:  # validation between steps is not part of the order
+            return function(*args, **kwargs)
+        micro_batch = self._follower.micro_batch(number)
         arguments = self._arguments[number - 1]
         tensors = arguments.tensors_of(args, kwargs)
         if tensors is None:
@@ -190,17 +194,26 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             fits = False
             if self._in_mode(number):
                 self._warn_of_change(number)
-        micro_batch = self._follower.forward(number, skip=not fits)
-        if not fits:
+        slot = self._slots[number, micro_batch]
+        if not fits or slot.shares(tensors):
+            self._passed(number, skip=True)
             self.calls_without_graph += 1
             return function(*args, **kwargs)
-        slot = self._slots[number, micro_batch]
         results = Graphed.apply(slot, len(tensors), *tensors, *slot.parameters)
         if self._outputs == "static":
             slot.results.remember(results)
-        if not self._training:
-            self._end_of_step()
+        self._passed(number)
         return replaced(slot.nest, iter(results))
+
+    def _passed(self, number: int, *, skip: bool = False) -> None:
+        """A forward was called. If it was the last event, what is updated once per step is so before the next call:
+        it may have a backward that no graph runs for."""
+        self._follower.forward(number, skip=skip)
+        if self._follower.at_start:
+            if self._training:
+                self._update_due = self._update is not None
+            else:
+                self._run_update()
 
     def _in_mode(self, number: int) -> bool:
         """Whether training or evaluation, and autocast, are those of the capture."""
@@ -216,185 +229,85 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             )
 
     def _end_of_step(self) -> None:
-        """Behind the last launch of a step: update what is updated once per step."""
-        if self._update is not None and self._follower.at_start:
+        """Behind the last launch of a step."""
+        if self._follower.at_start:
+            self._run_update()
+
+    def _run_update(self) -> None:
+        """Update what is updated once per step."""
+        self._update_due = False
+        if self._update is not None:
             self._update.replay()
             self.updates += 1
 
     # Capture.
 
-    def _check(self, samples: Sequence[Sample]) -> None:
-        """Refuse what cannot be captured.
-
-        Raises:
-            StepRefused: a module has hooks, or an argument is not a tensor on the GPU.
-        """
-        for number, (function, sample) in enumerate(zip(self._callables, samples, strict=True), start=1):
-            if isinstance(function, torch.nn.Module):
-                for name, module in function.named_modules():
-                    if has_hooks(module):
-                        raise StepRefused(
-                            Refusal(
-                                f"callable {number} has hooks on {name or 'itself'}",
-                                "a graph runs no Python: register them after graph_callables, on what it returns",
-                            )
-                        )
-            tensors: list[torch.Tensor] = []
-            flatten(sample, tensors)
-            for index, tensor in enumerate(tensors):
-                refusal = refused_tensor(f"tensor {index} of callable {number}", tensor.detach(), self._device.holds)
-                if refusal is not None:
-                    raise StepRefused(refusal)
-
-    def _warm_up(self, samples: Sequence[Sample], after_step: Callable[[], None] | None, warm_up: int) -> None:
+    def _warm_up(
+        self, samples: Sequence[Sample], after_step: Callable[[], None] | None, least: int
+    ) -> tuple[list[Member], Member | None]:
         """Run everything on the side stream, then put back what that changed."""
         states = self._device.random_states()
-        state = reach((f"callable {number}", function) for number, function in enumerate(self._callables, start=1))
-        if after_step is not None:
-            state.tensors.update(reach([("after_step", after_step)]).tensors)
-        kept = [(tensor, tensor.detach().clone()) for tensor in state.tensors.values() if not tensor.requires_grad]
-        grads = [(parameter, parameter.grad) for parameter in state.parameters()]
+        updated = reach([("after_step", after_step)]) if after_step is not None else HostState()
+        tensors = {id(one): one for state in [*self._states, updated] for one in state.tensors.values()}.values()
+        # What a tensor holds that holds others is among these itself.
+        plain = [tensor for tensor in tensors if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__]
+        kept = [(tensor, tensor.detach().clone()) for tensor in plain if not tensor.requires_grad]
+        writes = FirstWrites([tensor for tensor in plain if tensor.requires_grad])
+        collecting = [parameter for state in [*self._states, updated] for parameter in state.parameters()]
+        grads = [(parameter, parameter.grad) for parameter in collecting]
+        drawn = HostRandom(with_torch=self._device.has_own_random)
+        content = updated.snapshot()
         try:
-            for number, arguments in enumerate(zip(self._callables, samples, self._parameters, strict=True)):
-                run = functools.partial(self._run_once, *arguments)
-                self._as_captured[number] = warmed_up(self._device, run, state, warm_up)
+            members = []
+            for number, (function, sample) in enumerate(zip(self._callables, samples, strict=True), start=1):
+                member = Member(number, as_it_is(function), sample, self._states[number - 1], Run())
+                given = member.function, sample, parameters_of(function), self._training
+                with naming(f"callable {number}"):
+                    member.run = warmed_up(
+                        self._device, functools.partial(run_once, *given), member.state, least, writes
+                    )
+                members.append(member)
+            update = None
             if after_step is not None:
-                with self._device.warming_up():
-                    after_step()
+                update = Member(0, after_step, ((), {}), updated, Run())
+                with naming("after_step"):
+                    update.run = warmed_up(self._device, _update_of(after_step), updated, 1, writes)
+            return members, update
+        except BaseException:
+            updated.restore(content)
+            raise
         finally:
             with torch.no_grad():
                 copy_all([tensor for tensor, _ in kept], [old for _, old in kept])
+            writes.restore()
             for parameter, gradient in grads:
                 parameter.grad = gradient
             self._device.restore_random_states(states)
+            drawn.restore()
 
-    def _run_once(self, function: Callable[..., Any], sample: Sample, parameters: Sequence[torch.Tensor]) -> None:
-        tensors: list[torch.Tensor] = []
-        with torch.set_grad_enabled(self._training):
-            flatten(called(function, sample), tensors)
-            outputs = [tensor for tensor in tensors if tensor.requires_grad]
-            inputs: list[torch.Tensor] = []
-            flatten(sample, inputs)
-            wanted = [tensor for tensor in [*inputs, *parameters] if tensor.requires_grad]
-            if outputs and wanted:
-                tangents = [torch.zeros_like(output) for output in outputs]
-                torch.autograd.grad(outputs, wanted, tangents, allow_unused=True)
-
-    def _capture(self, samples: Sequence[Sample], after_step: Callable[[], None] | None) -> None:
-        plan = pools(self._order)
-        handles = {pool: self._device.new_pool() for pool in sorted(set(plan.values()))}
-        states = self._device.random_states()
-        open_outputs: dict[tuple[int, int], list[torch.Tensor]] = {}
-        shared: dict[int, list[torch.Tensor | None]] = {}
-        for event in self._order:
-            key = event.callable, event.micro_batch
-            number = plan[key]
-            if event.direction == "forward":
-                slot, outputs = self._capture_forward(event, samples[event.callable - 1], number, handles[number])
-                self._slots[key] = slot
-                open_outputs[key] = outputs
-            else:
-                self._capture_backward(self._slots[key], open_outputs.pop(key), handles[number], shared)
-        if after_step is not None:
-            self._update = self._device.new_graph()
-            pool = self._device.new_pool()
-            with self._device.capturing(self._update, pool), self._forbidding(), torch.no_grad():
-                after_step()
-        self._device.restore_random_states(states)
-
-    def _forbidding(self, number: int | None = None) -> Forbidding:
-        """For a capture of callable `number`, counted from 1."""
-        as_captured = number is not None and self._as_captured[number - 1]
-        return Forbidding(self._device, compiled=any(state.compiled for state in self._states), as_captured=as_captured)
-
-    def _capture_forward(self, event: Event, sample: Sample, pool: int, handle: Any) -> tuple[Slot, list[torch.Tensor]]:
-        """The graph copies its inputs itself where that is possible. See `copy_nodes`."""
-        if self._carries:
-            try:
-                return self._captured_forward(event, sample, pool, handle)
-            except NotCarried:
-                self._carries = False
-        return self._captured_forward(event, sample, pool, handle)
-
-    def _captured_forward(
-        self, event: Event, sample: Sample, pool: int, handle: Any
-    ) -> tuple[Slot, list[torch.Tensor]]:
-        function = self._callables[event.callable - 1]
-        tensors: list[torch.Tensor] = []
-        flatten(sample, tensors)
-        with self._device.here():
-            given = [tensor.detach() for tensor in tensors]
-            inputs = CopiedInputs(given)
-        for tensor, placeholder in zip(tensors, inputs.recording_inputs, strict=True):
-            placeholder.requires_grad_(tensor.requires_grad)
-        graph, forbidding = self._device.new_graph(), self._forbidding(event.callable)
-        state = self._states[event.callable - 1]
-        snapshot = state.snapshot()
-        torch.clear_autocast_cache()
-        to_carry = inputs.to_carry(given) if self._carries else {}
-        with torch.set_grad_enabled(self._training), self._device.capturing(graph, handle):
-            inputs.capture_copies({index: (of, to.detach()) for index, (of, to) in to_carry.items()})
-            with forbidding:
-                nest = called(function, replaced(sample, iter(inputs.recording_inputs)))
-        torch.clear_autocast_cache()
-        if to_carry:
-            try:
-                nodes = self._device.copies(graph, list(to_carry.values()))
-                inputs.carry(dict(zip(to_carry, nodes, strict=True)), given)
-            except NotCarried:
-                graph.reset()
-                raise
-        bound = refuse_changes(state, snapshot, forbidding.observer)
-        outputs: list[torch.Tensor] = []
-        if (strange := unknown_object(flatten(nest, outputs))) is not None:
-            raise StepRefused(
-                Refusal(
-                    f"callable {event.callable} returns a {type(strange).__qualname__}",
-                    "return tensors, numbers, and containers of such: what an object holds would be overwritten",
-                )
-            )
-        static = [output.detach() for output in outputs]
-        slot = Slot(
-            number=event.callable,
-            micro_batch=event.micro_batch,
-            pool=pool,
-            forward=graph,
-            inputs=inputs,
-            parameters=self._parameters[event.callable - 1],
-            nest=replaced(nest, iter(static)),
-            results=HandedOut(static),
-            differentiable=[output.requires_grad for output in outputs],
+    def _capture(self, members: Sequence[Member], update: Member | None) -> None:
+        captures = Captures(
+            self._device,
+            members,
+            self._order,
+            outputs=self._outputs,
             begins=self._follower.backward,
             ended=self._end_of_step,
-            copied=self._outputs == "copied",
-            bound=[(entry, entry.new.detach()) for entry in bound],
         )
-        return slot, outputs
+        self._slots = captures.slots
+        captures.capture()
+        self._follower.leave_out(captures.without_backward())
+        if update is not None:
+            self._update = captures.capture_update(update)
 
-    def _capture_backward(
-        self, slot: Slot, outputs: list[torch.Tensor], handle: Any, shared: dict[int, list[torch.Tensor | None]]
-    ) -> None:
-        given = [output for output in outputs if output.requires_grad]
-        slot.tangents = [torch.zeros_like(output) for output in given]
-        surface = [*slot.inputs.recording_inputs, *slot.parameters]
-        wanted = [tensor for tensor in surface if tensor.requires_grad]
-        slot.backward = self._device.new_graph()
-        count = len(slot.inputs.recording_inputs)
-        with self._device.capturing(slot.backward, handle), self._forbidding(slot.number):
-            found: Sequence[torch.Tensor | None] = ()
-            if given and wanted:
-                found = torch.autograd.grad(given, wanted, slot.tangents, allow_unused=True)
-            by_id = dict(zip(map(id, wanted), found, strict=True)) if found else {}
-            gradients = [by_id.get(id(tensor)) for tensor in surface]
-            # All micro-batches of a callable write the gradients of its parameters to the memory of the first.
-            own = shared.setdefault(slot.number, gradients[count:])
-            pairs = [
-                (there, here)
-                for there, here in zip(own, gradients[count:], strict=True)
-                if there is not None and here is not None and there is not here
-            ]
-            copy_all([there for there, _ in pairs], [here for _, here in pairs])
-        slot.gradients = [*gradients[:count], *own]
+
+def _update_of(after_step: Callable[[], None]) -> Callable[[Observer, Run | None], Run]:
+    def run(observer: Observer, first: Run | None) -> Run:
+        with torch.no_grad():
+            after_step()
+        return Run(forward=observer.operations)
+
+    return run
 
 
 def graph_callables(

@@ -2,8 +2,14 @@
 
 Note [Gradients of parameters]. A backward graph writes the gradients of parameters to fixed memory, the same for all
 micro-batches of a callable. Autograd would make that memory the parameter's `.grad` where there is none, and the next
-launch would overwrite it. So a gradient that would become a `.grad` is copied out; one that is added to a `.grad` is
-read at once.
+launch would overwrite it. So a gradient that would become a `.grad` is copied out, and so is one that somebody else
+gets: a hook of the parameter, or the caller of `torch.autograd.grad`. One that is only added to a `.grad` is read at
+once, and is not.
+
+Note [Between forward and backward]. A backward reads what its forward left in the graphs' memory, and parameters and
+buffers where they lie. In eager, autograd notices if these are written meanwhile, and raises. So versions of those that
+the backward reads are compared here, results of the forward among them; addresses, because a graph would read memory
+that was given back; and that the forward did not run again since.
 """
 
 from __future__ import annotations
@@ -14,9 +20,12 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.callables.results import HandedOut
+from optimizations.capture.callables.results import HandedOut, version_of
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.step.host_state import Rebound
+from optimizations.capture.step.recording import shared_with_written
+from optimizations.capture.step.written_memory import WrittenMemory
+from optimizations.torch_internals.autograd_graph import adds_to_gradient
 
 
 @dataclass(slots=True)
@@ -26,7 +35,9 @@ class Slot:
     `needed`: which inputs get a gradient. `gradients`: fixed memory of the gradients of inputs and parameters, None
     where there is none; `differentiable`: which results take part in differentiation. `begins` is told of a backward
     before its launch, `ended` behind it. `bound` are attributes and variables that the forward binds to tensors it
-    makes: each call binds them to copies.
+    makes: each call binds them to copies. `written` are inputs that the forward writes, `mutated` other tensors, in
+    `written_memory`; `read_back` are parameters and buffers whose values the backward reads. `in_place`: whether what
+    the graphs read lies where it lay.
     """
 
     number: int
@@ -45,6 +56,12 @@ class Slot:
     ended: Callable[[], None] = lambda: None
     copied: bool = False
     bound: list[tuple[Rebound, torch.Tensor]] = field(default_factory=list)
+    written: Sequence[int] = ()
+    mutated: Sequence[torch.Tensor] = ()
+    read_back: Sequence[torch.Tensor] = ()
+    written_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
+    in_place: Callable[[], bool] = lambda: True
+    freed: bool = False
     forwards: int = 0
     backwards: int = 0
 
@@ -55,13 +72,33 @@ class Slot:
         self.inputs.bind(inputs)
         self.forward.replay()
         self.forwards += 1
+        if self.written:
+            self.inputs.give_back(inputs, self.written)
+        if self.mutated:
+            torch.autograd.graph.increment_version(self.mutated)
         for entry, made in self.bound:
             entry.bind(made.clone())
         handed = self.results.hand_out()
         return tuple(tensor.clone() for tensor in handed) if self.copied else handed
 
-    def run_backward(self, tangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Launch the backward; gradients of inputs, then of parameters. Note [Gradients of parameters]."""
+    def free(self) -> None:
+        """Free the graphs."""
+        self.freed = True
+        self.forward.reset()
+        if self.backward is not None:
+            self.backward.reset()
+
+    def shares(self, inputs: Sequence[torch.Tensor]) -> bool:
+        """Whether one of these inputs lies in memory that the forward writes, other than that input itself."""
+        if self.written and shared_with_written(inputs, self.written) is not None:
+            return True
+        return self.written_memory.holds_one_of(inputs)
+
+    def run_backward(self, tangents: Sequence[torch.Tensor | None], nodes: Sequence[Any]) -> list[torch.Tensor | None]:
+        """Launch the backward; gradients of inputs, then of parameters. Note [Gradients of parameters].
+
+        `nodes`: those of autograd that these go to.
+        """
         self.begins(self.number, self.micro_batch)
         given = [tangent for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
         moved = [(to, of) for to, of in zip(self.tangents, given, strict=True) if of is not None]
@@ -70,22 +107,72 @@ class Slot:
         self.backwards += 1
         self.ended()
         count = len(self.gradients) - len(self.parameters)
-        held = [None] * count + [parameter.grad for parameter in self.parameters]
-        found = [
-            gradient if gradient is None or there is None else gradient.detach()
-            for gradient, there in zip(self.gradients, held, strict=True)
-        ]
-        copied = [
-            index
-            for index, (gradient, there) in enumerate(zip(found, held, strict=True))
-            if gradient is not None and there is None
-        ]
+        found = list(self.gradients)
+        copied = []
+        for index, (gradient, node) in enumerate(zip(self.gradients, nodes, strict=True)):
+            if gradient is None:
+                continue
+            if index >= count and _is_only_added(self.parameters[index - count], node):
+                found[index] = gradient.detach()
+            else:
+                copied.append(index)
         of = [gradient for index in copied if (gradient := self.gradients[index]) is not None]
         fresh = [torch.empty_like(gradient) for gradient in of]
         copy_all(fresh, of)
         for index, gradient in zip(copied, fresh, strict=True):
             found[index] = gradient
         return found
+
+
+def _is_only_added(parameter: torch.Tensor, node: Any) -> bool:
+    return parameter.grad is not None and not parameter._backward_hooks and adds_to_gradient(node)
+
+
+@dataclass(slots=True)
+class AsLeft:
+    """What a forward left for its backward. Note [Between forward and backward]."""
+
+    forwards: int
+    versions: list[int]
+    results: list[tuple[torch.Tensor, int]]
+
+    @staticmethod
+    def by(slot: Slot, results: Sequence[torch.Tensor]) -> AsLeft:
+        """After a forward with these results."""
+        probes = [version_of(results[index]) for index in slot.results.read_back]
+        return AsLeft(
+            slot.forwards, [tensor._version for tensor in slot.read_back], [(one, one._version) for one in probes]
+        )
+
+    def check(self, slot: Slot) -> None:
+        """Before the backward.
+
+        Raises:
+            Overwritten: something that it needs is another now.
+        """
+        name = f"callable {slot.number}, micro-batch {slot.micro_batch}"
+        if slot.freed:
+            raise Overwritten(f"the backward of {name} comes after its graphs were freed; call close() behind it")
+        if self.forwards != slot.forwards:
+            raise Overwritten(
+                f"the forward of {name} ran again since the one that this backward belongs to, and what that left is "
+                "overwritten; run each backward before the next forward of its micro-batch"
+            )
+        if not slot.in_place():
+            raise Overwritten(
+                f"a parameter or buffer of {name} was moved between its forward and its backward, and the graph would "
+                "read where it lay; move it behind the backward"
+            )
+        written = [tensor._version for tensor in slot.read_back] != self.versions
+        if written or any(probe._version != version for probe, version in self.results):
+            raise Overwritten(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                f"parameter, buffer or result of {name}, between its forward and its backward; clone it before"
+            )
+
+
+class Overwritten(RuntimeError):
+    """What a backward needs is not there any more."""
 
 
 class Graphed(torch.autograd.Function):
@@ -95,6 +182,7 @@ class Graphed(torch.autograd.Function):
     def forward(ctx: Any, slot: Slot, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.slot = slot
         found = slot.run_forward(list(tensors[:count]))
+        ctx.left = AsLeft.by(slot, found)
         ctx.mark_non_differentiable(
             *[tensor for tensor, takes in zip(found, slot.differentiable, strict=True) if not takes]
         )
@@ -103,4 +191,5 @@ class Graphed(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
-        return None, None, *ctx.slot.run_backward(tangents)
+        ctx.left.check(ctx.slot)
+        return None, None, *ctx.slot.run_backward(tangents, [node for node, _ in ctx.next_functions])

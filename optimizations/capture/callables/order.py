@@ -41,7 +41,7 @@ def events(order: Iterable[int], callables: int) -> tuple[Event, ...]:
     forwards: Counter[int] = Counter()
     backwards: Counter[int] = Counter()
     for place, entry in enumerate(order):
-        number = abs(entry)
+        number = abs(_whole(place, entry))
         if not 1 <= number <= callables:
             raise WrongOrder(f"order[{place}] is {entry}, but callables go from 1 to {callables}")
         if entry > 0:
@@ -79,11 +79,20 @@ def expanded(order: Iterable[int], sizes: Sequence[int]) -> list[int]:
         first.append(first[-1] + size)
     found: list[int] = []
     for place, entry in enumerate(order):
-        if not 1 <= abs(entry) <= len(sizes):
+        if not 1 <= abs(_whole(place, entry)) <= len(sizes):
             raise WrongOrder(f"order[{place}] is {entry}, but chunks go from 1 to {len(sizes)}")
         layers = range(first[abs(entry) - 1], first[abs(entry)])
         found += layers if entry > 0 else [-layer for layer in reversed(layers)]
     return found
+
+
+def _whole(place: int, entry: object) -> int:
+    if isinstance(entry, bool) or not isinstance(entry, int):
+        raise WrongOrder(
+            f"order[{place}] is {entry!r}: entries are whole numbers, c for a forward of callable c and -c for its "
+            "backward, which computes all gradients at once"
+        )
+    return entry
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[int]:
@@ -106,7 +115,12 @@ class Follower:
 
     def __init__(self, order: Sequence[Event]) -> None:
         self._order = tuple(order)
+        self._without: frozenset[tuple[int, int]] = frozenset()
         self.restart()
+
+    def leave_out(self, without: Iterable[tuple[int, int]]) -> None:
+        """Callables and micro-batches whose backwards never come."""
+        self._without = frozenset(without)
 
     def restart(self) -> None:
         """Begin at the first event."""
@@ -117,8 +131,8 @@ class Follower:
     def at_start(self) -> bool:
         return self._place == 0
 
-    def forward(self, number: int, *, skip: bool = False) -> int:
-        """The micro-batch of a forward that comes now. `skip`: it runs without a graph, and so does its backward.
+    def micro_batch(self, number: int) -> int:
+        """The micro-batch of a forward that is to come now.
 
         Raises:
             WrongOrder: another event comes now.
@@ -126,10 +140,19 @@ class Follower:
         event = self._expected()
         if event.direction != "forward" or event.callable != number:
             raise WrongOrder(self._message(f"a forward of callable {number}", event))
-        if skip:
-            self._skipped.add((number, event.micro_batch))
-        self._advance()
         return event.micro_batch
+
+    def forward(self, number: int, *, skip: bool = False) -> int:
+        """A forward comes now; its micro-batch. `skip`: it runs without a graph, and so does its backward.
+
+        Raises:
+            WrongOrder: another event comes now.
+        """
+        micro_batch = self.micro_batch(number)
+        if skip:
+            self._skipped.add((number, micro_batch))
+        self._advance()
+        return micro_batch
 
     def backward(self, number: int, micro_batch: int) -> None:
         """A backward comes now.
@@ -150,7 +173,8 @@ class Follower:
         self._place += 1
         while self._place < len(self._order):
             event = self._order[self._place]
-            if event.direction == "forward" or (event.callable, event.micro_batch) not in self._skipped:
+            key = event.callable, event.micro_batch
+            if event.direction == "forward" or not (key in self._skipped or key in self._without):
                 return
             self._place += 1
         self.restart()

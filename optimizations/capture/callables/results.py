@@ -21,9 +21,13 @@ class StillInUse(RuntimeError):
 
 
 class HandedOut:
-    """The results of one graph, `static`, and the tensors over them that the caller got."""
+    """The results of one graph, `static`, and the tensors over them that the caller got.
 
-    def __init__(self, static: Sequence[torch.Tensor]) -> None:
+    `read_back`: those that the backward reads, by index. Each of these has a version of its own every time.
+    """
+
+    def __init__(self, static: Sequence[torch.Tensor], read_back: Sequence[int] = ()) -> None:
+        self.read_back = tuple(read_back)
         self._static = list(static)
         self._handed: list[weakref.ref[torch.Tensor]] = []
         self._idle: list[int] = []
@@ -31,7 +35,14 @@ class HandedOut:
 
     def hand_out(self) -> tuple[torch.Tensor, ...]:
         """Tensors over the graph's results."""
-        return tuple(tensor.detach() for tensor in self._static)
+        return tuple(
+            _over(tensor) if index in self.read_back else tensor.detach() for index, tensor in enumerate(self._static)
+        )
+
+    @property
+    def static(self) -> Sequence[torch.Tensor]:
+        """Where the results lie."""
+        return self._static
 
     def remember(self, handed: Sequence[torch.Tensor]) -> None:
         """These are what the caller got in the end."""
@@ -59,6 +70,21 @@ class HandedOut:
                 tensor.data = tensor.detach().clone()
                 self.rescued += 1
         self._handed = []
+
+
+def version_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that counts the writes to another one, and does not hold its memory."""
+    found = tensor.detach()
+    found.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return found
+
+
+def _over(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor over the memory of another, whose writes are counted apart from the other's."""
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.detach()
+    memory = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return memory.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _uses(tensor: torch.Tensor) -> int:

@@ -4,45 +4,280 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
+from optimizations.capture.callables.arguments import Sample, called
 from optimizations.capture.device import Device
+from optimizations.capture.inputs import CopiedInputs
+from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step import compilations, forbidden_calls
+from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState, Rebound
-from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused
-from optimizations.capture.step.observing import host_change, kept_results
-from optimizations.capture.step.progress import MOST_SET_UPS, OBSERVED
+from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, storage
+from optimizations.capture.step.observing import (
+    CHECKPOINT_DRAWS,
+    Given,
+    changed_itself,
+    host_change,
+    kept_results,
+)
+from optimizations.capture.step.operations import Operation, first_difference
+from optimizations.capture.step.progress import MOST_SET_UPS, OBSERVED, PATIENCE
+from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal
+from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
 
 
-def warmed_up(device: Device, run: Callable[[], None], state: HostState, least: int) -> bool:
-    """Run a callable at least so many times, until nothing is set up any more; what it is told if it asks whether it is
-    captured. What a capture cannot hold is refused if it comes again: only first runs compile code, time kernels and
-    make what stays.
+@dataclass(slots=True)
+class Run:
+    """What one run of a callable did.
+
+    `parameters`: leaves whose gradients it computes, `leaves` others that it met. `saved`: where the storages lie that
+    its backward reads, and `saved_results` which of its results are among these. `refusals`: what a graph of it would
+    do otherwise. `as_captured`: what it was told if it asked whether it is captured. `draws`: whether random numbers
+    were drawn, from `generators` too.
+    """
+
+    parameters: list[torch.Tensor] = field(default_factory=list)
+    leaves: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    saved: frozenset[int] = frozenset()
+    saved_results: tuple[int, ...] = ()
+    forward: Sequence[Operation] = ()
+    backward: Sequence[Operation] = ()
+    refusals: list[Refusal] = field(default_factory=list)
+    as_captured: bool = False
+    generators: Sequence[torch.Generator] = ()
+    draws: bool = False
+
+
+def run_once(
+    function: Callable[..., Any],
+    sample: Sample,
+    parameters: Sequence[torch.Tensor],
+    training: bool,
+    observer: Observer,
+    first: Run | None,
+) -> Run:
+    """Run a callable on a copy of its sample, forward and backward.
+
+    `parameters`: leaves of which it is known that they collect gradients. Those that it reaches otherwise are added:
+    they were there in the `first` run, too. That one sees what is saved for the backward, which is another one then.
+    """
+    with observer.unseen():
+        inputs = inputs_like(sample)
+        given = replaced(sample, iter(inputs.recording_inputs))
+        marks = [*inputs.recording_inputs]
+        looks = [tensor.requires_grad for tensor in marks]
+        containers = Given(*given)
+        since = next_number()
+        torch.clear_autocast_cache()
+    begin = len(observer.operations)
+    with torch.set_grad_enabled(training):
+        returned = call(function, given)
+    middle = len(observer.operations)
+    run = Run(parameters=list(parameters), forward=observer.operations[begin:middle])
+    run.refusals += containers.changes(*given)
+    run.refusals += changed_inputs(marks, looks)
+    results: list[torch.Tensor] = []
+    flatten(returned, results)
+    outputs = [tensor for tensor in results if tensor.requires_grad]
+    if not (training and outputs):
+        return run
+    with observer.unseen():
+        recorded = recorded_of(outputs, since, saved_too=first is None)
+        tangents = [torch.zeros_like(output) for output in outputs]
+    if recorded.older:
+        run.refusals.append(OLDER)
+        return run
+    known = {id(tensor) for tensor in [*inputs.recording_inputs, *parameters]}
+    leaves = [leaf for leaf in recorded.leaves if id(leaf) not in known]
+    run.leaves = list(map(weakref.ref, leaves))
+    lasting = [] if first is None else [reference() for reference in first.leaves]
+    run.parameters += [leaf for leaf in leaves if any(leaf is one for one in lasting)]
+    run.saved = recorded.saved
+    run.saved_results = tuple(index for index, tensor in enumerate(results) if storage(tensor) in recorded.saved)
+    wanted = [tensor for tensor in [*inputs.recording_inputs, *run.parameters] if tensor.requires_grad]
+    if not wanted:
+        return run
+    found = gradients_of(outputs, wanted, tangents)
+    run.backward = observer.operations[middle:]
+    if any(gradient is not None and gradient.layout is not torch.strided for gradient in found):
+        run.refusals.append(SPARSE)
+    return run
+
+
+def call(function: Callable[..., Any], given: Sample) -> Any:
+    """Call it with copies of its arguments, which are leaves.
 
     Raises:
-        StepRefused: two runs, the last of these, did something that cannot be captured, or all compiled something.
+        StepRefused: it writes into one that takes part in differentiation.
+    """
+    try:
+        return called(function, given)
+    except RuntimeError as error:
+        if "leaf Variable" not in str(error):
+            raise
+        raise StepRefused(WRITES_LEAF) from error
+
+
+def gradients_of(
+    outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor | None]:
+    """Gradients of `wanted`, without hooks: these run where the gradients arrive, behind the graph.
+
+    Raises:
+        StepRefused: there is a part whose backward cannot be computed so.
+    """
+    try:
+        with without_hooks(wanted):
+            return torch.autograd.grad(outputs, wanted, tangents, allow_unused=True)
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        raise StepRefused(REENTRANT) from error
+
+
+def inputs_like(sample: Sample) -> CopiedInputs:
+    """Copies of the tensors among these arguments, leaves that take part in differentiation as they do."""
+    tensors: list[torch.Tensor] = []
+    flatten(sample, tensors)
+    inputs = CopiedInputs([tensor.detach() for tensor in tensors])
+    for tensor, placeholder in zip(tensors, inputs.recording_inputs, strict=True):
+        placeholder.requires_grad_(tensor.requires_grad)
+    return inputs
+
+
+def changed_inputs(tensors: Sequence[torch.Tensor], takes_part: Sequence[bool]) -> Iterator[Refusal]:
+    """A refusal for each argument that takes part in differentiation otherwise than before the call."""
+    for index, (tensor, before) in enumerate(zip(tensors, takes_part, strict=True)):
+        if tensor.requires_grad != before:
+            yield Refusal(
+                f"makes tensor {index} of its arguments a result of its own, by writing what takes part in "
+                "differentiation into it",
+                "write into a copy of it (`clone()`), and return that",
+            )
+
+
+WRITES_LEAF = Refusal(
+    "writes into an argument that takes part in differentiation",
+    "work on a copy of it; of modules with `inplace=True`, pass inplace=False to those that come first",
+)
+OLDER = Refusal(
+    "uses a tensor that takes part in differentiation and was computed before the call",
+    "pass it as an argument: its gradient then goes on from there",
+)
+OWN_BACKWARD = Refusal(
+    "changes the `.grad` of a parameter, as a backward inside of it does",
+    "use torch.autograd.grad there, or capture it with graph_step",
+)
+SPARSE = Refusal("computes a sparse gradient, which has no fixed size", "use sparse=False")
+REENTRANT = Refusal(
+    "uses torch.utils.checkpoint with use_reentrant=True, whose backward works as a part of a whole one only",
+    "pass use_reentrant=False",
+)
+
+
+@contextlib.contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Refusals in the block say that it is this that is refused."""
+    try:
+        yield
+    except StepRefused as error:
+        raise StepRefused(replace(error.refusal, reason=f"{what} {error.refusal.reason}")) from error
+
+
+class FirstWrites:
+    """What the memory of these tensors held before an operator wrote it. `note` is for `Observer.before_write`."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._held = {storage(tensor): tensor for tensor in tensors}
+        self._saved: dict[int, tuple[torch.Tensor, torch.UntypedStorage]] = {}
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """It is about to be written."""
+        place = storage(tensor)
+        if place and place in self._held and place not in self._saved:
+            held = self._held[place].detach()
+            self._saved[place] = held, held.untyped_storage().clone()
+
+    def restore(self) -> None:
+        """Put back what was written."""
+        for held, content in self._saved.values():
+            held.untyped_storage().copy_(content)
+
+
+def warmed_up(
+    device: Device, run: Callable[[Observer, Run | None], Run], state: HostState, least: int, before_write: FirstWrites
+) -> Run:
+    """Run a callable at least so many times, until nothing is set up any more and two runs were alike. Gives the last.
+
+    `run` is given the first run, which is not among the two. What a capture cannot hold is refused if it comes again:
+    only first runs compile code, time kernels and make what stays.
+
+    Raises:
+        StepRefused: two runs, the last of these, did something that cannot be captured, or all compiled something, or
+            differed.
     """
     refused, as_captured = 0, False
+    first: Run | None = None
+    last: Run | None = None
+    parameters = state.parameters()
     for count in itertools.count(1):
         snapshot = state.snapshot()
         observer = Observer(device.holds, {}, forbid=False)
+        observer.before_write = before_write.note
         asked = forbidden_calls.Asked(as_captured=as_captured)
         watched = forbidden_calls.watched(observer, asked, capturing=False, compiled=state.compiled)
         noticed = compilations.noticed(observer, forbid=False)
-        with device.warming_up(), noticed, watched, observer:
-            run()
+        drawn = HostRandom(with_torch=device.has_own_random, generators=state.generators)
+        states = device.random_states()
+        collected = _gradients(parameters)
+        marks = TensorMarks(state.tensors, to_restore=True)
+        try:
+            with device.warming_up(), noticed, watched, observer:
+                ran = run(observer, first)
+        finally:
+            changed = list(marks.changed())
+            marks.restore()
+            for generator, content in zip(observer.generators, observer.first_states, strict=True):
+                generator.set_state(content)
+        first = first or ran
         if observer.set_up:
+            last = None
             if count >= least + MOST_SET_UPS:
                 raise StepRefused(SETS_UP)
             continue
-        refusal = next(_refusals(state, snapshot, observer), None)
+        ran.generators = observer.generators
+        findings = [*observer.refusals, *ran.refusals, *map(changed_itself, changed), *drawn_on_the_host(drawn)]
+        draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
+        if asked.random_state and draws:
+            findings.append(CHECKPOINT_DRAWS)
+        if any(a is not b or old != new for (a, old), (b, new) in zip(collected, _gradients(parameters), strict=True)):
+            findings.append(OWN_BACKWARD)
+        kept = kept_results(state, snapshot, observer)
+        refusal = next(itertools.chain(findings, map(host_change, state.changes(snapshot, kept))), None)
         if refusal is None:
             refused = 0
-            if count >= least:
-                return as_captured
-        elif asked.captured and not asked.as_captured:
+            difference = None if last is None else _difference(last, ran)
+            if last is not None and difference is None and count >= least:
+                return replace(
+                    ran,
+                    saved=first.saved,
+                    saved_results=first.saved_results,
+                    as_captured=as_captured,
+                    draws=draws,
+                )
+            if difference is not None and count >= least + PATIENCE:
+                raise StepRefused(difference)
+            last = ran if count > 1 else None
+            continue
+        last = None
+        if asked.captured and not asked.as_captured:
             as_captured = True
         else:
             refused += 1
@@ -51,12 +286,31 @@ def warmed_up(device: Device, run: Callable[[], None], state: HostState, least: 
     raise AssertionError("unreachable")
 
 
-class Forbidding:
-    """What a capture cannot hold raises before it runs. See `step.observer`."""
+def _gradients(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor | None, int]]:
+    found = [parameter.grad for parameter in parameters]
+    return [(gradient, -1 if gradient is None or gradient.is_inference() else gradient._version) for gradient in found]
 
-    def __init__(self, device: Device, *, compiled: bool, as_captured: bool) -> None:
-        self.observer = Observer(device.holds, {}, forbid=True)
-        self._asked = forbidden_calls.Asked(as_captured=as_captured)
+
+def _difference(before: Run, after: Run) -> Refusal | None:
+    return first_difference(before.forward, after.forward) or first_difference(before.backward, after.backward)
+
+
+def drawn_on_the_host(host_random: HostRandom) -> Iterator[Refusal]:
+    """A refusal for each source of random numbers of the host that was used."""
+    for generator in host_random.drawn():
+        yield Refusal(
+            f"draws random numbers on the host ({generator})",
+            "draw them before the call and pass them as arguments, or draw them on the GPU",
+        )
+
+
+class Forbidding:
+    """What a capture cannot hold raises before it runs. See `step.observer`. `like`: what the runs before it did."""
+
+    def __init__(self, device: Device, like: Run, *, compiled: bool) -> None:
+        self.observer = Observer(device.holds, {}, forbid=True, generators=like.generators)
+        self._asked = forbidden_calls.Asked(as_captured=like.as_captured)
+        self._draws = like.draws
         self._compiled = compiled
         self._entered = contextlib.ExitStack()
 
@@ -71,21 +325,28 @@ class Forbidding:
     def __exit__(self, *error: Any) -> None:
         self._entered.__exit__(*error)
 
+    def check(self, expected: Sequence[Operation]) -> None:
+        """What ran must be what was expected.
 
-def refuse_changes(state: HostState, snapshot: list[Any], observer: Observer) -> list[Rebound]:
-    """Attributes and variables that a run bound to what it made; it may have changed nothing else in Python.
+        Raises:
+            StepRefused: it was something else.
+        """
+        if self.observer.refusals:  # the callable may have caught the exception
+            raise StepRefused(self.observer.refusals[0])
+        if self._asked.random_state and (self._draws or self.observer.draws):
+            raise StepRefused(CHECKPOINT_DRAWS)
+        if (difference := first_difference(expected, self.observer.operations)) is not None:
+            raise StepRefused(difference)
+
+
+def refuse_changes(state: HostState, snapshot: list[Any], observer: Observer, *, bound: bool = True) -> list[Rebound]:
+    """Attributes and variables that a run bound to what it made, where that is allowed (`bound`); it may have changed
+    nothing else in Python.
 
     Raises:
         StepRefused: it has.
     """
-    kept = kept_results(state, snapshot, observer)
+    kept = kept_results(state, snapshot, observer) if bound else []
     for change in state.changes(snapshot, kept):
         raise StepRefused(host_change(change))
     return kept
-
-
-def _refusals(state: HostState, snapshot: list[Any], observer: Observer) -> Iterator[Refusal]:
-    """Why a run cannot be captured."""
-    yield from observer.refusals
-    for change in state.changes(snapshot, kept_results(state, snapshot, observer)):
-        yield host_change(change)

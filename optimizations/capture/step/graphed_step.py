@@ -26,7 +26,7 @@ import torch
 
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
-from optimizations.capture.signature import Same, class_of_objects, flatten, signature, without_objects
+from optimizations.capture.signature import class_of_objects, objects, signature, without_objects
 from optimizations.capture.step.call import Call, call_of, refused_call
 from optimizations.capture.step.gradients import pattern, put
 from optimizations.capture.step.host_random import HostRandom
@@ -313,11 +313,9 @@ class GraphedStep:
     def _roots(self, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
         yield getattr(self._step, "__qualname__", type(self._step).__name__), self._step
         for index, value in enumerate(args):
-            if isinstance(flatten(value, []), Same):
-                yield f"args[{index}]", value
+            yield from objects(value, f"args[{index}]")
         for name, value in kwargs.items():
-            if isinstance(flatten(value, []), Same):
-                yield name, value
+            yield from objects(value, name)
 
     def _as_it_is(self, args: Any, kwargs: Any, refusal: Refusal | None) -> Any:
         if refusal is not None and self._options.on_refusal == "raise":

@@ -69,6 +69,8 @@ class Observer(torch_internals.TorchDispatchMode):
         set_up: whether something was compiled, or kernels were timed, so that the call does not count.
         rates: storages of tensors that stand for learning rates, which are numbers to the program.
         launches: what counts the nodes of a graph that is being captured, if something does.
+        first_states: of `generators`, as they were before they were first drawn from.
+        before_write: is given each tensor that an operator is about to write.
 
     `known`: names of tensors that live as long as the call, by where their storages lie.
     """
@@ -91,6 +93,8 @@ class Observer(torch_internals.TorchDispatchMode):
         self.outside: dict[int, tuple[weakref.ref[torch.Tensor], str | None]] = {}
         self.draws = False
         self.generators = list(generators)
+        self.first_states: list[torch.Tensor] = []
+        self.before_write: Callable[[torch.Tensor], None] | None = None
         self.in_backward = False
         self.kept_casts = self.new_casts = False
         self.compiling = self.set_up = False
@@ -131,6 +135,8 @@ class Observer(torch_internals.TorchDispatchMode):
             raise StepRefused(refusal)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
+            return NotImplemented  # a tensor that holds others: what it does with them is seen
         kwargs = kwargs or {}
         name = str(func)
         if name.startswith("profiler.") or self._unseen or self.compiling:
@@ -149,6 +155,9 @@ class Observer(torch_internals.TorchDispatchMode):
                 if self._in_region and address not in self._known:
                     self.kept_casts = self.kept_casts or self.is_kept_cast(tensor)
         self.new_casts = self.new_casts or (self._in_region and casts.is_cast_of_a_weight(name, args))
+        if self.before_write is not None:
+            for tensor in _written(func, args, kwargs):
+                self.before_write(tensor)
         with self.launches.operator(func, made_from) if self.launches is not None else contextlib.nullcontext():
             result = func(*args, **kwargs)
         only_rates = bool(self.rates and made_from) and made_from <= self.rates | self._from_rates
@@ -170,6 +179,7 @@ class Observer(torch_internals.TorchDispatchMode):
                 if self._forbid:
                     self.refuse("draws from a generator that it did not use before", "use one generator in all calls")
                 self.generators.append(generator)
+                self.first_states.append(generator.get_state())
         self._look_at_rates(name, func, args, kwargs, on_gpu, tags)
         if on_gpu and (name in _HOST_READS or torch.Tag.data_dependent_output in tags):
             self.refuse(
@@ -256,6 +266,7 @@ class Observer(torch_internals.TorchDispatchMode):
             yield str(nest) if isinstance(nest, (torch.dtype, torch.device)) else type(nest).__name__
 
 
+_PLAIN: Any = torch.Tensor.__torch_dispatch__
 _HOST_READS = frozenset(
     {"aten._local_scalar_dense.default", "aten.item.default", "aten.equal.default", "aten.is_nonzero.default"}
 )

@@ -47,16 +47,20 @@ _NOT_LOOKED_INTO = (*sorted(sys.stdlib_module_names - {"__main__"}), "torch", "n
 _KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
 
 
-def reach(roots: Iterable[tuple[str, Any]]) -> HostState:
-    """Everything reachable from `roots`, (path, object) pairs. Note [How far it looks]."""
+def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) -> HostState:
+    """Everything reachable from `roots`, (path, object) pairs. Note [How far it looks].
+
+    `hooks_of_tensors`: what hooks of parameters reach, too: of code that runs a backward.
+    """
     hooks = [("hook", hook) for held in hook_registry.global_hooks() for hook in held.values()]
-    return _Walk().run([*roots, *hooks])
+    return _Walk(hooks_of_tensors).run([*roots, *hooks])
 
 
 class _Walk:
     """`names` are all that occur in code of the step; objects are looked at again when there are more."""
 
-    def __init__(self) -> None:
+    def __init__(self, hooks_of_tensors: bool) -> None:
+        self._hooks_of_tensors = hooks_of_tensors
         self.state = HostState()
         self.names: set[str] = set()
         self._objects: list[tuple[Container | None, Any]] = []
@@ -101,7 +105,10 @@ class _Walk:
         state = self.state
         if isinstance(value, torch.Tensor):
             state.tensors[path] = value
-            for held in hook_registry.tensor_hooks(value):
+            if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # holds the tensors it stands for
+                state.containers.append(Container(vars(value), path, is_attributes=True, always_read=True))
+                yield from ((f"{path}.{name}", member) for name, member in list(vars(value).items()))
+            for held in hook_registry.tensor_hooks(value) if self._hooks_of_tensors else ():
                 yield from ((f"{path}.hook", hook) for hook in list(held.values()))
         elif is_array(value):
             state.containers.append(Container(value, path))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.signature import PLAIN, alias_pattern, exact
+from optimizations.capture.signature import PLAIN, alias_pattern, attributes, exact
 from optimizations.capture.step.surroundings import modes
 from optimizations.torch_internals.argument_guard import same_looks
 
@@ -79,12 +79,20 @@ def _taker(nest: Any) -> _Take | None:
             return lambda value, found: type(value) is kind and exact(value) == wanted
         return lambda value, found: type(value) is kind and value == nest
     if isinstance(nest, (list, tuple)):
-        return _of_sequence(kind, nest)
+        return _with_attributes(nest, _of_sequence(kind, nest))
     if isinstance(nest, Mapping) and all(type(key) is str for key in nest):
-        return _of_mapping(kind, nest)
+        return _with_attributes(nest, _of_mapping(kind, nest))
     if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
-        return _of_dataclass(kind, nest)
+        return _with_attributes(nest, _of_dataclass(kind, nest))
     return None
+
+
+def _with_attributes(nest: Any, take: _Take | None) -> _Take | None:
+    """For a container that can keep attributes of its own, too."""
+    if take is None or not hasattr(nest, "__dict__"):
+        return take
+    expected = attributes(nest)
+    return lambda value, found: take(value, found) and attributes(value) == expected
 
 
 def _tensor(value: Any, found: list[Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterator
+from typing import Any
 
 import torch
 
@@ -39,8 +40,17 @@ def modes() -> tuple[Hashable, ...]:
 
 
 _functions: Callable[[], int] = torch_internals.len_torch_function_stack
-watched_by_others: Callable[[], int] = torch_internals.len_torch_dispatch_stack
-"""How many modes around a call see each of its operators: counters, loggers. A graph would show them none."""
+_dispatch_modes: Callable[[], int] = torch_internals.len_torch_dispatch_stack
+_transforms: Callable[[], object] = torch_internals.functorch_level
+_forward_mode: Any = torch_internals.forward_ad
+
+
+def watched_by_others() -> bool:
+    """Whether others see each operator of a call, or transform what it does: a graph would show them none.
+
+    Counters and loggers see operators; `vmap`, `grad` and derivatives in forward mode transform them.
+    """
+    return bool(_dispatch_modes() or _transforms() is not None or _forward_mode._current_level >= 0)
 
 
 def ambient() -> Hashable:
@@ -51,6 +61,7 @@ def ambient() -> Hashable:
         torch.is_autocast_enabled("cuda"),
         torch.get_autocast_dtype("cuda"),
         torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu"),
         torch.is_autocast_cache_enabled(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),

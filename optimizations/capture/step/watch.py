@@ -114,6 +114,7 @@ class Watch:
     `ignore`: entries (container, key) that may change. `reads`: whether the graph reads a tensor that belongs to no
     module or optimizer; where it does not, another may take its place. `extra`: tensors that stand in no container.
     `own_forwards`: a module of a library that gets an attribute, as a `forward` of its own, is another.
+    `hooks_of_tensors`: those of parameters run in the graph, so that others are a change.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Watch:
         extra: Sequence[torch.Tensor],
         *,
         own_forwards: bool = True,
+        hooks_of_tensors: bool = True,
     ) -> None:
         self._named: list[tuple[str, Any, Any, Any]] = []
         self._in_dicts, self._asked, self._others = _Entries(), _Entries(), _Entries()
@@ -178,7 +180,7 @@ class Watch:
         self._as_then = looks(self._tensors)
         together = tuple(self._tensors)
         self._looks = Guard(lambda: functools.partial(same_looks(together), together))
-        self._hooks = Hooks(state.parameters())
+        self._hooks = Hooks(state.parameters() if hooks_of_tensors else ())
         self._arrays = state.arrays()
         self._bytes = self._array_bytes()
 
@@ -207,7 +209,7 @@ class Watch:
         except (KeyError, IndexError, TypeError, ValueError):  # ValueError: of an empty cell
             return False
 
-    def _in_place(self) -> bool:
+    def in_place(self) -> bool:
         """Whether tensors have the same memory."""
         return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
 
@@ -254,7 +256,7 @@ class Watch:
         """Whether something else stands in the place of a tensor or object: the recording cannot be used again."""
         try:
             entries = self._in_dicts, self._asked, self._others
-            return not (all(one.objects_stand() for one in entries) and self._in_place())
+            return not (all(one.objects_stand() for one in entries) and self.in_place())
         except (KeyError, IndexError, TypeError, ValueError):
             return True
 

@@ -1,0 +1,292 @@
+"""The captures of callables: a forward and a backward graph for each micro-batch, in the order of the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from optimizations.capture.callables.arguments import Sample, unknown_object
+from optimizations.capture.callables.graphed import Slot
+from optimizations.capture.callables.memory_plan import pools
+from optimizations.capture.callables.order import Event
+from optimizations.capture.callables.results import HandedOut
+from optimizations.capture.callables.warm_up import (
+    Forbidding,
+    Run,
+    call,
+    changed_inputs,
+    drawn_on_the_host,
+    gradients_of,
+    inputs_like,
+    naming,
+    refuse_changes,
+)
+from optimizations.capture.copy_nodes import NotCarried
+from optimizations.capture.device import Device
+from optimizations.capture.inputs import copy_all
+from optimizations.capture.signature import flatten, replaced
+from optimizations.capture.step.host_random import HostRandom
+from optimizations.capture.step.host_state import HostState
+from optimizations.capture.step.observer import StepRefused, storage
+from optimizations.capture.step.observing import Given, changed_itself
+from optimizations.capture.step.recording import shared_with_written
+from optimizations.capture.step.tensor_marks import TensorMarks
+from optimizations.capture.step.written_memory import WrittenMemory
+from optimizations.captured.displaced import overlaps
+from optimizations.report.steps import Refusal
+
+
+@dataclass(slots=True)
+class Member:
+    """A callable that is captured: what runs, arguments like those of its calls, what it reaches, what its runs did."""
+
+    number: int
+    function: Callable[..., Any]
+    sample: Sample
+    state: HostState
+    run: Run
+
+
+class Captures:
+    """Captures all events of an order. `slots` are the graphs by callable and micro-batch, as they are made."""
+
+    def __init__(
+        self,
+        device: Device,
+        members: Sequence[Member],
+        order: Sequence[Event],
+        *,
+        outputs: Literal["static", "copied"],
+        begins: Callable[[int, int], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self.slots: dict[tuple[int, int], Slot] = {}
+        self._device = device
+        self._members = members
+        self._order = order
+        self._training = any(event.direction == "backward" for event in order)
+        self._copied = outputs == "copied"
+        self._begins, self._ended = begins, ended
+        self._carries = True
+        self._open: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._shared: dict[int, list[torch.Tensor | None]] = {}
+
+    def without_backward(self) -> set[tuple[int, int]]:
+        """Micro-batches of callables with nothing to differentiate: no backward of theirs will ever run."""
+        return {key for key, slot in self.slots.items() if not any(slot.differentiable)}
+
+    def capture(self) -> None:
+        """Capture the graphs.
+
+        Raises:
+            StepRefused: a graph could not repeat what a callable does.
+        """
+        plan = pools(self._order)
+        handles = {pool: self._device.new_pool() for pool in sorted(set(plan.values()))}
+        states = self._device.random_states()
+        for event in self._order:
+            key = event.callable, event.micro_batch
+            with naming(f"callable {event.callable}"):
+                if event.direction == "forward":
+                    self._forward(key, plan[key], handles[plan[key]])
+                elif any(self.slots[key].differentiable):
+                    self._backward(key, handles[plan[key]])
+        self._device.restore_random_states(states)
+
+    def capture_update(self, update: Member) -> Any:
+        """What is launched once per step, as a graph of its own."""
+        graph, forbidding = self._device.new_graph(), self._forbidding(update)
+        snapshot = update.state.snapshot()
+        marks = TensorMarks(update.state.tensors, to_restore=True)
+        try:
+            pool = self._device.new_pool()
+            with naming("after_step"):
+                with self._device.capturing(graph, pool, update.run.generators), forbidding, torch.no_grad():
+                    update.function()
+                self._check(update, forbidding, snapshot, marks, bound=False)
+                forbidding.check(update.run.forward)
+        except BaseException:
+            graph.reset()
+            raise
+        finally:
+            update.state.restore(snapshot)
+            marks.restore()
+        return graph
+
+    def _forbidding(self, member: Member) -> Forbidding:
+        compiled = any(one.state.compiled for one in self._members)
+        return Forbidding(self._device, member.run, compiled=compiled)
+
+    def _check(self, member: Member, forbidding: Forbidding, snapshot: Any, marks: TensorMarks, *, bound: bool) -> Any:
+        for name in marks.changed():
+            raise StepRefused(changed_itself(name))
+        return refuse_changes(member.state, snapshot, forbidding.observer, bound=bound)
+
+    def _forward(self, key: tuple[int, int], pool: int, handle: Any) -> None:
+        """The graph copies its inputs itself where that is possible. See `copy_nodes`."""
+        if self._carries:
+            try:
+                self._captured_forward(key, pool, handle)
+                return
+            except NotCarried:
+                self._carries = False
+        self._captured_forward(key, pool, handle)
+
+    def _captured_forward(self, key: tuple[int, int], pool: int, handle: Any) -> None:
+        member = self._members[key[0] - 1]
+        run, state = member.run, member.state
+        tensors: list[torch.Tensor] = []
+        flatten(member.sample, tensors)
+        with self._device.here():
+            given = [tensor.detach() for tensor in tensors]
+            inputs = inputs_like(member.sample)
+        placeholders = list(inputs.recording_inputs)
+        arguments = replaced(member.sample, iter(placeholders))
+        containers, snapshot = Given(*arguments), state.snapshot()
+        marks = TensorMarks(state.tensors, to_restore=True)
+        drawn = HostRandom(with_torch=self._device.has_own_random, generators=state.generators)
+        graph, forbidding = self._device.new_graph(), self._forbidding(member)
+        torch.clear_autocast_cache()
+        to_carry = inputs.to_carry(given) if self._carries else {}
+        try:
+            with (
+                torch.set_grad_enabled(self._training),
+                self._device.capturing(graph, handle, run.generators),
+            ):
+                inputs.capture_copies({index: (of, to.detach()) for index, (of, to) in to_carry.items()})
+                watched = [*state.tensors.values(), *placeholders]
+                versions = {id(tensor): tensor._version for tensor in watched if not tensor.is_inference()}
+                with forbidding:
+                    nest = call(member.function, arguments)
+            torch.clear_autocast_cache()
+            if to_carry:
+                nodes = self._device.copies(graph, list(to_carry.values()))
+                inputs.carry(dict(zip(to_carry, nodes, strict=True)), given)
+            forbidding.check(run.forward)
+            bound = self._check(member, forbidding, snapshot, marks, bound=True)
+            for refusal in [
+                *containers.changes(*arguments),
+                *changed_inputs(placeholders, [tensor.requires_grad for tensor in tensors]),
+                *drawn_on_the_host(drawn),
+            ]:
+                raise StepRefused(refusal)
+            outputs: list[torch.Tensor] = []
+            if (strange := unknown_object(flatten(nest, outputs))) is not None:
+                raise StepRefused(
+                    Refusal(
+                        f"returns a {type(strange).__qualname__}",
+                        "return tensors, numbers, and containers of such: what an object holds would be overwritten",
+                    )
+                )
+            written = [index for index, tensor in enumerate(placeholders) if _was_written(tensor, versions)]
+            mutated = [tensor for tensor in state.tensors.values() if _was_written(tensor, versions)]
+            _check_shared_memory(tensors, written, mutated)
+        except BaseException:
+            graph.reset()
+            raise
+        finally:
+            marks.restore()
+            drawn.restore()
+        static = [output.detach() for output in outputs]
+        collects = any(tensor.requires_grad for tensor in [*placeholders, *run.parameters])
+        read_back = [tensor for tensor in state.tensors.values() if _is_plain(tensor) and storage(tensor) in run.saved]
+        self.slots[key] = Slot(
+            number=key[0],
+            micro_batch=key[1],
+            pool=pool,
+            forward=graph,
+            inputs=inputs,
+            parameters=run.parameters,
+            nest=replaced(nest, iter(static)),
+            results=HandedOut(static, run.saved_results if not self._copied else ()),
+            differentiable=[output.requires_grad and collects for output in outputs],
+            begins=self._begins,
+            ended=self._ended,
+            copied=self._copied,
+            bound=[(entry, entry.new.detach()) for entry in bound],
+            written=written,
+            mutated=mutated,
+            read_back=read_back,
+            written_memory=WrittenMemory(mutated),
+        )
+        self._open[key] = outputs
+
+    def _backward(self, key: tuple[int, int], handle: Any) -> None:
+        slot, member = self.slots[key], self._members[key[0] - 1]
+        given = [output for output in self._open.pop(key) if output.requires_grad]
+        slot.tangents = [torch.zeros_like(output) for output in given]
+        surface = [*slot.inputs.recording_inputs, *slot.parameters]
+        wanted = [tensor for tensor in surface if tensor.requires_grad]
+        slot.backward = self._device.new_graph()
+        count = len(slot.inputs.recording_inputs)
+        forbidding = self._forbidding(member)
+        drawn = HostRandom(with_torch=self._device.has_own_random, generators=member.state.generators)
+        snapshot = member.state.snapshot()
+        try:
+            with self._device.capturing(slot.backward, handle, member.run.generators):
+                with forbidding:
+                    found = gradients_of(given, wanted, slot.tangents)
+                by_id = dict(zip(map(id, wanted), found, strict=True))
+                gradients = [by_id.get(id(tensor)) for tensor in surface]
+                # All micro-batches of a callable write the gradients of its parameters to the memory of the first.
+                others = {storage(one) for one in [*slot.tangents, *slot.inputs.recording_inputs, *slot.results.static]}
+                if slot.number not in self._shared:
+                    self._shared[slot.number] = [_memory_of_its_own(one, others) for one in gradients[count:]]
+                own = self._shared[slot.number]
+                pairs = [
+                    (there, here)
+                    for there, here in zip(own, gradients[count:], strict=True)
+                    if there is not None and here is not None and there is not here
+                ]
+                copy_all([there for there, _ in pairs], [here for _, here in pairs])
+            forbidding.check(member.run.backward)
+            for refusal in drawn_on_the_host(drawn):
+                raise StepRefused(refusal)
+            refuse_changes(member.state, snapshot, forbidding.observer, bound=False)
+        finally:
+            drawn.restore()
+        slot.gradients = [*gradients[:count], *own]
+
+
+def _memory_of_its_own(gradient: torch.Tensor | None, others: set[int]) -> torch.Tensor | None:
+    """A gradient that can be written: not one that stands for several elements, or for memory of something else."""
+    if gradient is None or not (overlaps(gradient) or storage(gradient) in others):
+        return gradient
+    return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_inference()
+
+
+def _was_written(tensor: torch.Tensor, versions: Mapping[int, int]) -> bool:
+    return id(tensor) in versions and bool(tensor._version != versions[id(tensor)])
+
+
+def _check_shared_memory(
+    tensors: Sequence[torch.Tensor], written: Sequence[int], mutated: Sequence[torch.Tensor]
+) -> None:
+    """Arguments are read from copies of their own, so nothing may write memory that two of them share.
+
+    Raises:
+        StepRefused: something does.
+    """
+    if (pair := shared_with_written(tensors, written)) is not None:
+        raise StepRefused(
+            Refusal(
+                f"writes into tensor {pair[0]} of its arguments, which shares memory with tensor {pair[1]}",
+                "pass a copy (`clone()`) of one of them",
+            )
+        )
+    places = {storage(tensor) for tensor in mutated}
+    for index, tensor in enumerate(tensors):
+        if storage(tensor) and storage(tensor) in places:
+            raise StepRefused(
+                Refusal(
+                    f"writes a tensor that shares memory with tensor {index} of its arguments",
+                    "pass a copy (`clone()`) of the argument",
+                )
+            )

@@ -1,0 +1,66 @@
+"""What stands in the place of a module's forward, or of a function, while its graphs serve.
+
+A copy of a module is not the module that was captured: its forward is the one from before. So is that of a module that
+was saved and loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Installed:
+    """Calls `serve`, or `before` where code is compiled around it.
+
+    Args:
+        serve: runs the graphs.
+        function: the module or function they are of.
+    """
+
+    def __init__(self, serve: Callable[..., Any], function: Callable[..., Any]) -> None:
+        self._function = function
+        self._serve = serve
+        self._own = vars(function).get("forward") if isinstance(function, torch.nn.Module) else None
+        self.before = as_it_is(function)
+        functools.update_wrapper(self, self.before, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.before(*args, **kwargs)
+        return self._serve(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        if not isinstance(self._function, torch.nn.Module):
+            return _itself, (self._function,)
+        return (getattr, (self._function, "forward")) if self._own is None else (_itself, (self._own,))
+
+    def take_place(self) -> Callable[..., Any]:
+        """A module with this for its forward; this for a function."""
+        if isinstance(self._function, torch.nn.Module):
+            self._function.forward = self
+            return self._function
+        return self
+
+    def leave(self) -> None:
+        """Give the module its forward back, unless it has got another one."""
+        held = vars(self._function) if isinstance(self._function, torch.nn.Module) else {}
+        if held.get("forward") is not self:
+            return
+        if self._own is None:
+            del held["forward"]
+        else:
+            held["forward"] = self._own
+
+
+def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a module or function does without graphs of its own."""
+    forward = function.forward if isinstance(function, torch.nn.Module) else function
+    return forward.before if isinstance(forward, Installed) else forward
+
+
+def _itself(value: Any) -> Any:
+    return value

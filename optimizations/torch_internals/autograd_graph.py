@@ -1,0 +1,117 @@
+"""The graph that autograd recorded of a function: leaves, what is older than the function, what its backward reads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+
+_RAW = "_raw_saved_"
+"""How attributes of a node begin that hold what it saved for its backward, not unpacked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What autograd recorded of a function.
+
+    `leaves`: tensors that collect gradients. `older`: whether it goes on to what was computed before the function ran.
+    `saved`: addresses of the storages that its backward reads, if asked for, but what others' hooks save (checkpoints).
+    """
+
+    leaves: tuple[torch.Tensor, ...]
+    older: bool
+    saved: frozenset[int]
+
+
+def next_number() -> int:
+    """Nodes of autograd made by this thread from now on have this number or a higher one."""
+    with torch.inference_mode(False), torch.enable_grad():
+        node: Any = torch.zeros((), requires_grad=True).view(()).grad_fn
+    return int(node._sequence_nr()) + 1
+
+
+def recorded_of(outputs: Iterable[torch.Tensor], since: int, *, saved_too: bool) -> Recorded:
+    """What autograd recorded for these results of a function that began at `since` (`next_number`).
+
+    With `saved_too` the nodes' saved tensors get hooks, so that they can be seen without being computed again, as those
+    of a checkpoint would. The backward then runs a few operators more.
+    """
+    leaves: dict[int, torch.Tensor] = {}
+    saved: set[int] = set()
+    waiting: list[Any] = []
+    for output in outputs:
+        if output.grad_fn is not None:
+            waiting.append(output.grad_fn)
+        elif output.requires_grad:
+            leaves[id(output)] = output
+    seen: set[Any] = set()
+    older = False
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            leaves[id(leaf)] = leaf
+        elif node._sequence_nr() < since:
+            older = True
+        else:
+            if saved_too:
+                with torch_internals.disable_current_modes():  # some do not take saved numbers
+                    saved |= set(_saved_by(node))
+            waiting += [before for before, _ in node.next_functions]
+    return Recorded(tuple(leaves.values()), older, frozenset(saved))
+
+
+def _saved_by(node: Any) -> Iterator[int]:
+    for name in dir(node):
+        if not name.startswith(_RAW):
+            continue
+        held: Any = None
+        with contextlib.suppress(RuntimeError, AttributeError):
+            held = getattr(node, name)
+        for one in held if isinstance(held, (list, tuple)) else (held,):
+            yield from _storage_of(one)
+
+
+def _storage_of(saved: Any) -> Iterator[int]:
+    held: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        held.append(tensor)
+        return tensor
+
+    with contextlib.suppress(RuntimeError, AttributeError):  # nothing saved, or through hooks already
+        saved.register_hooks(pack, lambda *_: held[0])
+    for tensor in held:
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # without memory of its own
+            yield tensor.untyped_storage().data_ptr()
+
+
+def adds_to_gradient(node: Any) -> bool:
+    """Inside of a backward: whether it adds what it computes for a leaf to the leaf's `.grad`, and hands it to nobody.
+
+    `node` is the leaf's in the graph of autograd.
+    """
+    try:
+        return bool(torch_internals.will_engine_execute_node(node))
+    except RuntimeError:  # `torch.autograd.grad`
+        return False
+
+
+@contextlib.contextmanager
+def without_hooks(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """In the block `torch.autograd.grad` does not call the hooks that these tensors have for their gradients."""
+    held = [(tensor, tensor._backward_hooks) for tensor in tensors if tensor._backward_hooks]
+    try:
+        for tensor, _ in held:
+            tensor._backward_hooks = None
+        yield
+    finally:
+        for tensor, hooks in held:
+            tensor._backward_hooks = hooks

@@ -1,0 +1,398 @@
+"""Gradients of graphed callables are those of eager, whoever gets them, and whatever happens before the backward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from torch import nn
+
+from optimizations.capture.callables.graph_callables import GraphedCallables, WrongOrder, graph_callables
+from optimizations.capture.callables.graphed import Overwritten
+from optimizations.capture.callables.results import StillInUse
+from optimizations.capture.step.observer import StepRefused
+
+
+def graphed(callables: Any, sample: Sequence[Any], **options: Any) -> GraphedCallables:
+    return graph_callables(callables, sample, device=CpuDevice(), **options)
+
+
+def same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) > 0 and all(
+        one is other if one is None or other is None else torch.equal(one, other)
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def gradients(*modules: nn.Module) -> list[torch.Tensor | None]:
+    return [parameter.grad for module in modules for parameter in module.parameters()]
+
+
+def batches(count: int = 3, *, requires_grad: bool = False) -> list[torch.Tensor]:
+    return [torch.randn(2, 3, requires_grad=requires_grad) for _ in range(count)]
+
+
+def hooks_of_parameters(module: nn.Linear, xs: Sequence[torch.Tensor], kept: list[Any]) -> None:
+    for x in xs:
+        module(x).square().sum().backward()
+
+
+def asked_for(module: nn.Linear, xs: Sequence[torch.Tensor], kept: list[Any]) -> None:
+    """By `torch.autograd.grad`, where gradients are there already."""
+    module(xs[0]).sum().backward()
+    for x in xs[1:]:
+        kept += torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
+
+
+def of_some(module: nn.Linear, xs: Sequence[torch.Tensor], kept: list[Any]) -> None:
+    for x in xs:
+        module(x).square().sum().backward(inputs=[module.bias])
+
+
+def thrown_away_and_kept(module: nn.Linear, xs: Sequence[torch.Tensor], kept: list[Any]) -> None:
+    for index, x in enumerate(xs):
+        module(x).square().sum().backward()
+        kept += gradients(module)
+        module.zero_grad(set_to_none=index % 2 == 0)
+
+
+def used_elsewhere_too(module: nn.Linear, xs: Sequence[torch.Tensor], kept: list[Any]) -> None:
+    for x in xs:
+        (module(x).square().sum() + module.weight.square().sum()).backward()
+
+
+USES: dict[str, Callable[[nn.Linear, Sequence[torch.Tensor], list[Any]], None]] = {
+    "asked for": asked_for,
+    "of some parameters": of_some,
+    "thrown away, and kept": thrown_away_and_kept,
+    "of a parameter used elsewhere too": used_elsewhere_too,
+}
+
+
+@pytest.mark.parametrize("name", sorted(USES))
+def test_gradients_are_those_of_eager_and_stay_valid(name: str) -> None:
+    module = nn.Linear(3, 3)
+    reference = copy.deepcopy(module)
+    call = graphed(module, batches(1))
+    xs, found = batches(4), []
+    for one in (module, reference):
+        kept: list[Any] = []
+        USES[name](one, xs, kept)
+        found.append([*kept, *gradients(one)])
+    assert same(*found)
+    assert call.calls_without_graph == 0
+
+
+@pytest.mark.parametrize("kind", ["changes", "keeps", "after"])
+def test_hooks_of_parameters_run_once_and_get_what_stays_valid(kind: str) -> None:
+    """Those that were there before the capture: a graph of them would do their work twice."""
+    module = nn.Linear(3, 3)
+    reference = copy.deepcopy(module)
+    kept: list[list[torch.Tensor]] = [[], []]
+    for one, seen in zip((module, reference), kept, strict=True):
+        if kind == "changes":
+            one.weight.register_hook(lambda gradient: gradient * 2)
+        elif kind == "keeps":
+            one.weight.register_hook(seen.append)
+        else:
+            one.weight.register_post_accumulate_grad_hook(lambda p, seen=seen: seen.append(p.grad.clone()))
+    call = graphed(module, batches(1))
+    assert kept == [[], []]  # no warm-up run called them
+    for x in batches(3):
+        hooks_of_parameters(module, [x], [])
+        hooks_of_parameters(reference, [x], [])
+    assert same(gradients(module), gradients(reference))
+    assert kind == "changes" or same(*kept)
+    assert call.calls_without_graph == 0
+
+
+class Ends(nn.Module):
+    """Ends in an operator whose backward reads its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.second(self.first(x)) * self.scale).sigmoid()
+
+
+BETWEEN: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "the result is written": lambda module, result: result.mul_(2),
+    "a view of it is written": lambda module, result: result[0].mul_(2),
+    "a weight is written": lambda module, result: torch.optim.SGD([module.second.weight], lr=0.1).step(),
+    "a buffer is written": lambda module, result: module.scale.mul_(2),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BETWEEN))
+def test_what_a_backward_reads_must_not_be_written_before_it(name: str) -> None:
+    """Eager raises, and so does the graph, in the same words."""
+    module = Ends()
+    reference = copy.deepcopy(module)
+    for one in (reference, module):
+        if one is module:
+            graphed(module, batches(1))
+        one.second.weight.grad = torch.ones(3, 3)
+        result = one(torch.randn(2, 3))
+        with torch.no_grad():
+            BETWEEN[name](one, result)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()
+
+
+def test_a_result_that_no_backward_reads_may_be_written() -> None:
+    module = nn.Linear(3, 3)
+    reference = copy.deepcopy(module)
+    call = graphed(module, batches(1))
+    for x in batches(3):
+        for one in (module, reference):
+            result = one(x)
+            result += x
+            result.square().sum().backward()
+    assert same(gradients(module), gradients(reference))
+    assert call.calls_without_graph == 0
+
+
+def test_weights_that_move_before_the_backward_are_an_error() -> None:
+    """The graph would read memory that was given back."""
+    module = nn.Linear(3, 3)
+    graphed(module, [torch.randn(2, 3, requires_grad=True)])
+    loss = module(torch.randn(2, 3, requires_grad=True)).sum()
+    module.weight.data = module.weight.data.clone()
+    with pytest.raises(Overwritten, match="callable 1, micro-batch 0 was moved between its forward and its backward"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("outputs", ["static", "copied"])
+def test_a_backward_whose_forward_ran_again_is_an_error(outputs: Any) -> None:
+    module = nn.Linear(3, 3)
+    call = graphed(module, batches(1), outputs=outputs)
+    old = module(torch.randn(2, 3)).sum()
+    call.restart()
+    module(torch.randn(2, 3))
+    with pytest.raises(Overwritten, match="the forward of callable 1, micro-batch 0 ran again"):
+        old.backward()
+
+
+def test_a_graph_that_is_kept_for_another_backward_does_not_serve_the_next_iteration() -> None:
+    module = nn.Linear(3, 3)
+    graphed(module, batches(1))
+    old = module(torch.randn(2, 3)).sum()
+    old.backward(retain_graph=True)
+    module(torch.randn(2, 3))
+    with pytest.raises(Overwritten, match="ran again"):
+        old.backward()
+
+
+def test_a_backward_of_graphs_that_were_freed_is_an_error() -> None:
+    module = nn.Linear(3, 3)
+    call = graphed(module, batches(1))
+    loss = module(torch.randn(2, 3)).sum()
+    call.close()
+    with pytest.raises(Overwritten, match="its graphs were freed"):
+        loss.backward()
+
+
+def test_an_error_before_a_launch_leaves_the_order_as_it_is() -> None:
+    module = nn.Linear(3, 3)
+    reference = copy.deepcopy(module)
+    graphed(module, batches(1))
+    result = module(torch.randn(2, 3))
+    view = result.detach()[0]
+    result.sum().backward()
+    del result
+    x = torch.randn(2, 3)
+    with pytest.raises(StillInUse):
+        module(x)
+    del view
+    module.zero_grad()
+    for one in (module, reference):
+        one(x).square().sum().backward()
+    assert same(gradients(module), gradients(reference))
+
+
+class Tied(nn.Module):
+    """Uses a weight that it does not register, as tied ones are hidden from `parameters()`."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.tied = [weight]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.tied[0]
+
+
+def test_parameters_that_a_module_does_not_register_get_their_gradients() -> None:
+    weight = nn.Parameter(torch.randn(3, 3))
+    module = Tied(weight)
+    call = graphed(module, batches(1))
+    xs = batches(3)
+    for x in xs:
+        module(x).square().sum().backward()
+    found, weight.grad = weight.grad, None
+    for x in xs:
+        (x @ weight).square().sum().backward()
+    assert same([found], [weight.grad])
+    assert call.calls_without_graph == 0
+
+
+def test_leaves_that_a_callable_makes_are_no_parameters() -> None:
+    """As for a gradient penalty, or an inner step of optimization."""
+    module = nn.Linear(3, 1)
+    reference = copy.deepcopy(module)
+
+    def penalty(one: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(one(x).square().sum(), x, create_graph=True)
+        return slope.square().sum()
+
+    call = graphed(lambda x: penalty(module, x), batches(1))
+    for x in batches(3):
+        call[0](x).backward()
+        penalty(reference, x).backward()
+    assert same(gradients(module), gradients(reference))
+    assert call.calls_without_graph == 0
+
+
+@pytest.mark.parametrize("frozen", ["first", "last", "all"])
+def test_callables_without_gradients_have_no_backward_in_the_order(frozen: str) -> None:
+    modules = [nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)]
+    modules[0].requires_grad_(frozen == "last")
+    modules[1].requires_grad_(frozen != "all")
+    modules[2].requires_grad_(frozen == "first")
+    reference = copy.deepcopy(modules)
+    trained = frozen != "all"
+    samples = [(one,) for one in batches(3)]
+    if frozen == "last":
+        samples = [samples[0], *((one.requires_grad_(),) for (one,) in samples[1:])]
+    elif frozen == "first":
+        samples[2][0].requires_grad_()
+    updates = torch.zeros(())
+    call = graphed(modules, samples, after_step=lambda: updates.add_(1))  # type: ignore[arg-type]
+    for x in batches(3):
+        for chain in (modules, reference):
+            result = chain[2](chain[1](chain[0](x))).square().sum()
+            assert result.requires_grad == trained
+            if trained:
+                result.backward()
+    assert same(gradients(*modules), gradients(*reference))
+    assert call.calls_without_graph == 0
+    with torch.no_grad():
+        modules[0](torch.randn(2, 3))
+    assert updates.item() == 3
+
+
+def test_a_callable_that_returns_nothing_is_called_again_and_again() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> None:
+            self.total.add_(x.sum(0))
+
+    module = Counts()
+    reference = copy.deepcopy(module)
+    call = graphed(module, batches(1))
+    for x in batches(3):
+        assert module(x) is None
+        reference(x)
+    assert same([module.total], [reference.total])
+    assert call.calls_without_graph == 0
+
+
+class GivesAway(torch.autograd.Function):
+    """Its gradients are its result and its input themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        result = x * weight
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor) -> Any:
+        x, result = ctx.saved_tensors
+        return result, x
+
+
+STRANGE_GRADIENTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "expanded": lambda x, weight: x * weight.sum(),
+    "the tangent": lambda x, weight: x + weight,
+    "the result and the input": lambda x, weight: GivesAway.apply(x, weight),
+}
+
+
+@pytest.mark.parametrize("name", sorted(STRANGE_GRADIENTS))
+def test_gradients_that_are_no_memory_of_their_own(name: str) -> None:
+    function = STRANGE_GRADIENTS[name]
+    weight = torch.randn(2, 3, requires_grad=True)
+    other = weight.detach().clone().requires_grad_()
+    call = graphed(lambda x: function(x, weight), batches(1, requires_grad=True), order=[1, 1, 1, -1, -1, -1])
+    for _ in range(3):
+        found = []
+        xs = batches(3, requires_grad=True)
+        ys = [x.detach().clone().requires_grad_() for x in xs]
+        for each, given in ((call[0], xs), (lambda x: function(x, other), ys)):
+            results = [each(one) for one in given]
+            for result in results:
+                result.square().sum().backward()
+            found.append([*results, *(one.grad for one in given)])
+        assert same(*found)
+    assert same([weight.grad], [other.grad])
+
+
+def test_writes_of_a_graph_to_buffers_are_seen_by_autograd() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count.add_(1)
+            return x * 2
+
+    module = Counts()
+    graphed(module, batches(1, requires_grad=True))
+    loss = (torch.randn(3, requires_grad=True) * module.count).sum()
+    module(batches(1, requires_grad=True)[0])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_second_backward_is_an_error_of_the_order() -> None:
+    module = nn.Linear(3, 3)
+    graphed(module, batches(1))
+    loss = module(torch.randn(2, 3)).square().sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(WrongOrder, match="the order has the forward of callable 1"):
+        loss.backward()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.linear, self.reentrant = nn.Linear(3, 3), reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        part = lambda y: self.linear(y).relu()  # noqa: E731
+        return torch.utils.checkpoint.checkpoint(part, x, use_reentrant=self.reentrant, preserve_rng_state=False)  # type: ignore[no-any-return]
+
+
+def test_a_checkpoint_inside_is_captured_where_its_backward_can_be_computed_apart() -> None:
+    module = Checkpointed(reentrant=False)
+    reference = copy.deepcopy(module)
+    call = graphed(module, batches(1, requires_grad=True))
+    for x in batches(3, requires_grad=True):
+        module(x).square().sum().backward()
+        reference(x).square().sum().backward()
+    assert same(gradients(module), gradients(reference))
+    assert call.calls_without_graph == 0
+    with pytest.raises(StepRefused, match=r"callable 1 uses torch\.utils\.checkpoint with use_reentrant=True"):
+        graphed(Checkpointed(reentrant=True), batches(1, requires_grad=True))
