@@ -1,6 +1,6 @@
 """The file that says what was changed: written before the first change, removed after the last one is undone.
 
-It lies in a folder that does not survive a restart of the machine, as the settings do not either.
+It lies in a folder that is emptied when the machine restarts, which undoes the settings as well.
 """
 
 from __future__ import annotations

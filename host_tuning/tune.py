@@ -1,7 +1,7 @@
 """Making the changes, and taking them back: all of them, or none.
 
 Note [State first]: the state file holds every change before the first one is made. Whatever ends `tune` in between,
-`restore` finds in it what was there before. A change that was not made yet is undone too, which does nothing.
+`restore` finds in it what was there before. Undoing a change that was not made yet does nothing.
 """
 
 from __future__ import annotations

@@ -450,9 +450,9 @@ def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[C
     """`own` with the bitwise comparison filled in, where the mode has one to make.
 
     Modes with CUDA graphs are compared with `bitwise_with`, or for information with stock graphs; only if the other
-    mode is deterministic with itself, since otherwise a difference would say nothing. One that is equal is enough. No
-    verdict (None) where none is equal and they do not agree with one another either: then the bits depend on the
-    process, because each tunes its kernels by itself or computes part of the program elsewhere.
+    mode is deterministic with itself, since otherwise a difference would say nothing. It is enough to equal one of
+    them. There is no verdict (None) if it equals none and they also differ from one another: then the bits depend on
+    the process, because each tunes its kernels by itself or computes part of the program elsewhere.
     """
     others = mode.bitwise_with or ((GRAPH_MODE,) if mode.uses_cuda_graphs and mode.name != GRAPH_MODE else ())
     if not others:

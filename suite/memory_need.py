@@ -2,8 +2,8 @@
 
 Eager runs in every cell, because results are compared with its own. What its forward holds at once, a training
 workload's saved activations included, must therefore fit together with the weights and all input sets. Caching,
-alignment, libraries' workspaces and the rest of backward come on top: a workload that needs more than there is cannot
-run, one that needs less may still not fit.
+alignment, libraries' workspaces and the rest of backward come on top: a workload that needs more than the GPU has
+cannot run, and one that needs less may still not fit.
 """
 
 from __future__ import annotations

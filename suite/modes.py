@@ -49,7 +49,7 @@ class Mode:
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether the mode is nothing without CUDA graphs."""
+        """Whether the mode makes no sense without CUDA graphs."""
         return self.uses_cuda_graphs or self.captures_more
 
     @property

@@ -98,8 +98,8 @@ class Correctness(Record):
     tolerance did not decide; of a stochastic workload that of eager without dropout, NaN where it is infinite.
     `digests[i]` is the SHA-256 over the output, loss and gradient bytes of input set i; `deterministic` says whether a
     second call on the same inputs and seed gave the same digest. `bitwise` compares with the mode named in
-    `bitwise_with` (of several that would do, one that is equal) and is None where none of them is deterministic with
-    itself, or none ran, or none is equal and they do not agree with one another either.
+    `bitwise_with` (of several that would do, one that is equal) and is None where none of them ran or is deterministic
+    with itself, or where it equals none and they also differ from one another.
     """
 
     passed: bool

@@ -1,8 +1,8 @@
 """Memory pools of Encore's own, as captures use them.
 
 Note [Why not torch.cuda.MemPool]. Its destructor gives memory back to the device, and PyTorch refuses that with an
-exception while any thread captures a graph. An exception in a destructor ends the process. A capture that failed counts
-as under way for good, unless `end_failed_capture` is called. So a pool here is a reference that PyTorch's allocator
+exception while any thread captures a graph. An exception in a destructor ends the process. A failed capture counts as
+under way for ever, unless `end_failed_capture` is called. So a pool here is a reference that PyTorch's allocator
 counts, and memory is given back by `torch.cuda.empty_cache`, which leaves alone what it must.
 """
 

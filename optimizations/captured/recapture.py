@@ -6,9 +6,9 @@ record.
 
 Note [What a second capture may touch]. The function is run once more by the host, as in its warm-up. Its inputs must
 not own memory: the function drops its inputs one after another. The random state is put back; the kernels' random
-numbers come from where the generator's captured state lies, which all graphs of one generator share. A capture that
-draws random numbers keeps PyTorch's generator from everybody else meanwhile, so that one is made only where no other
-thread runs; any other capture the generator hears nothing of.
+numbers come from where the generator's captured state lies, which all graphs of one generator share. While a capture
+draws random numbers, nobody else can use PyTorch's generator, so such a capture is made only where no other thread
+runs. Other captures do not involve the generator.
 
 Note [No collection while capturing]. A graph that is collected as garbage frees memory by calls that end the capture of
 whoever is capturing. So nothing is collected during one.

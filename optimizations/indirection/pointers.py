@@ -192,7 +192,7 @@ _Visited = KernelNode | MemcpyNode | MemsetNode | OtherNode
 
 
 def _nodes_or_none(capture: Capture | None) -> Iterable[tuple[NodePath, _Visited | None]]:
-    """The nodes of a capture, in order; None again and again where there is no capture."""
+    """The nodes of a capture, in order; None without end where there is no capture."""
     return capture.graph.walk() if capture is not None else itertools.repeat(((), None))
 
 
@@ -246,7 +246,7 @@ class _Search:
                 self._opaque.append(f"node {format_path(path)} is of type {first.type_name}")
 
     def _memcpy_end(self, path: NodePath, kind: UseKind, first: MemcpyEnd, second: MemcpyEnd) -> None:
-        """No input lies in host memory, so an address there is none of an input."""
+        """Inputs never lie in host memory, so an address there does not belong to one."""
         if first.memory != "host":
             self._address(path, kind, first.address, second.address)
 

@@ -43,7 +43,7 @@ class Observed:
     Attributes:
         differed: unproven inputs whose data was not that of the earlier call.
         deviations: of the candidate's outcome from the copying graph's, tensor by tensor: 0.0 exactly where it is the
-            same bit for bit, infinity where a number became none or none became a number.
+            same bit for bit, infinity where only one of the two is NaN.
         spread: the same of a second run of the copying graph; None where there was none.
     """
 

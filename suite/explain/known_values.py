@@ -98,9 +98,9 @@ class KnownValuesMode(torch_internals.FakeTensorMode):
             return None
 
     def _is_unknown_whole(self, tensor: Tensor) -> bool:
-        """Whether nothing is known of a tensor that is all of its memory: no view, whose base would not follow.
+        """Whether a tensor's values are unknown and it is all of its memory (the base of a view would stay unknown).
 
-        A parameter is filled by its module, and stays unknown: what hangs on weights is not to be known.
+        A parameter is filled by its module, and stays unknown: what depends on weights must not become known.
         """
         if isinstance(tensor, torch.nn.Parameter):
             return False

@@ -89,7 +89,7 @@ def explain_many(
     workload's default). Closing the iterator ends what still runs.
 
     Raises:
-        WrongUse: a program is none, or `out` is not a folder and cannot be made one.
+        WrongUse: a program is not of a form that `targets` describes, or `out` is not a folder and cannot be made one.
         CannotWrite: the disk is full.
     """
     if out is not None:

@@ -16,7 +16,7 @@ def announce_to(descriptor: int) -> None:
 
 
 def announce(step: str) -> None:
-    """Says what begins now, in the form "lowering FX graph 2". Does nothing where nobody listens."""
+    """Says what begins now, in the form "lowering FX graph 2". Does nothing if there is no listener."""
     if _descriptor is not None:
         with suppress(BrokenPipeError):
             os.write(_descriptor, " ".join(step.split())[:500].encode() + b"\n")

@@ -20,7 +20,8 @@ from suite.schema import GraphCounts
 
 
 class GraphLog:
-    """Graphs and reasons of one cell. `wants_cuda_graphs`: whether the mode asked for any; if not, none is missed."""
+    """Graphs and reasons of one cell. `wants_cuda_graphs`: whether the mode asked for any; if not, there need be no
+    reason for having none."""
 
     def __init__(self, *, wants_cuda_graphs: bool) -> None:
         self._wants_cuda_graphs = wants_cuda_graphs

@@ -1,9 +1,9 @@
 """Whether results belong to the inputs that they are said to be of.
 
-A CUDA graph that reads its inputs from where they were before computes something right, of other inputs. Where a
+A CUDA graph that reads its inputs from where they were before computes a correct result, but of other inputs. Where a
 program's results hardly depend on its inputs (an AlexNet with random weights gives nearly the same for all images),
 such a result is within the tolerance. But it is nearer to what eager computes of those other inputs, and that is what
-is asked here. Rounding does not bring a result there: it would have to go all one way in many elements.
+is checked here. Rounding does not bring a result there: it would have to go all one way in many elements.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def _back_to_back(
     rotation: Callable[[int], int],
     iterations: int,
 ) -> float | None:
-    """Microseconds per iteration of iterations that are awaited together; None of none."""
+    """Microseconds per iteration of iterations that are awaited together; None if there are no iterations."""
     if not iterations:
         return None
     begin_ns = time.perf_counter_ns()

@@ -3,7 +3,7 @@
 Programs are registered workloads, or modules that hold a given number of parameters and compute next to nothing, which
 show what a parameter costs. Layers are nested. They are timed in their own iterations, with a clock around each, so
 that they add nothing to the times of the whole call; and in another compilation, since the code that Dynamo generates
-has to call a clock. What is called in none of those iterations is not among the layers. On a CPU all times are those of
+has to call a clock. A layer is listed only if it was called in one of those iterations. On a CPU all times are those of
 the calling thread, so that other work on the machine does not count.
 """
 

@@ -14,7 +14,7 @@ EAGER, REPLAY = "eager", "replay"
 
 @dataclass(frozen=True, slots=True)
 class DecodePath:
-    """`mode` says how the step is compiled; None for the two paths that are not."""
+    """`mode` says how the step is compiled; None for the two paths that do not compile it."""
 
     name: str
     summary: str

@@ -51,7 +51,7 @@ WRITTEN = ".report-files"
 """In a report's folder: what the report wrote there, a path a line, so that the next one removes what it has not."""
 
 FIGURES = REPOSITORY / "figures"
-"""The repository's own figures. No smoke run is drawn here: what means nothing must not replace what does."""
+"""The repository's own figures. Smoke runs are not drawn here: their numbers mean nothing, and would replace others."""
 
 
 class Report(Record):
@@ -230,7 +230,7 @@ def paper_results(
     """What the papers' figures and tables are made of.
 
     Raises:
-        WrongUse: a file cannot be read, or is none of its kind.
+        WrongUse: a file cannot be read, or is not of its kind.
     """
     return paper.Results(
         published,

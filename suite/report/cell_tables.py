@@ -76,7 +76,7 @@ def coverage(run: Run, published: Published) -> Table:
         run,
         "coverage",
         "Coverage: kernels launched by CUDA graphs",
-        "Of one steady iteration; copies and memsets are no kernels. captured kernel nodes is the cross-check. "
+        "Of one steady iteration; copies and memsets do not count. captured kernel nodes is the cross-check. "
         "Published stock coverage is that of PyTorch 2.4 (whole FX graph or nothing). "
         + published.caption("grace", "pygraph"),
         columns,

@@ -54,7 +54,7 @@ def make_table(
     rows: Iterable[Mapping[str, object]],
     summary: Iterable[Mapping[str, object]] = (),
 ) -> Table:
-    """A table of these rows; a row may leave columns out, and has none that is not named.
+    """A table of these rows; a row may leave out some of the columns.
 
     Raises:
         KeyError: a row has a column that is not in `columns`.

@@ -97,7 +97,7 @@ NAMED = (
     Named("suite/group.py", "key=lambda m: m.mode.name != REFERENCE_MODE",
           "key=lambda m: m.mode.name == REFERENCE_MODE", ("tests/test_runner.py",)),
     Named("suite/measure/correctness.py", "MOST_ERROR = 0.5", "MOST_ERROR = 50.0",
-          ("tests/test_measure_correctness.py",)),
+          ("tests/test_measure_verdicts.py",)),
     Named("suite/measure/kernels.py", 'return " ".join((name.replace(" ", "_"), "x".join(map(str, grid)), ',
           'return " ".join((name.replace(" ", "_"), ', ("tests/test_measure_kernels.py",)),
     Named("models/networks/clip.py", "torch.sigmoid(1.702 * x)", "torch.sigmoid(1.0 * x)",

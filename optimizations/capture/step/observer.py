@@ -50,7 +50,7 @@ SETS_UP = Refusal(
     "compiles code, or times kernels to choose among them, in call after call",
     "see why with TORCH_LOGS=recompiles; pass what differs as tensors, or mark sizes as dynamic",
 )
-"""Why a call does not count, and why a step is refused of which none does. See `compilations`."""
+"""Why a call does not count, and why a step whose calls never count is refused. See `compilations`."""
 
 
 class Observer(torch_internals.TorchDispatchMode):

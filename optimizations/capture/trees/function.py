@@ -148,7 +148,7 @@ class RecordableFunction:
         self.retired = self.retiring = True
 
     def run_selected(self, inputs: list[Any]) -> Any:
-        """A call that selection serves without a graph, of a function that its manager need not know of."""
+        """A call that selection serves without a graph, and that the manager does not have to know of."""
         self._uncaptured[SELECTED] += 1
         return self.run(inputs)
 

@@ -1,10 +1,10 @@
 """Steady calls of a recording: from the function to the launch with what must be looked at, and nothing else.
 
 A manager of stock's finds out in each call, in Python, what to do with it. A `SteadyCall` is made when that is known:
-after a recording, or a replay that went the full way. From then on a call that is as it was takes few steps: one
-comparison in C++ of everything at a fixed address, one of what is read in place, a look at the results that somebody
-might hold, the launch, and the list of results. Whatever is not as it was goes the full way, before anything was done
-for the call, so nothing of stock's behaviour is lost.
+after a recording, or a replay that went the full way. From then on a call in the same circumstances takes few steps:
+one comparison in C++ of everything at a fixed address, one of what is read in place, a look at the results that
+somebody might hold, the launch, and the list of results. If anything differs, the call goes the full way before
+anything was done for it, so stock's behaviour is kept.
 
 `SKIPPED` lists what a full call does in PyTorch 2.11, and why a steady call may go without or where it does the same.
 """

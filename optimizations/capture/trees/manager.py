@@ -10,10 +10,10 @@ somebody holds a result of the one before. If so,
 * that result is marked, by its function and place: from then on it is copied out of the pool right after each launch,
   so that nobody can hold it in there again;
 * after `PATIENCE` iterations in which something was still held, the pool is left to those who hold it, and everything
-  is recorded again in a new one. Not where several threads call: what one of them holds is soon let go, and a capture
-  would disturb what the others do.
+  is recorded again in a new one. This is not done where several threads call: what one of them holds is soon let go,
+  and a capture would disturb the others.
 
-A program that holds nothing pays for the look alone, which is what stock's own bookkeeping already knows.
+A program that holds nothing pays only for the look at what stock's own bookkeeping already knows.
 
 Note [Uncaptured forwards]. A forward that ran without a graph has its saved tensors in ordinary memory, at new
 addresses each time. A backward takes saved tensors for inputs at fixed addresses, so one that gets none from the pool
@@ -393,7 +393,7 @@ class EncoreManager(CUDAGraphTreeManager):
         return function(arguments)
 
     def _against_one_more_recording(self, function: RecordableFunction) -> str | None:
-        """Why a function is not recorded again whose recordings are of no use."""
+        """Why a function whose recordings are never replayed is not recorded again."""
         most = RECORDED_IN_VAIN
         if function.direction == "backward" and self._forwards_are_copied_out:
             most = BACKWARDS_RECORDED_IN_VAIN

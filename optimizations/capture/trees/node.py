@@ -5,22 +5,23 @@ saw is noted. What happens to it afterwards is `recording.session`; from then on
 instead of copied.
 
 Note [A reset of stock's]. Stock tells autograd about tensors that its nodes keep, in a registry of the process that is
-switched off when stock's managers are ended (`torch.compiler.reset`), and whose use is an error from then on. Encore's
-managers may be alive, so they switch it on before they use it.
+switched off when stock's managers are ended (`torch.compiler.reset`), and raises an error if it is used after that.
+Encore's managers may still be alive, so they switch it on before they use it.
 
-Note [Held for a backward]. A replay hands out the same tensor objects each time. Stock sees that somebody holds one by
-the references of Python, and leaves one out that C++ may have: after a forward, the results that the caller let go of
-still refer to its backward, and that to all that was saved. But a backward that is pending, or was told to retain its
-graph, has its saved tensors by nothing else, and the next replay of the forward would write over them. So here that
-reference counts, once results that nobody holds have lost their history, which the next replay would take from them
-anyway. What was let go of during a recording, and is held in a call, speaks against the graph in that call.
+Note [Held for a backward]. A replay hands out the same tensor objects each time. Stock counts Python's references to
+tell whether somebody holds one, and ignores a reference that C++ may have: after a forward, the results that the caller
+let go of still refer to its backward, which refers to all that was saved. But that reference alone keeps the saved
+tensors of a backward that is pending, or was told to retain its graph, and the next replay of the forward would write
+over them. So here that reference counts, once results that nobody holds have lost their history, which the next replay
+would take from them anyway. What was let go of during a recording, and is held in a call, speaks against the graph in
+that call.
 
 Note [Inputs that are returned]. A generated function may return an input as it is: a later partition of the same
 program reads it, or writes it. The graph's own output is then the placeholder, which is another tensor than the
 caller's. So where there are several partitions the caller's tensor is handed out instead, as the function does without
-a graph. Where there is one, nobody writes it later, and a backward finds in the pool what was saved for it. An input
-whose memory the function took for a result (Inductor writes results over what is dead) is a result now: there
-the graph's own output is right, and the caller's tensor was not written.
+a graph. Where there is one, nobody writes it later, and a backward finds in the pool what was saved for it. Where the
+function has put a result into an input's memory (Inductor writes results over what is dead), the graph's own output is
+right, and the caller's tensor was not written.
 """
 
 from __future__ import annotations
