@@ -185,7 +185,7 @@ def test_hundreds_of_graphs_are_measured_one_after_another_without_making_way_fo
     functions = [FakeFunction() for _ in range(500)]
     members = [Member(one, settings, 0) for one in functions]  # type: ignore[arg-type]
     calls = [one.served(lambda inputs: None) for one in members]
-    called_in_turn(calls, 30)
+    called_in_turn(calls, 40)
     assert prices.timed >= 24, "the first one has had its turns"
     reasons = {one.describe().reason for one in members}
     assert "it was not called while it was to be measured" not in reasons

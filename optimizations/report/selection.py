@@ -45,8 +45,9 @@ class SelectionReport:
         outcome: "faster" than a simpler one, "same" (the simplest is kept), or "unresolved" (measuring ended before
             either was sure).
         source: whether it was measured in this process, or stored by an earlier one.
-        calls, measuring_s, excess_s: measured calls of the group, their time, and how much more that is than the
-            fastest candidate would have taken.
+        calls, measuring_s, excess_s: measured calls of the group, their time, and how much longer the program took
+            than with the fastest candidate unmeasured. `waiting_s` of that is because the device was waited for, as
+            estimated from a few iterations without.
         voided: why earlier verdicts were given up.
         not_stored: why the verdict is not stored; None where it is, or there is none.
         budget_s: what `excess_s` may be for all groups of its compilation together; None where that is not known.
@@ -76,3 +77,4 @@ class SelectionReport:
     copied_bytes: int | None = None
     pointer_bytes: int | None = None
     budget_s: float | None = None
+    waiting_s: float = 0.0

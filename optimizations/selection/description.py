@@ -57,6 +57,7 @@ def describe(
         calls=spent.calls,
         measuring_s=spent.seconds,
         excess_s=spent.excess_s,
+        waiting_s=spent.waiting_s,
         voided=tuple(selector.voided) if selector is not None else (),
         not_stored=not_stored if decision is not None else None,
         budget_s=budget_s,

@@ -249,7 +249,8 @@ class Group(Served):
         self._memory.begin(members[0].device_index)
         self._pauses = 0
         self._leader = None
-        self._measurement = Measurement(selector, timing.timer_for(self._objective, members[0].device_index))
+        timer = timing.timer_for(self._objective, members[0].device_index)
+        self._measurement = Measurement(selector, timer, waits=self._objective == "latency")
         self._circumstances.restart()
         self.members.rest(0)
 
@@ -287,6 +288,9 @@ class Group(Served):
         if self._circumstances.another_stream(leader.device_index):
             measurement.void(ANOTHER_STREAM)
         self._circumstances.note(inputs, leader.watched)
+        if measurement.leaves_alone:
+            self.members.serve(UNSELECTED)
+            return measurement.leave_alone()
         turn = measurement.next_turn()
         if turn is None:
             if measurement.selector.decision is not None:

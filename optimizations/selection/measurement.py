@@ -7,10 +7,12 @@ and each was served as it was to be.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Collection, Mapping
 
 from optimizations.selection.order import Order
+from optimizations.selection.overlap import Overlap
 from optimizations.selection.schedule import Turn
 from optimizations.selection.selector import Selector
 from optimizations.selection.timing import Timer, Timing
@@ -26,12 +28,15 @@ Counts = Mapping[int, tuple[int, int]]
 class Measurement:
     """See the module.
 
+    Args:
+        waits: whether the timer waits for the device.
+
     Attributes:
         selector: whose turns are served.
         leader: the member that begins an iteration; None until it is known.
     """
 
-    def __init__(self, selector: Selector, timer: Timer) -> None:
+    def __init__(self, selector: Selector, timer: Timer, *, waits: bool = False) -> None:
         self.selector = selector
         self.leader: int | None = None
         self._timer = timer
@@ -40,14 +45,21 @@ class Measurement:
         self._timed: tuple[Turn, Timing] | None = None
         self._before: Counts = {}
         self._under_way: deque[tuple[Turn, Timing]] = deque()
+        self._overlap = Overlap() if waits else None
+        self._began = 0.0
 
     # An iteration
 
     def begin_iteration(self, members: Collection[int]) -> None:
         """The leader is about to be called: the iteration before is over."""
+        now = time.perf_counter()
         if self._timed is not None and self._order.complete:
             self._under_way.append(self._timed)
+            self._note_overlap(self._timed[0], now - self._began)
             self._timed = None
+        elif self._overlap is not None and not self._order.complete:
+            self._overlap.disturbed()
+        self._began = now
         self.lose_turn()
         self._order.begin(members)
         self._collect()
@@ -71,6 +83,24 @@ class Measurement:
         """Whether calls never follow one another in one order."""
         return self._order.hopeless
 
+    # What waiting costs
+
+    @property
+    def leaves_alone(self) -> bool:
+        """Whether this iteration is to be nobody's turn, because what waiting costs is found out."""
+        return self._overlap is not None and self._overlap.leaves_alone
+
+    def leave_alone(self) -> bool:
+        """This iteration is such a one. Whether `start` follows."""
+        assert self._overlap is not None
+        return self._overlap.iteration_left_alone()
+
+    def _note_overlap(self, turn: Turn, seconds: float) -> None:
+        # Iterations served as those that were left alone; the first of a block follows others.
+        if self._overlap is not None and turn.candidate == self.selector.candidates[-1] and turn.place:
+            self._overlap.measured(seconds)
+            self.selector.lost_by_waiting(self._overlap.lost_s)
+
     # A turn
 
     def next_turn(self) -> Turn | None:
@@ -87,6 +117,8 @@ class Measurement:
     def start(self) -> None:
         """Right before the leader's call. May wait for the device."""
         self._timer.begin()
+        if self._overlap is not None:
+            self._overlap.waited(time.perf_counter())
 
     @property
     def ends_here(self) -> bool:

@@ -38,12 +38,13 @@ EARLY_SHARE = 0.5
 @dataclass(frozen=True, slots=True)
 class Spent:
     """What measuring took: `calls` in `rounds` rounds, `seconds` in all, `excess_s` more than the best candidate's
-    calls would have taken."""
+    calls would have taken, of which `waiting_s` is what the program lost because the device was waited for."""
 
     calls: int = 0
     rounds: int = 0
     seconds: float = 0.0
     excess_s: float = 0.0
+    waiting_s: float = 0.0
 
 
 class Selector:
@@ -81,6 +82,7 @@ class Selector:
         self._seed = seed
         self._earlier = earlier or Spent()
         self._looks = frozenset(self.rules.looks(len(self.candidates)))
+        self._lost_s = 0.0
         self._begin(calls_before)
 
     def _begin(self, calls_before: int = 0) -> None:
@@ -148,13 +150,19 @@ class Selector:
         }
         counts = self.measured_calls
         best = min((total / counts[name] for name, total in clipped.items()), default=0.0)
-        excess = sum(total - best * counts[name] for name, total in clipped.items())
+        waiting = self._lost_s * sum(counts.values())
+        excess = sum(total - best * counts[name] for name, total in clipped.items()) + waiting
         return Spent(
             self._earlier.calls + self._calls,
             self._earlier.rounds + len(self._rounds),
             self._earlier.seconds + sum(sum(one) for one in self._seconds.values()),
             self._earlier.excess_s + excess,
+            self._earlier.waiting_s + waiting,
         )
+
+    def lost_by_waiting(self, seconds: float) -> None:
+        """What each measured call took longer because the device was waited for (`overlap`)."""
+        self._lost_s = seconds
 
     @property
     def says_little(self) -> bool:

@@ -176,7 +176,8 @@ def selection(run: Run) -> Table:
     """Which way each captured function is served, and the times that decided it."""
     columns = ["workload", "mode", "graph", "group", "direction", "kernels", "input_bytes", "copied_bytes"]
     columns += ["pointer_bytes", *(f"{candidate}_us" for candidate in CANDIDATES), "kept", "outcome", "nearest"]
-    columns += ["ratio", "low", "high", "others", "calls", "measuring_s", "excess_s", "budget_s", "source", "reason"]
+    columns += ["ratio", "low", "high", "others", "calls", "measuring_s", "excess_s", "waiting_s", "budget_s"]
+    columns += ["source", "reason"]
     return make_table(
         "selection",
         "Which graphs serve calls",
@@ -184,7 +185,8 @@ def selection(run: Run) -> Table:
         "indirection: one that reads them in place. Times are medians of an iteration of the functions of a group, "
         "which are judged together. ratio: how many times the time of the way that is kept the nearest other one "
         "takes, with its interval; others: the same of each. excess: what measuring took beyond the fastest way; "
-        "budget: what that may be, for all groups of a compilation together.",
+        "waiting: of it, because the device was waited for; budget: what excess may be, for all groups of a "
+        "compilation together.",
         columns,
         (
             {"workload": cell_label(cell), "mode": cell.mode, **_selection_of(function)}
@@ -217,6 +219,7 @@ def _selection_of(function: SelectedFunction) -> Row:
         "calls": found.calls,
         "measuring_s": found.measuring_s,
         "excess_s": found.excess_s,
+        "waiting_s": found.waiting_s,
         "budget_s": found.budget_s,
         "source": found.source,
         "reason": found.reason,
