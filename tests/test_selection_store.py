@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -115,8 +116,37 @@ def test_graphs_judged_together_count_only_together(verdicts: VerdictStore, capl
     verdicts.put([one, other])
     assert verdicts.get(where()) == one
     assert verdicts.get(where(OTHER)) == other
-    verdicts.put([verdict(where(OTHER), group=both, kept="none")])  # of another process, which found something else
-    assert verdicts.get(where()) is None
+    VerdictStore(verdicts.directory).put([verdict(where(OTHER), group=both, kept="none")])
+    assert VerdictStore(verdicts.directory).get(where()) is None, "another process found something else"
+
+
+def test_each_graph_of_a_large_group_does_not_read_the_files_of_all(
+    verdicts: VerdictStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three hundred partitions of one program: 90,000 files took 16 seconds."""
+    graphs = tuple(sorted(hashlib.sha256(str(number).encode()).hexdigest() for number in range(40)))
+    verdicts.put([verdict(where(graph), group=graphs) for graph in graphs])
+    later = VerdictStore(verdicts.directory)
+    reads = []
+    read = VerdictStore._read
+
+    def counted(self: VerdictStore, path: Path) -> Any:
+        reads.append(path)
+        return read(self, path)
+
+    monkeypatch.setattr(VerdictStore, "_read", counted)
+    assert [later.get(where(graph)) for graph in graphs] == [verdict(where(graph), group=graphs) for graph in graphs]
+    assert len(reads) == 2 * len(graphs) - 1
+    verdicts.clear([key_of(where(graphs[3]))])
+    assert VerdictStore(verdicts.directory).get(where(graphs[0])) is None, "another process looks at all"
+
+
+def test_what_is_wrong_with_a_folder_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    for number in range(3):
+        broken = VerdictStore(tmp_path / "file" / "verdicts")
+        assert broken.put([verdict(where(f"{number}" * 64), group=(f"{number}" * 64,))]) is not None
+    assert len(caplog.messages) == 1
 
 
 def test_a_full_disk_or_a_folder_that_is_not_writable_costs_the_verdict_only(
@@ -211,6 +241,26 @@ def test_a_graph_is_known_by_its_code_and_not_by_where_it_lies(tmp_path: Path) -
     ):
         other = generated(tmp_path, CODE.format(**{**code, **change}), "other")
         assert (identity.graph_digest(other, integers, extra) == first) is same, change
+
+
+def test_a_file_of_many_partitions_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "generated.py"
+    path.write_text("".join(f"def partition_{number}(args):\n    return {number}\n\n" for number in range(20)))
+    made = runpy.run_path(str(path))
+    reads = []
+    read_text = Path.read_text
+
+    def counted(self: Path, *arguments: Any, **keywords: Any) -> str:
+        reads.append(self)
+        return read_text(self, *arguments, **keywords)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    functions = [made[f"partition_{number}"] for number in range(20)]
+    digests = {identity.graph_digest(one, sizes) for one in functions for sizes in ([], [3], [4])}
+    assert len(digests) == 60
+    assert reads == [path]
+    path.write_text(path.read_text() + "later = 1\n")
+    assert identity.graph_digest(functions[0], []) not in digests
 
 
 def test_a_function_without_source_has_no_digest() -> None:

@@ -22,6 +22,7 @@ from optimizations.capture.trees.function import RecordableFunction
 from optimizations.indirection.plan import Choice
 from optimizations.selection.measurement import Measurement
 from optimizations.selection.members import Members
+from optimizations.selection.validity import WINDOW
 
 __all__ = ["cuda_on_cpu", "make"]
 
@@ -86,6 +87,7 @@ def test_how_calls_are_served_does_not_change_in_the_middle_of_another_threads_c
     first = in_a_thread(lambda: run(compiled, 1))
     assert replaying.wait(PATIENCE_S)
     compiled.functions[0].member.pause = 0
+    compiled.functions[0].member.group._circumstances._elsewhere = WINDOW - 1
     cuda_on_cpu.stream = 99  # the verdict is void
     second = in_a_thread(lambda: run(compiled, 1))
     time.sleep(0.1)

@@ -45,6 +45,22 @@ def test_another_stream_makes_the_verdict_void(make: Any, cuda_on_cpu: CudaOnCpu
     assert selection(compiled).state == "decided"
 
 
+def test_streams_that_take_turns_change_nothing(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    """Two pipelines: each iteration is on another stream than the one before, now as when it was measured."""
+    prices, compiled = make(plain=50e-6)
+    for step in range(900):
+        cuda_on_cpu.stream = 1 + step % 2
+        run(compiled, 1)
+    report = selection(compiled)
+    assert (report.state, report.kept, report.voided) == ("decided", "copy", ())
+    timed = prices.timed
+    _, again = make(plain=50e-6)
+    for step in range(300):
+        cuda_on_cpu.stream = 1 + step % 2
+        run(again, 1)
+    assert (selection(again).source, prices.timed) == ("stored", timed)
+
+
 def test_circumstances_that_change_all_the_time_end_with_a_verdict(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
     prices, compiled = make()
     for stream in range(12):

@@ -400,11 +400,10 @@ class Group(Served):
         if member.serial != self._leader:
             member.pause = LOOK_EVERY
             return
-        if self._circumstances.begins_look:
-            if not self._look_at_ranks():
-                return
-            if self._circumstances.another_stream(member.device_index) and self._void(ANOTHER_STREAM):
-                return
+        if self._circumstances.begins_look and not self._look_at_ranks():
+            return
+        if self._circumstances.another_stream(member.device_index) and self._void(ANOTHER_STREAM):
+            return
         if not self._circumstances.look(inputs, member.watched):
             return
         member.pause = LOOK_EVERY

@@ -34,14 +34,22 @@ def graph_digest(
     plain = getattr(generated, "__func__", generated)
     try:
         source_file = inspect.getsourcefile(plain)
-        source = Path(source_file).read_text() if source_file is not None else None
+        if source_file is None:
+            return None
+        state = Path(source_file).stat()
+        code = _code_digest(source_file, state.st_mtime_ns, state.st_size, read)
     except (OSError, TypeError, ValueError):
         return None
-    if source is None:
-        return None
-    code = "\n".join(line for line in source.splitlines() if not _COMMENT.match(line))
-    parts = (read(code), getattr(plain, "__qualname__", ""), ",".join(map(str, integers)), *extra)
+    parts = (code, getattr(plain, "__qualname__", ""), ",".join(map(str, integers)), *extra)
     return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
+
+
+@functools.lru_cache(maxsize=256)
+def _code_digest(path: str, mtime_ns: int, size: int, read: Callable[[str], str]) -> str:
+    """Of a file in this state. Hundreds of partitions, and of shapes, are in one file."""
+    lines = Path(path).read_text().splitlines()
+    code = "\n".join(line for line in lines if not _COMMENT.match(line))
+    return hashlib.sha256(read(code).encode(errors="surrogatepass")).hexdigest()
 
 
 def circumstances(graph: str, options: str, objective: Any, device_index: int) -> Circumstances:

@@ -29,6 +29,11 @@ SUFFIX = ".verdict.json"
 MOST_BYTES = 1 << 20
 """A larger file is no verdict, and is not read."""
 
+ALONE = "a graph that it was judged together with has no such verdict"
+
+MOST_TOLD = 1000
+"""Things that are told in one process."""
+
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
@@ -64,21 +69,25 @@ class VerdictStore:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        # Groups whose files are all there and agree: hundreds of graphs of one would look at each other's.
+        self._whole: set[tuple[Circumstances, tuple[str, ...], str]] = set()
 
     def get(self, circumstances: Circumstances) -> StoredVerdict | None:
         """The verdict for these circumstances; None where there is none that counts."""
         found = self._read(self._path(key_of(circumstances)))
         if found.verdict is None:
             if found.ignored is not None:
-                log.warning("%s is ignored: %s", found.path, found.ignored)
+                _tell_once("%s is ignored: %s", found.path, found.ignored)
             return None
+        whole = (circumstances.model_copy(update={"graph": ""}), found.verdict.group, found.verdict.kept)
         for other in found.verdict.group:
-            if other == found.verdict.circumstances.graph:
+            if other == found.verdict.circumstances.graph or whole in self._whole:
                 continue
             neighbour = self._read(self._path(key_of(circumstances.model_copy(update={"graph": other})))).verdict
             if neighbour is None or (neighbour.group, neighbour.kept) != (found.verdict.group, found.verdict.kept):
-                log.warning("%s is ignored: a graph that it was judged together with has no such verdict", found.path)
+                _tell_once("%s is ignored: %s", found.path, ALONE)
                 return None
+        self._whole.add(whole)
         return found.verdict
 
     def put(self, verdicts: Sequence[StoredVerdict]) -> str | None:
@@ -86,13 +95,15 @@ class VerdictStore:
 
         A folder that cannot be written, or a full disk, costs measuring again.
         """
+        self._whole.clear()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             for verdict in verdicts:
                 write_atomically(self._path(key_of(verdict.circumstances)), verdict.to_json())
         except OSError as error:
-            log.warning("cannot store a verdict in %s: %s", self.directory, error)
-            return f"{type(error).__name__}: {error.strerror or error}"
+            reason = f"{type(error).__name__}: {error.strerror or error}"
+            _tell_once("cannot store verdicts in %s: %s", self.directory, reason)
+            return reason
         return None
 
     def list(self) -> tuple[Found, ...]:
@@ -158,6 +169,17 @@ class VerdictStore:
         if verdict.circumstances.graph not in verdict.group:
             return Found(path, None, "its group does not name its own graph")
         return Found(path, verdict, None)
+
+
+def _tell_once(message: str, path: Path, reason: str) -> None:
+    """A program of hundreds of graphs, or that compiles again and again, is not told of one folder in hundreds of
+    lines."""
+    if (told := (message, path, reason)) not in _TOLD and len(_TOLD) < MOST_TOLD:
+        _TOLD.add(told)
+        log.warning(message, path, reason)
+
+
+_TOLD: set[tuple[str, Path, str]] = set()
 
 
 def _age(path: Path) -> tuple[float, str]:

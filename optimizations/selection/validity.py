@@ -1,7 +1,9 @@
 """Whether a verdict still holds: looked at in a few consecutive calls now and then.
 
 Note [What makes a verdict void]. Inputs whose addresses moved from call to call and do not any more, or the other way
-round: reading in place may pay off now. Another stream. A new shape is another function, with a verdict of its own.
+round: reading in place may pay off now. Another stream, for as many calls as a look has: a program that goes from one
+stream to another and back in each iteration has always been on both. A new shape is another function, with a verdict of
+its own.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ class Circumstances:
     def __init__(self) -> None:
         self.moving: bool | None = None
         self._stream: int | None = None
+        self._elsewhere = 0
         self._movement = Movement()
         self._window = 0
 
@@ -41,11 +44,19 @@ class Circumstances:
         self._window = 0
 
     def another_stream(self, device_index: int) -> bool:
-        """Whether the current stream is not the one of the last time this was asked."""
+        """Whether this call and those before it, as many as a look has, were not on the stream of all before.
+
+        To be asked once for each call that is looked at.
+        """
         stream = torch_internals.current_raw_stream(device_index)
-        changed = self._stream not in (None, stream)
-        self._stream = stream
-        return changed
+        if self._stream in (None, stream):
+            self._stream, self._elsewhere = stream, 0
+            return False
+        self._elsewhere += 1
+        if self._elsewhere < WINDOW:
+            return False
+        self._stream, self._elsewhere = stream, 0
+        return True
 
     def note(self, inputs: Sequence[Any], watched: Sequence[int]) -> None:
         """A call's inputs, of which these may move."""
