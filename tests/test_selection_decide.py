@@ -72,6 +72,21 @@ def test_copies_of_one_distribution_are_the_same(weather: Weather, count: int) -
     assert len(same) >= 0.95 * len(runs)
 
 
+@pytest.mark.parametrize(("noise", "count", "calls"), [(0.05, 2, 900), (0.05, 3, 1900), (0.01, 3, 260)])
+def test_equal_candidates_are_told_in_so_many_calls(noise: float, count: int, calls: int) -> None:
+    """Calls that are measured are slower ones where the program runs ahead of its device."""
+    runs = [decided(dict.fromkeys(NAMES[:count], 1.0), Weather(noise=noise), seed).spent.calls for seed in range(30)]
+    assert sorted(runs)[len(runs) // 2] <= calls
+
+
+@pytest.mark.parametrize(("slower", "kept"), [(1.005, "b"), (1.012, "a"), (1.03, "a")])
+def test_a_guess_keeps_what_serves_without_selection_within_half_the_margin(slower: float, kept: str) -> None:
+    """A guess is less sure than the verdict that the margin is made for."""
+    found = judge(("a", "b"), [{"a": 1.0, "b": slower}] * 3, Rules(), at_the_end=True).decision
+    assert found is not None
+    assert (found.kept, found.outcome) == (kept, "unresolved")
+
+
 def test_of_copies_that_cannot_be_told_apart_in_time_the_one_that_serves_without_selection_is_kept() -> None:
     rules = Rules(most_calls=600)
     runs = [decided(dict.fromkeys(NAMES, 1.0), Weather(noise=0.05), seed, rules).decision for seed in range(60)]

@@ -7,7 +7,7 @@ judged (`interval`): what changes from round to round, a warmer GPU or a busier 
 * A candidate that is slower than another beyond the noise is dropped.
 * The simplest candidate left that is not slower by more than `Rules.margin` than any other left is kept. So if nothing
   is faster beyond the noise, the simplest stays: *same*.
-* Where measuring ends before that is sure, estimates decide, by the same margin: *unresolved*. Of candidates that
+* Where measuring ends before that is sure, estimates decide, by half the margin: *unresolved*. Of candidates that
   are as good as each other by these, the last one stays, which serves calls without selection: in doubt nothing
   changes. The intervals say how much that may cost.
 
@@ -49,7 +49,7 @@ class Rules:
     block_calls: int = 4
     lead_in_calls: int = 1
     lead_in_rounds: int = 1
-    margin: float = 0.0125
+    margin: float = 0.0175
     error: float = 0.02
     most_calls: int = 4000
     look_growth: float = 1.3
@@ -191,7 +191,9 @@ def judge(
     if not at_the_end:
         return Judged(left, None)
     likely = (
-        one for one in reversed(left) if all(_seems_close(one, other, rounds, error, rules.margin) for other in left)
+        one
+        for one in reversed(left)
+        if all(_seems_close(one, other, rounds, error, rules.margin / 2) for other in left)
     )
     return Judged(left, _decision(candidates, left, next(likely, left[-1]), rounds, error, resolved=False))
 
