@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
@@ -12,7 +13,7 @@ from step_parts import batches, loss_of, network
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from optimizations.capture.step import watch
+from optimizations.capture.step import host_tensors, watch
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.watch import Watch
 from optimizations.torch_internals.dict_guard import HeldEntries, same_entries
@@ -193,3 +194,40 @@ def test_entries_are_the_same_until_one_is_exchanged_added_or_deleted() -> None:
     del held["b"]
     assert not same()
     assert same_entries([])()
+
+
+READS: dict[str, Callable[[torch.Tensor], float]] = {
+    "tolist": lambda held: held.tolist()[0],
+    "numpy": lambda held: float(held.numpy()[0]),
+    "an array of it": lambda held: float(numpy.asarray(held)[0]),
+}
+
+
+def host_tensor(device: CpuDevice, count: int = 3) -> torch.Tensor:
+    held = torch.ones(count)
+    device.host.add(held.untyped_storage().data_ptr())
+    return held
+
+
+@pytest.mark.parametrize("name", sorted(READS))
+@pytest.mark.parametrize("large", [False, True])
+def test_tensors_in_cpu_memory_are_read_without_an_operator_and_compared(name: str, large: bool) -> None:
+    device = CpuDevice()
+    held = host_tensor(device, host_tensors.MOST_BYTES if large else 3)
+    step = GraphedStep(lambda x: x * READS[name](held), device=device)
+    for index in range(14):
+        if index == 7:
+            held.fill_(9.0)
+        x = torch.randn(3)
+        assert torch.equal(step(x), x * (9.0 if index >= 7 else 1.0))
+    assert 4 + 4 <= step.report().replays <= 4 + 6
+
+
+def test_a_tensor_in_cpu_memory_that_changes_in_each_call_and_plays_no_part_is_left_out() -> None:
+    device = CpuDevice()
+    held = host_tensor(device)
+    step = GraphedStep(lambda x: (x * 2, held)[0], device=device)
+    for _ in range(10):
+        held.add_(1.0)
+        step(torch.randn(3))
+    assert step.report().replays == 7

@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 import torch
 
-from optimizations.capture.callables.arguments import Sample, unknown_object
+from optimizations.capture.callables.arguments import Sample
 from optimizations.capture.callables.graphed import Slot
 from optimizations.capture.callables.memory_plan import pools
 from optimizations.capture.callables.order import Event
 from optimizations.capture.callables.results import HandedOut
 from optimizations.capture.callables.warm_up import (
+    OTHER_RESULT,
     Forbidding,
     Run,
     call,
@@ -32,11 +33,10 @@ from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import StepRefused, storage
 from optimizations.capture.step.observing import Given, changed_itself
-from optimizations.capture.step.recording import shared_with_written
+from optimizations.capture.step.outputs import view_of
 from optimizations.capture.step.tensor_marks import TensorMarks
-from optimizations.capture.step.written_memory import WrittenMemory
+from optimizations.capture.step.written_memory import WrittenMemory, refuse_shared
 from optimizations.captured.displaced import overlaps
-from optimizations.report.steps import Refusal
 
 
 @dataclass(slots=True)
@@ -174,16 +174,13 @@ class Captures:
             ]:
                 raise StepRefused(refusal)
             outputs: list[torch.Tensor] = []
-            if (strange := unknown_object(flatten(nest, outputs))) is not None:
-                raise StepRefused(
-                    Refusal(
-                        f"returns a {type(strange).__qualname__}",
-                        "return tensors, numbers, and containers of such: what an object holds would be overwritten",
-                    )
-                )
+            if flatten(nest, outputs) != run.structure:
+                raise StepRefused(OTHER_RESULT)
             written = [index for index, tensor in enumerate(placeholders) if _was_written(tensor, versions)]
             mutated = [tensor for tensor in state.tensors.values() if _was_written(tensor, versions)]
-            _check_shared_memory(tensors, written, mutated)
+            refuse_shared(
+                tensors, [f"tensor {index} of its arguments" for index in range(len(tensors))], written, mutated
+            )
         except BaseException:
             graph.reset()
             raise
@@ -193,6 +190,8 @@ class Captures:
         static = [output.detach() for output in outputs]
         collects = any(tensor.requires_grad for tensor in [*placeholders, *run.parameters])
         read_back = [tensor for tensor in state.tensors.values() if _is_plain(tensor) and storage(tensor) in run.saved]
+        reached = {storage(tensor) for tensor in state.tensors.values()} - {0}
+        theirs = [index for index, output in enumerate(outputs) if storage(output) in reached]
         self.slots[key] = Slot(
             number=key[0],
             micro_batch=key[1],
@@ -201,7 +200,7 @@ class Captures:
             inputs=inputs,
             parameters=run.parameters,
             nest=replaced(nest, iter(static)),
-            results=HandedOut(static, run.saved_results if not self._copied else ()),
+            results=HandedOut(static, run.saved_results if not self._copied else (), theirs),
             differentiable=[output.requires_grad and collects for output in outputs],
             begins=self._begins,
             ended=self._ended,
@@ -209,6 +208,7 @@ class Captures:
             bound=[(entry, entry.new.detach()) for entry in bound],
             written=written,
             mutated=mutated,
+            passed=_passed(outputs, placeholders),
             read_back=read_back,
             written_memory=WrittenMemory(mutated),
         )
@@ -258,35 +258,25 @@ def _memory_of_its_own(gradient: torch.Tensor | None, others: set[int]) -> torch
     return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
 
 
+def _passed(outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]) -> dict[int, tuple[int, Any]]:
+    """By index, the results that are inputs (None) or views of inputs that take no part in differentiation."""
+    by_id = {id(one): index for index, one in enumerate(placeholders)}
+    by_storage = {storage(one): index for index, one in enumerate(placeholders) if storage(one)}
+    found: dict[int, tuple[int, Any]] = {}
+    for index, output in enumerate(outputs):
+        of = by_id.get(id(output), by_storage.get(storage(output)))
+        if of is None or output.requires_grad or placeholders[of].requires_grad:
+            continue
+        if id(output) in by_id:
+            found[index] = of, None
+        elif not (output.is_conj() or output.is_neg()):
+            found[index] = of, view_of(output, placeholders[of])
+    return found
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_inference()
 
 
 def _was_written(tensor: torch.Tensor, versions: Mapping[int, int]) -> bool:
     return id(tensor) in versions and bool(tensor._version != versions[id(tensor)])
-
-
-def _check_shared_memory(
-    tensors: Sequence[torch.Tensor], written: Sequence[int], mutated: Sequence[torch.Tensor]
-) -> None:
-    """Arguments are read from copies of their own, so nothing may write memory that two of them share.
-
-    Raises:
-        StepRefused: something does.
-    """
-    if (pair := shared_with_written(tensors, written)) is not None:
-        raise StepRefused(
-            Refusal(
-                f"writes into tensor {pair[0]} of its arguments, which shares memory with tensor {pair[1]}",
-                "pass a copy (`clone()`) of one of them",
-            )
-        )
-    places = {storage(tensor) for tensor in mutated}
-    for index, tensor in enumerate(tensors):
-        if storage(tensor) and storage(tensor) in places:
-            raise StepRefused(
-                Refusal(
-                    f"writes a tensor that shares memory with tensor {index} of its arguments",
-                    "pass a copy (`clone()`) of the argument",
-                )
-            )

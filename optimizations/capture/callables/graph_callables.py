@@ -34,9 +34,10 @@ from optimizations.capture.callables.order import Event, Follower, WrongOrder, d
 from optimizations.capture.callables.warm_up import FirstWrites, Run, naming, run_once, warmed_up
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
-from optimizations.capture.signature import replaced, signature
+from optimizations.capture.signature import signature
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState
+from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.reach import reach
 from optimizations.capture.step.surroundings import watched_by_others
@@ -126,11 +127,13 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             for entry, _ in slot.bound
         }
         reached = {id(tensor) for tensor in member.state.tensors.values()}
+        replaced_here = {id(vars(one)) for one in self._callables if isinstance(one, torch.nn.Module)}
         return Watch(
             member.state,
-            lambda held, key: (id(held), key) in bound,
+            lambda held, key: (id(held), key) in bound or (key == "forward" and id(held) in replaced_here),
             lambda tensor: True,
             [parameter for parameter in member.run.parameters if id(parameter) not in reached],
+            host=HostTensors(on_the_host(member.state.tensors, self._device.holds)),
             own_forwards=False,  # modules get one here
             hooks_of_tensors=False,  # they run behind the graph
         )
@@ -203,7 +206,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if self._outputs == "static":
             slot.results.remember(results)
         self._passed(number)
-        return replaced(slot.nest, iter(results))
+        return slot.returned(tensors, results)
 
     def _passed(self, number: int, *, skip: bool = False) -> None:
         """A forward was called. If it was the last event, what is updated once per step is so before the next call:

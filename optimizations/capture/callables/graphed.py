@@ -14,17 +14,18 @@ that was given back; and that the forward did not run again since.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from optimizations.capture.callables.results import HandedOut, version_of
+from optimizations.capture.callables.results import HandedOut, copies, version_of
 from optimizations.capture.inputs import CopiedInputs, copy_all
+from optimizations.capture.signature import replaced
 from optimizations.capture.step.host_state import Rebound
-from optimizations.capture.step.recording import shared_with_written
-from optimizations.capture.step.written_memory import WrittenMemory
+from optimizations.capture.step.outputs import view_like
+from optimizations.capture.step.written_memory import WrittenMemory, shared_with_written
 from optimizations.torch_internals.autograd_graph import adds_to_gradient
 
 
@@ -37,7 +38,7 @@ class Slot:
     before its launch, `ended` behind it. `bound` are attributes and variables that the forward binds to tensors it
     makes: each call binds them to copies. `written` are inputs that the forward writes, `mutated` other tensors, in
     `written_memory`; `read_back` are parameters and buffers whose values the backward reads. `in_place`: whether what
-    the graphs read lies where it lay.
+    the graphs read lies where it lay. `passed`: which results are inputs, or views of them, that no graph has to make.
     """
 
     number: int
@@ -61,6 +62,7 @@ class Slot:
     read_back: Sequence[torch.Tensor] = ()
     written_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
     in_place: Callable[[], bool] = lambda: True
+    passed: Mapping[int, tuple[int, Any]] = field(default_factory=dict)
     freed: bool = False
     forwards: int = 0
     backwards: int = 0
@@ -79,7 +81,14 @@ class Slot:
         for entry, made in self.bound:
             entry.bind(made.clone())
         handed = self.results.hand_out()
-        return tuple(tensor.clone() for tensor in handed) if self.copied else handed
+        return tuple(copies(handed)) if self.copied else handed
+
+    def returned(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
+        """What the callable returns for these inputs and `results` of the graph."""
+        found = list(results)
+        for index, (given, view) in self.passed.items():
+            found[index] = inputs[given] if view is None else view_like(inputs[given], *view)
+        return replaced(self.nest, iter(found))
 
     def free(self) -> None:
         """Free the graphs."""

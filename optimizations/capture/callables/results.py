@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -23,12 +23,17 @@ class StillInUse(RuntimeError):
 class HandedOut:
     """The results of one graph, `static`, and the tensors over them that the caller got.
 
-    `read_back`: those that the backward reads, by index. Each of these has a version of its own every time.
+    `read_back`: those that the backward reads, by index. Each of these has a version of its own every time. `theirs`:
+    those that lie in memory of the program, such as a weight; they are left as they are.
     """
 
-    def __init__(self, static: Sequence[torch.Tensor], read_back: Sequence[int] = ()) -> None:
+    def __init__(
+        self, static: Sequence[torch.Tensor], read_back: Sequence[int] = (), theirs: Collection[int] = ()
+    ) -> None:
         self.read_back = tuple(read_back)
         self._static = list(static)
+        self._own = [tensor for index, tensor in enumerate(static) if index not in theirs]
+        self._addresses = {tensor.untyped_storage().data_ptr() for tensor in self._own}
         self._handed: list[weakref.ref[torch.Tensor]] = []
         self._idle: list[int] = []
         self.rescued = 0
@@ -55,21 +60,38 @@ class HandedOut:
             StillInUse: a view of a result is held, or its backward did not run.
         """
         if not self._idle:  # before the first launch only this object holds them
-            self._idle = [_uses(tensor) for tensor in self._static]
+            self._idle = [_uses(tensor) for tensor in self._own]
         alive = [tensor for reference in self._handed if (tensor := reference()) is not None]
         places = Counter(tensor.untyped_storage().data_ptr() for tensor in alive)
-        for tensor, idle in zip(self._static, self._idle, strict=True):
+        for tensor, idle in zip(self._own, self._idle, strict=True):
             if _uses(tensor) > idle + places[tensor.untyped_storage().data_ptr()]:
                 raise StillInUse(
                     "a result of the call before is still in use through a view, or because its backward did not run; "
                     "clone what you keep, or pass outputs='copied' to graph_callables"
                 )
-        addresses = {tensor.untyped_storage().data_ptr() for tensor in self._static}
-        for tensor in alive:
-            if tensor.untyped_storage().data_ptr() in addresses:
-                tensor.data = tensor.detach().clone()
-                self.rescued += 1
+        held = [tensor for tensor in alive if tensor.untyped_storage().data_ptr() in self._addresses]
+        for tensor, copy in zip(held, copies(held), strict=True):
+            tensor.data = copy
+            self.rescued += 1
         self._handed = []
+
+
+def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A copy of each. Those that share memory do so after it, too."""
+    places = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    shared = Counter(places)
+    memory: dict[int, torch.UntypedStorage] = {}
+    found = []
+    for tensor, place in zip(tensors, places, strict=True):
+        if shared[place] == 1 or not place:
+            found.append(tensor.detach().clone())
+            continue
+        if place not in memory:
+            memory[place] = tensor.untyped_storage().clone()
+        copy = _over(tensor.detach())
+        copy.set_(memory[place], copy.storage_offset(), copy.shape, copy.stride())
+        found.append(copy)
+    return found
 
 
 def version_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from optimizations.capture.callables.arguments import Sample, called
+from optimizations.capture.callables.arguments import Sample, called, unknown_object
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import flatten, replaced
@@ -38,15 +38,16 @@ class Run:
     """What one run of a callable did.
 
     `parameters`: leaves whose gradients it computes, `leaves` others that it met. `saved`: where the storages lie that
-    its backward reads, and `saved_results` which of its results are among these. `refusals`: what a graph of it would
-    do otherwise. `as_captured`: what it was told if it asked whether it is captured. `draws`: whether random numbers
-    were drawn, from `generators` too.
+    its backward reads, and `saved_results` which of its results are among these. `structure` is of what it returned.
+    `refusals`: what a graph of it would do otherwise. `as_captured`: what it was told if it asked whether it is
+    captured. `draws`: whether random numbers were drawn, from `generators` too.
     """
 
     parameters: list[torch.Tensor] = field(default_factory=list)
     leaves: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     saved: frozenset[int] = frozenset()
     saved_results: tuple[int, ...] = ()
+    structure: Hashable = None
     forward: Sequence[Operation] = ()
     backward: Sequence[Operation] = ()
     refusals: list[Refusal] = field(default_factory=list)
@@ -84,7 +85,8 @@ def run_once(
     run.refusals += containers.changes(*given)
     run.refusals += changed_inputs(marks, looks)
     results: list[torch.Tensor] = []
-    flatten(returned, results)
+    run.structure = flatten(returned, results)
+    run.refusals += strange_results(run.structure, results)
     outputs = [tensor for tensor in results if tensor.requires_grad]
     if not (training and outputs):
         return run
@@ -123,6 +125,20 @@ def call(function: Callable[..., Any], given: Sample) -> Any:
         if "leaf Variable" not in str(error):
             raise
         raise StepRefused(WRITES_LEAF) from error
+
+
+def strange_results(structure: Hashable, results: Sequence[torch.Tensor]) -> Iterator[Refusal]:
+    """A refusal for each result that cannot be one of a graph."""
+    if (strange := unknown_object(structure)) is not None:
+        yield Refusal(
+            f"returns a {type(strange).__qualname__}",
+            "return tensors, numbers, and containers of such: what an object holds would be overwritten",
+        )
+    for result in results:
+        if type(result) not in (torch.Tensor, torch.nn.Parameter):
+            yield Refusal(f"returns a {type(result).__qualname__}", "return plain tensors")
+        elif result.layout is not torch.strided:
+            yield Refusal(f"returns a tensor of layout {result.layout}", "return strided tensors")
 
 
 def gradients_of(
@@ -174,6 +190,10 @@ OLDER = Refusal(
 OWN_BACKWARD = Refusal(
     "changes the `.grad` of a parameter, as a backward inside of it does",
     "use torch.autograd.grad there, or capture it with graph_step",
+)
+OTHER_RESULT = Refusal(
+    "returns something else than a tensor that differs from call to call",
+    "return tensors: Python does not run when a graph is launched",
 )
 SPARSE = Refusal("computes a sparse gradient, which has no fixed size", "use sparse=False")
 REENTRANT = Refusal(
@@ -292,6 +312,8 @@ def _gradients(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor | 
 
 
 def _difference(before: Run, after: Run) -> Refusal | None:
+    if before.structure != after.structure:
+        return OTHER_RESULT
     return first_difference(before.forward, after.forward) or first_difference(before.backward, after.backward)
 
 

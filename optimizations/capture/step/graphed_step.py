@@ -30,6 +30,7 @@ from optimizations.capture.signature import class_of_objects, objects, signature
 from optimizations.capture.step.call import Call, call_of, refused_call
 from optimizations.capture.step.gradients import pattern, put
 from optimizations.capture.step.host_random import HostRandom
+from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import SETS_UP, StepDiffers, StepRefused
@@ -221,6 +222,7 @@ class GraphedStep:
             self._refuse(key, refusal)
         progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
         progress.kept_casts = seen.kept_casts
+        progress.host = HostTensors(on_the_host(call.state.tensors, device.holds))
         progress.saw(call.tensors)
         return seen.returned
 

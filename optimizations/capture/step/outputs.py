@@ -78,8 +78,7 @@ class Outputs:
                 self._plan.append(("input", by_id[id(tensor)]))
             elif storage(tensor) in by_storage and storage(tensor):
                 index = by_storage[storage(tensor)]
-                offset = tensor.storage_offset() - placeholders[index].storage_offset()
-                self._plan.append(("view", (index, tensor.shape, tensor.stride(), offset, tensor.dtype)))
+                self._plan.append(("view", (index, *view_of(tensor, placeholders[index]))))
             elif storage(tensor) in static:
                 self._plan.append(("static", tensor))
             elif id(tensor) in carried:
@@ -133,6 +132,16 @@ def _given(
     if kind == "static":
         given: torch.Tensor = what
         return given
-    index, shape, stride, offset, dtype = what
-    base = inputs[index].detach()
+    index, *view = what
+    return view_like(inputs[index], *view)
+
+
+def view_of(tensor: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...]:
+    """How a tensor lies in the memory of another: its shape, strides, offset from there, and dtype."""
+    return tensor.shape, tensor.stride(), tensor.storage_offset() - base.storage_offset(), tensor.dtype
+
+
+def view_like(base: torch.Tensor, shape: Any, stride: Any, offset: int, dtype: torch.dtype) -> torch.Tensor:
+    """What lies in the memory of `base` as `view_of` says, for a base like the one there."""
+    base = base.detach()
     return (base if base.dtype == dtype else base.view(dtype)).as_strided(shape, stride, base.storage_offset() + offset)

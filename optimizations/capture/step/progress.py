@@ -12,6 +12,7 @@ from enum import Enum
 
 import torch
 
+from optimizations.capture.step.host_tensors import HostTensors
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.report.steps import Refusal
 
@@ -37,8 +38,8 @@ class Progress:
     """What is known of one signature. `trace` is of the last observed call, `agreeing` how many in a row were alike;
     `outside` where it read tensors that it did not make, `kept_casts` whether autocast keeps some of them, `generators`
     those it drew from other than the default one, `failed` the captures that were not what was observed, `set_ups` the
-    calls and captures in which something was compiled. `asked`: it asks whether it is captured, and is told
-    `as_captured`."""
+    calls and captures in which something was compiled. `host`: tensors in CPU memory, as the last observed call left
+    them. `asked`: it asks whether it is captured, and is told `as_captured`."""
 
     trace: Sequence[Operation] = ()
     returned: object = None
@@ -53,6 +54,7 @@ class Progress:
     set_ups: int = 0
     asked: bool = False
     as_captured: bool = False
+    host: HostTensors | None = None
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     same_inputs: set[int] = field(default_factory=set)
     difference: Refusal | None = None

@@ -19,6 +19,7 @@ from optimizations.capture.step.casts import RegionMark
 from optimizations.capture.step.following import HostPointers, plan_of, worth_reading
 from optimizations.capture.step.gradients import Gradients, gradients, memory
 from optimizations.capture.step.host_state import Rebound
+from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import SETS_UP, Observer, StepDiffers, StepRefused, storage
@@ -37,7 +38,7 @@ from optimizations.capture.step.source_lines import line_of
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
-from optimizations.capture.step.written_memory import WrittenMemory
+from optimizations.capture.step.written_memory import WrittenMemory, refuse_shared, shared_with_written
 from optimizations.captured.displaced import memory_of
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.replay.addresses import TrackedInput
@@ -205,7 +206,7 @@ def capture(
     ]
     written = [index for index, tensor in enumerate(placeholders) if _was_written(tensor, versions)]
     mutated = [tensor for tensor in call.state.tensors.values() if _was_written(tensor, versions)]
-    _check_shared_memory(call, written, mutated)
+    refuse_shared(call.tensors, call.labels, written, mutated)
     state = [tensor for tensor in call.state.tensors.values() if not any(tensor is entry.old for entry in results)]
     static = [*state, *(gradient for gradient in call.before if gradient is not None)]
     known = call.known(placeholders)
@@ -232,7 +233,13 @@ def capture(
         inputs=inputs,
         written=written,
         gradients=Gradients(call.parameters, call.before, after, indifferent=indifferent),
-        watch=Watch(call.state, ignored, _reads(device, graph, observer, call), unknown),
+        watch=Watch(
+            call.state,
+            ignored,
+            _reads(device, graph, observer, call),
+            unknown,
+            host=_host_tensors(device, observer, call, progress, unknown),
+        ),
         outputs=outputs,
         mutated=mutated,
         written_memory=WrittenMemory([*mutated, *_both(call.before, after)]),
@@ -354,38 +361,6 @@ KEPT_CASTS = Refusal(
 )
 
 
-def shared_with_written(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> tuple[int, int] | None:
-    """An input that is written and another that lies in the same memory, if there are such."""
-    places = list(map(storage, tensors))
-    for index in written:
-        for other, place in enumerate(places):
-            if place and place == places[index] and tensors[other] is not tensors[index]:
-                return index, other
-    return None
-
-
-def _check_shared_memory(call: Call, written: Sequence[int], mutated: Sequence[torch.Tensor]) -> None:
-    """Inputs are read from copies of their own, so nothing may write memory that two of them share.
-
-    Raises:
-        StepRefused: something does.
-    """
-    if (pair := shared_with_written(call.tensors, written)) is not None:
-        index, other = pair
-        raise StepRefused(
-            Refusal(
-                f"writes into {call.labels[index]}, which shares memory with {call.labels[other]}",
-                "pass a copy (`clone()`) of one of them",
-            )
-        )
-    places = _storages(mutated)
-    for tensor, label in zip(call.tensors, call.labels, strict=True):
-        if storage(tensor) and storage(tensor) in places:
-            raise StepRefused(
-                Refusal(f"writes a tensor that shares memory with {label}", "pass a copy (`clone()`) of the argument")
-            )
-
-
 def _check_unread(device: Device, graph: Any, results: Sequence[Rebound]) -> None:
     """What attributes held before the call was not read by compiled code either.
 
@@ -451,6 +426,17 @@ def _reads(device: Device, graph: Any, observer: Observer, call: Call) -> Callab
     unseen = [t for t in call.state.tensors.values() if device.holds(t) and storage(t) not in observer.outside]
     in_compiled_code = call.state.compiled and device.mentions(graph, memory(unseen))
     return lambda tensor: in_compiled_code or storage(tensor) in observer.outside
+
+
+def _host_tensors(
+    device: Device, observer: Observer, call: Call, progress: Progress, unknown: Sequence[torch.Tensor]
+) -> HostTensors:
+    """Tensors in CPU memory that may play a part in the call."""
+    reached = on_the_host(call.state.tensors, device.holds)
+    read = {path for path, tensor in reached.items() if storage(tensor) in observer.outside}
+    watched = progress.host.alike(reached, but=read) if progress.host is not None else set(reached)
+    others = on_the_host({f"tensor {index}": tensor for index, tensor in enumerate(unknown)}, device.holds)
+    return HostTensors({**{path: tensor for path, tensor in reached.items() if path in watched}, **others})
 
 
 def _both(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | None]) -> Iterator[torch.Tensor]:

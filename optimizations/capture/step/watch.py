@@ -25,6 +25,7 @@ from optimizations import torch_internals
 from optimizations.capture.signature import PLAIN, exact
 from optimizations.capture.step.hooks import Hooks
 from optimizations.capture.step.host_state import MODULE_HOOKS, Container, HostState, Scope, Slots, copy_of, key_name
+from optimizations.capture.step.host_tensors import HostTensors
 from optimizations.capture.step.tensor_marks import looks
 from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_looks, same_values
 from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded, same_entries
@@ -113,8 +114,9 @@ class Watch:
 
     `ignore`: entries (container, key) that may change. `reads`: whether the graph reads a tensor that belongs to no
     module or optimizer; where it does not, another may take its place. `extra`: tensors that stand in no container.
-    `own_forwards`: a module of a library that gets an attribute, as a `forward` of its own, is another.
-    `hooks_of_tensors`: those of parameters run in the graph, so that others are a change.
+    `host`: tensors in CPU memory, whose content counts. `own_forwards`: a module of a library that gets an attribute,
+    such as a `forward` of its own, is another. `hooks_of_tensors`: those of parameters run in the graph, so that others
+    are a change.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class Watch:
         reads: Callable[[torch.Tensor], bool],
         extra: Sequence[torch.Tensor],
         *,
+        host: HostTensors | None = None,
         own_forwards: bool = True,
         hooks_of_tensors: bool = True,
     ) -> None:
@@ -162,8 +165,9 @@ class Watch:
             entries_of.add(owner, watched, may_view=plain, sized=sized)
             if isinstance(container.held, set) and len(container.held) <= LONG:
                 self._sets.append((container.held, frozenset(container.held)))
-            if container.absent and isinstance(container.held, dict):
-                self._without.append((container.held.keys(), container.absent))
+            absent = container.absent - {"forward"} if not own_forwards else container.absent
+            if absent and isinstance(container.held, dict):
+                self._without.append((container.held.keys(), absent))
         for module in state.modules.values():
             for name in MODULE_HOOKS:
                 if (hooks := vars(module).get(name)) is not None:
@@ -183,6 +187,7 @@ class Watch:
         self._hooks = Hooks(state.parameters() if hooks_of_tensors else ())
         self._arrays = state.arrays()
         self._bytes = self._array_bytes()
+        self._host = host
 
     def unchanged(self) -> bool:
         """Whether everything is as it was."""
@@ -204,6 +209,8 @@ class Watch:
             if not (self._contents_stand() and self._hooks.unchanged()):
                 return False
             if self._arrays and self._array_bytes() != self._bytes:
+                return False
+            if self._host and not self._host.unchanged():
                 return False
             return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
         except (KeyError, IndexError, TypeError, ValueError):  # ValueError: of an empty cell
@@ -250,6 +257,7 @@ class Watch:
             for name, new, old in zip(self._arrays, self._array_bytes(), self._bytes, strict=True)
             if new != old
         ]
+        found += self._host.differences() if self._host else []
         return tuple(found)
 
     def moved(self) -> bool:

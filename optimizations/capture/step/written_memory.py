@@ -12,8 +12,10 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from optimizations import torch_internals
+from optimizations.capture.step.observer import StepRefused, storage
 from optimizations.captured.displaced import memory_of, size_bytes
 from optimizations.captured.memory_ranges import MemoryRanges
+from optimizations.report.steps import Refusal
 
 
 class WrittenMemory:
@@ -46,3 +48,39 @@ class WrittenMemory:
 
 def _has_memory(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and size_bytes(tensor) > 0
+
+
+def shared_with_written(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> tuple[int, int] | None:
+    """An input that is written and another that lies in the same memory, if there are such."""
+    places = list(map(storage, tensors))
+    for index in written:
+        for other, place in enumerate(places):
+            if place and place == places[index] and tensors[other] is not tensors[index]:
+                return index, other
+    return None
+
+
+def refuse_shared(
+    tensors: Sequence[torch.Tensor], labels: Sequence[str], written: Sequence[int], mutated: Sequence[torch.Tensor]
+) -> None:
+    """Inputs, by their `labels`, are read from copies of their own, so nothing may write memory that two of them share.
+
+    `written` are inputs that are written, `mutated` other tensors.
+
+    Raises:
+        StepRefused: something does.
+    """
+    if (pair := shared_with_written(tensors, written)) is not None:
+        index, other = pair
+        raise StepRefused(
+            Refusal(
+                f"writes into {labels[index]}, which shares memory with {labels[other]}",
+                "pass a copy (`clone()`) of one of them",
+            )
+        )
+    places = {storage(tensor) for tensor in mutated}
+    for tensor, label in zip(tensors, labels, strict=True):
+        if storage(tensor) and storage(tensor) in places:
+            raise StepRefused(
+                Refusal(f"writes a tensor that shares memory with {label}", "pass a copy (`clone()`) of the argument")
+            )

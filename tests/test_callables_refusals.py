@@ -1,0 +1,182 @@
+"""What a graph of a callable could not repeat is refused, by name, and leaves no trace."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import numpy
+import pytest
+import torch
+from test_callables_differentiation import batches, graphed, same
+from test_callables_programs import Scaled
+from torch import nn
+from torch.nn import functional
+
+from optimizations.capture.callables.graph_callables import WrongOrder
+from optimizations.capture.step.observer import StepRefused
+
+
+def pops(x: torch.Tensor, batch: Any) -> torch.Tensor:
+    found: torch.Tensor = x * batch.pop("y")
+    return found
+
+
+def appends(x: torch.Tensor, results: list[Any]) -> torch.Tensor:
+    results.append(x * 2)
+    return x * 2
+
+
+def keeps(x: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+    cache.copy_(x)
+    return cache * 2
+
+
+def renormalizes(x: torch.Tensor, linear: nn.Linear) -> Any:
+    linear.weight.data = torch.renorm(linear.weight.data, 2, 0, 0.1)
+    return linear(x)
+
+
+def trains(x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
+    loss = linear(x).square().sum()
+    loss.backward()
+    return loss.detach()
+
+
+def draws_again(x: torch.Tensor) -> torch.Tensor:
+    state = torch.cuda.get_rng_state()
+    found = functional.dropout(x, 0.5)
+    torch.cuda.set_rng_state(state)
+    return found
+
+
+class Flips:
+    """Every other call is another; nothing that can be watched changes."""
+
+    def __init__(self) -> None:
+        self.at = iter(range(1000)).__next__
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if self.at() % 2 else x + 1
+
+
+REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
+    "an argument is popped": (lambda: pops, ({"y": torch.ones(3)},), "changes argument 1, a dict that it is given"),
+    "an argument grows": (lambda: appends, ([],), "changes argument 1, a list that it is given"),
+    "an argument becomes a result": (
+        lambda: keeps,
+        (torch.zeros(3),),
+        "makes tensor 1 of its arguments a result of its own",
+    ),
+    "an argument with a gradient is written": (
+        lambda: nn.ReLU(inplace=True),
+        (),
+        "writes into an argument that takes part in differentiation",
+    ),
+    "Python's random numbers": (lambda: lambda x: x * random.random(), (), r"draws random numbers .*\(random\)"),
+    "a branch that is rarely taken": (
+        lambda: lambda x: x if random.random() < 1e-9 else x * 2,
+        (),
+        r"draws random numbers on the host \(random\)",
+    ),
+    "NumPy's random numbers": (lambda: lambda x: x * numpy.random.rand(), (), r"\(numpy\.random\)"),
+    "no run is like the one before": (Flips, (), "two calls with equal shapes differ"),
+    "a weight's memory is exchanged": (
+        lambda: functools.partial(renormalizes, linear=nn.Linear(3, 3)),
+        (),
+        r"changes .*weight itself \(its requires_grad, shape or memory\)",
+    ),
+    "a backward inside": (
+        lambda: functools.partial(trains, linear=nn.Linear(3, 3)),
+        (),
+        r"changes the `\.grad` of a parameter",
+    ),
+    "random numbers drawn again": (lambda: draws_again, (), "keeps the GPU's random state"),
+    "a sparse gradient": (lambda: Sparse(), (), "computes a sparse gradient"),
+    "a result of before": (lambda: Older(), (), "takes part in differentiation and was computed before the call"),
+    "compiled in place": (lambda: in_place(), (), "is compiled in place"),
+}
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(3, 3, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.table(x.argmax(-1)) * x
+
+
+class Older(nn.Module):
+    """Keeps what was computed of a parameter: its gradient would have to go on from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.condition = torch.randn(3, requires_grad=True) * 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.condition
+
+
+def in_place() -> nn.Module:
+    module = nn.Linear(3, 3)
+    module.compile(backend="eager")
+    return module
+
+
+@pytest.mark.parametrize("name", sorted(REFUSALS))
+def test_what_a_graph_could_not_repeat_is_refused_and_leaves_no_trace(name: str) -> None:
+    make, further, words = REFUSALS[name]
+    function = make()
+    linear = function.keywords["linear"] if isinstance(function, functools.partial) else nn.Linear(1, 1)
+    before = [parameter.detach().clone() for parameter in linear.parameters()]
+    state, of_numpy = random.getstate(), numpy.random.get_state()[2]
+    cuda = {"get_rng_state": lambda *_: torch.empty(0), "set_rng_state": lambda *_: None}
+    with mock.patch.multiple(torch.cuda, **cuda), pytest.raises(StepRefused, match=f"callable 1 .*{words}|{words}"):
+        graphed(function, [(torch.randn(3, requires_grad=True), *further)])
+    assert same([*linear.parameters()], before)
+    assert all(parameter.grad is None for parameter in linear.parameters())
+    assert random.getstate() == state
+    assert numpy.random.get_state()[2] == of_numpy
+    assert not (isinstance(function, nn.Module) and "forward" in vars(function))
+
+
+AFTER_STEPS: dict[str, Callable[[nn.Module, list[int]], Any]] = {
+    "counts": lambda module, counts: lambda: counts.append(1),
+    "binds": lambda module, counts: lambda: setattr(module, "scale", module.scale * 2),
+}
+
+
+@pytest.mark.parametrize("name", sorted(AFTER_STEPS))
+def test_what_an_update_changes_in_python_is_refused(name: str) -> None:
+    module: Any = nn.Linear(3, 3)
+    module.scale = torch.ones(1)
+    counts: list[int] = []
+    with pytest.raises(StepRefused, match="after_step changes Python's state"):
+        graphed(module, batches(1), after_step=AFTER_STEPS[name](module, counts))
+    assert module.scale.item() == 1
+    assert counts == []
+
+
+def test_modules_that_are_given_twice_are_refused() -> None:
+    module = nn.Linear(3, 3)
+    with pytest.raises(ValueError, match="callable 2 is callable 1 again: give each once"):
+        graphed([module, module], batches(2))
+
+
+@pytest.mark.parametrize("order", [[1, -1.5], [1.0, -1.0], ["1", "-1"], [True, -1], [1, None]])
+def test_an_order_of_anything_but_whole_numbers_is_refused(order: Any) -> None:
+    with pytest.raises(WrongOrder, match=r"order\[[01]\] is .*: entries are whole numbers"):
+        graphed(nn.Linear(3, 3), batches(1), order=order)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_a_result_that_is_no_plain_tensor_is_refused() -> None:
+    places = torch.arange(3)[None]
+    with pytest.raises(StepRefused, match="callable 1 returns a Scaled"):
+        graphed(lambda x: (x, Scaled(x.detach(), x.detach().sum())), batches(1))
+    with pytest.raises(StepRefused, match=r"callable 1 returns a tensor of layout torch\.sparse_coo"):
+        graphed(lambda x: torch.sparse_coo_tensor(places, x.detach()[0], (3,), check_invariants=False), batches(1))

@@ -1,0 +1,240 @@
+"""Results and written arguments of graphed callables, and copies of modules that have graphs."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import functools
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_callables_differentiation import batches, gradients, graphed, same
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from optimizations.capture.step.observer import StepRefused
+
+
+def test_arguments_that_are_written_are_the_callers() -> None:
+    def step(x: torch.Tensor, cache: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        cache.add_(1.0)
+        count.add_(1)
+        return x * cache
+
+    sample = torch.randn(3, requires_grad=True), torch.zeros(3), torch.zeros((), dtype=torch.int64)
+    call = graphed(step, [sample])
+    assert not sample[1].any()  # the warm-up ran on copies
+    cache, count = torch.zeros(3), torch.zeros((), dtype=torch.int64)
+    for index in range(1, 4):
+        version = cache._version
+        x = torch.randn(3, requires_grad=True)
+        found = call[0](x, cache, count)
+        assert torch.equal(found, x * index)
+        assert cache.tolist() == [index] * 3
+        assert count.item() == index
+        assert cache._version > version
+        found.sum().backward()
+    assert call.calls_without_graph == 0
+
+
+def test_memory_that_is_written_and_shared_makes_a_call_run_as_it_is() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            self.count.add_(1)
+            return x * y
+
+    def both(x: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        one.add_(1)
+        return x * other
+
+    module = Counts()
+    call = graphed(module, [(torch.randn(3, requires_grad=True), torch.zeros(3))])
+    x = torch.randn(3, requires_grad=True)
+    assert torch.equal(module(x, module.count), x)
+    assert call.calls_without_graph == 1
+    call = graphed(both, [(torch.randn(3, requires_grad=True), torch.zeros(3), torch.zeros(3))])
+    cache = torch.zeros(3)
+    assert torch.equal(call[0](x, cache, cache.view(3)), x)
+    assert call.calls_without_graph == 1
+    with pytest.raises(StepRefused, match="writes into tensor 1 of its arguments, which shares memory with tensor 2"):
+        graphed(both, [(torch.randn(3, requires_grad=True), cache, cache.view(3))])
+
+
+def test_a_forward_of_the_modules_own_comes_back() -> None:
+    module = nn.Linear(3, 3)
+    stock = module.forward
+    mine = lambda x: stock(x) * 2  # noqa: E731
+    module.forward = mine  # type: ignore[method-assign]
+    x = torch.randn(2, 3)
+    expected = module(x)
+    call = graphed(module, batches(1))
+    assert torch.equal(module(x), expected)
+    call.close()
+    assert vars(module)["forward"] is mine
+    call = graphed(module, batches(1))
+    module.forward = stock  # type: ignore[method-assign]
+    call.close()
+    assert vars(module)["forward"] is stock
+
+
+def saved_and_loaded(module: nn.Module) -> Any:
+    held = io.BytesIO()
+    torch.save(module, held)
+    held.seek(0)
+    return torch.load(held, weights_only=False)
+
+
+COPIES: dict[str, Callable[[nn.Module], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "saved and loaded": saved_and_loaded,
+    "averaged": lambda module: torch.optim.swa_utils.AveragedModel(module).module,
+    "a copy of a copy": lambda module: copy.deepcopy(copy.deepcopy(module)),
+}
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("name", sorted(COPIES))
+def test_a_copy_of_a_graphed_module_is_a_module_of_its_own(name: str, own: bool) -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    if own and name != "saved and loaded":
+        module.forward = functools.partial(nn.Sequential.forward, module)  # type: ignore[method-assign]
+    call = graphed(module, batches(1))
+    other = COPIES[name](module)
+    with torch.no_grad():
+        other[0].weight.zero_()
+        other[0].bias.fill_(2.0)
+    found = other(torch.randn(2, 3))
+    assert torch.equal(found, torch.full((2, 3), 2.0))
+    found.sum().backward()
+    assert gradients(module) == [None, None]
+    assert None not in gradients(other)
+    assert [one.replays for one in call.report()] == [0, 0]
+    with pytest.raises(TypeError, match="graphs cannot be copied or saved"):
+        copy.deepcopy(call)
+
+
+def test_functions_of_a_group_are_copied_as_the_functions_they_are() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    call = graphed([functools.partial(torch.mul, weight)], [(torch.randn(3),)])
+    other = copy.deepcopy(call[0])
+    assert isinstance(other, functools.partial)
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@dataclasses.dataclass
+class Result:
+    first: torch.Tensor
+    rest: Any = None
+    number: int = 3
+
+
+class Structured(nn.Module):
+    """Returns all kinds of things, with gradients and without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.linear(x)
+        return {
+            "output": BaseModelOutput(last_hidden_state=y, hidden_states=(y, x)),
+            "pair": Pair(y * 2, None),
+            "result": Result(y + 1, [y, {"x": x.detach()}]),
+            "mask": y > 0,
+            "index": y.argmax(-1),
+            "text": "text",
+            "list": [],
+        }
+
+
+def test_results_of_any_structure_are_made_new_in_each_call() -> None:
+    module = Structured()
+    reference = copy.deepcopy(module)
+    call = graphed(module, batches(1))
+    for x in batches(3):
+        for one in (module, reference):
+            found = one(x)
+            found["list"].append(1)
+            assert found["list"] == [1]
+            assert (found["text"], found["result"].number, found["pair"].second) == ("text", 3, None)
+            assert found["mask"].dtype == torch.bool
+            assert not found["index"].requires_grad
+            parts = found["output"], found["pair"].first, found["result"].rest[0], found["result"].first.exp()
+            (
+                parts[0].last_hidden_state + parts[0].hidden_states[0].square() + parts[1] + parts[2] + parts[3]
+            ).sum().backward()
+    assert same(gradients(module), gradients(reference))
+    assert call.calls_without_graph == 0
+
+
+def writes_a_cache(x: torch.Tensor, cache: torch.Tensor, at: torch.Tensor) -> Any:
+    cache.index_copy_(1, at, x.detach()[:, None])
+    return x * cache.sum(), cache, cache[0]
+
+
+def test_arguments_that_are_returned_are_the_callers_and_so_are_views_of_them() -> None:
+    call = graphed(writes_a_cache, [(torch.randn(2, requires_grad=True), torch.zeros(2, 4), torch.tensor([1]))])
+    found = []
+    for function in (writes_a_cache, call[0]):
+        torch.manual_seed(1)
+        cache, kept = torch.zeros(2, 4), []
+        for at in range(4):
+            x = torch.randn(2, requires_grad=True)
+            result, same_cache, row = function(x, cache, torch.tensor([at]))
+            assert same_cache is cache
+            same_cache.add_(1)
+            row.mul_(2)
+            result.sum().backward()
+            kept += [result.detach().clone(), cache.clone(), x.grad]
+        found.append(kept)
+    assert same(*found)
+    assert call.calls_without_graph == 0
+
+
+class GivesItsWeight(nn.Linear):
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), self.weight, self.weight.detach()[0]
+
+
+def test_results_in_memory_of_the_program_stay_there() -> None:
+    """A weight that is returned follows its updates, and others may hold it, as `state_dict` does."""
+    module = GivesItsWeight(3, 3)
+    call = graphed(module, batches(1))
+    kept: list[Any] = []
+    for x in batches(4):
+        result, weight, row = module(x)
+        kept += [(weight, row, module.state_dict())]
+        (result.sum() + weight.square().sum()).backward()
+        with torch.no_grad():
+            module.weight.add_(1)
+    for weight, row, _ in kept:
+        assert torch.equal(weight, module.weight)
+        assert torch.equal(row, module.weight[0])
+    assert call.calls_without_graph == 0
+
+
+@pytest.mark.parametrize("outputs", ["static", "copied"])
+def test_results_that_share_memory_do_so_when_they_are_kept(outputs: str) -> None:
+    class Twice(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            result = super().forward(x)
+            return result.detach(), result.detach()[0], result.sum()
+
+    module = Twice(3, 3)
+    call = graphed(module, batches(1), outputs=outputs)
+    kept = [module(x) for x in batches(3) if call.restart() is None]
+    for whole, row, _ in kept:
+        row.fill_(7.0)
+        assert torch.equal(whole[0], row)
+    assert call.calls_without_graph == 0
