@@ -125,6 +125,22 @@ def test_nothing_is_timed_in_a_capture_of_the_users(make: Any) -> None:
     assert selection(compiled).state == "decided"
 
 
+def test_a_profiler_sees_the_program_and_not_what_is_being_measured(make: Any) -> None:
+    """Each kernel takes longer for it, so that graphs would seem faster than they are."""
+    prices, compiled = make(plain=5e-6)
+    run(compiled, 60)
+    assert selection(compiled).state == "measuring"
+    before = (prices.timed, *prices.counted())
+    with torch.autograd.profiler.profile():
+        run(compiled, 50)
+    timed, runs, launches, _ = (
+        after - then for after, then in zip((prices.timed, *prices.counted()), before, strict=True)
+    )
+    assert (timed, runs, launches) == (0, 0, 50)
+    run(compiled, 400)
+    assert selection(compiled).kept == "none"
+
+
 def test_without_selection_nothing_is_reported_and_nothing_timed(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = Compiled(Model(cuda_on_cpu))
     run(compiled, 20)

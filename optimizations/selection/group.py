@@ -173,6 +173,10 @@ class Group(Served):
         if not timing.may_time():
             self._lose_turn()
             return None
+        if self._measurement is not None and timing.is_profiled():
+            self._lose_turn()
+            self.members.serve(UNSELECTED)
+            return None
         if self.state == "decided":
             self._look(member, inputs)
             return None

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.captured.driver import check
 
 Objective = Literal["latency", "throughput"]
@@ -111,6 +112,12 @@ def timer_for(objective: Objective, device_index: int) -> Timer:
 def may_time() -> bool:
     """Whether a call may be timed here and now: not inside a capture of the user's."""
     return not torch.cuda.is_current_stream_capturing()
+
+
+def is_profiled() -> bool:
+    """Whether the program looks at itself: its calls take longer then, by how many kernels they launch, and what it is
+    shown is to be what it does at other times."""
+    return bool(torch_internals.autograd_profiler._is_profiler_enabled)
 
 
 @contextlib.contextmanager
