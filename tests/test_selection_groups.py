@@ -65,6 +65,40 @@ def test_a_forward_and_its_backward_are_judged_together(
     assert manager.uncaptured_forwards == 0, "or steady calls of others would end"
 
 
+@pytest.mark.parametrize(("plain", "kept"), [(5e-6, "none"), (50e-6, "copy")])
+def test_two_forwards_and_their_backwards_are_one_iteration(
+    make: Any, cuda_on_cpu: CudaOnCpu, plain: float, kept: str
+) -> None:
+    """A step that sees two views of each image: both forwards, then both backwards, are served in one way."""
+    prices, forward = make(model=Model(cuda_on_cpu), digest="d" * 64, plain=plain, is_inference=False)
+    _, backward = make(model=Model(cuda_on_cpu), digest="e" * 64, is_inference=False, is_backward=True)
+    kept_inputs = []
+
+    def step(number: int) -> None:
+        pairs = [(values(number + place), values(2 * number + place)) for place in range(2)]
+        kept_inputs.append(pairs)
+        del kept_inputs[:-4]
+        torch.compiler.cudagraph_mark_step_begin()
+        saved = [forward.function([x, y, W]) for x, y in pairs]
+        for x, y in reversed(pairs):
+            inputs = [*saved.pop(), y, W]
+            (gradient,) = backward.function(inputs)
+            assert torch.equal(gradient, 2 * (2 * x + y * W) + y * W), number
+            del gradient
+
+    for number in range(500):
+        step(number)
+    one, other = selection(forward), selection(backward)
+    assert (one.group, one.state, one.kept) == (other.group, "decided", kept), one
+    before = prices.counted()
+    if kept != "none":
+        assert 0 in [one.replays for one in backward.reports], "a recording of the first steps that fits no later one"
+    for number in range(10):
+        step(number)
+    runs, launches, _ = (after - then for after, then in zip(prices.counted(), before, strict=True))
+    assert (runs, launches) == ((40, 0) if kept == "none" else (0, 40))
+
+
 def test_one_group_is_measured_at_a_time(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
     _, first = make(model=Model(cuda_on_cpu), digest="d" * 64)
     _, second = make(model=Model(cuda_on_cpu), digest="e" * 64)
@@ -146,7 +180,7 @@ def test_calls_without_an_order_are_not_measured(make: Any, cuda_on_cpu: CudaOnC
         inputs = [*middle, y, W]
         del middle
         second.function(inputs)
-        if step % 2:
+        for _ in range(step % 13):  # each iteration is another than the one before
             second.function([x, y, W])
     report = selection(first)
     assert report.state == "off", report

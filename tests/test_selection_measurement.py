@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from selection_on_cpu import W, make, pair, run_pair, selection
@@ -121,6 +122,60 @@ def test_an_order_that_changes_for_good_is_noticed_and_a_detour_is_not() -> None
     for _ in range(CHANGED + 3):
         iteration(1, 2, 2)
     assert order.changed
+
+
+def orders(*iterations: tuple[int, ...], members: tuple[int, ...] = (1, 2), backwards: tuple[int, ...] = ()) -> Order:
+    """Told of these; 1 leads."""
+    order = Order()
+    for calls in iterations:
+        for call in calls:
+            if call == 1:
+                order.begin(set(members), backwards)
+            order.called(call)
+    order.begin(set(members), backwards)
+    return order
+
+
+@pytest.mark.parametrize(
+    ("iteration", "backwards", "learned"),
+    [
+        ((1, 2), (), (1, 2)),
+        ((1, 1, 2), (), (1, 1, 2)),
+        ((1, 1, 2, 2), (2,), (1, 1, 2, 2)),
+        ((1, 2, 1), (2,), None),  # its backwards belong to forwards of the step before
+        ((1, 1, 1, 2, 1, 2, 2), (2,), (1, 1, 1, 2, 1, 2, 2)),
+        ((*(1,) * 8, 2), (2,), (*(1,) * 8, 2)),
+        ((*(1,) * 9, 2), (2,), None),
+        ((1,), (), None),
+    ],
+)
+def test_iterations_in_which_the_leader_is_called_again_are_learned(
+    iteration: tuple[int, ...], backwards: tuple[int, ...], learned: tuple[int, ...] | None
+) -> None:
+    found = orders(*[iteration] * 4, backwards=backwards).learned
+    if learned is None:
+        assert found != iteration
+        assert found is None or found[-1] in backwards
+    else:
+        assert found is not None
+        assert sorted(found) == sorted(learned)
+        if backwards:
+            assert found[-1] in backwards, "or a step would be served in two ways"
+
+
+def test_an_iteration_that_was_left_early_is_followed_by_whole_ones() -> None:
+    order = orders(*[(1, 1, 2)] * 4, backwards=(2,))
+    assert order.learned == (1, 1, 2)
+    begun, complete = [], []
+    for calls in ((1, 1, 2), (1, 1, 2), (1,), (1, 1, 2), (1, 1, 2), (1, 1, 2)):
+        for call in calls:
+            if call == 1:
+                complete.append(order.complete)
+                begun.append(order.begin({1, 2}, (2,)))
+            order.called(call)
+    # The call that was left alone takes the place of a first one; what follows is out of step once.
+    assert begun == [True, False, True, False, True, False, True, True, False, True, False]
+    assert complete == [False, False, True, False, True, False, False, False, False, True, False]
 
 
 def test_a_program_whose_order_changes_is_measured_in_the_new_one(make: Any, cuda_on_cpu: CudaOnCpu) -> None:

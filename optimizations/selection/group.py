@@ -272,7 +272,8 @@ class Group(Served):
         measurement = self._measurement
         assert measurement is not None
         WAY.used(self)
-        measurement.begin_iteration(self.members.serials)
+        if not measurement.begin_iteration(self.members.serials, self.members.backwards):
+            return False
         if measurement.hopeless:
             self._off("its calls never follow one another in one order")
             return False

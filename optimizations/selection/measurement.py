@@ -50,19 +50,22 @@ class Measurement:
 
     # An iteration
 
-    def begin_iteration(self, members: Collection[int]) -> None:
-        """The leader is about to be called: the iteration before is over."""
+    def begin_iteration(self, members: Collection[int], backwards: Collection[int] = ()) -> bool:
+        """The leader is about to be called: the iteration before is over, if its calls are. Whether they are."""
         now = time.perf_counter()
-        if self._timed is not None and self._order.complete:
+        complete = self._order.complete
+        if not self._order.begin(members, backwards):
+            return False
+        if self._timed is not None and complete:
             self._under_way.append(self._timed)
             self._note_overlap(self._timed[0], now - self._began)
             self._timed = None
-        elif self._overlap is not None and not self._order.complete:
+        elif self._overlap is not None and not complete:
             self._overlap.disturbed()
         self._began = now
         self.lose_turn()
-        self._order.begin(members)
         self._collect()
+        return True
 
     def called(self, member: int) -> None:
         """To be told of each call, after `begin_iteration` where it is the leader's."""

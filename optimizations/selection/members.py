@@ -47,6 +47,11 @@ class Members:
         """Of all."""
         return self._found.keys()
 
+    @property
+    def backwards(self) -> set[int]:
+        """The serials of those that are backwards."""
+        return {one.serial for one in self if one.direction == "backward"}
+
     def take_from(self, other: Members) -> None:
         """Take all of the other's, which is empty then."""
         self._found.update(other._found)

@@ -30,6 +30,12 @@ SELECTED = "selection: served without a graph"
 """Why a function runs without a graph that could be recorded."""
 
 
+NO_GRAPH = "no graph was recorded yet"
+
+IDLE_REPLAYS = 64
+"""Of a function's other recordings, without one of it, after which a recording is not waited for."""
+
+
 class Recording(Protocol):
     """A node, as long as it lives. `replays`: how often it was replayed for a call."""
 
@@ -98,6 +104,7 @@ class RecordableFunction:
         self.member: Member | None = None
         self.turn: AbstractContextManager[Any] | None = None
         self._served: Candidate | None = None
+        self._replays: weakref.WeakKeyDictionary[Recording, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._uncaptured: Counter[str] = Counter()
         self._full_ways: Counter[str] = Counter()
         self._recordings: list[tuple[weakref.ref[Recording], list[RecordingReport]]] = []
@@ -155,7 +162,10 @@ class RecordableFunction:
     def standing(self) -> Standing:
         """See `selection.member.Function`."""
         nodes = self._alive()
-        waiting = "no graph was recorded yet" if not nodes else next(filter(None, (one.waiting for one in nodes)), None)
+        waiting: str | None = NO_GRAPH
+        if nodes:
+            replays = sum(one.replays for one in nodes)
+            waiting = next((one.waiting for one in nodes if one.waiting and not self._is_idle(one, replays)), None)
         return Standing(
             waiting=waiting,
             refused=None if self.without_graph == SELECTED else self.without_graph,
@@ -170,6 +180,17 @@ class RecordableFunction:
         """See `selection.member.Function`."""
         nodes = self._alive()  # in one pool
         return nodes[0].short_of_memory() if nodes else None
+
+    def _is_idle(self, node: Recording, replays: int) -> bool:
+        """Whether others were replayed so often since this one was that it need not be waited for.
+
+        Of the first steps of a program a recording may be left that fits no later one.
+        """
+        own, before = self._replays.get(node, (-1, 0))
+        if own != node.replays:
+            self._replays[node] = node.replays, replays
+            return False
+        return replays - before >= IDLE_REPLAYS
 
     def _alive(self) -> list[Recording]:
         return [node for reference, last in self._recordings if not last and (node := reference()) is not None]
