@@ -14,6 +14,7 @@ from trees_on_cpu import Model, values
 
 import optimizations
 from optimizations.capture.trees.containers import managers
+from optimizations.capture.trees.function import forget_recordings
 from optimizations.capture.trees.maker import release_recordings
 from optimizations.selection import way
 from optimizations.selection.decide import Rules
@@ -91,6 +92,7 @@ def test_two_forwards_and_their_backwards_are_one_iteration(
     one, other = selection(forward), selection(backward)
     assert (one.group, one.state, one.kept) == (other.group, "decided", kept), one
     before = prices.counted()
+    assert optimizations.settled(), "that recording is not waited for"
     if kept != "none":
         assert 0 in [one.replays for one in backward.reports], "a recording of the first steps that fits no later one"
     for number in range(10):
@@ -201,6 +203,16 @@ def test_iterations_with_more_calls_than_were_learned_do_not_count(make: Any, cu
     assert sum(one.calls for one in selection(first).candidates) <= counted + 1
     run_pair(first, second, 500)
     assert selection(first).state == "decided", selection(first)
+
+
+def test_a_function_that_is_let_go_leaves_the_others_to_be_measured_alone(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    _, first, second = pair(make, cuda_on_cpu, plain=50e-6)
+    run_pair(first, second, 60)
+    assert (selection(first).state, selection(first).functions) == ("measuring", 2)
+    forget_recordings([second.function])
+    assert (selection(first).state, selection(first).reason) == ("waiting", "a function of the group is gone")
+    run(first, 400)
+    assert (selection(first).state, selection(first).functions) == ("decided", 1)
 
 
 def called_in_turn(members: list[Any], iterations: int) -> None:

@@ -280,6 +280,17 @@ def test_the_driver_is_read_from_its_kernel_module(tmp_path: Path) -> None:
     assert identity.driver_version(tmp_path / "none") == "unknown"
 
 
+def test_a_program_that_changes_its_folder_finds_its_verdicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ENCORE_CACHE_DIR", "cache")
+    found = VerdictStore(store.default_directory())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    found.put([verdict()])
+    assert (tmp_path / "cache" / "verdicts").is_dir()
+    assert found.get(where()) == verdict()
+
+
 def test_the_cache_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ENCORE_CACHE_DIR", str(tmp_path))
     assert store.default_directory() == tmp_path / "verdicts"

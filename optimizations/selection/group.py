@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from optimizations.selection.member import Candidate, Member, Standing
 
 NOT_STORED = "there is no stored verdict for it"
+GONE = "a function of the group is gone"
 TOO_LITTLE = "too little was measured to tell candidates apart"
 OUT_OF_MEMORY = "memory: a call without a graph ran out of it"
 
@@ -76,6 +77,7 @@ class Group(Served):
             ) or "off" in (self.state, other.state)
             off = self.reason if self.state == "off" else other.reason if other.state == "off" else None
             WAY.leave(other)
+            self._memory.take_over(other._memory)
             for member in other.members:
                 member.group = self
             self.members.take_from(other.members)
@@ -286,7 +288,7 @@ class Group(Served):
             self._conclude(measurement.selector)
             return False
         if self.members.drop_those_gone():
-            self._begin_again("a function of the group is gone")
+            self._begin_again(GONE)
             return False
         if self._is_refused(self.members.standings()):
             return False
@@ -338,6 +340,7 @@ class Group(Served):
             self._vote(decision, selector.candidates, compared(decision), selector.medians[decision.kept])
             return
         self._take(decision)
+        self.not_stored = "storing it was interrupted"
         members = sorted(self.members, key=lambda one: one.serial)
         self.not_stored = TOO_LITTLE if selector.says_little else store(members, selector, moving=moving)
 
@@ -437,3 +440,5 @@ def leave(member: Member) -> None:
         group.members.remove(member)
         if len(group.members) == 0:
             group.end("its graphs were freed")
+        elif group.state == "measuring":
+            group.lose(GONE)

@@ -28,6 +28,12 @@ class Borrowed:
         if self._before is None:
             self._device_index, self._before = device_index, torch.cuda.memory_reserved(device_index)
 
+    def take_over(self, other: Borrowed) -> None:
+        """What calls of another group took, which is one with this now."""
+        if self._before is None:
+            self._device_index, self._before = other._device_index, other._before
+        other._before, other.due = None, False
+
     def end(self) -> None:
         """No more calls without a graph follow."""
         self.due = self._before is not None

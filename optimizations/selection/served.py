@@ -160,6 +160,11 @@ class Served:
         """See `way.Measured`. Note [Locks] in `group`: another group's call, so the next own one changes who serves."""
         self._stop_measuring("it was not called while it was to be measured")
 
+    def lose(self, reason: str) -> None:
+        """A function that was measured with the others is left out. As `give_way`."""
+        self._series.forget_times()
+        self._stop_measuring(reason)
+
     def end(self, reason: str) -> None:
         """No function is left. What was decided stays what is reported."""
         if self.state != "decided":

@@ -56,7 +56,8 @@ class Found:
 def default_directory() -> Path:
     """`$ENCORE_CACHE_DIR/verdicts`, else `encore/verdicts` in the user's cache folder."""
     chosen = os.environ.get("ENCORE_CACHE_DIR")
-    return Path(chosen) / "verdicts" if chosen else user_cache() / "verdicts"
+    # A program may change its folder before a verdict is reached.
+    return (Path(chosen) / "verdicts" if chosen else user_cache() / "verdicts").absolute()
 
 
 def key_of(circumstances: Circumstances) -> str:

@@ -10,9 +10,7 @@ not: neither event is of a stream that is captured.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
 import torch
@@ -54,6 +52,7 @@ class LatencyTimer:
     def __init__(self, device_index: int) -> None:
         self._device_index = device_index
         self._event = torch.cuda.Event()
+        self._leaving_captures_alone = _LeavingCapturesAlone()
         self._started = 0.0
 
     def begin(self) -> None:
@@ -61,22 +60,24 @@ class LatencyTimer:
         self._started = time.perf_counter()
 
     def end(self) -> Timing:
-        self._wait()
-        return _Known(time.perf_counter() - self._started)
+        return _Known(self._wait() - self._started)
 
-    def _wait(self) -> None:
-        with _leaving_captures_alone():
+    def _wait(self) -> float:
+        """When that was over."""
+        with self._leaving_captures_alone:
             self._event.record(torch.cuda.current_stream(self._device_index))
             self._event.synchronize()
+            return time.perf_counter()
 
 
 class _BetweenEvents:
-    def __init__(self, first: torch.cuda.Event, last: torch.cuda.Event) -> None:
+    def __init__(self, first: torch.cuda.Event, last: torch.cuda.Event, alone: _LeavingCapturesAlone) -> None:
         self._first = first
         self._last = last
+        self._leaving_captures_alone = alone
 
     def seconds(self) -> float | None:
-        with _leaving_captures_alone():
+        with self._leaving_captures_alone:
             return float(self._first.elapsed_time(self._last)) * 1e-3 if self._last.query() else None
 
 
@@ -88,6 +89,7 @@ class ThroughputTimer:
 
     def __init__(self, device_index: int) -> None:
         self._device_index = device_index
+        self._leaving_captures_alone = _LeavingCapturesAlone()
         self._first: torch.cuda.Event | None = None
 
     def begin(self) -> None:
@@ -95,10 +97,10 @@ class ThroughputTimer:
 
     def end(self) -> Timing:
         assert self._first is not None, "`begin` comes first"
-        return _BetweenEvents(self._first, self._recorded())
+        return _BetweenEvents(self._first, self._recorded(), self._leaving_captures_alone)
 
     def _recorded(self) -> torch.cuda.Event:
-        with _leaving_captures_alone():
+        with self._leaving_captures_alone:
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device_index))
             return event
@@ -120,18 +122,21 @@ def is_profiled() -> bool:
     return bool(torch_internals.autograd_profiler._is_profiler_enabled)
 
 
-@contextlib.contextmanager
-def _leaving_captures_alone() -> Iterator[None]:
-    """Note [Captures elsewhere]."""
-    driver = _driver()
-    if driver is None:
-        yield
-        return
-    before = check(driver.cuThreadExchangeStreamCaptureMode, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-    try:
-        yield
-    finally:
-        check(driver.cuThreadExchangeStreamCaptureMode, before)
+class _LeavingCapturesAlone:
+    """Note [Captures elsewhere]. Made once: entering it is in what is timed."""
+
+    def __init__(self) -> None:
+        self._driver = _driver()
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        if self._driver is not None:
+            relaxed = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+            self._before = check(self._driver.cuThreadExchangeStreamCaptureMode, relaxed)
+
+    def __exit__(self, *error: object) -> None:
+        if self._driver is not None:
+            check(self._driver.cuThreadExchangeStreamCaptureMode, self._before)
 
 
 def _driver() -> Any:

@@ -61,7 +61,9 @@ def everything() -> list[Any]:
 def settled() -> bool:
     """Whether no recording waits for anything that more calls of the program would bring."""
     return not any(
-        node.session is not None and node.session.pending for manager in managers() for node in manager.nodes()
+        node.session is not None and node.session.pending and not node.function.is_idle(node)
+        for manager in managers()
+        for node in manager.nodes()
     )
 
 

@@ -164,8 +164,7 @@ class RecordableFunction:
         nodes = self._alive()
         waiting: str | None = NO_GRAPH
         if nodes:
-            replays = sum(one.replays for one in nodes)
-            waiting = next((one.waiting for one in nodes if one.waiting and not self._is_idle(one, replays)), None)
+            waiting = next((one.waiting for one in nodes if one.waiting and not self.is_idle(one)), None)
         return Standing(
             waiting=waiting,
             refused=None if self.without_graph == SELECTED else self.without_graph,
@@ -181,11 +180,12 @@ class RecordableFunction:
         nodes = self._alive()  # in one pool
         return nodes[0].short_of_memory() if nodes else None
 
-    def _is_idle(self, node: Recording, replays: int) -> bool:
-        """Whether others were replayed so often since this one was that it need not be waited for.
+    def is_idle(self, node: Recording) -> bool:
+        """Whether its others were replayed so often since this one was that it need not be waited for.
 
         Of the first steps of a program a recording may be left that fits no later one.
         """
+        replays = sum(one.replays for one in self._alive())
         own, before = self._replays.get(node, (-1, 0))
         if own != node.replays:
             self._replays[node] = node.replays, replays
