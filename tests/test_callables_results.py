@@ -238,3 +238,70 @@ def test_results_that_share_memory_do_so_when_they_are_kept(outputs: str) -> Non
         row.fill_(7.0)
         assert torch.equal(whole[0], row)
     assert call.calls_without_graph == 0
+
+
+class Unused(nn.Module):
+    """One of its parameters and one of its arguments have no part in the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.used(x) + y.detach()  # type: ignore[no-any-return]
+
+
+def test_hooks_of_what_gets_no_gradient_are_not_called() -> None:
+    module = Unused()
+    reference = copy.deepcopy(module)
+    call = graphed(module, [tuple(batches(2, requires_grad=True))])
+    found = []
+    for one in (module, reference):
+        torch.manual_seed(2)
+        kept: list[Any] = []
+        one.unused.weight.register_hook(kept.append)
+        for _ in range(2):
+            x, y = batches(2, requires_grad=True)
+            y.register_hook(kept.append)
+            one(x, y).square().sum().backward()
+            assert y.grad is None
+        assert kept == []
+        found.append(gradients(one))
+    assert same(*found)
+    assert call.calls_without_graph == 0
+
+
+def test_leaves_of_its_own_only_mean_that_nothing_is_differentiated() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(3, requires_grad=True) * x.detach()
+
+    call = graphed(scaled, batches(1, requires_grad=True))
+    for x in batches(3, requires_grad=True):
+        assert torch.equal(call[0](x), x)
+
+
+class Views(nn.Linear):
+    def forward(self, x: torch.Tensor) -> Any:
+        result = super().forward(x)
+        return result, result[0], result
+
+
+def test_a_result_that_is_returned_twice_is_one_tensor() -> None:
+    module = Views(3, 3)
+    call = graphed(module, batches(1))
+    for x in batches(2):
+        result, _, again = module(x)
+        assert result is again
+        again.sum().backward()
+    assert call.calls_without_graph == 0
+
+
+def test_a_write_into_one_of_two_results_in_the_same_memory_is_an_error_of_the_backward() -> None:
+    """Autograd knows of the views that a callable made in eager, and not of those of a graph's memory."""
+    module = Views(3, 3)
+    graphed(module, batches(1))
+    result, row, _ = module(torch.randn(2, 3))
+    with torch.no_grad():
+        row.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (result.sum() + row.sum()).backward()

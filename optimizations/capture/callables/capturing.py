@@ -28,7 +28,7 @@ from optimizations.capture.callables.warm_up import (
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
-from optimizations.capture.signature import flatten, replaced
+from optimizations.capture.signature import alias_pattern, flatten, replaced
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import StepRefused, storage
@@ -188,7 +188,9 @@ class Captures:
             marks.restore()
             drawn.restore()
         static = [output.detach() for output in outputs]
-        collects = any(tensor.requires_grad for tensor in [*placeholders, *run.parameters])
+        differentiable = any(output.requires_grad for output in outputs) and any(
+            tensor.requires_grad for tensor in [*placeholders, *run.parameters]
+        )
         read_back = [tensor for tensor in state.tensors.values() if _is_plain(tensor) and storage(tensor) in run.saved]
         reached = {storage(tensor) for tensor in state.tensors.values()} - {0}
         theirs = [index for index, output in enumerate(outputs) if storage(output) in reached]
@@ -198,10 +200,10 @@ class Captures:
             pool=pool,
             forward=graph,
             inputs=inputs,
-            parameters=run.parameters,
+            parameters=list(run.parameters) if differentiable else [],
             nest=replaced(nest, iter(static)),
             results=HandedOut(static, run.saved_results if not self._copied else (), theirs),
-            differentiable=[output.requires_grad and collects for output in outputs],
+            differentiable=[output.requires_grad and differentiable for output in outputs],
             begins=self._begins,
             ended=self._ended,
             copied=self._copied,
@@ -209,6 +211,7 @@ class Captures:
             written=written,
             mutated=mutated,
             passed=_passed(outputs, placeholders),
+            repeated={index: first for index, first in enumerate(alias_pattern(outputs)) if first != index},
             read_back=read_back,
             written_memory=WrittenMemory(mutated),
         )
@@ -248,7 +251,13 @@ class Captures:
             refuse_changes(member.state, snapshot, forbidding.observer, bound=False)
         finally:
             drawn.restore()
-        slot.gradients = [*gradients[:count], *own]
+        # Hooks of what gets no gradient must not be called, as they are not in eager.
+        used = [gradient is not None for gradient in gradients[count:]]
+        slot.parameters = [one for one, takes in zip(slot.parameters, used, strict=True) if takes]
+        slot.gradients = [*gradients[:count], *(one for one, takes in zip(own, used, strict=True) if takes)]
+        if all(one is None for one in gradients):
+            slot.differentiable = [False for _ in slot.differentiable]
+        slot.without_gradient = [index for index, one in enumerate(gradients[:count]) if one is None]
 
 
 def _memory_of_its_own(gradient: torch.Tensor | None, others: set[int]) -> torch.Tensor | None:

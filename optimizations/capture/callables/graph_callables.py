@@ -28,7 +28,7 @@ from optimizations.capture.callables.arguments import (
     taken_apart,
 )
 from optimizations.capture.callables.capturing import Captures, Member
-from optimizations.capture.callables.graphed import Graphed, Slot
+from optimizations.capture.callables.graphed import Slot
 from optimizations.capture.callables.installed import Installed, as_it_is
 from optimizations.capture.callables.order import Event, Follower, WrongOrder, default_order, events, expanded
 from optimizations.capture.callables.warm_up import FirstWrites, Run, naming, run_once, warmed_up
@@ -202,7 +202,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             self._passed(number, skip=True)
             self.calls_without_graph += 1
             return function(*args, **kwargs)
-        results = Graphed.apply(slot, len(tensors), *tensors, *slot.parameters)
+        results = slot.run(tensors)
         if self._outputs == "static":
             slot.results.remember(results)
         self._passed(number)

@@ -39,6 +39,7 @@ class Slot:
     makes: each call binds them to copies. `written` are inputs that the forward writes, `mutated` other tensors, in
     `written_memory`; `read_back` are parameters and buffers whose values the backward reads. `in_place`: whether what
     the graphs read lies where it lay. `passed`: which results are inputs, or views of them, that no graph has to make.
+    `repeated`: which are the same as an earlier one. `without_gradient`: inputs that get none.
     """
 
     number: int
@@ -62,6 +63,8 @@ class Slot:
     read_back: Sequence[torch.Tensor] = ()
     written_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
     in_place: Callable[[], bool] = lambda: True
+    repeated: Mapping[int, int] = field(default_factory=dict)
+    without_gradient: Sequence[int] = ()
     passed: Mapping[int, tuple[int, Any]] = field(default_factory=dict)
     freed: bool = False
     forwards: int = 0
@@ -83,11 +86,21 @@ class Slot:
         handed = self.results.hand_out()
         return tuple(copies(handed)) if self.copied else handed
 
+    def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The results of a forward of these inputs, as autograd takes part in it."""
+        given = list(inputs)
+        for index in self.without_gradient:
+            given[index] = given[index].detach()
+        results: tuple[torch.Tensor, ...] = Graphed.apply(self, len(given), *given, *self.parameters)
+        return results
+
     def returned(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
         """What the callable returns for these inputs and `results` of the graph."""
         found = list(results)
         for index, (given, view) in self.passed.items():
             found[index] = inputs[given] if view is None else view_like(inputs[given], *view)
+        for index, first in self.repeated.items():
+            found[index] = found[first]
         return replaced(self.nest, iter(found))
 
     def free(self) -> None:

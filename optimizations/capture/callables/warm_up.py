@@ -29,6 +29,7 @@ from optimizations.capture.step.observing import (
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.progress import MOST_SET_UPS, OBSERVED, PATIENCE
 from optimizations.capture.step.tensor_marks import TensorMarks
+from optimizations.captured.displaced import memory_of
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
 
@@ -38,9 +39,9 @@ class Run:
     """What one run of a callable did.
 
     `parameters`: leaves whose gradients it computes, `leaves` others that it met. `saved`: where the storages lie that
-    its backward reads, and `saved_results` which of its results are among these. `structure` is of what it returned.
-    `refusals`: what a graph of it would do otherwise. `as_captured`: what it was told if it asked whether it is
-    captured. `draws`: whether random numbers were drawn, from `generators` too.
+    its backward reads, and `saved_results` which of its results must not be written before it, these among them.
+    `structure` is of what it returned. `refusals`: what a graph of it would do otherwise. `as_captured`: what it was
+    told if it asked whether it is captured. `draws`: whether random numbers were drawn, from `generators` too.
     """
 
     parameters: list[torch.Tensor] = field(default_factory=list)
@@ -102,7 +103,10 @@ def run_once(
     lasting = [] if first is None else [reference() for reference in first.leaves]
     run.parameters += [leaf for leaf in leaves if any(leaf is one for one in lasting)]
     run.saved = recorded.saved
-    run.saved_results = tuple(index for index, tensor in enumerate(results) if storage(tensor) in recorded.saved)
+    shared = overlapping(results)
+    run.saved_results = tuple(
+        index for index, tensor in enumerate(results) if index in shared or storage(tensor) in recorded.saved
+    )
     wanted = [tensor for tensor in [*inputs.recording_inputs, *run.parameters] if tensor.requires_grad]
     if not wanted:
         return run
@@ -125,6 +129,20 @@ def call(function: Callable[..., Any], given: Sample) -> Any:
         if "leaf Variable" not in str(error):
             raise
         raise StepRefused(WRITES_LEAF) from error
+
+
+def overlapping(results: Sequence[torch.Tensor]) -> set[int]:
+    """Results that take part in differentiation and lie in the memory of another such, wholly or in part.
+
+    Autograd takes them for tensors of their own, so a write into one would be missing in the gradient of the other.
+    """
+    found: set[int] = set()
+    there = [(index, one, memory_of(one)) for index, one in enumerate(results) if one.requires_grad and storage(one)]
+    for (index, one, memory), (other, another, others) in itertools.combinations(there, 2):
+        ends = memory.address + memory.size_bytes, others.address + others.size_bytes
+        if one is not another and memory.address < ends[1] and others.address < ends[0]:
+            found |= {index, other}
+    return found
 
 
 def strange_results(structure: Hashable, results: Sequence[torch.Tensor]) -> Iterator[Refusal]:
