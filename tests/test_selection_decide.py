@@ -194,6 +194,17 @@ def test_a_budget_smaller_than_a_round_leaves_what_is_hopeless() -> None:
         assert selector.spent.excess_s <= 0.5 + selector.rules.block_calls * 2.0 * 1.2
 
 
+@pytest.mark.parametrize(
+    ("budget_s", "little", "worth_keeping"), [(0.00005, True, False), (0.001, False, False), (0.004, False, True)]
+)
+def test_a_guess_without_bounds_is_not_for_later_processes(budget_s: float, little: bool, worth_keeping: bool) -> None:
+    """A process whose compile cache was warm has a small budget; others may have a larger one."""
+    selector = decided({"none": 1.02, "copy": 1.0}, Weather(noise=0.05), seed=8, budget_s=budget_s)
+    assert selector.decision is not None
+    assert selector.decision.outcome == "unresolved"
+    assert (selector.says_little, selector.is_worth_keeping) == (little, worth_keeping), selector.spent
+
+
 def test_what_stopped_the_program_was_no_candidate() -> None:
     """A debugger, a suspended machine: one call of an hour does not use a minute's budget up."""
     selector = Selector(["a", "b"], budget_s=60.0)

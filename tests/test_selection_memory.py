@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from selection_on_cpu import RULES, make, pair, run, run_and_hold, run_pair, selection
 from trees_on_cpu import Compiled, Model, nodes
 
+import optimizations
 from optimizations import torch_internals
 from optimizations.capture.trees import manager as manager_module
 from optimizations.capture.trees.containers import managers
@@ -195,3 +197,34 @@ def test_nothing_is_given_back_inside_a_capture(device: Device) -> None:
     device.reserved, device.capturing = 300, True
     borrowed.give_back()
     assert device.given_back == []
+
+
+def test_what_calls_of_two_groups_took_is_given_back_when_they_are_one(device: Device) -> None:
+    one, other = Borrowed(), Borrowed()
+    other.begin(0)
+    device.reserved = 300
+    one.take_over(other)
+    one.end()
+    other.end()
+    assert (one.due, other.due) == (True, False)
+    one.give_back()
+    assert device.given_back == ["workspaces", "cached memory"]
+    assert not one.due
+
+
+def test_no_thread_waits_while_memory_is_given_back(make: Any, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is waited for, and may wait for what another thread has to launch."""
+    _, compiled = make(plain=20e-6)
+    run(compiled, 60)
+    device.reserved = 300
+    free: list[bool] = []
+
+    def waits() -> None:
+        thread = threading.Thread(target=optimizations.settled)  # takes the lock of all groups
+        thread.start()
+        thread.join(10)
+        free.append(not thread.is_alive())
+
+    monkeypatch.setattr(torch_internals, "clear_cublas_workspaces", waits)
+    run(compiled, 400)
+    assert free == [True]

@@ -342,7 +342,7 @@ class Group(Served):
         self._take(decision)
         self.not_stored = "storing it was interrupted"
         members = sorted(self.members, key=lambda one: one.serial)
-        self.not_stored = TOO_LITTLE if selector.says_little else store(members, selector, moving=moving)
+        self.not_stored = store(members, selector, moving=moving) if selector.is_worth_keeping else TOO_LITTLE
 
     # Ranks that decide together
 

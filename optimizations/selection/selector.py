@@ -167,8 +167,16 @@ class Selector:
     @property
     def says_little(self) -> bool:
         """Whether the verdict is that calls are served as they were, for too little was measured to tell."""
-        unresolved = self.decision is not None and self.decision.outcome == "unresolved"
-        return unresolved and len(self._rounds) < FEWEST_ROUNDS
+        return self._is_guess_of(FEWEST_ROUNDS)
+
+    @property
+    def is_worth_keeping(self) -> bool:
+        """Whether later processes should begin with the verdict; not with a guess whose intervals have no bounds."""
+        return self.decision is not None and not self._is_guess_of(min(self._looks))
+
+    def _is_guess_of(self, fewer_rounds: int) -> bool:
+        guessed = self.decision is not None and self.decision.outcome == "unresolved"
+        return guessed and len(self._rounds) < fewer_rounds
 
     @property
     def calls_so_far(self) -> int:
