@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import random
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -234,6 +237,81 @@ def test_a_program_that_never_waits_for_its_device_settles(objective: str) -> No
     calls = settle(lambda step: compiled(x) is None and None)
     print(f"{objective}: settled after {calls} calls, {selections()}")
     assert selections()[0].state == "decided"
+
+
+def test_interrupts_while_it_is_measured_leave_results_right() -> None:
+    """As in a notebook whose cells are interrupted and run again, at any moment of a call."""
+    compiled = chosen(many_kernels)
+    inputs = [torch.randn(64, 64, device="cuda") for _ in range(5)]
+    expected = [many_kernels(x) for x in inputs]
+    for _ in range(12):  # a compilation that is interrupted is another matter
+        compiled(inputs[0])
+    draw = random.Random(3)
+    interrupted = calls = 0
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for _ in range(400):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-4, 4e-3))
+                for _ in range(3):
+                    compiled(inputs[draw.randrange(5)])
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            chosen_input = draw.randrange(5)
+            result = compiled(inputs[chosen_input]).clone()
+            torch.testing.assert_close(result, expected[chosen_input], rtol=1e-3, atol=1e-3)
+            calls += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    print(f"{interrupted} interrupts in {calls} rounds, {selections()}")
+    assert interrupted > 20
+    settle(lambda step: compiled(inputs[step % 5]) is None and None)
+    assert not [one.reason for one in selections() if "failed" in (one.reason or "")]
+
+
+def test_streams_that_take_turns_settle_once() -> None:
+    compiled = chosen(many_kernels)
+    x = torch.randn(64, 64, device="cuda")
+    expected = many_kernels(x)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+
+    def call(step: int) -> None:
+        with torch.cuda.stream(streams[step % 2]):
+            streams[step % 2].wait_stream(streams[1 - step % 2])
+            torch.testing.assert_close(compiled(x).clone(), expected, rtol=1e-3, atol=1e-3)
+
+    torch.cuda.synchronize()
+    settle(call)
+    (found,) = selections()
+    assert (found.state, found.voided) == ("decided", ()), found
+
+
+def test_a_step_of_two_forwards_and_one_backward_is_decided() -> None:
+    """Two views of a batch through one model."""
+    torch.manual_seed(2)
+    model = Trained().cuda()
+    compiled = chosen(model)
+    eager = copy.deepcopy(model)
+    # Dropout draws other numbers when it is compiled.
+    for one in (model, eager):
+        one.layers[3].p = 0.0
+    x = torch.randn(48, 32, device="cuda")
+
+    def step(number: int) -> None:
+        for one in (model, eager):
+            one.zero_grad()
+        torch.compiler.cudagraph_mark_step_begin()
+        (compiled(x) + compiled(x + 1)).backward()
+        (eager(x) + eager(x + 1)).backward()
+        if number % 10 == 0:
+            for one, other in zip(model.parameters(), eager.parameters(), strict=True):
+                torch.testing.assert_close(one.grad, other.grad, rtol=1e-2, atol=1e-3)
+
+    settle(step)
+    assert {one.state for one in selections()} == {"decided"}, selections()
 
 
 def test_nothing_is_timed_inside_a_capture() -> None:
