@@ -32,7 +32,7 @@ class CopyNode:
         self._graph = graph
         self._set = driver.cuGraphExecMemcpyNodeSetParams
         self._switch = driver.cuGraphNodeSetEnabled
-        self._where = executable, handle
+        self._executable, self._handle = executable, handle
         self._copy = check(driver.cuGraphMemcpyNodeGetParams, handle)
         self._context = context
 
@@ -43,12 +43,14 @@ class CopyNode:
             NotCarried: the driver does not take the address.
         """
         self._copy.srcDevice = tensor.data_ptr()
-        self._update()
+        if code := self._set(self._executable, self._handle, self._copy, self._context)[0]:
+            raise _not_taken(self._set, code)
 
     def write_to(self, tensor: torch.Tensor) -> None:
         """The same for where it copies to."""
         self._copy.dstDevice = tensor.data_ptr()
-        self._update()
+        if code := self._set(self._executable, self._handle, self._copy, self._context)[0]:
+            raise _not_taken(self._set, code)
 
     def switch_off(self) -> None:
         """Copy nothing from the next launch on.
@@ -56,12 +58,12 @@ class CopyNode:
         Raises:
             NotCarried: the driver does not do so.
         """
-        if (code := self._switch(*self._where, 0)[0]) != 0:
-            raise NotCarried(f"{self._switch.__name__} failed: {code}")
+        if code := self._switch(self._executable, self._handle, 0)[0]:
+            raise _not_taken(self._switch, code)
 
-    def _update(self) -> None:
-        if (code := self._set(*self._where, self._copy, self._context)[0]) != 0:
-            raise NotCarried(f"{self._set.__name__} failed: {code}")
+
+def _not_taken(call: Any, code: object) -> NotCarried:
+    return NotCarried(f"{call.__name__} failed: {code}")
 
 
 def find_copies(driver: Any, graph: Any, ends: Sequence[tuple[int, int]]) -> list[CopyNode]:

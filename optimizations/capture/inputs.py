@@ -42,6 +42,8 @@ class CopiedInputs:
     An input that is passed twice has one placeholder. Inputs whose elements overlap (expanded ones) are copied as the
     bytes they are, so that placeholders overlap in the same way. Inputs at the indices `in_place` have none: the
     recording runs on them, they are kept alive, and calls are served while inputs lie where they lay.
+
+    Inputs that lie at the addresses `bound_at` need no `bind`: the graph reads them there. None: no such are known.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor], in_place: Collection[int] = ()) -> None:
@@ -70,6 +72,7 @@ class CopiedInputs:
         self._sources: list[int] = []
         self._copies: dict[int, torch.Tensor] = {}
         self._tracker: AddressTracker | None = None
+        self.bound_at: list[int] | None = None
         self._placeholders: dict[int, torch.Tensor] = {}
         self._count_copies()
         self.bind(inputs)
@@ -160,6 +163,7 @@ class CopiedInputs:
         Raises:
             NotCarried: the graph cannot be led to an input.
         """
+        self.bound_at = None
         if self._nodes and not torch_internals.data_ptrs_equal(inputs, self._sources, self._carried):
             self._lead(inputs)
         if self._tracker is not None:
@@ -175,6 +179,30 @@ class CopiedInputs:
         ]
         copy_all(self._targets, sources)
 
+    def bind_at(self, inputs: Sequence[torch.Tensor], addresses: list[int]) -> None:
+        """`bind` of inputs that lie at these addresses.
+
+        Raises:
+            NotCarried: the graph cannot be led to an input.
+        """
+        self.bound_at = None
+        sources = self._sources
+        stays = self._tracker is None and not self._copied
+        for node, index in zip(self._nodes, self._carried, strict=True):
+            if addresses[index] == sources[index]:
+                continue
+            sources[index] = 0  # unknown until it is set: a call may end in between
+            try:
+                node.read_from(inputs[index])
+            except NotCarried:
+                stays = False  # it is copied, and again in the next call
+                break
+            sources[index] = addresses[index]
+        if stays:
+            self.bound_at = addresses
+        else:
+            self.bind(inputs)
+
     def _lead(self, inputs: Sequence[torch.Tensor]) -> None:
         """Lead the graph's copies to those of these inputs that lie elsewhere than those before.
 
@@ -184,14 +212,14 @@ class CopiedInputs:
             address = inputs[index].data_ptr()
             if address == self._sources[index]:
                 continue
+            self._sources[index] = 0  # unknown until it is set: a call may end in between
             try:
                 node.read_from(inputs[index])
                 self._sources[index] = address
             except NotCarried:
                 copy = self._copies.setdefault(index, torch.empty_like(self.recording_inputs[index]))
                 copy_all([copy], [inputs[index]])
-                node.read_from(copy)
-                self._sources[index] = 0  # it is copied again in the next call
+                node.read_from(copy)  # its source stays unknown: it is copied again in the next call
 
     def give_back(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
         """Copy what the graph wrote into its placeholders of these inputs to the caller's tensors."""

@@ -182,6 +182,19 @@ NAMES: dict[str, Private] = {
     "GlobalStateGuard": Private(
         "torch._C._dynamo.guards", "GlobalStateGuard", _CHECKED_HERE, "ask C++ whether settings are as they were"
     ),
+    "no_tensor_aliasing": Private(
+        "torch._C._dynamo.guards",
+        "install_no_tensor_aliasing_guard",
+        _CHECKED_HERE,
+        "ask C++ whether a tensor is passed twice",
+    ),
+    "empty_strided_cuda": Private(
+        "torch._C._dynamo.guards", "_empty_strided_cuda", _CHECKED_HERE, "allocate results in one call of C++"
+    ),
+    "increment_version": Private("torch", "_C._increment_version", _CHECKED_HERE, "tell autograd what a graph wrote"),
+    "get_float32_matmul_precision": Private(
+        "torch", "_C._get_float32_matmul_precision", _CHECKED_HERE, "ask C++ whether settings are as they were"
+    ),
     "dispatch_keys": Private("torch", "_C._dispatch_keys", _CHECKED_HERE, "compare what a tensor goes through"),
     "get_function_stack_at": Private(
         "torch", "_C._get_function_stack_at", _CHECKED_HERE, "see the modes around a step"

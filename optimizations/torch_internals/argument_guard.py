@@ -22,11 +22,20 @@ def same_looks(tensors: Sequence[torch.Tensor]) -> Callable[[tuple[Any, ...]], b
     And in the same order, with the same `requires_grad` and dispatch keys, which autocast and inference mode change.
     """
     tree = torch_internals.RootGuardManager()
-    kind = torch_internals.GuardManagerType.GUARD_MANAGER
     tree.add_length_check_guard(len(tensors), ("length",), None)
+    _add_looks(tree, tensors)
+    check: Callable[[tuple[Any, ...]], bool] = tree.check
+    return check
+
+
+def _add_looks(node: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Add guards of these, which stand in the tuple of `node`. Returns the node of each."""
+    kind = torch_internals.GuardManagerType.GUARD_MANAGER
+    found = []
     for index, tensor in enumerate(tensors):
         name = f"tensor {index}"
-        tree.tuple_getitem_manager(index, name, tensor, kind).add_tensor_match_guard(
+        found.append(node.tuple_getitem_manager(index, name, tensor, kind))
+        found[-1].add_tensor_match_guard(
             tensor,
             list(tensor.shape),
             list(tensor.stride()),
@@ -36,8 +45,7 @@ def same_looks(tensors: Sequence[torch.Tensor]) -> Callable[[tuple[Any, ...]], b
             type(tensor),
             torch_internals.dispatch_keys(tensor),
         )
-    check: Callable[[tuple[Any, ...]], bool] = tree.check
-    return check
+    return found
 
 
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -51,13 +59,17 @@ def same_gradients(
     Its caller keeps what is expected alive.
     """
     tree = torch_internals.RootGuardManager()
+    _add_gradients(tree, parameters, expected)
+    check: Callable[[tuple[torch.Tensor, ...]], bool] = tree.check
+    return check
+
+
+def _add_gradients(node: Any, parameters: Sequence[torch.Tensor], expected: Sequence[torch.Tensor | None]) -> None:
     kind = torch_internals.GuardManagerType.GUARD_MANAGER
     for index, (parameter, gradient) in enumerate(zip(parameters, expected, strict=True)):
         name = f"parameter {index}"
-        node = tree.tuple_getitem_manager(index, name, parameter, kind)
-        node.grad_manager(f"{name}.grad", gradient, kind).add_id_match_guard(id(gradient), (name,), None)
-    check: Callable[[tuple[torch.Tensor, ...]], bool] = tree.check
-    return check
+        inner = node.tuple_getitem_manager(index, name, parameter, kind)
+        inner.grad_manager(f"{name}.grad", gradient, kind).add_id_match_guard(id(gradient), (name,), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +84,52 @@ class Held:
     size: int | None
 
 
-def can_be_asked(holder: Any, entries: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether C++ reads the holder as Python does."""
+def can_be_asked(holder: Any, entries: Sequence[tuple[Any, Any]], *, sized: bool = False) -> bool:
+    """Whether C++ reads the holder as Python does. `sized`: how many there are is compared, too."""
     if type(holder) in _DICTS:  # C++ compares the keys, which tensors do element by element
-        return all(type(key) is str for key, _ in entries)
+        return _by_name(entries) or (sized and _are_all(holder, entries))
     empty = any(value is holder for _, value in entries)  # what stands for the content of an empty cell
     return type(holder) in (list, types.CellType) and not empty
 
 
+def _by_name(entries: Sequence[tuple[Any, Any]]) -> bool:
+    return all(type(key) is str for key, _ in entries)
+
+
+def _are_all(holder: Any, entries: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether these are all the entries of a dict, in its order: then C++ may ask whether it was written at all."""
+    return len(holder) == len(entries) and all(
+        there is key for there, (key, _) in zip(dict.__iter__(holder), entries, strict=True)
+    )
+
+
 def same_values(held: Sequence[Held]) -> Callable[[], bool]:
-    """A function that tells whether the very same objects stand there. It keeps them alive."""
+    """A function that tells whether the very same objects stand there. It keeps them alive.
+
+    Of a dict with other keys than strings it tells whether nothing was written into it, so that its size costs nothing.
+    """
     tree = torch_internals.RootGuardManager()
-    kind = torch_internals.GuardManagerType.GUARD_MANAGER
     kept = tuple(held)
-    root = tuple(one.holder for one in kept)
-    for index, one in enumerate(kept):
+    root = _add_values(tree, kept)
+    check = tree.check
+
+    def same() -> bool:
+        return bool(check(root)) if kept else True
+
+    return same
+
+
+def _add_values(tree: Any, held: Sequence[Held]) -> tuple[Any, ...]:
+    """Add guards to a node that stands for a tuple of the holders, which is returned."""
+    kind = torch_internals.GuardManagerType.GUARD_MANAGER
+    for index, one in enumerate(held):
         name = f"held {index}"
-        node = tree.tuple_getitem_manager(index, name, one.holder, kind)
         is_dict = type(one.holder) in _DICTS
+        if is_dict and not _by_name(one.entries):  # all of its entries: see `can_be_asked`
+            node = tree.tuple_getitem_manager(index, name, one.holder, kind)
+            node.add_dict_version_guard(one.holder, (name,), None)
+            continue
+        node = tree.tuple_getitem_manager(index, name, one.holder, kind)
         if one.size is not None:
             (node.add_dict_length_check_guard if is_dict else node.add_length_check_guard)(one.size, (name,), None)
         for key, value in one.entries:
@@ -100,9 +140,52 @@ def same_values(held: Sequence[Held]) -> Callable[[], bool]:
             else:
                 leaf = node.getattr_manager("cell_contents", name, value, kind)
             leaf.add_id_match_guard(id(value), (name,), None)
-    check = tree.check
+    return tuple(one.holder for one in held)
 
-    def same() -> bool:
-        return bool(check(root)) if kept else True
 
-    return same
+Found = tuple[tuple[Any, ...], Any]
+"""The arguments of a call, and the second value that `same_call` returned."""
+
+
+def same_call(
+    inputs: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor],
+    held: Sequence[Held],
+    parameters: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor | None],
+    *,
+    distinct: bool,
+    no_modes: bool,
+) -> tuple[Callable[[Found], bool], Any]:
+    """All that the functions above compare, as one comparison, with the settings as they are now.
+
+    Args:
+        inputs: what the tensors of a call look like; they are not kept.
+        tensors, held, parameters, expected: as above.
+        distinct: whether no tensor stands in `inputs` twice.
+        no_modes: whether no modes are active that functions of PyTorch go through.
+
+    Returns:
+        A function of the tensors of a call, as a tuple, and of the second value, which keeps what is compared alive.
+    """
+    tree = torch_internals.RootGuardManager()
+    kind = torch_internals.GuardManagerType.GUARD_MANAGER
+    tree.add_global_state_guard(torch_internals.GlobalStateGuard(), ("settings",), None)
+    if no_modes:
+        tree.add_torch_function_mode_stack_guard([], ("modes",), None)
+    given = tuple(inputs)
+    arguments = tree.tuple_getitem_manager(0, "arguments", given, kind)
+    arguments.add_length_check_guard(len(given), ("length",), None)
+    nodes = _add_looks(arguments, given)
+    if distinct and len(nodes) > 1:
+        names = [f"tensor {index}" for index in range(len(nodes))]
+        torch_internals.no_tensor_aliasing(nodes, names, ("aliases",), None)
+    fixed = tuple(held), tuple(tensors), tuple(parameters), tuple(expected)
+    holders = tuple(one.holder for one in held)
+    rest = holders, fixed[1], fixed[2], fixed
+    others = tree.tuple_getitem_manager(1, "the rest", rest, kind)
+    _add_values(others.tuple_getitem_manager(0, "holders", holders, kind), held)
+    _add_looks(others.tuple_getitem_manager(1, "tensors", fixed[1], kind), fixed[1])
+    _add_gradients(others.tuple_getitem_manager(2, "parameters", fixed[2], kind), fixed[2], fixed[3])
+    check: Callable[[Found], bool] = tree.check
+    return check, rest

@@ -5,6 +5,7 @@ See `identity_guard` for how such a tree of guards works, and when it walks.
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,9 +59,7 @@ def same_entries(held: Sequence[HeldEntries]) -> Callable[[], bool]:
     attributes.mark_tag_safe()
     node.mark_tag_safe()
     node.mark_tag_safe_root()
-    arguments, check, kept = (root,), tree.check, tuple(held)
-
-    def same() -> bool:
-        return bool(check(arguments)) if kept else True
-
-    return same
+    if not held:
+        return lambda: True
+    # C++ reads the first of these; the second is kept alive with it.
+    return functools.partial(tree.check, (root, tuple(held)))

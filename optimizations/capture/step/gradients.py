@@ -53,7 +53,7 @@ class Gradients:
         *,
         indifferent: bool,
     ) -> None:
-        self._parameters = tuple(parameters)
+        self.parameters = self._parameters = tuple(parameters)
         # Gradients that play no part are not kept alive.
         self._before = [] if indifferent else list(before)
         self._after = list(after)
@@ -62,6 +62,19 @@ class Gradients:
         self._as_before = same_gradients(self._parameters, self._before) if self._before else None
         self._as_after = same_gradients(self._parameters, self._after)
         self._in_place = False
+        self._stood = self._brought = False
+
+    def steady(self) -> tuple[Sequence[torch.Tensor | None] | None, bool]:
+        """What calls like the last one find, if they need not look further, and whether they `leave` other gradients.
+
+        The gradients that are found belong to `parameters`. Empty where they play no part.
+        """
+        if self._indifferent:
+            return (self._after, False) if self._stood else ((), True)
+        if self._brought:
+            return None, True
+        unmoved = all(map(operator.is_, self._before, self._after))
+        return self._before, not unmoved
 
     def fit(self) -> bool:
         """Whether a launch now would find gradients where the recording found some."""
@@ -81,7 +94,8 @@ class Gradients:
 
     def bring(self) -> None:
         """Before a launch: copy gradients that lie elsewhere to where the graph reads them."""
-        if self._indifferent or self._in_place:  # `fit` has just seen that
+        self._brought = not (self._indifferent or self._in_place)
+        if not self._brought:  # `fit` has just seen that
             self._in_place = False
             return
         moved = [
@@ -93,7 +107,8 @@ class Gradients:
 
     def leave(self) -> None:
         """After a launch: every parameter has the gradient that the recording left."""
-        if not self._as_after(self._parameters):
+        self._stood = self._as_after(self._parameters)
+        if not self._stood:
             put(self._parameters, self._after)
 
 

@@ -40,6 +40,7 @@ from optimizations.capture.step.parallel import DDP_WARM_UP
 from optimizations.capture.step.progress import Action, Plan, Progress
 from optimizations.capture.step.reach import reach
 from optimizations.capture.step.recording import capture, cause, is_programs_own, why
+from optimizations.capture.step.replaying import MISSED
 from optimizations.capture.step.surroundings import alone, ambient, inside, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal, StepReport
@@ -49,6 +50,8 @@ MOST_DROPPED = 4
 
 MOST_OBJECTS = 8
 """Objects that may stand in one place of the arguments in turn, where a graph belongs to one of them."""
+
+_is_compiling, _this_thread = torch.compiler.is_compiling, threading.get_ident
 
 _steps: weakref.WeakSet[GraphedStep] = weakref.WeakSet()
 
@@ -107,26 +110,38 @@ class GraphedStep:
         return functools.partial(GraphedStep, **asdict(self._options)), (self._step,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or inside.step or not self._lock.acquire(blocking=False):
+        if _is_compiling() or inside.step or not self._lock.acquire(False):
             return self._step(*args, **kwargs)  # part of another step, or in another thread at the same time
-        self._thread = threading.get_ident()
+        self._thread = _this_thread()
         try:
+            self._calls += 1
+            if watched_by_others():
+                return self._as_it_is(args, kwargs, None)
+            for recording in self._recordings.steady:
+                if (serve := recording.steady.serve) is None:
+                    continue
+                try:
+                    found = serve(recording, args, kwargs)
+                except NotCarried:
+                    break  # the same is met in the full way
+                if found is not MISSED:
+                    return found
             return self._call(args, kwargs)
         finally:
             self._thread = None
             self._lock.release()
 
     def _call(self, args: Any, kwargs: Any) -> Any:
-        self._calls += 1
-        if watched_by_others():
-            return self._as_it_is(args, kwargs, None)
+        """A call that is not a steady replay."""
         for recording in self._recordings.steady:
             known = recording.arguments.tensors_of(args, kwargs)
             if known is not None and recording.fits(known):
                 try:
-                    return recording.launch(known, self._rates)
+                    returned = recording.launch(known, self._rates)
                 except NotCarried:
                     break  # the same is met below
+                recording.steady.served_otherwise(recording, known, self._rates)
+                return returned
         tensors: list[torch.Tensor] = []
         key = signature((args, kwargs), tensors), ambient()
         for recording in self._recordings.of(key):
@@ -138,6 +153,7 @@ class GraphedStep:
                     self._recordings.drop(key, recording)
                     break
                 recording.arguments.renew(tensors)
+                recording.steady.served_otherwise(recording, tensors, self._rates)
                 self._recordings.comes_first(recording)
                 return returned
         refusal = self._all or self._refused.get(key)

@@ -35,7 +35,9 @@ class Hooks:
 
     def unchanged(self) -> bool:
         """Whether the very same hooks run."""
-        if self._registered == hook_registry.registered() and list(map(len, self._filled)) == self._sizes:
+        if self._registered == hook_registry.registered() and (
+            not self._filled or list(map(len, self._filled)) == self._sizes
+        ):
             return True
         if not _same(self._now(), self._then):
             return False

@@ -24,16 +24,19 @@ def takes_a_tensor(group: dict[str, Any]) -> bool:
 
 
 class LearningRates:
-    """Numbers among the learning rates of a step's optimizers. `patched` counts those that tensors stand for."""
+    """Numbers among the learning rates of a step's optimizers. `patched` counts those that tensors stand for.
+
+    `standing` are these tensors, by the ids of their groups.
+    """
 
     def __init__(self) -> None:
         self._groups: list[dict[str, Any]] = []
         self._seen: list[float] = []
-        self._tensors: dict[int, torch.Tensor] = {}
+        self.standing: dict[int, torch.Tensor] = {}
 
     @property
     def patched(self) -> int:
-        return len(self._tensors)
+        return len(self.standing)
 
     def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Look at the groups of these optimizers from now on."""
@@ -49,25 +52,25 @@ class LearningRates:
         found = False
         for index, group in enumerate(self._groups):
             value = group.get("lr")
-            if id(group) in self._tensors or not isinstance(value, (int, float)):
+            if id(group) in self.standing or not isinstance(value, (int, float)):
                 continue
             if value != self._seen[index]:
                 self._seen[index] = value
                 if takes_a_tensor(group) and (device := _device(group)) is not None:
-                    self._tensors[id(group)] = torch.full((), float(value), dtype=torch.float32, device=device)
+                    self.standing[id(group)] = torch.full((), float(value), dtype=torch.float32, device=device)
                     found = True
         return found
 
     def stands_for(self, group: Any, key: Any) -> bool:
         """Whether a tensor stands for this entry of a parameter group."""
-        return key == "lr" and id(group) in self._tensors
+        return key == "lr" and id(group) in self.standing
 
     def write(self) -> None:
         """Write changed numbers into their tensors, in stream order."""
-        if not self._tensors:
+        if not self.standing:
             return
         for index, group in enumerate(self._groups):
-            tensor = self._tensors.get(id(group))
+            tensor = self.standing.get(id(group))
             if tensor is not None and group["lr"] != self._seen[index]:
                 self._seen[index] = group["lr"]
                 with torch.no_grad():
@@ -75,15 +78,15 @@ class LearningRates:
 
     def storages(self) -> frozenset[int]:
         """Where the tensors lie."""
-        return frozenset(tensor.untyped_storage().data_ptr() for tensor in self._tensors.values())
+        return frozenset(tensor.untyped_storage().data_ptr() for tensor in self.standing.values())
 
     def as_numbers(self, returned: Any) -> Any:
         """What a step returned, with the program's numbers where the tensors stand."""
-        if not self._tensors:
+        if not self.standing:
             return returned
         tensors: list[torch.Tensor] = []
         flatten(returned, tensors)
-        numbers = {id(self._tensors[id(group)]): group["lr"] for group in self._groups if id(group) in self._tensors}
+        numbers = {id(self.standing[id(group)]): group["lr"] for group in self._groups if id(group) in self.standing}
         if numbers.keys().isdisjoint(map(id, tensors)):
             return returned
         return replaced(returned, iter([numbers.get(id(tensor), tensor) for tensor in tensors]))
@@ -99,7 +102,7 @@ class LearningRates:
         standing = [
             (group, group["lr"], tensor, tensor._version)
             for group in self._groups
-            if (tensor := self._tensors.get(id(group))) is not None
+            if (tensor := self.standing.get(id(group))) is not None
         ]
         for group, _, tensor, _ in standing:
             group["lr"] = tensor

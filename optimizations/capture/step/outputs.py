@@ -7,17 +7,17 @@ tensor that was there before, is returned itself; what is an argument, or a view
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.capture.copy_nodes import MOST_CARRIED, CopyNode
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step.observer import storage
-
-_empty_like = torch.empty_like
 
 MOST_CARRIED_BYTES = 65536
 """Results above this are copied behind the launch: the graph's own copy needs memory of the same size."""
@@ -92,6 +92,10 @@ class Outputs:
                     self._copied.append(tensor.detach())
                 self._plan.append(("copy", copied[id(tensor)]))
         self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied or self._nodes)
+        self._memory = [(_allocator(like), node) for node, like in self._nodes]
+        # Every result is copied by the graph, in the order of its nodes: what was prepared for them is what is given.
+        self._as_prepared = bool(tensors) and self._plan == [("carried", place) for place in range(len(self._nodes))]
+        self._nested = _maker(self._nest)
 
     def prepare(self) -> list[torch.Tensor]:
         """Memory for what the next launch copies out, which is led there.
@@ -100,16 +104,23 @@ class Outputs:
             NotCarried: it cannot be.
         """
         fresh = []
-        for node, like in self._nodes:
-            memory = _empty_like(like)
+        for allocate, node in self._memory:
+            memory = allocate()
             node.write_to(memory)
             fresh.append(memory)
         return fresh
 
+    def only(self) -> tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], None]] | None:
+        """Where one tensor is all that is returned and the graph copies it: what allocates it, and leads the copy."""
+        if not (self._single and self._as_prepared):
+            return None
+        ((allocate, node),) = self._memory
+        return allocate, node.write_to
+
     def take(self, inputs: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> Any:
         """The results of the launch before, for a call with these inputs. `fresh` was prepared for that launch."""
-        if self._single and fresh:
-            return fresh[0]
+        if self._as_prepared:
+            return fresh[0] if self._single else self._nested(iter(fresh))
         if len(self._copied) == 1:  # what is copied takes no part in differentiation
             copies = [self._copied[0].clone()]
             if self._single:
@@ -117,7 +128,29 @@ class Outputs:
         else:
             copies = [torch.empty_like(tensor) for tensor in self._copied]
             copy_all(copies, self._copied)
-        return replaced(self._nest, iter([_given(kind, what, copies, fresh, inputs) for kind, what in self._plan]))
+        return self._nested(iter([_given(kind, what, copies, fresh, inputs) for kind, what in self._plan]))
+
+
+def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """What allocates memory like that of a contiguous tensor.
+
+    On a machine with one GPU that takes no dispatcher: PyTorch's function for generated code allocates on the current
+    device, which is not asked.
+    """
+    if like.device.type == "cuda" and torch.cuda.device_count() == 1:
+        return functools.partial(torch_internals.empty_strided_cuda, tuple(like.shape), like.stride(), like.dtype)
+    return functools.partial(torch.empty_like, like)
+
+
+def _maker(nest: Any) -> Callable[[Iterator[torch.Tensor]], Any]:
+    """What makes a nest like this one of tensors, in the order of `flatten`: at once where it holds nothing else."""
+    members: Sequence[Any] = list(nest.values()) if type(nest) is dict else nest if type(nest) in (list, tuple) else ()
+    if members and all(isinstance(member, torch.Tensor) for member in members):
+        if type(nest) is not dict:
+            return type(nest)
+        keys = tuple(nest)
+        return lambda tensors: dict(zip(keys, tensors, strict=True))
+    return lambda tensors: replaced(nest, tensors)
 
 
 def _given(

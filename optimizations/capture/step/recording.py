@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.byte_units import format_bytes
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
@@ -34,6 +35,7 @@ from optimizations.capture.step.observing import (
 from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import Progress
+from optimizations.capture.step.replaying import SteadyReplay
 from optimizations.capture.step.source_lines import line_of
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
@@ -68,6 +70,7 @@ class Recording:
     bound: Sequence[Rebound] = ()
     region: RegionMark | None = None
     replays: int = 0
+    steady: SteadyReplay = field(default_factory=SteadyReplay)
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether a launch with these inputs would do what the call would do."""
@@ -75,11 +78,22 @@ class Recording:
             return False
         if self.shares(tensors):
             return False
-        if self.bound and not all(map(_held_such, self.bound)):
+        if self.bound and not self.results_fit():
             return False
         if self.inputs.in_place and self.inputs.moved(tensors):
             return False
         return self.watch.unchanged() and self.gradients.fit()
+
+    def results_fit(self) -> bool:
+        """Whether what results are bound to holds something of the kind it held."""
+        return all(map(_held_such, self.bound))
+
+    def bind_results(self, taken: tuple[Any, Sequence[Any]]) -> Any:
+        """Bind results to attributes and variables; gives what the step returned."""
+        returned, values = taken
+        for entry, value in zip(self.bound, values, strict=True):
+            entry.bind(value)
+        return returned
 
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether one of these inputs lies in memory that the step writes, other than that input itself."""
@@ -111,14 +125,10 @@ class Recording:
             self.inputs.give_back(tensors, self.written)
         self.gradients.leave()
         if self.mutated:
-            torch.autograd.graph.increment_version(self.mutated)
+            torch_internals.increment_version(self.mutated)
         self.replays += 1
-        if not self.bound:
-            return self.outputs.take(tensors, fresh)
-        returned, values = self.outputs.take(tensors, fresh)
-        for entry, value in zip(self.bound, values, strict=True):
-            entry.bind(value)
-        return returned
+        taken = self.outputs.take(tensors, fresh)
+        return self.bind_results(taken) if self.bound else taken
 
 
 def capture(

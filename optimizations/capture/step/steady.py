@@ -29,9 +29,9 @@ class Arguments:
     """What the arguments of a recording look like, and the settings around it. `tensors` are all of theirs."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
-        self._take_args, self._take_kwargs = _taker(args) or _never, _taker(kwargs) or _never
+        self._take = _taker_of_call(args, kwargs)
         self._aliases = alias_pattern(tensors)
-        self._distinct = len(set(self._aliases)) == len(tensors)
+        self.distinct = len(set(self._aliases)) == len(tensors)
         self.renew(tensors)
 
     def renew(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -41,26 +41,65 @@ class Arguments:
         """
         self._looks = same_looks(tensors)
         self._settings: Any = torch_internals.GlobalStateGuard().check
-        self._inference, self._precision = torch.is_inference_mode_enabled(), _precision()
+        self._inference, self._precision = torch.is_inference_mode_enabled(), precision_now()
         self._modes = modes()
 
     def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
         """The tensors of a call that has the signature of the recording; None if it may have another."""
-        found: list[Any] = []
-        if not (self._take_args(args, found) and self._take_kwargs(kwargs, found)):
+        found = self._take(args, kwargs)
+        if found is None or not self._looks(tuple(found)):
             return None
-        if not self._looks(tuple(found)):
+        if len(set(map(id, found))) < len(found) if self.distinct else alias_pattern(found) != self._aliases:
             return None
-        if len(set(map(id, found))) < len(found) if self._distinct else alias_pattern(found) != self._aliases:
-            return None
-        if torch.is_inference_mode_enabled() is not self._inference or _precision() != self._precision:
+        if torch.is_inference_mode_enabled() is not self._inference or precision_now() != self._precision:
             return None
         if modes() != self._modes:
             return None
         return found if self._settings() else None
 
+    @property
+    def no_modes(self) -> bool:
+        """Whether the settings were taken in outside of all modes."""
+        return not self._modes
 
-_precision = torch.get_float32_matmul_precision
+    def beside_guards(self) -> tuple[_TakeAll, bool, str, Callable[[list[torch.Tensor]], bool] | None]:
+        """What `tensors_of` looks at apart from what `same_call` compares.
+
+        What takes the tensors of a call, None where its structure is another; inference mode; the precision of float32
+        products; and what tells of the tensors whether all else is as it was, None where nothing else is looked at.
+        """
+        rest = None if self.no_modes and self.distinct else self._rest_same
+        return self._take, self._inference, self._precision, rest
+
+    def _rest_same(self, found: list[torch.Tensor]) -> bool:
+        return modes() == self._modes and (self.distinct or alias_pattern(found) == self._aliases)
+
+
+precision_now: Callable[[], str] = torch_internals.get_float32_matmul_precision
+
+_TakeAll = Callable[[tuple[Any, ...], dict[str, Any]], list[Any] | None]
+"""The tensors of a call's arguments, None where it is another."""
+
+
+def _taker_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TakeAll:
+    """For calls whose arguments are nested like these."""
+    count = len(args)
+    if not kwargs and all(isinstance(one, torch.Tensor) for one in args):
+        return lambda args, kwargs: None if kwargs or len(args) != count else [*args]
+    if not kwargs and count == 1 and (only := _taker(args[0])) is not None:
+
+        def take_one(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+            found: list[Any] = []
+            return found if not kwargs and len(args) == 1 and only(args[0], found) else None
+
+        return take_one
+    take_args, take_kwargs = _taker(args) or _never, _taker(kwargs) or _never
+
+    def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+        found: list[Any] = []
+        return found if take_args(args, found) and take_kwargs(kwargs, found) else None
+
+    return take
 
 
 def _never(value: Any, found: list[Any]) -> bool:
@@ -105,7 +144,7 @@ def _of_sequence(kind: Any, nest: Sequence[Any]) -> _Take | None:
     if all(member is _tensor for member in members):
 
         def take_all(value: Any, found: list[Any]) -> bool:
-            if not _is(value, kind, length):
+            if type(value) is not kind or len(value) != length:
                 return False
             found += value
             return True
@@ -137,6 +176,15 @@ def _of_mapping(kind: Any, nest: Mapping[str, Any]) -> _Take | None:
         return None
     if not keys:
         return lambda value, found: type(value) is kind and not value
+    if kind is dict and all(isinstance(value, torch.Tensor) for value in nest.values()):
+
+        def take_values(value: Any, found: list[Any]) -> bool:
+            if type(value) is not dict or list(value) != keys:
+                return False
+            found += value.values()
+            return True
+
+        return take_values
     get = operator.itemgetter(*keys)
     members = get if len(keys) > 1 else lambda value: (get(value),)
 

@@ -156,7 +156,7 @@ class Watch:
             guarded = whole and owner is container.held and can_be_guarded(owner) and _is_a_librarys(container)
             size = None if sized is None else len(sized)
             holder = owner.cell if isinstance(owner, _Cell) else owner
-            askable = can_be_asked(holder, watched) and (sized is None or sized is holder)
+            askable = can_be_asked(holder, watched, sized=sized is holder) and (sized is None or sized is holder)
             entries_of = self._in_dicts if guarded else self._asked if askable else self._others
             if guarded and (watched or size is not None):
                 held_in_dicts.append(HeldEntries(owner, tuple(watched), size))
@@ -177,8 +177,9 @@ class Watch:
         self._asked.freeze()
         self._others.freeze()
         self._guard = Guard(lambda: same_entries([_as_now(one) for one in held_in_dicts]))
-        self._values = Guard(lambda: same_values([_held_now(one) for one in held]))
-        self._tensors = _with_addresses(state, reads, extra)
+        self._held = held
+        self._values = Guard(lambda: same_values(self.held()))
+        self.tensors = self._tensors = _with_addresses(state, reads, extra)
         self._indices = list(range(len(self._tensors)))
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._as_then = looks(self._tensors)
@@ -208,13 +209,42 @@ class Watch:
                 self._looks.was_wrong()
             if not (self._contents_stand() and self._hooks.unchanged()):
                 return False
-            if self._arrays and self._array_bytes() != self._bytes:
+            if not self._arrays_stand():
                 return False
             if self._host and not self._host.unchanged():
                 return False
             return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
         except (KeyError, IndexError, TypeError, ValueError):  # ValueError: of an empty cell
             return False
+
+    def held(self) -> list[Held]:
+        """What `same_values` is asked about, as it is now."""
+        return [_held_now(one) for one in self._held]
+
+    def rest_unchanged(self) -> Callable[[], bool]:
+        """A function that tells what `unchanged` tells, but for what is `held` and the looks of `tensors`.
+
+        It may tell False where nothing has changed. What this recording has nothing of is no part of it.
+        """
+        entries, hooks = self._guard.holds, self._hooks.unchanged
+        tensors, addresses, indices = self._tensors, self._addresses, self._indices
+        others = None if self._others.empty else self._others.unchanged
+        contents = self._contents_stand if self._sets or self._without else None
+        arrays = self._arrays_stand if self._arrays else None
+        rare = [one for one in (others, contents, arrays) if one is not None]
+
+        def unchanged() -> bool:
+            if not (entries() and hooks()):
+                return False
+            for one in rare:
+                try:
+                    if not one():
+                        return False
+                except (KeyError, IndexError, TypeError, ValueError):
+                    return False
+            return _data_ptrs_equal(tensors, addresses, indices)
+
+        return unchanged
 
     def in_place(self) -> bool:
         """Whether tensors have the same memory."""
@@ -225,6 +255,9 @@ class Watch:
         return all(now == then for now, then in self._sets) and all(
             keys.isdisjoint(absent) for keys, absent in self._without
         )
+
+    def _arrays_stand(self) -> bool:
+        return not self._arrays or self._array_bytes() == self._bytes
 
     def _array_bytes(self) -> list[bytes]:
         return [array.tobytes() for array in self._arrays.values()]

@@ -34,12 +34,22 @@ class WrittenMemory:
             self._clear, self._all = [0] * len(inputs), list(range(len(inputs)))
         elif torch_internals.data_ptrs_equal(inputs, self._clear, self._all):
             return False
+        return self._holds_any(inputs, [tensor.data_ptr() for tensor in inputs])
+
+    def holds_one_at(self, inputs: Sequence[torch.Tensor], addresses: list[int]) -> bool:
+        """The same for inputs that lie at these addresses."""
+        if not self._ranges.borders or addresses == self._clear:
+            return False
+        if len(self._clear) != len(inputs):
+            return self.holds_one_of(inputs)
+        return self._holds_any(inputs, addresses)
+
+    def _holds_any(self, inputs: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
         found = False
-        for index, tensor in enumerate(inputs):
-            address = tensor.data_ptr()
+        for index, address in enumerate(addresses):
             if address == self._clear[index]:
                 continue
-            if self._ranges.overlap(address, size_bytes(tensor)):
+            if self._ranges.overlap(address, size_bytes(inputs[index])):
                 found = True
             else:
                 self._clear[index] = address

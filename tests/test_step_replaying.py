@@ -1,0 +1,391 @@
+"""Steady replays of a step: how little Python they run, what sends a call the full way, and when they are made."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from graphs_on_cpu import CpuCopy, CpuDevice, CpuGraph
+from step_parts import batches, loss_of, training_step
+from torch import nn
+from torch.overrides import BaseTorchFunctionMode
+
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.replaying import MISSED, WORTH
+
+MOST_CALLS = 38
+"""Functions of Python and of C that a steady call may run, with those of the simulated copy nodes and of the count."""
+
+
+def deep_network(layers: int) -> nn.Module:
+    torch.manual_seed(5)
+    inner = [module for _ in range(layers) for module in (nn.Linear(16, 16), nn.GELU())]
+    return nn.Sequential(nn.Linear(8, 16), *inner, nn.Linear(16, 4))
+
+
+def recorded(step: Callable[..., Any], given: list[tuple[Any, ...]]) -> tuple[GraphedStep, Any]:
+    """A step that serves these calls steadily, and its recording."""
+    graphed = GraphedStep(step, device=CpuDevice())
+    for one in given:
+        graphed(*one)
+    (recording,) = graphed._recordings
+    assert recording.steady.serve is not None, graphed.report()
+    return graphed, recording
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[str]]:
+    """The functions that are called in the block, in Python and in C."""
+    names: list[str] = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            names.append(frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name)
+        elif event == "c_call":
+            names.append(argument.__qualname__)
+
+    sys.setprofile(note)
+    try:
+        yield names
+    finally:
+        sys.setprofile(None)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.001, fused=True),
+}
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("moving", [True, False])
+def test_a_steady_call_runs_as_few_functions_for_many_parameters_as_for_few(
+    optimizer: str, moving: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[list[str]] = []
+    for layers in (1, 30):
+        model = deep_network(layers)
+        step = training_step(model, OPTIMIZERS[optimizer](model.parameters()))
+        given = batches("cpu", 9)
+        with monkeypatch.context() as patched:
+            graphed, recording = recorded(step, given)
+            patched.setattr(CpuGraph, "replay", lambda graph: None)
+            patched.setattr(CpuCopy, "_set", lambda copy, place, tensor: None)
+            recording.steady.serve = None  # it has the graph's own replay
+            recording.steady.served_otherwise(recording, list(given[0][0].values()), graphed._rates)
+            graphed(*given[0])
+            replays = recording.replays
+            with counted() as names:
+                graphed(*given[1 if moving else 0])
+            assert recording.replays == replays + 1
+        found.append(names)
+    few, many = found
+    assert few == many
+    assert len(many) <= MOST_CALLS, many
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 4)
+        self.scale = 1.5
+        self.register_buffer("shift", torch.ones(4))
+        self.table = numpy.ones(4, dtype=numpy.float32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.scale * float(self.table[0]) + self.shift
+
+
+class Setting:
+    """A step that is served steadily, and everything that a change may concern."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.model = Model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, foreach=True)
+        self.factors = {"loss": 2.0}
+        self.chosen = {"a", "b"}
+
+        def step(batch: dict[str, torch.Tensor], *others: Any) -> torch.Tensor:
+            self.optimizer.zero_grad()
+            loss = loss_of(self.model, batch) * self.factors["loss"] * len(self.chosen)
+            loss.backward()
+            self.optimizer.step()
+            return loss.detach()
+
+        self.given = batches("cpu", 9)
+        self.graphed, self.recording = recorded(step, self.given)
+        self.batch = self.given[0][0]
+
+    def served(self, *arguments: Any, **keywords: Any) -> bool:
+        """Whether a steady replay serves a call. If not, nothing was done."""
+        replays, before = self.recording.replays, [p.detach().clone() for p in self.model.parameters()]
+        served = self.recording.steady.serve(self.recording, arguments, keywords) is not MISSED
+        assert self.recording.replays == replays + served
+        if not served:
+            assert all(map(torch.equal, before, self.model.parameters()))
+        return served
+
+
+Change = Callable[[Setting, pytest.MonkeyPatch], Any]
+CHANGES: dict[str, Change] = {}
+
+
+def change(function: Change) -> Change:
+    CHANGES[function.__name__] = function
+    return function
+
+
+@change
+def a_parameter_is_another(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    made.model.inner.bias = nn.Parameter(torch.zeros(4))
+
+
+@change
+def a_parameter_has_other_memory(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    made.model.inner.weight.data = made.model.inner.weight.data.clone()
+
+
+@change
+def a_parameter_has_another_look(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    made.model.inner.weight.requires_grad_(False)
+
+
+@change
+def a_buffer_is_another(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    made.model.shift = torch.zeros(4)
+
+
+@change
+def a_number_of_a_module_changes(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    made.model.scale = 2.5
+
+
+@change
+def a_number_in_a_dict_changes(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    made.factors["loss"] = 3.0
+
+
+@change
+def a_set_changes(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    made.chosen.add("c")
+
+
+@change
+def an_array_changes(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    made.model.table[0] = 2.0
+
+
+@change
+def a_learning_rate_changes(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    made.optimizer.param_groups[0]["lr"] = 0.5
+
+
+@change
+def state_of_the_optimizer_is_another(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    state = made.optimizer.state
+    first = next(iter(state))
+    state[first] = {name: value.clone() for name, value in state[first].items()}
+
+
+@change
+def a_gradient_is_another(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    made.model.inner.bias.grad = torch.ones(4)
+
+
+@change
+def a_hook_of_a_module(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    made.model.inner.register_forward_hook(lambda *_: None)
+
+
+@change
+def a_hook_of_a_parameter(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    made.model.inner.weight.register_hook(lambda gradient: gradient)
+
+
+@change
+def the_module_is_in_another_mode(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    made.model.eval()
+
+
+@change
+def gradients_are_off(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    torch.set_grad_enabled(False)
+
+
+@change
+def deterministic_algorithms(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    torch.use_deterministic_algorithms(True)
+
+
+@change
+def another_precision(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    torch.set_float32_matmul_precision("medium")
+
+
+@change
+def another_default_dtype(made: Setting, patched: pytest.MonkeyPatch) -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture
+def settings() -> Iterator[None]:
+    yield
+    torch.set_grad_enabled(True)
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("settings")
+@pytest.mark.parametrize("name", sorted(CHANGES))
+def test_what_changed_sends_a_call_the_full_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Setting()
+    assert made.served(made.batch) and made.served(made.given[1][0])
+    CHANGES[name](made, monkeypatch)
+    assert not made.served(made.batch)
+
+
+def test_arguments_that_look_otherwise_go_the_full_way() -> None:
+    made = Setting()
+    x, y = made.batch["x"], made.batch["y"]
+    assert made.served({"x": x, "y": y}) and made.served({"x": x.clone(), "y": y.clone()})
+    for given in ({"y": y, "x": x}, {"x": x[:5], "y": y[:5]}, {"x": x.double(), "y": y}, {"x": x, "y": 3}, {"x": x}):
+        assert not made.served(given)
+    assert not made.served([x, y]) and not made.served(made.batch, 1) and not made.served(made.batch, more=1)
+    assert not made.served()
+    with torch.inference_mode():
+        assert not made.served(made.batch)
+    with BaseTorchFunctionMode():
+        assert not made.served(made.batch)
+    with torch.autocast("cpu"):
+        assert not made.served(made.batch)
+    assert made.served(made.batch)
+
+
+def test_inputs_in_memory_that_the_step_writes_go_the_full_way() -> None:
+    weights = torch.zeros(6, 8)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        weights.add_(1)
+        return (x * 2).sum()
+
+    given = [(torch.ones(6, 8) * index,) for index in range(6)]
+    graphed, recording = recorded(step, given)
+    assert recording.steady.serve(recording, given[0], {}) is not MISSED
+    replays = recording.replays
+    assert recording.steady.serve(recording, (weights,), {}) is MISSED and recording.replays == replays
+    assert graphed(weights).item() == 2 * weights.sum().item()
+
+
+def test_a_tensor_that_is_passed_twice_goes_the_full_way() -> None:
+    step = lambda x, y: (x + 2 * y).sum()  # noqa: E731
+    given = [(torch.ones(3) * index, torch.ones(3)) for index in range(6)]
+    graphed, recording = recorded(step, given)
+    assert recording.steady.serve(recording, given[0], {}) is not MISSED
+    assert recording.steady.serve(recording, (given[0][0],) * 2, {}) is MISSED
+    assert graphed(given[1][0], given[1][0]).item() == 9
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        lambda x: x.sum(),
+        lambda x: {"sum": x.sum(), "most": x.max()},
+        lambda x: [x.sum(), x.max()],
+        lambda x: (x.sum(), (x.max(), 3)),
+        lambda x: {"sum": x.sum(), "input": x},
+        lambda x: (lambda s: [s, s])(x.sum()),
+    ],
+)
+def test_results_are_those_of_the_call_and_stay(results: Callable[[torch.Tensor], Any]) -> None:
+    given = [(torch.arange(4.0) + index,) for index in range(9)]
+    graphed = GraphedStep(results, device=CpuDevice())
+    assert [graphed(*one) for one in given] == [results(*one) for one in given]
+    assert graphed.report().replays == 6
+
+
+def test_a_call_that_ends_before_its_launch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock, interrupts = CpuGraph.replay, [False]
+
+    def replay(graph: CpuGraph) -> None:
+        if interrupts[0]:
+            raise KeyboardInterrupt
+        stock(graph)
+
+    monkeypatch.setattr(CpuGraph, "replay", replay)
+    given = [(torch.ones(3) * index,) for index in range(6)]
+    graphed, recording = recorded(lambda x: x.sum(), given)
+    for index in (5, 2, 5):
+        interrupts[0] = True
+        with pytest.raises(KeyboardInterrupt):
+            graphed(*given[index])
+        interrupts[0] = False
+        for other in (3, 5, index, index):
+            assert graphed(*given[other]).item() == 3 * other
+    assert recording.steady.serve is not None
+
+
+def test_where_a_copy_reads_is_unknown_until_it_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [(torch.ones(3) * index,) for index in range(6)]
+    graphed, _ = recorded(lambda x: x.sum(), given)
+    assert graphed(*given[5]).item() == 15
+    stock = CpuCopy.read_from
+
+    def interrupted(copy: CpuCopy, tensor: torch.Tensor) -> None:
+        stock(copy, tensor)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(CpuCopy, "read_from", interrupted)
+        graphed(*given[2])
+    assert graphed(*given[5]).item() == 15
+
+
+def test_a_step_that_nobody_holds_is_freed_at_once() -> None:
+    graphed, recording = recorded(lambda x: x.sum(), [(torch.ones(3) * index,) for index in range(6)])
+    graph = weakref.ref(recording.graph)
+    gc.collect()
+    gc.disable()
+    try:
+        del graphed, recording
+        assert graph() is None
+    finally:
+        gc.enable()
+
+
+def test_a_number_that_is_another_object_of_the_same_value_is_steady_again() -> None:
+    held = {"scale": float("2.5")}
+    given = [(torch.ones(3) * index,) for index in range(6)]
+    graphed, recording = recorded(lambda x: (x * held["scale"]).sum(), given)
+    held["scale"] = float("2.5")
+    first = recording.steady.serve
+    assert first(recording, given[0], {}) is MISSED
+    assert graphed(*given[1]).item() == 7.5
+    for _ in range(2 * WORTH + 1):
+        assert graphed(*given[1]).item() == 7.5
+    assert recording.steady.serve not in (None, first)
+    assert recording.steady.serve(recording, given[0], {}) is not MISSED
+    held["scale"] = 3.0
+    assert graphed(*given[1]).item() == 9
+
+
+def test_a_state_that_is_another_in_each_call_is_looked_at_in_the_full_way() -> None:
+    """Making a steady replay looks at everything, so it is not made again and again."""
+    held = {"scale": float("2.5")}
+    given = [(torch.ones(3) * index,) for index in range(6)]
+    graphed, recording = recorded(lambda x: (x * held["scale"]).sum(), given)
+    made = 0
+    for _ in range(300):
+        held["scale"] = float("2.5")
+        before = recording.steady.serve
+        assert graphed(*given[1]).item() == 7.5
+        made += recording.steady.serve is not None and recording.steady.serve is not before
+    assert 0 < made <= 3
