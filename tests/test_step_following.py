@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
-import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -25,15 +25,14 @@ from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.read import read_graph
 
-NOWHERE = threading.local()
+Hidden = contextvars.ContextVar[CpuDevice | None]
+NOWHERE: Hidden = contextvars.ContextVar("nowhere", default=None)
 """What a kernel holds of a device: nothing, so that it runs at once."""
 
 
-def on(device: CpuDevice) -> threading.local:
+def on(device: CpuDevice) -> Hidden:
     """For a kernel of a step on `device`: in something that no step looks into."""
-    held = threading.local()
-    held.now = device
-    return held
+    return contextvars.ContextVar("device", default=device)
 
 
 ROWS, COLUMNS = 16, 8
@@ -43,7 +42,7 @@ COUNT = ROWS * COLUMNS
 class Kernel:
     """Doubles what lies at its first address into its second. `device` captures it as a node with these words."""
 
-    def __init__(self, device: threading.local, name: str) -> None:
+    def __init__(self, device: Hidden, name: str) -> None:
         self._device, self._name = device, name
 
     def __str__(self) -> str:
@@ -56,7 +55,7 @@ class Kernel:
 
     def launch(self, source: torch.Tensor, target: torch.Tensor, *others: Any) -> None:
         words = [one.data_ptr() if isinstance(one, torch.Tensor) else one for one in (source, target, *others)]
-        device = getattr(self._device, "now", None)
+        device = self._device.get()
         graph = device.capturing_into if device is not None else None
         if graph is None:
             self(*words)
@@ -95,7 +94,7 @@ def by_name(run: Any, kernel: Kernel, x: torch.Tensor, out: torch.Tensor) -> Non
     run(x, out, stream=0)
 
 
-def training(device: threading.local, use: Use = by_name) -> Callable[..., Any]:
+def training(device: Hidden, use: Use = by_name) -> Callable[..., Any]:
     torch.manual_seed(7)
     model = nn.Linear(COLUMNS, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -216,6 +217,86 @@ def a_default_of_a_function() -> Case:
         return settings["weight"]
 
     return read, lambda: read.__defaults__[0].update(weight=3.0)  # type: ignore[index]
+
+
+class Descriptor:
+    """Gives what it keeps itself, whatever object it is asked for."""
+
+    def __init__(self) -> None:
+        self.weight = 2.0
+
+    def __get__(self, instance: object, owner: type | None = None) -> float:
+        return self.weight
+
+
+class Decorated:
+    """A decorator that is an object, and counts on what it keeps."""
+
+    def __init__(self, function: Callable[..., float]) -> None:
+        self.function, self.weight = function, 2.0
+
+    def __call__(self) -> float:
+        return self.function() * self.weight
+
+
+@case
+def a_descriptor_of_the_programs_own() -> Case:
+    held = Descriptor()
+    one = type("Owner", (), {"__module__": __name__, "weight": held})()
+    return lambda: one.weight, lambda: setattr(held, "weight", 3.0)
+
+
+@case
+def an_object_in_the_place_of_a_method() -> Case:
+    held = Decorated(lambda: 1.0)
+    one = type("Owner", (), {"__module__": __name__, "weigh": staticmethod(held)})()
+    return lambda: one.weigh(), lambda: setattr(held, "weight", 3.0)
+
+
+@case
+def a_partial_method() -> Case:
+    settings = {"weight": 2.0}
+    kind = type(
+        "Owner", (), {"__module__": __name__, "weigh": functools.partialmethod(lambda self, of: of["weight"], settings)}
+    )
+    one = kind()
+    return lambda: one.weigh(), lambda: settings.update(weight=3.0)
+
+
+@case
+def a_cached_property() -> Case:
+    settings = {"weight": 2.0}
+    found = functools.cached_property(lambda self: settings["weight"])
+    kind = type("Owner", (), {"__module__": __name__, "weight": found})
+    found.__set_name__(kind, "weight")
+    one = kind()
+
+    def change() -> None:
+        settings.update(weight=3.0)
+        vars(one).pop("weight")
+
+    return lambda: one.weight, change
+
+
+@case
+def objects_that_are_referred_to_weakly() -> Case:
+    held = Special()
+    by_name = weakref.WeakValueDictionary(one=held)
+    return lambda: by_name["one"].weight, lambda: setattr(held, "weight", 3.0)
+
+
+@case
+def a_variable_of_the_thread() -> Case:
+    held = threading.local()
+    held.weight = 2.0
+    return lambda: held.weight, lambda: setattr(held, "weight", 3.0)
+
+
+@case
+def an_attribute_of_a_tensor() -> Case:
+    held: Any = torch.ones(1)
+    held.weight = 2.0
+    return lambda: held.weight, lambda: setattr(held, "weight", 3.0)
 
 
 def losses(make: Callable[[], Case], graphed: bool) -> tuple[list[torch.Tensor], Any]:

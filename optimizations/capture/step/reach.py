@@ -16,6 +16,7 @@ import gc
 import random
 import sys
 import sysconfig
+import threading
 import types
 import weakref
 from collections.abc import Iterable, Iterator
@@ -38,6 +39,7 @@ from optimizations.torch_internals import hook_registry
 MOST_OBJECTS = 200_000
 _LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 _CACHED = type(functools.lru_cache(lambda: None))
+_PARTIALS = (functools.partial, functools.partialmethod)
 _STATEFUL = ("torch.amp.grad_scaler", "torch.optim", "torch.cuda.amp")
 """Modules of PyTorch whose objects hold state of a training loop in Python."""
 _PLAIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace)
@@ -64,6 +66,7 @@ class _Walk:
         self.state = HostState()
         self.names: set[str] = set()
         self._objects: list[tuple[Container | None, Any]] = []
+        self._tensors: list[Container] = []
         self._waiting: collections.deque[tuple[str, Any]] = collections.deque()
         self._seen: dict[int, Any] = {}
 
@@ -83,6 +86,7 @@ class _Walk:
 
     def _look_again(self) -> None:
         """Attributes, methods and properties of the program's objects whose names have occurred since."""
+        self._look_at_tensors()
         for container, owner in self._objects:
             kind, path = (type(owner), container.path) if container is not None else (owner, owner.__qualname__)
             if container is not None:
@@ -100,6 +104,16 @@ class _Walk:
                 and id(code) not in self._seen
             )
 
+    def _look_at_tensors(self) -> None:
+        """Attributes that programs give to tensors, by names that occur: most tensors have none that do."""
+        for container in self._tensors:
+            assert container.names is not None
+            for name in self.names.intersection(container.held).difference(container.names):
+                if not container.names:
+                    self.state.containers.append(container)
+                container.names.add(name)
+                self._waiting.append((f"{container.path}.{name}", container.held[name]))
+
     def _members(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Notes `value` in the state and gives what it leads to."""
         state = self.state
@@ -108,6 +122,8 @@ class _Walk:
             if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # holds the tensors it stands for
                 state.containers.append(Container(vars(value), path, is_attributes=True, always_read=True))
                 yield from ((f"{path}.{name}", member) for name, member in list(vars(value).items()))
+            elif attributes := getattr(value, "__dict__", None):
+                self._tensors.append(Container(attributes, path, is_attributes=True, names=set()))
             for held in hook_registry.tensor_hooks(value) if self._hooks_of_tensors else ():
                 yield from ((f"{path}.hook", hook) for hook in list(held.values()))
         elif is_array(value):
@@ -133,13 +149,17 @@ class _Walk:
         elif isinstance(value, (collections.UserDict, collections.UserList, collections.ChainMap)):
             state.containers.append(Container(vars(value), path, is_attributes=True))
             yield from ((f"{path}.{name}", member) for name, member in vars(value).items())
+        elif isinstance(value, (weakref.WeakValueDictionary, weakref.WeakKeyDictionary, weakref.WeakSet)):
+            yield from _of_container(path, value if isinstance(value, weakref.WeakSet) else dict(value))
+        elif isinstance(value, threading.local):
+            self._of_object(path, value)
         elif isinstance(value, types.MappingProxyType):
             yield from ((path, behind) for behind in gc.get_referents(value))
         elif isinstance(value, weakref.ref):
             yield path, value()
         elif isinstance(value, _CACHED):
             yield path, value.__wrapped__
-        elif isinstance(value, functools.partial):
+        elif isinstance(value, _PARTIALS):
             yield f"{path}.func", value.func
             yield f"{path}.args", value.args
             yield f"{path}.keywords", value.keywords
@@ -273,14 +293,30 @@ def _of_container(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{path}[{index}]", member
 
 
-def _methods(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
-    """Functions of the program's own classes among the bases of `kind`, those of properties too."""
+def _methods(kind: type) -> Iterator[tuple[str, Any]]:
+    """Code of the program's own classes among the bases of `kind`: functions, and objects that stand for such."""
     for base in reversed(kind.__mro__):
         if _is_users(base.__module__):
             for name, value in vars(base).items():
-                code = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-                if isinstance(code, types.FunctionType):
+                code = _code(value)
+                if isinstance(code, (types.FunctionType, _CACHED, *_PARTIALS)) or _is_users_object(code):
                     yield name, code
+
+
+def _code(member: Any) -> Any:
+    """What a member of a class runs when it is looked up, or called."""
+    if isinstance(member, property):
+        return member.fget
+    if isinstance(member, functools.cached_property):
+        return member.func
+    return getattr(member, "__func__", member)
+
+
+def _is_users_object(value: Any) -> bool:
+    """Whether it is an object of the program's own that acts as a method or property."""
+    kind = type(value)
+    acts = any(name in vars(base) for base in kind.__mro__ for name in ("__get__", "__call__"))
+    return acts and _is_users(kind.__module__) and not isinstance(value, type)
 
 
 def _is_implicit(name: str) -> bool:
