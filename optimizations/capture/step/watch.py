@@ -231,7 +231,8 @@ class Watch:
         others = None if self._others.empty else self._others.unchanged
         contents = self._contents_stand if self._sets or self._without else None
         arrays = self._arrays_stand if self._arrays else None
-        rare = [one for one in (others, contents, arrays) if one is not None]
+        host = self._host.unchanged if self._host else None
+        rare = [one for one in (others, contents, arrays, host) if one is not None]
 
         def unchanged() -> bool:
             if not (entries() and hooks()):
