@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optimizations.selection import ranks, timing
-from optimizations.selection.decide import Decision
-from optimizations.selection.keeping import store, stored_together
+from optimizations.selection.keeping import store
 from optimizations.selection.measurement import Measurement
 from optimizations.selection.members import (
     CANDIDATES,
@@ -43,21 +42,21 @@ from optimizations.selection.members import (
     refusal_of_all,
 )
 from optimizations.selection.selector import Selector
-from optimizations.selection.served import LOOK_EVERY, Served
+from optimizations.selection.served import LOOK_EVERY
 from optimizations.selection.validity import ANOTHER_STREAM
-from optimizations.selection.verdict import Compared, compared
+from optimizations.selection.verdict import compared
+from optimizations.selection.voting import NOT_STORED, Voting
 from optimizations.selection.way import WAY
 
 if TYPE_CHECKING:
     from optimizations.selection.member import Candidate, Member, Standing
 
-NOT_STORED = "there is no stored verdict for it"
 GONE = "a function of the group is gone"
 TOO_LITTLE = "too little was measured to tell candidates apart"
 OUT_OF_MEMORY = "memory: a call without a graph ran out of it"
 
 
-class Group(Served):
+class Group(Voting):
     """See the module."""
 
     def __init__(self, member: Member) -> None:
@@ -343,63 +342,6 @@ class Group(Served):
         self.not_stored = "storing it was interrupted"
         members = sorted(self.members, key=lambda one: one.serial)
         self.not_stored = store(members, selector, moving=moving) if selector.is_worth_keeping else TOO_LITTLE
-
-    # Ranks that decide together
-
-    def _vote_as_stored(self, members: Sequence[Member]) -> None:
-        """What this rank found when it was alone, if it did. With the option "stored" there is no other vote."""
-        found = None if self._stored_void else stored_together(members, CANDIDATES)
-        if found is not None:
-            self.stored = found
-            self._circumstances.moving = found.moving
-            decision = Decision(found.kept, found.outcome, (), frozenset())
-            self._vote(decision, found.candidates, found.compared, found.median_s[found.kept])
-        elif members[0].settings.mode == "stored":
-            self._off(NOT_STORED)
-
-    def _vote(
-        self, decision: Decision, candidates: Sequence[str], comparisons: Sequence[Compared], median_s: float
-    ) -> None:
-        """Let all ranks decide, of which this one would decide so."""
-        names = self.members.shared_names
-        if names is None:
-            self._off(ranks.NO_NAME)
-            return
-        self._wait(ranks.NOT_YET)
-        self._together.vote(names, decision, candidates, comparisons, median_s)
-
-    def _hear(self, own: Decision) -> None:
-        """Take what ranks agreed on, if they did."""
-        if not self._together.holds:
-            self._together.forget()
-            if ranks.count() == 1:
-                self._take(own)
-            return
-        agreed = self._together.outcome(CANDIDATES)
-        if agreed is None:
-            self.reason = ranks.NOT_YET
-            self._pause()
-        elif agreed.kept is None:
-            self._off(agreed.reason, tell=False)
-        else:
-            self._take(agreed.decision(own, CANDIDATES))
-            self.reason = agreed.reason
-
-    def _look_at_ranks(self) -> bool:
-        """Whether the verdict is still one of all ranks; if not, it is given up, or what they agreed on is taken."""
-        assert self.decision is not None
-        if ranks.count() == 1:
-            return True
-        if not self._together.holds:
-            self.stored = None
-            self._series.forget_times()
-            self._wait("ranks compute together now, and decide together")
-            return False
-        agreed = self._together.outcome(CANDIDATES)
-        if agreed is None or agreed.kept == self.decision.kept:
-            return True
-        self._hear(self.decision)
-        return False
 
     # A verdict
 
