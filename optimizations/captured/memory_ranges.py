@@ -19,6 +19,8 @@ class MemoryRanges:
         self.borders: list[int] = []
         for memory in sorted(ranges, key=lambda memory: memory.address):
             end = memory.address + memory.size_bytes
+            if not memory.size_bytes:
+                continue
             if self.borders and memory.address <= self.borders[-1]:
                 self.borders[-1] = max(self.borders[-1], end)
             else:
