@@ -438,10 +438,14 @@ def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
     print(f"host time of a call {whole:.1f} us ({same:.1f} us with one batch), of its launch {launch:.1f} us")
     assert step.report().replays == 5 + 2 * 300
     known = recording.arguments.tensors_of(calls[0], {})
-    assert known is not None
+    serve = recording.steady.serve
+    assert known is not None and serve is not None
+    unchanged = recording.watch.rest_unchanged()
     parts = {
-        "arguments": lambda: recording.arguments.tensors_of(calls[0], {}),
-        "checks": lambda: recording.fits(known),
+        "steady replay": lambda: serve(recording, calls[0], {}),
+        "addresses and dicts in it": unchanged,
+        "arguments in the full way": lambda: recording.arguments.tensors_of(calls[0], {}),
+        "checks in the full way": lambda: recording.fits(known),
         "memory of results": recording.outputs.prepare,
         "that and the launch": lambda: (recording.outputs.prepare(), recording.graph.replay()),
         "gradients": recording.gradients.leave,
