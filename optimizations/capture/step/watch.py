@@ -189,6 +189,12 @@ class Watch:
         self._arrays = state.arrays()
         self._bytes = self._array_bytes()
         self._host = host
+        others = None if self._others.empty else self._others.unchanged
+        contents = self._contents_stand if self._sets or self._without else None
+        arrays = self._arrays_stand if self._arrays else None
+        in_host_memory = host.unchanged if host else None
+        # What is compared in Python, where there is such, on the way of every call.
+        self._in_python = [one for one in (others, contents, self._hooks.unchanged, arrays, in_host_memory) if one]
 
     def unchanged(self) -> bool:
         """Whether everything is as it was."""
@@ -201,18 +207,13 @@ class Watch:
                 if not self._asked.unchanged():
                     return False
                 self._values.was_wrong()
-            if not (self._others.empty or self._others.unchanged()):
-                return False
             if not self._looks.holds():
                 if looks(self._tensors) != self._as_then:
                     return False
                 self._looks.was_wrong()
-            if not (self._contents_stand() and self._hooks.unchanged()):
-                return False
-            if not self._arrays_stand():
-                return False
-            if self._host and not self._host.unchanged():
-                return False
+            for same in self._in_python:
+                if not same():
+                    return False
             return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
         except (KeyError, IndexError, TypeError, ValueError):  # ValueError: of an empty cell
             return False
@@ -226,23 +227,18 @@ class Watch:
 
         It may tell False where nothing has changed. What this recording has nothing of is no part of it.
         """
-        entries, hooks = self._guard.holds, self._hooks.unchanged
+        entries, in_python = self._guard.holds, self._in_python
         tensors, addresses, indices = self._tensors, self._addresses, self._indices
-        others = None if self._others.empty else self._others.unchanged
-        contents = self._contents_stand if self._sets or self._without else None
-        arrays = self._arrays_stand if self._arrays else None
-        host = self._host.unchanged if self._host else None
-        rare = [one for one in (others, contents, arrays, host) if one is not None]
 
         def unchanged() -> bool:
-            if not (entries() and hooks()):
+            if not entries():
                 return False
-            for one in rare:
-                try:
-                    if not one():
+            try:
+                for same in in_python:
+                    if not same():
                         return False
-                except (KeyError, IndexError, TypeError, ValueError):
-                    return False
+            except (KeyError, IndexError, TypeError, ValueError):
+                return False
             return _data_ptrs_equal(tensors, addresses, indices)
 
         return unchanged
@@ -258,7 +254,7 @@ class Watch:
         )
 
     def _arrays_stand(self) -> bool:
-        return not self._arrays or self._array_bytes() == self._bytes
+        return self._array_bytes() == self._bytes
 
     def _array_bytes(self) -> list[bytes]:
         return [array.tobytes() for array in self._arrays.values()]
