@@ -6,8 +6,8 @@ timed as something else: its cell ends as unsupported, with the reason.
 
 from __future__ import annotations
 
+import contextvars
 import copy
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -70,22 +70,23 @@ class Outputs:
 
     def __init__(self, *, wanted: bool) -> None:
         self._wanted = wanted
-        self._last = threading.local()
+        self._last: contextvars.ContextVar[tuple[Any, list[torch.Tensor]]] = contextvars.ContextVar("last")
 
     def taken_apart(self, output: Any) -> list[torch.Tensor]:
         """The tensors of an output, in order; none where no outputs are wanted."""
         if not self._wanted:
             return []
         tensors = {id(tensor): tensor for _, tensor in named_tensors(output, numbers=False)}
-        self._last.output, self._last.tensors = output, list(tensors.values())
+        self._last.set((output, list(tensors.values())))
         return list(tensors.values())
 
     def put_together(self, tensors: list[torch.Tensor]) -> Any:
         """The last output with these tensors in the place of its own."""
         if not self._wanted:
             return None
-        places = {id(old): new for old, new in zip(self._last.tensors, tensors, strict=True)}
-        return copy.deepcopy(self._last.output, places)
+        output, last = self._last.get()
+        places = {id(old): new for old, new in zip(last, tensors, strict=True)}
+        return copy.deepcopy(output, places)
 
 
 class StepIteration:
