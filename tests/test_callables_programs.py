@@ -278,7 +278,7 @@ SCHEDULES = {
 }
 
 
-def pipeline(stages: Sequence[nn.Module], order: Sequence[int]) -> list[torch.Tensor]:
+def pipeline(stages: Sequence[nn.Module], order: Sequence[int], *, views_are_held: bool = False) -> list[torch.Tensor]:
     torch.manual_seed(7)
     found: list[torch.Tensor] = []
     for step in range(3):
@@ -307,7 +307,19 @@ def pipeline(stages: Sequence[nn.Module], order: Sequence[int]) -> list[torch.Te
                 for parameter in stage.parameters():
                     parameter.sub_(0.1 * (parameter.grad if parameter.grad is not None else 0))
             stage.zero_grad(set_to_none=step != 1)
+        if not views_are_held:
+            del given, loss
     return [*found, *(one.detach() for stage in stages for one in [*stage.parameters(), *stage.buffers()])]
+
+
+def test_a_call_that_would_overwrite_what_a_view_holds_runs_without_its_graph() -> None:
+    """A variable still holds the last micro-batch of the iteration before; its memory is in use again by others."""
+    order = SCHEDULES["depth first"]
+    expected = pipeline([Block(1), Block(2)], order)
+    stages = [Block(1), Block(2)]
+    call = graphed(stages, [(torch.randn(5, 4, requires_grad=True),)] * 2, order=order)
+    assert same(pipeline(stages, order, views_are_held=True), expected)
+    assert 0 < call.calls_without_graph <= 2 * 2, "once per stage and iteration after the first"
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))

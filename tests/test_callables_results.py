@@ -240,6 +240,35 @@ def test_results_that_share_memory_do_so_when_they_are_kept(outputs: str) -> Non
     assert call.calls_without_graph == 0
 
 
+def test_a_result_that_is_kept_leaves_before_an_earlier_graph_of_its_pool_is_launched() -> None:
+    """What the earlier graph computes on its way may lie where the later one has its results."""
+    modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    call = graphed(modules, [(x,) for x in batches(2)], order=[1, -1, 2, -2])
+    assert len({slot.pool for slot in call._slots.values()}) == 1
+    modules[0](batches(1)[0]).sum().backward()
+    kept = modules[1](batches(1)[0])
+    kept.sum().backward()
+    place, values = kept.data_ptr(), kept.detach().clone()
+    modules[0](batches(1)[0])
+    assert kept.data_ptr() != place
+    assert torch.equal(kept, values)
+
+
+@torch.no_grad()
+def test_without_backwards_only_results_of_later_micro_batches_leave() -> None:
+    module = nn.Linear(3, 3)
+    call = graphed(module, batches(1), order=[1, 1])
+    x = batches(1)[0]
+    row = module(x)[0]  # a view, which could not leave
+    later = module(x)
+    place = later.data_ptr()
+    del row
+    module(x)
+    assert later.data_ptr() != place
+    assert torch.equal(later, nn.functional.linear(x, module.weight, module.bias))
+    assert call.calls_without_graph == 0
+
+
 class Unused(nn.Module):
     """One of its parameters and one of its arguments have no part in the result."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from interrupts import interrupted_behind
 from torch import nn
 
 import optimizations
@@ -162,6 +163,24 @@ def test_an_error_inside_leaves_the_grad_mode_as_it_was(way: FullWay) -> None:
     with pytest.raises(RuntimeError, match="launch failed"):
         call()
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_an_interrupt_anywhere_leaves_the_grad_mode_as_it_was(way: FullWay, grad: bool) -> None:
+    with torch.set_grad_enabled(grad):
+        call = settled(way, Program().requires_grad_(False))
+        places = 0
+        for number in range(100):
+            with interrupted_behind(number, "replay/shortcut.py") as where:
+                try:
+                    call()
+                except KeyboardInterrupt:
+                    assert where
+            assert torch.is_grad_enabled() == grad, where
+            if not where:
+                break
+            places += 1
+        assert places >= (3 if grad else 1)
 
 
 def _held_by_gc() -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from interrupts import interrupted_behind
 from torch import nn
 
 import optimizations
@@ -211,6 +212,29 @@ def test_an_error_inside_leaves_modes_as_they_were(full: list[str]) -> None:
         run(X)
     assert torch.is_grad_enabled()
     assert torch_internals.is_view_replay_enabled() is replayed
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_an_interrupt_anywhere_leaves_modes_as_they_were(full: list[str], grad: bool) -> None:
+    program = Program()
+    call = settled(program, full)
+    places = 0
+    for number in range(100):
+        with (
+            interrupted_behind(number, "replay/trained.py", "replay/shortcut.py") as where,
+            torch.set_grad_enabled(grad),
+        ):
+            try:
+                out = call(X)
+            except KeyboardInterrupt:
+                assert where
+            modes = torch.is_grad_enabled(), torch_internals.is_view_replay_enabled()
+        assert modes == (grad, False), where
+        if not where:
+            break
+        places += 1
+    torch.testing.assert_close(out, program(X))
+    assert places >= 2
 
 
 def test_modes_inside_are_those_of_the_full_way(full: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

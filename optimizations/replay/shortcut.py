@@ -250,8 +250,8 @@ def _straight(graph: Any, full: Callable[[list[Any]], Any], *, autocast_off: boo
 
     def without_gradients(function: Callable[[list[Any]], Any], arguments: list[Any]) -> Any:
         before = grad_enabled()
-        set_grad_enabled(False)
-        try:
+        try:  # an interrupt may come right behind any call
+            set_grad_enabled(False)
             outputs = function(arguments)
         finally:
             set_grad_enabled(before)

@@ -57,10 +57,10 @@ def straight_to(
             if isinstance(arguments[index], torch.Tensor):
                 arguments[index] = arguments[index].detach()
         replayed, with_grad = view_replay(), grad_enabled()
-        set_view_replay(True)
-        if not with_grad:
-            set_grad_enabled(True)
-        try:
+        try:  # an interrupt may come right behind any call
+            set_view_replay(True)
+            if not with_grad:
+                set_grad_enabled(True)
             if autocast_off:
                 with without_autocast():
                     outputs = apply(*arguments)

@@ -1,14 +1,13 @@
 """Memory that calls without a graph took while they were measured, given back when graphs serve again.
 
 A program under stock's graphs has its intermediate results in the graphs' pool only. Measured calls without a graph had
-them in PyTorch's own memory as well, and cuBLAS a workspace there. The allocator would keep both for ever.
+them in PyTorch's own memory as well, which the allocator would keep for ever. cuBLAS's workspaces stay: a graph that
+somebody captured may write to one.
 """
 
 from __future__ import annotations
 
 import torch
-
-from optimizations import torch_internals
 
 
 class Borrowed:
@@ -48,7 +47,6 @@ class Borrowed:
         if before is None or torch.cuda.is_current_stream_capturing():
             return
         if torch.cuda.memory_reserved(self._device_index) > before:
-            torch_internals.clear_cublas_workspaces()
             torch.cuda.empty_cache()
 
     def keep(self) -> None:

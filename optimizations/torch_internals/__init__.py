@@ -70,9 +70,6 @@ NAMES: dict[str, Private] = {
         "torch._inductor.compile_fx", "compile_fx_inner", _CHECKED, "see what became of a graph"
     ),
     "current_autograd_node": Private("torch", "_C._current_autograd_node", _CHECKED, "see that a backward runs"),
-    "clear_cublas_workspaces": Private(
-        "torch._C", "_cuda_clearCublasWorkspaces", _CHECKED_HERE, "give back what measured calls without a graph took"
-    ),
     "current_device": Private("torch._C", "_cuda_getDevice", _CHECKED, "see cheaply which device is the current one"),
     "current_raw_stream": Private(
         "torch._C", "_cuda_getCurrentRawStream", _CHECKED, "notice a change of stream cheaply"

@@ -95,8 +95,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         for member, content in zip(members, before, strict=True):
             member.state.restore(content)
         self._watches = [self._watch(member) for member in members]
-        for slot in self._slots.values():
+        slots = list(self._slots.values())  # as they were captured
+        for place, slot in enumerate(slots):
             slot.in_place = self._watches[slot.number - 1].in_place
+            slot.mates = [later for later in slots[place + 1 :] if later.pool == slot.pool]
         self._graphed = [one.take_place() for one in self._installed]
         _groups.add(self)
 
@@ -198,7 +200,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             if self._in_mode(number):
                 self._warn_of_change(number)
         slot = self._slots[number, micro_batch]
-        if not fits or slot.shares(tensors):
+        if not fits or slot.shares(tensors) or slot.disturbs:
             self._passed(number, skip=True)
             self.calls_without_graph += 1
             return function(*args, **kwargs)

@@ -39,7 +39,8 @@ class Slot:
     makes: each call binds them to copies. `written` are inputs that the forward writes, `mutated` other tensors, in
     `written_memory`; `read_back` are parameters and buffers whose values the backward reads. `in_place`: whether what
     the graphs read lies where it lay. `passed`: which results are inputs, or views of them, that no graph has to make.
-    `repeated`: which are the same as an earlier one. `without_gradient`: inputs that get none.
+    `repeated`: which are the same as an earlier one. `without_gradient`: inputs that get none. `mates`: those of
+    the same pool that were captured later.
     """
 
     number: int
@@ -63,6 +64,7 @@ class Slot:
     read_back: Sequence[torch.Tensor] = ()
     written_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
     in_place: Callable[[], bool] = lambda: True
+    mates: Sequence[Slot] = ()
     repeated: Mapping[int, int] = field(default_factory=dict)
     without_gradient: Sequence[int] = ()
     passed: Mapping[int, tuple[int, Any]] = field(default_factory=dict)
@@ -74,6 +76,7 @@ class Slot:
         """Launch the forward for these inputs."""
         if not self.copied:
             self.results.rescue()
+        self._leave_to_mates()
         self.inputs.bind(inputs)
         self.forward.replay()
         self.forwards += 1
@@ -85,6 +88,18 @@ class Slot:
             entry.bind(made.clone())
         handed = self.results.hand_out()
         return tuple(copies(handed)) if self.copied else handed
+
+    @property
+    def disturbs(self) -> bool:
+        """Whether a launch would overwrite a result that is held through a view, of another in the same pool."""
+        return any(mate.results.are_out and not mate.copied and not mate.results.may_leave for mate in self.mates)
+
+    def _leave_to_mates(self) -> None:
+        """Before a launch: results of `mates` may lie where this graph writes on its way, for that memory was free when
+        they were captured. The order says that they are over, but not that nobody holds their results."""
+        for mate in self.mates:
+            if mate.results.are_out and not mate.copied:
+                mate.results.rescue()
 
     def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The results of a forward of these inputs, as autograd takes part in it."""
@@ -125,6 +140,7 @@ class Slot:
         given = [tangent for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
         moved = [(to, of) for to, of in zip(self.tangents, given, strict=True) if of is not None]
         copy_all([to for to, _ in moved], [of for _, of in moved])
+        self._leave_to_mates()
         self.backward.replay()
         self.backwards += 1
         self.ended()

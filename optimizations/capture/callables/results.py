@@ -1,8 +1,9 @@
 """Results of a graph that are handed out where they lie, and what becomes of those that are kept.
 
-The next launch of the graph writes its results to the same memory. A tensor that somebody still holds then gets memory
-of its own before that, with its values. Views of it, and an autograd graph whose backward did not run, cannot be given
-memory of their own; that is an error, raised before anything is overwritten.
+The next launch of the graph writes its results to the same memory, and so may a launch of any other in its pool: what
+one graph computes on its way may lie where another, captured later, has its results. A tensor that somebody still holds
+then gets memory of its own before that, with its values. Views of it, and an autograd graph whose backward did not run,
+cannot be given memory of their own; that is an error, raised before anything is overwritten.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class HandedOut:
         )
 
     @property
+    def are_out(self) -> bool:
+        """Whether results were handed out that may still lie here."""
+        return bool(self._handed)
+
+    @property
     def static(self) -> Sequence[torch.Tensor]:
         """Where the results lie."""
         return self._static
@@ -53,22 +59,32 @@ class HandedOut:
         """These are what the caller got in the end."""
         self._handed = [weakref.ref(tensor) for tensor in handed]
 
+    @property
+    def may_leave(self) -> bool:
+        """Whether what is still held can be given memory of its own."""
+        if not self._idle:  # before the first launch only this object holds them
+            self._idle = [_uses(tensor) for tensor in self._own]
+        places = Counter(tensor.untyped_storage().data_ptr() for tensor in self._alive())
+        return all(
+            _uses(tensor) <= idle + places[tensor.untyped_storage().data_ptr()]
+            for tensor, idle in zip(self._own, self._idle, strict=True)
+        )
+
+    def _alive(self) -> list[torch.Tensor]:
+        return [tensor for reference in self._handed if (tensor := reference()) is not None]
+
     def rescue(self) -> None:
         """Before a launch: what is still held gets its own memory.
 
         Raises:
             StillInUse: a view of a result is held, or its backward did not run.
         """
-        if not self._idle:  # before the first launch only this object holds them
-            self._idle = [_uses(tensor) for tensor in self._own]
-        alive = [tensor for reference in self._handed if (tensor := reference()) is not None]
-        places = Counter(tensor.untyped_storage().data_ptr() for tensor in alive)
-        for tensor, idle in zip(self._own, self._idle, strict=True):
-            if _uses(tensor) > idle + places[tensor.untyped_storage().data_ptr()]:
-                raise StillInUse(
-                    "a result of the call before is still in use through a view, or because its backward did not run; "
-                    "clone what you keep, or pass outputs='copied' to graph_callables"
-                )
+        if not self.may_leave:
+            raise StillInUse(
+                "a result of the call before is still in use through a view, or because its backward did not run; "
+                "clone what you keep, or pass outputs='copied' to graph_callables"
+            )
+        alive = self._alive()
         held = [tensor for tensor in alive if tensor.untyped_storage().data_ptr() in self._addresses]
         for tensor, copy in zip(held, copies(held), strict=True):
             tensor.data = copy
