@@ -43,8 +43,8 @@ def case(parameters: int, lean: bool | None = True) -> Case:
 
 
 def test_times_are_nested_and_a_bound_parameter_costs_next_to_nothing() -> None:
-    before = {}
-    for lean in (True, False):
+    before = {True: float("inf"), False: float("inf")}
+    for lean in (True, False) * 3:
         cost = measure(case(300, lean))
         assert (cost.parameters, cost.buffers, cost.lean) == (300, 0, lean)
         assert len(cost.issue_us) == len(cost.whole_us) == 100
@@ -56,11 +56,11 @@ def test_times_are_nested_and_a_bound_parameter_costs_next_to_nothing() -> None:
         assert entry is not None
         assert call > entry > 0
         assert {layer.layer: layer.calls for layer in cost.layers} == {CALL: 1, ENTRY: 1}
-        # Not the medians: other work on the machine may take the caches away for a while.
+        # Not the medians, and in turns: other work on the machine may take the caches away for a while.
         fastest = {layer.layer: layer.fastest_us for layer in cost.layers}
-        before[lean] = fastest[CALL] - fastest[ENTRY]
+        before[lean] = min(before[lean], fastest[CALL] - fastest[ENTRY])
         assert all(layer.fastest_us <= layer.host_us for layer in cost.layers)
-    assert before[True] < before[False]
+    assert before[True] < 0.9 * before[False]
 
 
 def test_every_parameter_is_an_argument_of_the_graph() -> None:
