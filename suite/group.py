@@ -451,7 +451,7 @@ def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[C
 
     Modes with CUDA graphs are compared with `bitwise_with`, or for information with stock graphs; only if the other
     mode is deterministic with itself, since otherwise a difference would say nothing. It is enough to equal one of
-    them. There is no verdict (None) if it equals none and they also differ from one another: then the bits depend on
+    them. The verdict is None if it equals none of them and they differ from one another, too: then the bits depend on
     the process, because each tunes its kernels by itself or computes part of the program elsewhere.
     """
     others = mode.bitwise_with or ((GRAPH_MODE,) if mode.uses_cuda_graphs and mode.name != GRAPH_MODE else ())

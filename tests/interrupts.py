@@ -1,4 +1,4 @@
-"""Interrupts where Python lets them happen: behind a call of something in C."""
+"""Interrupts before a line of Python, or behind a call into C, where Python really lets them happen."""
 
 from __future__ import annotations
 
@@ -9,23 +9,54 @@ from types import FrameType
 from typing import Any
 
 
+class _Interrupt:
+    """Raises a KeyboardInterrupt at the number-th moment it is told of, once; `where` that was, in a list."""
+
+    def __init__(self, number: int) -> None:
+        self.where: list[str] = []
+        self._left = number
+
+    def moment(self, frame: FrameType, what: str = "") -> None:
+        if self.where:
+            return
+        self._left -= 1
+        if self._left < 0:
+            self.where.append(f"{frame.f_code.co_filename}:{frame.f_lineno}{what}")
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupted_at(line: int, *files: str) -> Iterator[list[str]]:
+    """A KeyboardInterrupt before the line-th line of these files that is run; yields where that was."""
+    interrupt = _Interrupt(line)
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if not any(file in frame.f_code.co_filename for file in files):
+            return None
+        if event == "line":
+            interrupt.moment(frame)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield interrupt.where
+    finally:
+        sys.settrace(before)
+
+
 @contextmanager
 def interrupted_behind(call: int, *files: str) -> Iterator[list[str]]:
     """A KeyboardInterrupt behind the call-th call into C that these files make; yields where that was."""
-    left = [call]
-    found: list[str] = []
+    interrupt = _Interrupt(call)
 
     def profile(frame: FrameType, event: str, function: Any) -> None:
-        if event != "c_return" or found or not frame.f_code.co_filename.endswith(files):
-            return
-        left[0] -= 1
-        if left[0] < 0:
-            found.append(f"{frame.f_code.co_filename}:{frame.f_lineno}, {getattr(function, '__name__', function)}")
-            raise KeyboardInterrupt
+        if event == "c_return" and frame.f_code.co_filename.endswith(files):
+            interrupt.moment(frame, f", {getattr(function, '__name__', function)}")
 
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        yield found
+        yield interrupt.where
     finally:
         sys.setprofile(before)

@@ -98,11 +98,7 @@ def gradients_of_layers_that_were_frozen(device: str) -> Program:
     model = network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
+    step = training_step(model, optimizer, zero=lambda: None)
 
     def between(index: int) -> None:
         if index == 5:

@@ -66,11 +66,14 @@ def loss_of(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return nn.functional.cross_entropy(model(batch["x"]).float(), batch["y"])
 
 
-def training_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
-    """The plainest step of training. It gives the loss of a batch."""
+def training_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, zero: Callable[[], None] | None = None
+) -> Callable[..., torch.Tensor]:
+    """The plainest step of training. It gives the loss of a batch. `zero` stands for `optimizer.zero_grad`."""
+    zero = zero or optimizer.zero_grad
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
+        zero()
         loss = loss_of(model, batch)
         loss.backward()
         optimizer.step()

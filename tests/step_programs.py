@@ -48,13 +48,7 @@ def gradients_zeroed_in_place(device: str) -> Program:
     model = network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=False)
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer, zero=lambda: optimizer.zero_grad(set_to_none=False))
     return Program(step, batches(device), lambda: [*state_of(model), *(p.grad for p in model.parameters())])
 
 
@@ -63,12 +57,7 @@ def gradients_zeroed_outside(device: str) -> Program:
     model = network(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = training_step(model, optimizer, zero=lambda: None)
     return Program(step, batches(device), lambda: state_of(model), lambda index: optimizer.zero_grad())
 
 

@@ -6,14 +6,13 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, FakeGraph, cuda_on_cpu
+from interrupts import interrupted_at
 from selection_on_cpu import SimulatedTimer, make, pair, run, run_pair, selection
 from trees_on_cpu import Model, values
 
@@ -142,30 +141,6 @@ def test_threads_with_functions_of_their_own_are_all_selected_for(make: Any, cud
 
 
 # Interrupts
-
-
-@contextmanager
-def interrupted_at(line: int, *files: str) -> Iterator[list[str]]:
-    """A KeyboardInterrupt before the line-th line of these files that is run; yields where that was."""
-    left = [line]
-    found: list[str] = []
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if not any(file in frame.f_code.co_filename for file in files):
-            return None
-        if event == "line" and not found:
-            left[0] -= 1
-            if left[0] < 0:
-                found.append(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield found
-    finally:
-        sys.settrace(before)
 
 
 SWITCHING = ("trees/function.py", "trees/node.py", "replay/addresses.py", "appliers/applied.py", "appliers/host.py")

@@ -192,7 +192,7 @@ _Visited = KernelNode | MemcpyNode | MemsetNode | OtherNode
 
 
 def _nodes_or_none(capture: Capture | None) -> Iterable[tuple[NodePath, _Visited | None]]:
-    """The nodes of a capture, in order; None without end where there is no capture."""
+    """The nodes of a capture, in order. Where there is no capture: None, again and again."""
     return capture.graph.walk() if capture is not None else itertools.repeat(((), None))
 
 

@@ -25,7 +25,8 @@ class Voting(Served):
     """See the module."""
 
     def _vote_as_stored(self, members: Sequence[Member]) -> None:
-        """What this rank found when it was alone, if it did. With the option "stored" there is no other vote."""
+        """Vote for what this rank found when it was alone, if there is such a verdict. With the option "stored" a rank
+        without one selects nothing."""
         found = None if self._stored_void else stored_together(members, CANDIDATES)
         if found is not None:
             self.stored = found

@@ -89,7 +89,7 @@ def _storage_of(saved: Any) -> Iterator[int]:
     with contextlib.suppress(RuntimeError, AttributeError):  # nothing saved, or through hooks already
         saved.register_hooks(pack, lambda *_: held[0])
     for tensor in held:
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # without memory of its own
+        with contextlib.suppress(RuntimeError):  # without memory of its own
             yield tensor.untyped_storage().data_ptr()
 
 

@@ -16,7 +16,7 @@ def announce_to(descriptor: int) -> None:
 
 
 def announce(step: str) -> None:
-    """Says what begins now, in the form "lowering FX graph 2". Does nothing if there is no listener."""
+    """Tell the listener, if there is one, what begins now, such as "lowering FX graph 2"."""
     if _descriptor is not None:
         with suppress(BrokenPipeError):
             os.write(_descriptor, " ".join(step.split())[:500].encode() + b"\n")

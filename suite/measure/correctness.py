@@ -15,7 +15,7 @@ two. This assumes that dropout hardly changes how much is rounded; the rule abov
 Note [Useless references]: in a short dtype a program may round so much that eager's result has nothing to do with the
 true one. A multiple of eager's error then allows anything, zeros and noise included (EOS in bfloat16: eager is off by
 423 times the value). So nothing is ever allowed to be farther off than `MOST_ERROR`, from the run in higher precision
-or from eager, and zeros are off by 1. Where eager itself is farther off there is no verdict in that dtype: a correct
+or from eager, and zeros are off by 1. Where eager itself is farther off, nothing is judged in that dtype: a correct
 program may compute noise there, as EOS does, eager or compiled. The program is then compiled in higher precision, too,
 and that compilation is compared with eager in that precision. An error that the mode makes only in the short dtype is
 not found then, unless it gives the same value everywhere. Gradients are computed from one another. So where eager is

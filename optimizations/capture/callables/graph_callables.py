@@ -200,7 +200,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             if self._in_mode(number):
                 self._warn_of_change(number)
         slot = self._slots[number, micro_batch]
-        if not fits or slot.shares(tensors) or slot.disturbs:
+        if not fits or slot.shares(tensors) or not slot.makes_room():
             self._passed(number, skip=True)
             self.calls_without_graph += 1
             return function(*args, **kwargs)

@@ -76,7 +76,6 @@ class Slot:
         """Launch the forward for these inputs."""
         if not self.copied:
             self.results.rescue()
-        self._leave_to_mates()
         self.inputs.bind(inputs)
         self.forward.replay()
         self.forwards += 1
@@ -89,17 +88,11 @@ class Slot:
         handed = self.results.hand_out()
         return tuple(copies(handed)) if self.copied else handed
 
-    @property
-    def disturbs(self) -> bool:
-        """Whether a launch would overwrite a result that is held through a view, of another in the same pool."""
-        return any(mate.results.are_out and not mate.copied and not mate.results.may_leave for mate in self.mates)
-
-    def _leave_to_mates(self) -> None:
-        """Before a launch: results of `mates` may lie where this graph writes on its way, for that memory was free when
-        they were captured. The order says that they are over, but not that nobody holds their results."""
-        for mate in self.mates:
-            if mate.results.are_out and not mate.copied:
-                mate.results.rescue()
+    def makes_room(self) -> bool:
+        """Before a forward: let results of `mates` leave. They may lie where this graph writes on its way, for that
+        memory was free when they were captured. The order says that they are over, but not that nobody holds their
+        results. False where one cannot leave, and would be overwritten."""
+        return all(mate.results.leave() for mate in self.mates if mate.results.are_out)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The results of a forward of these inputs, as autograd takes part in it."""
@@ -140,7 +133,9 @@ class Slot:
         given = [tangent for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
         moved = [(to, of) for to, of in zip(self.tangents, given, strict=True) if of is not None]
         copy_all([to for to, _ in moved], [of for _, of in moved])
-        self._leave_to_mates()
+        for mate in self.mates:  # none since the forward, if calls come in the order
+            if mate.results.are_out:
+                mate.results.rescue()
         self.backward.replay()
         self.backwards += 1
         self.ended()

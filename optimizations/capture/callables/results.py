@@ -59,37 +59,34 @@ class HandedOut:
         """These are what the caller got in the end."""
         self._handed = [weakref.ref(tensor) for tensor in handed]
 
-    @property
-    def may_leave(self) -> bool:
-        """Whether what is still held can be given memory of its own."""
+    def leave(self) -> bool:
+        """Give what is still held its own memory. False, and nothing is done, where a view of a result is held, or its
+        backward did not run."""
         if not self._idle:  # before the first launch only this object holds them
             self._idle = [_uses(tensor) for tensor in self._own]
-        places = Counter(tensor.untyped_storage().data_ptr() for tensor in self._alive())
-        return all(
-            _uses(tensor) <= idle + places[tensor.untyped_storage().data_ptr()]
-            for tensor, idle in zip(self._own, self._idle, strict=True)
-        )
-
-    def _alive(self) -> list[torch.Tensor]:
-        return [tensor for reference in self._handed if (tensor := reference()) is not None]
-
-    def rescue(self) -> None:
-        """Before a launch: what is still held gets its own memory.
-
-        Raises:
-            StillInUse: a view of a result is held, or its backward did not run.
-        """
-        if not self.may_leave:
-            raise StillInUse(
-                "a result of the call before is still in use through a view, or because its backward did not run; "
-                "clone what you keep, or pass outputs='copied' to graph_callables"
-            )
-        alive = self._alive()
+        alive = [tensor for reference in self._handed if (tensor := reference()) is not None]
+        places = Counter(tensor.untyped_storage().data_ptr() for tensor in alive)
+        for tensor, idle in zip(self._own, self._idle, strict=True):
+            if _uses(tensor) > idle + places[tensor.untyped_storage().data_ptr()]:
+                return False
         held = [tensor for tensor in alive if tensor.untyped_storage().data_ptr() in self._addresses]
         for tensor, copy in zip(held, copies(held), strict=True):
             tensor.data = copy
             self.rescued += 1
         self._handed = []
+        return True
+
+    def rescue(self) -> None:
+        """Before a launch: `leave`.
+
+        Raises:
+            StillInUse: a view of a result is held, or its backward did not run.
+        """
+        if not self.leave():
+            raise StillInUse(
+                "a result of the call before is still in use through a view, or because its backward did not run; "
+                "clone what you keep, or pass outputs='copied' to graph_callables"
+            )
 
 
 def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -53,14 +53,14 @@ class Gradients:
         *,
         indifferent: bool,
     ) -> None:
-        self.parameters = self._parameters = tuple(parameters)
+        self.parameters = tuple(parameters)
         # Gradients that play no part are not kept alive.
         self._before = [] if indifferent else list(before)
         self._after = list(after)
         self._pattern = pattern(before)
         self._indifferent = indifferent
-        self._as_before = same_gradients(self._parameters, self._before) if self._before else None
-        self._as_after = same_gradients(self._parameters, self._after)
+        self._as_before = same_gradients(self.parameters, self._before) if self._before else None
+        self._as_after = same_gradients(self.parameters, self._after)
         self._in_place = False
         self._stood = self._brought = False
 
@@ -80,10 +80,10 @@ class Gradients:
         """Whether a launch now would find gradients where the recording found some."""
         if self._indifferent:
             return True
-        self._in_place = self._as_before is None or self._as_before(self._parameters)
+        self._in_place = self._as_before is None or self._as_before(self.parameters)
         if self._in_place:
             return True
-        now = gradients(self._parameters)
+        now = gradients(self.parameters)
         if pattern(now) != self._pattern:
             return False
         return all(
@@ -100,16 +100,16 @@ class Gradients:
             return
         moved = [
             (there, expected)
-            for there, expected in zip(gradients(self._parameters), self._before, strict=True)
+            for there, expected in zip(gradients(self.parameters), self._before, strict=True)
             if there is not None and expected is not None and there is not expected
         ]
         copy_all([expected for _, expected in moved], [there for there, _ in moved])
 
     def leave(self) -> None:
         """After a launch: every parameter has the gradient that the recording left."""
-        self._stood = self._as_after(self._parameters)
+        self._stood = self._as_after(self.parameters)
         if not self._stood:
-            put(self._parameters, self._after)
+            put(self.parameters, self._after)
 
 
 def put(parameters: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor | None]) -> None:

@@ -225,7 +225,7 @@ class Watch:
     def rest_unchanged(self) -> Callable[[], bool]:
         """A function that tells what `unchanged` tells, but for what is `held` and the looks of `tensors`.
 
-        It may tell False where nothing has changed. What this recording has nothing of is no part of it.
+        It may return False although nothing has changed. Only what this recording has is looked at.
         """
         entries, in_python = self._guard.holds, self._in_python
         tensors, addresses, indices = self._tensors, self._addresses, self._indices
