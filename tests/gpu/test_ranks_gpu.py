@@ -21,6 +21,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "rank_programs.py"
+PYTHONPATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 LONGEST_END_S = 10.0
 
 
@@ -93,7 +94,7 @@ def launch(folder: Path, ranks: int, program: str, mode: str, **variables: str) 
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2", **variables}
+    env = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "2", **variables}
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, str(PROGRAM), program, mode],
@@ -210,7 +211,7 @@ def test_a_plain_transformer_split_over_gpus_in_the_suite(tmp_path: Path, ranks:
         [*command, "--modes", "compile,graph,indirection", "--timeout", "2m", "--out", str(tmp_path / "run")],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH},
         cwd=ROOT,
     )
     lines = (tmp_path / "run" / "cells.jsonl").read_text().splitlines()

@@ -252,13 +252,14 @@ def test_interrupts_while_it_is_measured_leave_results_right() -> None:
     try:
         for _ in range(400):
             try:
-                signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-4, 4e-3))
-                for _ in range(3):
-                    compiled(inputs[draw.randrange(5)])
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, draw.uniform(1e-4, 4e-3))
+                    for _ in range(3):
+                        compiled(inputs[draw.randrange(5)])
+                finally:  # inside, because the interrupt may still come here
+                    signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 interrupted += 1
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
             chosen_input = draw.randrange(5)
             result = compiled(inputs[chosen_input]).clone()
             torch.testing.assert_close(result, expected[chosen_input], rtol=1e-3, atol=1e-3)
