@@ -242,11 +242,29 @@ def test_the_table_has_ratios_of_turns_and_their_geometric_mean():
     text = rows_of.table(rows)
     first = next(line.split() for line in text.splitlines() if line.startswith("a "))
     assert first == ["a", "40", "20", "10", "2.00", "4.00", "right", "yes", "1", "(0)", "-", "1.00/1.00/1.00"]
-    assert "1.00 times as fast as stock in the geometric mean of 2 programs; lowest 0.50 (b); below 0.95: 1" in text
+    assert "1.00 times as fast as stock in the geometric mean of 2 programs; lowest 0.50 (b); below 0.95: 1, " in text
     assert "while recording 1.73 times stock's in the geometric mean; highest 3.00 (b)" in text
     assert "encore runs what stock does not: c" in text
     assert "encore: 2 right, 1 wrong" in text
     assert "c, stock: error: overwritten" in text
+
+
+def test_a_program_is_surely_slower_where_the_interval_of_its_turns_says_so():
+    even = [10.0, 11.0, 10.5, 12.0, 10.0, 11.0, 10.0, 11.5]
+    rows = [
+        *(row(name, "stock", turns_us=even) for name in ("slow", "noisy", "few")),
+        row("slow", turns_us=[1.25 * turn for turn in even]),
+        row("noisy", turns_us=[2 * turn if index % 2 else turn for index, turn in enumerate(even)]),
+        row("few", turns_us=[20.0, 22.0]),
+    ]
+    text = rows_of.table(rows)
+    assert "below 0.95: 3, with their intervals 1" in text
+    slow, noisy, few = (
+        next(one for one in text.splitlines() if one.startswith(name)) for name in ("slow", "noisy", "few")
+    )
+    assert "0.80 [0.80, 0.80]" in slow
+    assert "[0.50, 1.00]" in noisy
+    assert "[" not in few
 
 
 def test_lines_that_are_no_rows_are_named(tmp_path: Path):

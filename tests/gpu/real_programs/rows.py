@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from optimizations.selection.interval import Interval, paired_interval
+
 Row = Mapping[str, Any]
 
 BASE, STOCK = "eager", "stock"
@@ -75,6 +77,15 @@ def ratio(row: Row | None, reference: Row | None) -> float | None:
     return statistics.median(there / here for there, here in turns) if turns else None
 
 
+def interval(row: Row | None, reference: Row | None) -> Interval | None:
+    """Where `ratio` lies, with 95 % confidence, by the turns both had; unbounded where these are fewer than six."""
+    if ratio(row, reference) is None or row is None or reference is None:
+        return None
+    turns = zip(reference["turns_us"], row["turns_us"], strict=False)
+    log = paired_interval([math.log(there / here) for there, here in turns], 0.025)
+    return Interval(math.exp(log.estimate), math.exp(log.low), math.exp(log.high))
+
+
 def table(rows: Sequence[Row]) -> str:
     """The rows as text, a line per program, and below it what holds for all of them."""
     by_key = {(row["program"], row["mode"]): row for row in rows}
@@ -91,7 +102,7 @@ def table(rows: Sequence[Row]) -> str:
             row, stock = got[mode], got.get(STOCK)
             told = (row or {}).get("encore") or {}
             line += [
-                _number(ratio(row, stock)),
+                _number(ratio(row, stock)) + _bounds(interval(row, stock)),
                 _number(ratio(row, got.get(BASE))),
                 (row or {}).get("verdict") or "-",
                 {True: "yes", False: "no"}.get((row or {}).get("bits_of_stock"), "-"),
@@ -115,7 +126,8 @@ def _summary(by_key: Mapping[tuple[str, str], Row], programs: Sequence[str], our
             lines.append(
                 f"{mode}: {statistics.geometric_mean(known.values()):.2f} times as fast as stock in the geometric mean "
                 f"of {len(known)} programs; lowest {known[low]:.2f} ({low}); "
-                f"below 0.95: {sum(value < 0.95 for value in known.values())}"
+                f"below 0.95: {sum(value < 0.95 for value in known.values())}, with their intervals "
+                f"{sum(_surely_below(by_key, program, mode, 0.95) for program in known)}"
             )
         for phase, words in PHASES.items():
             memory = {
@@ -156,6 +168,15 @@ def _memory_ratio(row: Row | None, stock: Row | None, phase: str) -> float | Non
         return None
     here, there = (each[phase]["reserved_bytes"] for each in (row, stock))
     return here / there if here and there else None
+
+
+def _surely_below(by_key: Mapping[tuple[str, str], Row], program: str, mode: str, least: float) -> bool:
+    found = interval(by_key.get((program, mode)), by_key.get((program, STOCK)))
+    return found is not None and found.high < least
+
+
+def _bounds(found: Interval | None) -> str:
+    return f" [{found.low:.2f}, {found.high:.2f}]" if found and found.low > 0 else ""
 
 
 def _time(row: Row | None) -> str:
