@@ -441,6 +441,12 @@ def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
     serve = recording.steady.serve
     assert known is not None and serve is not None
     unchanged = recording.watch.rest_unchanged()
+    batches_in_turn = itertools.cycle([found for call in calls if (found := recording.arguments.tensors_of(call, {}))])
+
+    def bind() -> None:
+        moved = next(batches_in_turn)
+        recording.inputs.bind_at(moved, [one.data_ptr() for one in moved])
+
     parts = {
         "steady replay": lambda: serve(recording, calls[0], {}),
         "addresses and dicts in it": unchanged,
@@ -449,6 +455,8 @@ def test_a_launch_takes_the_host_no_longer_than_promised() -> None:
         "memory of results": recording.outputs.prepare,
         "that and the launch": lambda: (recording.outputs.prepare(), recording.graph.replay()),
         "gradients": recording.gradients.leave,
+        "a batch that moved": bind,
+        "that and the launch behind it": lambda: (bind(), recording.graph.replay()),
     }
     print({name: round(median_us(part), 1) for name, part in parts.items()})
     assert whole - launch <= 80  # no Python loop; `encore micro step` measures it, on a host that does nothing else
