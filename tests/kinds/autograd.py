@@ -1,0 +1,223 @@
+"""What autograd lets programs do: functions of their own, hooks, gradients of gradients, what is saved elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from kinds.world import STEPS, World, kind
+
+
+class Remembering(torch.autograd.Function):
+    """Keeps numbers, a string and a tensor that is neither input nor output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, power: int, kind: str) -> Any:
+        ctx.power, ctx.kind, ctx.between = power, kind, x.sin()
+        ctx.save_for_backward(x, weight)
+        count = torch.zeros(1, device=x.device)
+        ctx.mark_non_differentiable(count)
+        return x.sin() ** power * weight, count
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor, unused: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        factor = 2.0 if ctx.kind == "twice" else 1.0
+        one = gradient * weight * ctx.power * ctx.between ** (ctx.power - 1) * x.cos()
+        return one * factor, (gradient * ctx.between**ctx.power).sum(0), None, None
+
+
+class AddedInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.add_(y)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return gradient, gradient * 3
+
+
+@kind()
+def functions_with_state(world: World) -> None:
+    weight = world.values(1, 4, grad=True)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y, count = Remembering.apply(x, weight, 3, "twice")
+        return y.sum() + count.sum()
+
+    run = world.compile(program)
+    for step in range(STEPS):
+        x = world.values(step, grad=True)
+        run(x).backward()
+        world.note(x.grad, weight.grad)
+        weight.grad = None
+
+
+@kind(captured=False)
+def functions_that_write_their_inputs(world: World) -> None:
+    run = world.compile(lambda x, y: AddedInPlace.apply(x * 2, y).sin())
+    for step in range(STEPS):
+        x, y = world.values(step, grad=True), world.values(step + 30, grad=True)
+        run(x, y).sum().backward()
+        world.note(x.grad, y.grad)
+
+
+@kind()
+def gradients_of_gradients(world: World) -> None:
+    """A gradient penalty: the inner gradient is taken of an uncompiled part, and of a compiled loss."""
+    net = world.module(nn.Linear(4, 1))
+    run = world.compile(lambda x: net(x).sigmoid())
+    plain = nn.Sequential(net, nn.Tanh())
+    for step in range(STEPS):
+        x = world.values(step, grad=True)
+        (slope,) = torch.autograd.grad(plain(x).sum(), x, create_graph=True)
+        loss = (slope.norm(dim=1) - 1).square().mean() + run(x).mean()
+        loss.backward()
+        world.note(loss, x.grad)
+        world.note_gradients(net)
+
+
+@kind(captured=False, unlike_eager="AOTAutograd differentiates no backward again")
+def gradients_of_compiled_gradients(world: World) -> None:
+    """What stock refuses: the backward of a compiled function is differentiated."""
+    run = world.compile(lambda x: (x**3).sin())
+    for step in range(STEPS):
+        x = world.values(step, grad=True)
+        try:
+            (slope,) = torch.autograd.grad(run(x).sum(), x, create_graph=True)
+            slope.sum().backward()
+            world.note("differentiated", x.grad)
+        except RuntimeError as error:
+            world.note(str(error).splitlines()[0])
+
+
+@kind()
+def gradients_taken_inside(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        loss = net(x).square().sum()
+        (gradient,) = torch.autograd.grad(loss, x)
+        return x - 0.1 * gradient
+
+    run = world.compile(program)
+    for step in range(STEPS):
+        world.note(run(world.values(step, grad=True)))
+
+
+@kind()
+def hooks_of_all_kinds(world: World) -> None:
+    net = world.module(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+    seen: list[torch.Tensor] = []
+    net[0].register_forward_pre_hook(lambda module, inputs: (inputs[0] * 2,))
+    net[2].register_forward_hook(lambda module, inputs, output: output + 1)
+    net[0].register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0].clone()))
+    net[2].weight.register_hook(lambda gradient: gradient * 0.5)
+    net[0].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    run = world.compile(net)
+    for step in range(STEPS):
+        if step == 4:
+            net[2].weight.register_hook(lambda gradient: gradient + 1)
+        y = run(world.values(step))
+        y.register_hook(lambda gradient, s=step: gradient * (s + 1))
+        y.sum().backward()
+        world.note(y, seen)
+        seen.clear()
+        world.note_gradients(net)
+
+
+@kind()
+def steps_in_hooks_behind_the_gradient(world: World) -> None:
+    """Each parameter is updated and its gradient dropped as soon as it is there."""
+    net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+    optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in net.parameters()}
+
+    def update(p: torch.Tensor) -> None:
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(update)
+    run = world.compile(net)
+    for step in range(STEPS + 2):
+        run(world.values(step)).square().mean().backward()
+        world.note([p.detach() for p in net.parameters()])
+
+
+@kind()
+def saved_tensors_packed_otherwise(world: World) -> None:
+    net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+    run = world.compile(net)
+    for step in range(STEPS):
+        x = world.values(step, grad=True)
+        if step % 3 == 2:
+            run(x).square().sum().backward()
+        else:
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t: (t.device, t.to("cpu", copy=True)), lambda packed: packed[1].to(packed[0])
+            ):
+                y = run(x)
+            y.square().sum().backward()
+        world.note(x.grad)
+        world.note_gradients(net)
+
+
+@kind()
+def anomaly_mode(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+    run = world.compile(net)
+    for step in range(STEPS):
+        with torch.autograd.detect_anomaly(check_nan=step % 2 == 0):
+            run(world.values(step)).square().sum().backward()
+        world.note_gradients(net)
+
+
+@kind()
+def backwards_under_compiled_autograd(world: World) -> None:
+    import torch._dynamo
+
+    net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    seen: list[torch.Tensor] = []
+    net[0].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad * 2))
+
+    def step_of(x: torch.Tensor) -> torch.Tensor:
+        loss = net(x).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    run = world.compile(step_of)
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        for step in range(STEPS):
+            world.note(run(world.values(step)), seen)
+            seen.clear()
+            world.note_gradients(net)
+
+
+@kind()
+def modes_of_gradients_in_turns(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+    run = world.compile(lambda x: net(x).relu())
+    modes = (torch.enable_grad, torch.no_grad, torch.inference_mode)
+    for step in range(4 * STEPS):
+        with modes[step % 3]():
+            y = run(world.values(step))
+            world.note(y, y.requires_grad, y.is_inference())
+            if y.requires_grad:
+                y.sum().backward()
+                world.note_gradients(net)
+
+
+@kind()
+def inputs_made_in_inference_mode(world: World) -> None:
+    with torch.inference_mode():
+        weight, table = world.values(3, 4, 4), torch.arange(4.0)
+    run = world.compile(lambda x: x @ weight + table.to(x.device))
+    for step in range(STEPS):
+        with torch.inference_mode(step % 2 == 0):
+            x = world.values(step)
+        with torch.no_grad():
+            world.note(run(x))

@@ -1,0 +1,268 @@
+"""What surrounds a call: defaults, modes, randomness, profilers, threads, processes."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kinds.world import STEPS, World, kind
+
+
+@kind()
+def default_device(world: World) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(4.0) + torch.full((4,), 2.0) * torch.ones(())
+
+    run = world.compile(program)
+    try:
+        for step in range(STEPS):
+            torch.set_default_device(world.device)
+            world.note(run(world.values(step)))
+            with torch.device(world.device):
+                world.note(run(world.values(step + 20)))
+    finally:
+        torch.set_default_device(None)
+
+
+@kind(unlike_eager="Dynamo guards on no default dtype")
+def default_dtype(world: World) -> None:
+    run = world.compile(lambda x: x * torch.tensor(1.5).to(x.device) + torch.ones(4, device=x.device))
+    try:
+        for step in range(2 * STEPS):
+            torch.set_default_dtype(torch.float64 if step % 3 == 2 else torch.float32)
+            world.note(run(world.values(step)))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class _Passing(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class _Looking(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+class _DoublingAdds(TorchFunctionMode):
+    """A mode that changes what an operator means."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found * 2 if func is torch.sin else found
+
+
+@kind()
+def function_modes(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+    run = world.compile(lambda x: net(torch.sin(x)))
+    with torch.no_grad():
+        for step in range(STEPS):
+            world.note(run(world.values(step)))
+            with _Passing():
+                world.note(run(world.values(step)))
+            with _DoublingAdds():
+                world.note(run(world.values(step)))
+
+
+@kind(captured=False)
+def dispatch_modes(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+    run = world.compile(lambda x: net(torch.sin(x)))
+    with torch.no_grad():
+        for step in range(STEPS):
+            world.note(run(world.values(step)))
+            with _Looking():
+                world.note(run(world.values(step + 10)))
+
+
+@kind()
+def deterministic_algorithms(world: World) -> None:
+    index = world.moved(torch.tensor([0, 1, 0, 2]))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(3, 4, device=x.device).index_add(0, index, x)
+
+    run = world.compile(program)
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        for step in range(2 * STEPS):
+            torch.use_deterministic_algorithms(step % 4 < 2, warn_only=True)
+            world.note(run(world.values(step, 4, 4)))
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@kind()
+def profilers(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+    run = world.compile(net)
+    with torch.no_grad():
+        for step in range(STEPS):
+            if step % 2:
+                with torch.profiler.profile(), torch.profiler.record_function("call"):
+                    world.note(run(world.values(step)))
+            else:
+                world.note(run(world.values(step)))
+
+
+@kind()
+def forked_random_numbers(world: World) -> None:
+    """Random numbers that are drawn inside, on the CPU: each state is forked, and what follows is not touched."""
+    devices = [0] if world.device == "cuda" else []
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(4).to(x.device)
+
+    run = world.compile(program)
+    with torch.no_grad():
+        for step in range(STEPS):
+            torch.manual_seed(step // 2)
+            with torch.random.fork_rng(devices):
+                run(world.values(step))
+            world.note(torch.rand(2), torch.rand(2, device=world.device).shape)
+
+
+@kind(captured=False)
+def generators_of_random_numbers(world: World) -> None:
+    """A generator on the CPU, held by the program and passed to it."""
+    own = torch.Generator().manual_seed(3)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(4, generator=own).to(x.device) * 2
+
+    run = world.compile(program)
+    with torch.no_grad():
+        for step in range(STEPS):
+            own.manual_seed(step // 2)
+            world.note(run(world.values(step)))
+            world.note(torch.rand(2, generator=own))
+
+
+@kind()
+def fake_tensors_and_real_ones(world: World) -> None:
+    """Somebody asks a compiled function for shapes on fake tensors between real calls."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    weight = world.values(30, 4, 4)
+    run = world.compile(lambda x, w: (x @ w).relu())
+    with torch.no_grad():
+        for step in range(STEPS):
+            world.note(run(world.values(step), weight))
+            if step in (1, 3):
+                with FakeTensorMode() as mode:
+                    found = run(mode.from_tensor(world.values(step)), mode.from_tensor(weight))
+                    world.note(tuple(found.shape), str(found.device), type(found).__name__)
+
+
+@kind()
+def modules_on_the_meta_device(world: World) -> None:
+    net = nn.Linear(4, 4, device="meta")
+    run = world.compile(net)
+    with torch.no_grad():
+        world.note(tuple(run(torch.empty(3, 4, device="meta")).shape))
+        net.to_empty(device=world.device)
+        for p in net.parameters():
+            p.copy_(world.values(31, *p.shape))
+        for step in range(STEPS):
+            world.note(run(world.values(step)))
+
+
+@kind()
+def autocast_in_turns(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(world.device, torch.bfloat16):
+            y = net(x)
+        return net(x) + y.float()
+
+    run, plain = world.compile(program), world.compile(net)
+    with torch.no_grad():
+        for step in range(STEPS):
+            found = run(world.values(step))
+            world.note((found * 4).round() / 4 if world.device == "cuda" else found)
+            with torch.autocast(world.device, torch.bfloat16, enabled=step % 2 == 1):
+                world.note(str(plain(world.values(step + 20)).dtype))
+
+
+@kind()
+def generators_and_contexts(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+
+    def rows(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        for i in range(3):
+            yield x[i] * i
+
+    def program(x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            frozen = net(x)
+        parts = list(rows(frozen))
+        with warnings.catch_warnings():
+            return sum(parts), torch.stack(parts), net(x).sum()
+
+    run = world.compile(program)
+    for step in range(STEPS):
+        *found, loss = run(world.values(step))
+        loss.backward()
+        world.note(found, loss, [one.requires_grad for one in found])
+        world.note_gradients(net)
+
+
+@kind(on_gpu=False)
+def tasks_and_pools(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+    run = world.compile(net)
+
+    def served(number: int) -> torch.Tensor:
+        with torch.no_grad():
+            return run(world.values(number)).clone()
+
+    async def client(number: int) -> torch.Tensor:
+        await asyncio.sleep(0)
+        return served(number)
+
+    async def clients() -> list[torch.Tensor]:
+        return await asyncio.gather(*(client(number) for number in range(STEPS)))
+
+    for _ in range(3):
+        world.note(asyncio.run(clients()))
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        world.note(list(pool.map(served, range(4 * STEPS))))
+
+
+def _square(number: int) -> torch.Tensor:
+    return torch.tensor(float(number * number))
+
+
+class _Squares(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.full((4,), float(number * number))
+
+    def __len__(self) -> int:
+        return 12
+
+
+@kind()
+def loaders_that_fork(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+    run = world.compile(net)
+    with torch.no_grad():
+        for _ in range(2):
+            loader = torch.utils.data.DataLoader(_Squares(), batch_size=2, num_workers=1)
+            for batch in loader:
+                world.note(run(batch.to(world.device)))

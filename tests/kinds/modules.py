@@ -1,0 +1,263 @@
+"""Modules as users have them: parametrized, normalized, copied, pickled, swapped, on several devices, exported."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from kinds.world import STEPS, World, kind
+
+
+class _Symmetric(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.triu() + x.triu(1).T
+
+
+def _train(world: World, net: nn.Module, width: int = 4, steps: int = STEPS) -> None:
+    run = world.compile(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(steps):
+        loss = run(world.values(step, 3, width)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        world.note(loss)
+    world.note([p.detach() for p in net.parameters()], list(net.buffers()))
+
+
+@kind()
+def parametrizations_of_weights(world: World) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    parametrize.register_parametrization(net[0], "weight", _Symmetric())
+    parametrizations.weight_norm(net[2])
+    _train(world, world.module(net))
+
+
+@kind(unlike_eager="Inductor's iteration has other numbers than eager's")
+def spectral_norm_with_its_iteration(world: World) -> None:
+    """In training each call writes the vectors of the power iteration; in evaluation it does not."""
+    net = world.module(nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Tanh()))
+    _train(world, net)
+    net.eval()
+    run = world.compile(net)
+    with torch.no_grad():
+        for step in range(STEPS):
+            world.note(run(world.values(step)))
+    world.note(list(net.buffers()))
+
+
+@kind(unlike_eager="Inductor's iteration has other numbers than eager's")
+def old_norms_of_weights(world: World) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        net = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.utils.spectral_norm(nn.Linear(4, 4)))
+    _train(world, world.module(net))
+
+
+@kind(captured=False)
+def batch_norm_and_counters(world: World) -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.BatchNorm1d(4, momentum=None))
+    _train(world, world.module(net))
+
+
+class _Counting(nn.Module):
+    """Counters on the CPU and on the device, written in each call; a list of tensors and numbers between calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(4))
+        self.calls = torch.zeros((), dtype=torch.int64)
+        self.history: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen.add_(x.detach().mean(0))
+        result: torch.Tensor = self.linear(x) + self.seen * self.calls.to(x.device)
+        return result
+
+
+@kind()
+def counters_on_both_sides(world: World) -> None:
+    net = world.module(_Counting())
+    run = world.compile(net)
+    with torch.no_grad():
+        for step in range(STEPS + 2):
+            world.note(run(world.values(step)), net.calls, net.seen)
+            if step == 3:
+                net.calls = torch.tensor(40)
+
+
+@kind()
+def compiled_modules_copied_and_pickled(world: World) -> None:
+    net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    run = world.compile(net)
+    with torch.no_grad():
+        for step in range(STEPS):
+            world.note(run(world.values(step)))
+        twin = copy.deepcopy(run)
+        file = io.BytesIO()
+        torch.save(run.state_dict(), file)
+        file.seek(0)
+        state = torch.load(file)
+        world.note([name.removeprefix("_orig_mod.") for name in state])
+        for value in state.values():
+            value.mul_(2)
+        twin.load_state_dict(state)
+        for step in range(STEPS):
+            world.note(run(world.values(step)), twin(world.values(step)))
+        whole = io.BytesIO()
+        torch.save(net, whole)
+        whole.seek(0)
+        again = world.compile(torch.load(whole, weights_only=False))
+        for step in range(STEPS):
+            world.note(again(world.values(step)))
+
+
+@kind()
+def state_dict_hooks(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+    net.register_state_dict_post_hook(lambda module, state, prefix, meta: state.update({prefix + "extra": 1}))
+    net.register_load_state_dict_pre_hook(lambda module, state, prefix, *rest: state.pop(prefix + "extra", None))
+    run = world.compile(net)
+    with torch.no_grad():
+        for step in range(STEPS):
+            world.note(run(world.values(step)))
+            state = {k: v * 1.1 if isinstance(v, torch.Tensor) else v for k, v in run.state_dict().items()}
+            run.load_state_dict(state, assign=step % 2 == 0)
+
+
+@kind()
+def weights_brought_by_hooks(world: World) -> None:
+    """Weights wait on the CPU; a hook brings them to the device before a module runs, and takes them away after it."""
+    layers = [nn.Linear(4, 4) for _ in range(2)]
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda module, inputs: module.to(world.device) and None)
+        layer.register_forward_hook(lambda module, inputs, output: module.to("cpu") and None)
+    runs = [world.compile(layer.forward) for layer in layers]
+    for layer, run in zip(layers, runs, strict=True):
+        layer.forward = run
+    with torch.no_grad():
+        for step in range(STEPS):
+            world.note(layers[1](layers[0](world.values(step))))
+
+
+class _TwoDevices(nn.Module):
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.on_cpu = nn.Embedding(10, 4)
+        self.on_device = nn.Linear(4, 4).to(device)
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        embedded = self.on_cpu(tokens)
+        y = self.on_device(embedded.to(self.on_device.weight.device))
+        return y, embedded.sum() + 1
+
+
+@kind()
+def modules_on_two_devices(world: World) -> None:
+    net = _TwoDevices(world.device)
+    run = world.compile(net)
+    for step in range(STEPS):
+        y, total = run(torch.randint(10, (5,), generator=torch.Generator().manual_seed(step)))
+        (y.square().sum().cpu() + total).backward()
+        world.note(y, total)
+        world.note_gradients(net)
+
+
+@kind()
+def exported_programs(world: World) -> None:
+    net = world.module(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval())
+    rows = torch.export.Dim("rows", min=2, max=64)
+    exported = torch.export.export(net, (world.values(0),), dynamic_shapes=({0: rows},))
+    run = world.compile(exported.module())
+    with torch.no_grad():
+        for step in range(STEPS):
+            world.note(run(world.values(step, 3 + step % 2, 4)))
+
+
+@kind()
+def compiled_optimizers(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+    rate = torch.tensor(0.1, device=world.device)
+    capturable = {"capturable": True} if world.device == "cuda" else {}
+    optimizer = torch.optim.Adam(net.parameters(), lr=rate, **capturable)
+    update = world.compile(lambda: optimizer.step())
+    for step in range(2 * STEPS):
+        net(world.values(step)).square().mean().backward()
+        update()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        rate.mul_(0.9)
+        world.note([p.detach() for p in net.parameters()])
+
+
+@kind()
+def compiled_optimizers_with_rates_on_the_cpu(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1), momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+    update = world.compile(lambda: optimizer.step())
+    for step in range(STEPS + 2):
+        net(world.values(step)).square().mean().backward()
+        update()
+        scheduler.step()
+        optimizer.zero_grad()
+        world.note([p.detach() for p in net.parameters()])
+
+
+@kind()
+def functions_that_call_compiled_ones(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+    inner = world.compile(lambda x: net(x).sin())
+
+    @torch.compiler.disable
+    def apart(x: torch.Tensor) -> torch.Tensor:
+        return inner(x) + 1
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = inner(x) * 2
+        y = apart(y)
+        return inner(y).cos()
+
+    run = world.compile(program)
+    for step in range(STEPS):
+        loss = run(world.values(step)).sum() + inner(world.values(step + 20)).sum()
+        loss.backward()
+        world.note(loss)
+        world.note_gradients(net)
+
+
+@kind()
+def regions_compiled_one_by_one(world: World) -> None:
+    blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
+    world.module(blocks)
+    runs = [world.compile(block, fullgraph=True) for block in blocks]
+    for step in range(STEPS):
+        x = world.values(step)
+        for run in runs:
+            x = run(x)
+        x.sum().backward()
+        world.note(x)
+        world.note_gradients(blocks)
+
+
+@kind()
+def dynamically_quantized_modules(world: World) -> None:
+    """Quantized weights with a scale for each column, unpacked in the graph."""
+    whole = world.whole(40, 100, 4, 4, dtype=torch.int8)
+    scale, zero = world.values(41, 4).abs(), torch.tensor(3, dtype=torch.int8)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x @ ((whole - zero.to(x.device)).to(x.dtype) * scale)
+
+    run = world.compile(program)
+    with torch.no_grad():
+        for step in range(STEPS):
+            world.note(run(world.values(step)))
+            zero.add_(1)
