@@ -23,6 +23,7 @@ from optimizations.options import Options, WrongOption
 from optimizations.placement import Feeds, Placement, place, untouched
 from optimizations.replay.binding import Binding, bind
 from optimizations.replay.bound import bound, release_bindings
+from optimizations.replay.double_backward import double_backwards_refused
 from optimizations.replay.shortcut import shortcuts
 from optimizations.report import LEDGER, BindingReport, Entry
 from optimizations.torch_internals.outcome import watched, watching
@@ -63,8 +64,9 @@ def encore(
         inner_compile = asking(inner_compile, maker)
     lean = shortcuts(entry.note_shortcut) if settings.lean else contextlib.nullcontext()
     captured = contextlib.nullcontext() if maker is None else captured_by(maker)
+    refused = contextlib.nullcontext() if maker is None else double_backwards_refused()
     started = time.perf_counter()
-    with watched(entry.compiled.append), lean, captured:
+    with watched(entry.compiled.append), lean, refused, captured:
         compiled = torch_internals.compile_fx.compile_fx(
             placement.graph_module,
             placement.example_inputs(example_inputs),

@@ -43,13 +43,15 @@ class Capturable:
         inputs.clear()
         self.captures += 1
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
-        outputs, owners = self._tried_out(given)
+        outputs, owners, same = self._tried_out(given)
         # By the memory that it has in the trial: memory of an input, or memory that the capture takes.
         memory = {place: tensors[index].untyped_storage() for place, index in owners.items()}
         made: dict[int, int] = {}
         results = []
-        for output in outputs:
-            if isinstance(output, torch.Tensor):
+        for position, output in enumerate(outputs):
+            if position in same:
+                output = given[same[position]]
+            elif isinstance(output, torch.Tensor):
                 place = _place(output)
                 if place not in memory:
                     block = self._cuda.allocate(output.untyped_storage().nbytes() // 4 + 1)
@@ -65,8 +67,9 @@ class Capturable:
         self._cuda.driver.add_node(self._cuda.capturing.graph, Node("KERNEL", kernel, list(map(word, addresses))))
         return results
 
-    def _tried_out(self, given: list[Any]) -> tuple[list[Any], dict[int, int]]:
-        """The outputs of a run on copies, which changes nothing, and by memory, the tensor input that it is of."""
+    def _tried_out(self, given: list[Any]) -> tuple[list[Any], dict[int, int], dict[int, int]]:
+        """The outputs of a run on copies, which changes nothing. By memory, the tensor input that it is of; and by
+        output, the input that it is."""
         storages: dict[int, torch.UntypedStorage] = {}
         copies, owners = [], {}
         for value in given:
@@ -78,7 +81,10 @@ class Capturable:
             copies.append(value)
         random = torch.get_rng_state()
         try:
-            return list(self._model(list(copies))), owners
+            outputs = list(self._model(list(copies)))
+            inputs = {id(copy): index for index, copy in enumerate(copies) if isinstance(copy, torch.Tensor)}
+            same = {place: inputs[id(one)] for place, one in enumerate(outputs) if id(one) in inputs}
+            return outputs, owners, same
         finally:
             torch.set_rng_state(random)
 
@@ -114,7 +120,8 @@ def _geometry(value: Any) -> Any:
 
 def _like(tensor: torch.Tensor, storage: Any, offset: int) -> torch.Tensor:
     dtype, size, stride = _geometry(tensor)
-    return tensor_over({"dtype": dtype, "storage_offset": offset, "size": size, "stride": stride}, storage)
+    like = tensor_over({"dtype": dtype, "storage_offset": offset, "size": size, "stride": stride}, storage)
+    return like.conj() if tensor.is_conj() else like
 
 
 def _at(address: int, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:

@@ -40,3 +40,39 @@ def test_what_a_program_computes_is_eagers(request: pytest.FixtureRequest, name:
     if KINDS[name].captured:
         assert any(world.captures), "nothing was captured"
         assert world.cuda.replays, [report.uncaptured for report in optimizations.report()]
+
+
+def test_results_that_are_more_than_their_memory_are_not_left_to_a_graph(compiled_on_cpu: CompiledOnCpu) -> None:
+    """What CUDAGraph Trees hand out of a replay has no conjugate bit."""
+    run = torch.compile(lambda x: (x * 2).conj(), backend="encore")
+    for step in range(4):
+        x = torch.randn(3, dtype=torch.complex64) + step
+        torch.testing.assert_close(run(x), (x * 2).conj())
+    (report,) = optimizations.report()
+    assert "lazy conjugate" in report.uncaptured[0].reason
+    assert report.uncaptured[0].calls == 3
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_a_gradient_that_stands_in_a_loss_is_refused_in_every_call(compiled_on_cpu: CompiledOnCpu, lean: bool) -> None:
+    """The replayed forward saves graph memory for `x`; the penalty would otherwise vanish from the loss's gradient."""
+    run = torch.compile(lambda x: (x**3).sum(), backend="encore", options={"lean": lean})
+    for step in range(8):
+        x = (torch.arange(4.0) + step).requires_grad_()
+        (slope,) = torch.autograd.grad(run(x), x, create_graph=True)
+        torch.testing.assert_close(slope.detach(), 3 * x.detach() ** 2)
+        assert slope.requires_grad
+        with pytest.raises(RuntimeError, match="does not currently support double backward"):
+            (slope.norm() + x.sum()).backward()
+    assert compiled_on_cpu.cuda.replays
+
+
+def test_a_linear_gradient_may_stand_in_a_loss(compiled_on_cpu: CompiledOnCpu) -> None:
+    factor = torch.arange(4.0)
+    run = torch.compile(lambda x: (x * factor).sum(), backend="encore")
+    for step in range(6):
+        x = (torch.arange(4.0) + step).requires_grad_()
+        (slope,) = torch.autograd.grad(run(x), x, create_graph=True)
+        (slope.norm() + x.sum()).backward()
+        torch.testing.assert_close(x.grad, torch.ones(4))
+    assert compiled_on_cpu.cuda.replays

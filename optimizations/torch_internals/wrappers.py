@@ -68,6 +68,11 @@ def autograd_function(compiled: Any) -> Any | None:
     return function if known and hasattr(function, "compiled_fw") and hasattr(function, "compiled_bw") else None
 
 
+def saved_by(context: Any) -> list[torch.Tensor]:
+    """What a forward of AOTAutograd's has saved by its end: tensors whose versions are checked, and others."""
+    return [*(context.to_save or ()), *getattr(context, "_tensors_no_vc_check", ())]
+
+
 def disables_hooks_of_saved_tensors(wrapped: Any) -> bool:
     """Whether AOTAutograd's last wrapper is in a further one, for hooks of saved tensors that are compiled in."""
     return bool(wrapped.__code__ not in torch_internals.create_runtime_wrapper.__code__.co_consts) or (

@@ -246,7 +246,7 @@ def sparse_inputs_and_attributes(world: World) -> None:
             world.note(run(world.values(step + 20), other.to_sparse_csr()))
 
 
-@kind()
+@kind(captured=False)
 def complex_tensors(world: World) -> None:
     turn = torch.polar(torch.ones(2), torch.tensor([0.3, 0.7])).to(world.device)
 

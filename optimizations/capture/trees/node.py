@@ -39,6 +39,7 @@ from optimizations.appliers.device import RecordingTools, device_tools
 from optimizations.appliers.triton_kernels import triton_kernels
 from optimizations.capture.trees.function import RecordableFunction
 from optimizations.capture.trees.lean import Reference, nobody_holds
+from optimizations.capture.trees.outputs import require_replayable
 from optimizations.captured.pools import pool_memory
 from optimizations.captured.recapture import recapture, register_generators, uncollected
 from optimizations.recording.budget import waiting_for_memory
@@ -178,6 +179,7 @@ class EncoreNode(CUDAGraphNode):
         }
         with uncollected():
             outputs = super()._record(model, inputs)
+        require_replayable(outputs)
         returned = {reference.cdata: index for index, reference in placeholders.items()}
         for position, output in enumerate(outputs):
             if isinstance(output, torch.Tensor) and output.untyped_storage().data_ptr():

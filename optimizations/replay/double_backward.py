@@ -1,0 +1,82 @@
+"""Gradients of gradients: AOTAutograd refuses them where it finds what was saved, and graphs must not hide it.
+
+The backward of a compiled function cannot be differentiated again. AOTAutograd says so with an error, for which it
+looks whether anything that the forward saved requires a gradient: an input that was saved as it is. A replayed forward
+hands out such an input as memory of the graph, which requires none. The gradient would then come without a history, and
+a loss made of it (a gradient penalty) would lose a part without a word. So the first call of a forward decides, which
+no graph serves: if it saves an input, a backward that is to be differentiated gets tangents that require a gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.torch_internals import wrappers
+
+
+@contextlib.contextmanager
+def double_backwards_refused() -> Iterator[None]:
+    """Lets the autograd functions that AOTAutograd finishes in the block refuse to be differentiated twice for good.
+
+    Dynamo holds its compile lock meanwhile, so nothing else is compiled.
+    """
+    owner, attribute = torch_internals.holder_of("runtime_wrapper_post_compile")
+    stock = getattr(owner, attribute)
+
+    @functools.wraps(stock)
+    def post_compile(wrapper: Any, compiled: Any, config: Any, *, runtime_metadata: Any) -> Any:
+        function = wrappers.autograd_function(compiled) if wrapper.trace_joint else None
+        if function is not None:
+            _look_at_first_forward(function)
+        return stock(wrapper, compiled, config, runtime_metadata=runtime_metadata)
+
+    with torch_internals.replaced("runtime_wrapper_post_compile", post_compile):
+        yield
+
+
+def _look_at_first_forward(function: Any) -> None:
+    forward, backward = function.forward, function.backward
+
+    def first_forward(ctx: Any, *arguments: Any) -> Any:
+        outputs = forward(ctx, *arguments)
+        function.forward = staticmethod(forward)
+        if _saves_an_input(wrappers.saved_by(ctx), arguments):
+            function.backward = staticmethod(connected_backward)
+        return outputs
+
+    def connected_backward(ctx: Any, *tangents: Any) -> Any:
+        if torch.is_grad_enabled():  # under create_graph=True
+            tangents = tuple(map(_requiring_a_gradient, tangents))
+        return backward(ctx, *tangents)
+
+    function.forward = staticmethod(first_forward)
+
+
+def _saves_an_input(saved: Sequence[torch.Tensor], arguments: Sequence[Any]) -> bool:
+    """Whether anything saved is the memory of an argument that requires a gradient."""
+    inputs = {
+        _memory(argument) for argument in arguments if isinstance(argument, torch.Tensor) and argument.requires_grad
+    }
+    return any(tensor.requires_grad or _memory(tensor) in inputs for tensor in saved)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """The number of a tensor's storage; its own where it has none, as wrapper subclasses and sparse tensors."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
+
+
+def _requiring_a_gradient(tangent: Any) -> Any:
+    if not isinstance(tangent, torch.Tensor) or tangent.requires_grad:
+        return tangent
+    if not (tangent.is_floating_point() or tangent.is_complex()):
+        return tangent
+    return tangent.detach().requires_grad_()
