@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -42,10 +43,14 @@ class CpuGraph:
         self.replays = 0
         self.freed = False
         self.valid = False
+        self.later: list[CpuGraph] = []
+        """Graphs that were captured in the same pool since. Memory that this one used for a while was free then."""
 
     def replay(self) -> None:
         assert self.valid and not self.freed, "a graph was launched that was not captured, or freed"
         self.replays += 1
+        for other in self.later:
+            other.overwrite()
         with torch.no_grad():
             for operator, arguments, keywords, results in self.operators:
                 values = _flat(operator(*arguments, **keywords))
@@ -69,6 +74,12 @@ class CpuGraph:
         if len(found) != 1:
             raise NotCarried(f"{len(found)} copies")
         return CpuCopy(self, found[0])
+
+    def overwrite(self) -> None:
+        """What it made holds garbage."""
+        for storage in self.made.values():
+            if storage.nbytes() % 4 == 0:
+                torch.tensor([], dtype=torch.float32).set_(storage).fill_(GARBAGE)
 
     def reset(self) -> None:
         self.freed = True
@@ -169,16 +180,14 @@ class _Capture(TorchDispatchMode):
         """Executing nothing: what was there is as it was, what was made holds garbage."""
         for storage, content in self.saved.values():
             storage.copy_(content)
-        for storage in self.graph.made.values():
-            if storage.nbytes() % 4 == 0:
-                torch.tensor([], dtype=torch.float32).set_(storage).fill_(GARBAGE)
+        self.graph.overwrite()
 
 
 class CpuDevice:
     """`optimizations.capture.device.Device`. Tensors in `host` (storages by address) count as the host's.
 
     `fail_with` is raised at the end of the next capture, whatever ended it; `broken` counts captures that a host read
-    invalidated.
+    invalidated. `not_ready` is how often it says that the side stream became another one.
     """
 
     has_own_random = False
@@ -191,7 +200,9 @@ class CpuDevice:
         self.fail_with: BaseException | None = None
         self.capture_now = False
         self.captures = self.warmed_up = self.broken = self.given_back = self.set_nodes = 0
+        self.not_ready = 0
         self.pools: dict[int, int] = {}
+        self._captured: defaultdict[int, list[CpuGraph]] = defaultdict(list)
         self._numbers = itertools.count(1)
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -204,6 +215,10 @@ class CpuDevice:
     def warming_up(self) -> Iterator[None]:
         self.warmed_up += 1
         yield
+
+    def ready(self) -> bool:
+        self.not_ready -= 1
+        return self.not_ready < 0
 
     def new_pool(self) -> Any:
         number = next(self._numbers)
@@ -237,6 +252,9 @@ class CpuDevice:
                     error, self.fail_with = self.fail_with, None
                     raise error
             graph.valid = True
+            for earlier in self._captured[pool]:
+                earlier.later.append(graph)
+            self._captured[pool].append(graph)
             self.pools[pool] += sum(storage.nbytes() for storage in graph.made.values())
         finally:
             self.broken += mode.broken

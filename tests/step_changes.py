@@ -80,7 +80,10 @@ def method_of_a_trainer(device: str) -> Program:
 
 @program
 def layers_frozen_and_unfrozen(device: str) -> Program:
-    """As fine-tuning does, layer by layer. Nothing but `requires_grad` changes, and comes back."""
+    """As fine-tuning does, layer by layer. Nothing but `requires_grad` changes, and comes back.
+
+    The first call after it finds gradients where the recording found none, and is observed: it might leave them.
+    """
     model = network(device)
     model[0].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -88,7 +91,7 @@ def layers_frozen_and_unfrozen(device: str) -> Program:
     def between(index: int) -> None:
         model[0].requires_grad_(6 <= index < 13)
 
-    step, replays = training_step(model, optimizer), 4 + 5 + 3
+    step, replays = training_step(model, optimizer), 4 + 5 + 2
     return Program(step, batches(device, 18), lambda: state_of(model), between, replays, recordings=2)
 
 

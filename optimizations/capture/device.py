@@ -14,6 +14,7 @@ import torch
 from optimizations.appliers.host import APPLIER, HostUpdates
 from optimizations.capture.copy_nodes import CopyNode, find_copies
 from optimizations.capture.inner_graphs import at_rest
+from optimizations.capture.side_stream import SideStreams
 from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
@@ -48,6 +49,10 @@ class Device(Protocol):
 
     def warming_up(self) -> AbstractContextManager[None]:
         """The side stream of captures, behind and before what the current stream does."""
+
+    def ready(self) -> bool:
+        """To be called before a capture. False where the side stream had to become another one, on which nothing was
+        warmed up."""
 
     def new_pool(self) -> Any:
         """A memory pool for captures."""
@@ -102,14 +107,20 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """A CUDA device. One side stream serves all captures, so that their pools can share memory."""
+    """A CUDA device. One side stream serves all captures, so that their pools can share memory. See `side_stream`."""
 
     has_own_random = True
 
     def __init__(self, index: int) -> None:
         self.index = index
-        with torch.cuda.device(index):
-            self._stream = torch.cuda.Stream()
+        self._streams = SideStreams(index)
+
+    @property
+    def _stream(self) -> torch.cuda.Stream:
+        return self._streams.current
+
+    def ready(self) -> bool:
+        return self._streams.ready()
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cuda"
@@ -119,14 +130,17 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def warming_up(self) -> Iterator[None]:
+        with contextlib.suppress(RuntimeError):  # the call is made all the same: `ready` raises it before a capture
+            self._streams.ready()
+        stream = self._stream
         with torch.cuda.device(self.index), at_rest():
             outside = torch.cuda.current_stream()
-            self._stream.wait_stream(outside)
+            stream.wait_stream(outside)
             try:
-                with torch.cuda.stream(self._stream):
+                with torch.cuda.stream(stream):
                     yield
             finally:
-                outside.wait_stream(self._stream)
+                outside.wait_stream(stream)
 
     def new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle()

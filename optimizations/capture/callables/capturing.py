@@ -37,6 +37,7 @@ from optimizations.capture.step.outputs import view_of
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.written_memory import WrittenMemory, refuse_shared
 from optimizations.captured.displaced import overlaps
+from optimizations.report.steps import Refusal
 
 
 @dataclass(slots=True)
@@ -89,6 +90,8 @@ class Captures:
         states = self._device.random_states()
         for event in self._order:
             key = event.callable, event.micro_batch
+            if not self._device.ready() and self.slots:  # a backward has to be on the stream of its forward
+                raise StepRefused(FREED_MEANWHILE)
             with naming(f"callable {event.callable}"):
                 if event.direction == "forward":
                     self._forward(key, plan[key], handles[plan[key]])
@@ -104,6 +107,7 @@ class Captures:
         try:
             pool = self._device.new_pool()
             with naming("after_step"):
+                self._device.ready()
                 with self._device.capturing(graph, pool, update.run.generators), forbidding, torch.no_grad():
                     update.function()
                 self._check(update, forbidding, snapshot, marks, bound=False)
@@ -258,6 +262,12 @@ class Captures:
         if all(one is None for one in gradients):
             slot.differentiable = [False for _ in slot.differentiable]
         slot.without_gradient = [index for index, one in enumerate(gradients[:count]) if one is None]
+
+
+FREED_MEANWHILE = Refusal(
+    "was captured in part when cuBLAS's workspaces were freed, as a recording of CUDAGraph Trees does in any thread",
+    "call graph_callables while no other thread runs compiled code for the first time",
+)
 
 
 def _memory_of_its_own(gradient: torch.Tensor | None, others: set[int]) -> torch.Tensor | None:

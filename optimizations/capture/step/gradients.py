@@ -5,7 +5,8 @@ there. These are different graphs, and the second has the address of the gradien
 parameter's gradient before (None, or which tensor) and after. It may be launched where the gradients are None for the
 same parameters; one that is another tensor is copied to where the graph expects it. After a launch every parameter has
 the tensor that the recording left, as it would have after the call. A step that throws its gradients away before it
-computes new ones does not depend on those before: neither an operator nor a word of the graph leads to them.
+computes new ones does not depend on those before: neither an operator nor a word of the graph leads to them. That is
+known of gradients that were there. Where there was none, the call may add to what is there, or leave it.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Gradients:
         self.parameters = tuple(parameters)
         # Gradients that play no part are not kept alive.
         self._before = [] if indifferent else list(before)
+        self._without = tuple(one for one, gradient in zip(self.parameters, before, strict=True) if gradient is None)
         self._after = list(after)
         self._pattern = pattern(before)
         self._indifferent = indifferent
@@ -70,7 +72,9 @@ class Gradients:
         The gradients that are found belong to `parameters`. Empty where they play no part.
         """
         if self._indifferent:
-            return (self._after, False) if self._stood else ((), True)
+            if self._stood and self.fit():
+                return self._after, False
+            return (None, True) if self._without else ((), True)
         if self._brought:
             return None, True
         unmoved = all(map(operator.is_, self._before, self._after))
@@ -79,7 +83,7 @@ class Gradients:
     def fit(self) -> bool:
         """Whether a launch now would find gradients where the recording found some."""
         if self._indifferent:
-            return True
+            return all(_get(one) is None for one in self._without)
         self._in_place = self._as_before is None or self._as_before(self.parameters)
         if self._in_place:
             return True

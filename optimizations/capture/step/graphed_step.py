@@ -85,7 +85,6 @@ class GraphedStep:
         self._recordings = KeptRecordings()
         self._refused: dict[Hashable, Refusal] = {}
         self._refusals: list[Refusal] = []
-        self._pool: Any = None
         self._objects: dict[Hashable, set[Hashable]] = {}
         self._calls = self._eager = 0
         self._carries = True
@@ -250,12 +249,17 @@ class GraphedStep:
                 "pad the batch to fewer sizes, or raise graph_step's limit",
             )
             return self._refuse_and_run(key, refusal, call.args, call.kwargs)
+        try:
+            if not device.ready():  # the last observed call was on another stream
+                return self._observe(device, key, call, progress)
+        except RuntimeError as not_ready:
+            return self._refuse_and_run(key, why(not_ready), call.args, call.kwargs)
         began = time.perf_counter()
         host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
         snapshot, states = call.state.snapshot(), device.random_states()
         marks = TensorMarks(call.state.tensors, to_restore=True)
-        if self._pool is None or not len(self._recordings):
-            self._pool = device.new_pool()
+        pool = self._recordings.pool_for(call.parameters) or device.new_pool()
+        elsewhere = sum(device.pool_bytes(other) for other in self._recordings.pools() if other != pool)
         graph = device.new_graph()
         in_place = progress.in_place(call.tensors) - self._recordings.copied_inputs(key)
         try:
@@ -265,18 +269,19 @@ class GraphedStep:
                     self._step,
                     call,
                     graph,
-                    self._pool,
+                    pool,
                     self._rates,
                     progress,
                     self._options.memory_budget_bytes,
                     in_place,
+                    pool_bytes_elsewhere=elsewhere,
                     carry=self._carries,
                     marks=marks,
                 )
         except BaseException as raised:
             error = cause(raised)
             graph.reset()
-            self._pool = None  # the allocator may still take it for one that is being captured into
+            self._recordings.spoil(pool)  # the allocator may still take it for one that is being captured into
             call.state.restore(snapshot)
             marks.restore()
             put(call.parameters, call.before)
@@ -379,7 +384,6 @@ class GraphedStep:
         self._refuse_inside("close")
         with self._lock:
             self._recordings.drop_all()
-            self._pool = None
             self._all = Refusal("was closed", "make a new one with graph_step")
 
     def reset(self) -> None:

@@ -1,8 +1,16 @@
-"""The recordings that a step has: in which order calls look at them, and when they are freed."""
+"""The recordings that a step has: in which order calls look at them, when they are freed, and which share memory.
+
+Note [Who shares a pool]. What a recording computes on its way lies in its pool, where another recording may have put
+what outlives its launch, for that memory was free. Results are copied out, so that is the `.grad` of parameters. A
+launch leaves all of its own parameters the gradients that belong to it, so nothing is lost where another recording is
+of the very same parameters. Where it is not, such as that of a step that is given one of two models, it has a pool of
+its own. Workspaces of cuBLAS lie in neither (`side_stream`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence, Set
+from typing import Any
 
 import torch
 
@@ -24,6 +32,7 @@ class KeptRecordings:
         self.dropped = 0
         self._by_key: dict[Hashable, list[Recording]] = {}
         self._copied_inputs: dict[Hashable, set[int]] = {}
+        self._spoiled: list[Any] = []
         self._freed_replays = 0
         self._device: Device | None = None
 
@@ -41,6 +50,24 @@ class KeptRecordings:
     def replays(self) -> int:
         """How often recordings were launched, those included that are freed."""
         return self._freed_replays + sum(recording.replays for recording in self)
+
+    def pools(self) -> list[Any]:
+        """The memory pools of all, each once."""
+        found: list[Any] = []
+        for recording in self:
+            if recording.pool not in found:
+                found.append(recording.pool)
+        return found
+
+    def pool_for(self, parameters: Sequence[torch.Tensor]) -> Any:
+        """The pool of those for the very same parameters; None if there is none. Note [Who shares a pool]."""
+        wanted = set(map(id, parameters))
+        same = [one.pool for one in self if set(map(id, one.gradients.parameters)) == wanted]
+        return next((pool for pool in reversed(same) if pool not in self._spoiled), None)
+
+    def spoil(self, pool: Any) -> None:
+        """A capture into this pool failed: no other is made there."""
+        self._spoiled.append(pool)
 
     def add(self, device: Device, key: Hashable, recording: Recording) -> None:
         """Keep a recording, and look at it first."""

@@ -53,10 +53,11 @@ class Recording:
 
     `written` are inputs it writes, `mutated` other tensors; `kept` holds what it reads, and `region` lasts as long as
     autocast keeps the casts among these. `bound` are attributes and variables that a call binds to what it made.
-    `arguments` is what calls look like that it may serve.
+    `arguments` is what calls look like that it may serve. `pool` is where its memory lies.
     """
 
     graph: Any
+    pool: Any
     inputs: CopiedInputs
     written: list[int]
     gradients: Gradients
@@ -142,13 +143,14 @@ def capture(
     memory_budget_bytes: int | None,
     in_place: Collection[int] = (),
     *,
+    pool_bytes_elsewhere: int = 0,
     carry: bool = True,
     marks: TensorMarks | None = None,
 ) -> Recording:
     """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
     `carry`: copies of inputs and results are part of the graph where that is possible. See `copy_nodes`. `marks` are of
-    the tensors that the step reaches, from before the call.
+    the tensors that the step reaches, from before the call. `pool_bytes_elsewhere`: of the step's other graphs.
 
     Raises:
         NotCarried: copies are not part of the graph in a way that they can be led elsewhere.
@@ -198,10 +200,11 @@ def capture(
         raise StepRefused(refusal)
     _check_unread(device, graph, results)
     pool_bytes = device.pool_bytes(pool)
-    if memory_budget_bytes is not None and pool_bytes > memory_budget_bytes:
+    needed = pool_bytes + pool_bytes_elsewhere
+    if memory_budget_bytes is not None and needed > memory_budget_bytes:
         raise StepRefused(
             Refusal(
-                f"its graphs need {format_bytes(pool_bytes)}, and memory_budget_bytes is "
+                f"its graphs need {format_bytes(needed)}, and memory_budget_bytes is "
                 f"{format_bytes(memory_budget_bytes)}",
                 "raise the budget, or make the batch smaller",
             )
@@ -240,6 +243,7 @@ def capture(
     outputs.prepare()  # what the driver does not take shows here, while the capture can be thrown away
     return Recording(
         graph=graph,
+        pool=pool,
         inputs=inputs,
         written=written,
         gradients=Gradients(call.parameters, call.before, after, indifferent=indifferent),

@@ -1,0 +1,160 @@
+"""Streams for warm-up and capture whose cuBLAS workspaces nobody else is ever given.
+
+cuBLAS computes in a workspace, which PyTorch allocates when a thread's handle first works on a stream, and keeps. A
+captured kernel has its address. Warm-up and capture have to be on one stream: what autograd keeps of a warm-up, the
+nodes that add to gradients, belongs to it. So the workspace is there before the capture, in the memory that all tensors
+come from.
+
+Note [Workspaces are freed]. CUDAGraph Trees free the workspaces of all streams at each recording. A tensor may lie
+there next, and a graph that was captured before writes into it. Freeing them before Encore's own captures, so that
+those have them in their pools, would do the same to others: a graph that the program captured by hand may have the
+address of any workspace. So those of a `SideStream` are allocated in a pool of its own, before anything else runs on
+it. Freed, they go back to that pool, from which nothing else is allocated, and the next use takes them again. Two
+things can put one elsewhere. Something else may use the stream: so it is not one of the 32 that PyTorch gives everybody
+in turn. Or workspaces are freed in the midst of a warm-up, by a recording in another thread. `keep_workspaces` notices
+both: PyTorch does not tell where a workspace lies, but one that is not there yet is allocated where it is told to.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.captured.driver import check
+from optimizations.captured.pools import Pool
+
+ATTEMPTS = 4
+"""Streams that are tried, the last one new. One that takes no workspace either means that this PyTorch keeps none."""
+
+_idle: defaultdict[int, list[SideStream]] = defaultdict(list)
+
+
+class SideStream:
+    """A stream of a device, and the pool of its workspaces.
+
+    Attributes:
+        stream: it is used for nothing else.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self.stream = _own_stream(device)
+        self._pool = Pool(device)
+        self._kept: dict[int, int] = {}
+
+    def keep_workspaces(self) -> bool:
+        """See Note [Workspaces are freed]. To be called before work on the stream, by the thread that will do it.
+
+        Returns:
+            Whether the workspaces of this thread and of autograd's lie in the pool.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for them.
+        """
+        if self._blocks() < sum(self._kept.values()):
+            self._kept.clear()  # all were freed
+        with torch.cuda.device(self._device), torch.cuda.stream(self.stream):
+            found = [self._keep()]
+            _run_in_backward(self._device, lambda: found.append(self._keep()))
+        return all(found)
+
+    def _keep(self) -> bool:
+        """The same for the current thread, on the current stream."""
+        before = self._blocks()
+        torch_internals.begin_allocating(self._device, self._pool.id)
+        try:
+            handle = torch.cuda.current_blas_handle()
+            if os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "0":  # cuBLASLt has workspaces of its own then
+                some = torch.ones(16, 16, device="cuda")
+                torch.addmm(some[0], some, some)
+                del some
+        finally:
+            torch_internals.end_allocating(self._device, self._pool.id)
+            torch_internals.release_pool(self._device, self._pool.id)  # what the beginning counted
+        if handle not in self._kept and (taken := self._blocks() - before):
+            self._kept[handle] = taken
+        return handle in self._kept
+
+    def _blocks(self) -> int:
+        """How many blocks of the pool are in use."""
+        segments = torch.cuda.memory_snapshot(self._pool.id, include_traces=False)
+        return sum(block["state"] == "active_allocated" for segment in segments for block in segment["blocks"])
+
+
+class SideStreams:
+    """The side stream of one owner, and those it had. They serve others when it is gone.
+
+    Nothing is made before it is needed: an owner may be made inside of a capture.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._used: list[SideStream] = []
+        weakref.finalize(self, _idle[device].extend, self._used).atexit = False
+        self._keeps = True
+
+    @property
+    def current(self) -> torch.cuda.Stream:
+        """The stream to warm up and to capture on."""
+        if not self._used:
+            self._take()
+        return self._used[-1].stream
+
+    def ready(self) -> bool:
+        """Keep its workspaces; False if that took another stream than the current one.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for them.
+        """
+        if not self._used:
+            self._take()
+        if not self._keeps or self._used[-1].keep_workspaces():
+            return True
+        for left in reversed(range(ATTEMPTS)):  # graphs may write to the workspaces of the one before, so it stays
+            self._take(new=not left)
+            if self._used[-1].keep_workspaces():
+                return False
+        self._keeps = False
+        return False
+
+    def _take(self, *, new: bool = False) -> None:
+        if new or not (idle := _idle[self._device]):
+            self._used.append(SideStream(self._device))
+            return
+        self._used.append(idle.pop())
+        torch.cuda.synchronize(self._device)  # graphs of the owner before may still run
+
+
+def _own_stream(device: int) -> torch.cuda.Stream:
+    """A stream that is not among those that PyTorch gives to everybody. It lasts as long as the process."""
+    from cuda.bindings import driver
+
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().query()  # the driver needs a current context
+        made = check(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
+        return torch.cuda.ExternalStream(int(made), device=device)
+
+
+def _run_in_backward(device: int, do: Callable[[], object]) -> None:
+    """Run it in autograd's thread of the device, on the current stream."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.cuda.device(device):
+        leaf = torch.zeros(1, device=torch.device("cuda", device), requires_grad=True)
+        torch.autograd.grad(_Backward.apply(leaf, do), leaf, torch.zeros_like(leaf))
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, do: Callable[[], object]) -> torch.Tensor:
+        ctx.do = do
+        return leaf.clone()
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.do()
+        return tangent, None

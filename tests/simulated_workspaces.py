@@ -1,0 +1,196 @@
+"""PyTorch's allocator and cuBLAS's workspaces as far as streams, pools, threads and what is freed go, without a GPU.
+
+As in `CUDACachingAllocator.cpp` and `CublasHandlePool.cpp`: memory that is free is found again by its stream and its
+pool only, and of pools only what nobody holds is given back to the device. A workspace is allocated when a thread's
+handle is first used on a stream, in the pool that allocations of this thread are led to, and kept until all workspaces
+are freed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from optimizations import torch_internals
+from optimizations.capture import side_stream
+
+DEFAULT = (0, 0)
+
+
+@dataclass(eq=False)
+class Block:
+    """Memory. `owner` is what has it now, None while it is free; `gone` once it was given back to the device."""
+
+    stream: int
+    pool: tuple[int, int]
+    owner: Any = None
+    gone: bool = False
+
+
+@dataclass
+class Workspaces:
+    """`caches`: whether PyTorch keeps workspaces at all. `full`: whether there is no more memory."""
+
+    blocks: list[Block] = field(default_factory=list)
+    kept: dict[tuple[int, int], Block] = field(default_factory=dict)
+    held: dict[tuple[int, int], int] = field(default_factory=dict)
+    caches: bool = True
+    full: bool = False
+    streams: int = 100
+    waits: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._led: dict[int, list[tuple[int, int]]] = {}
+        self._here = threading.local()
+
+    # Streams and handles.
+
+    @property
+    def stream(self) -> int:
+        return getattr(self._here, "stream", 0)
+
+    @property
+    def handle(self) -> int:
+        """Each thread has one."""
+        if not hasattr(self._here, "handle"):
+            self._here.handle = 1000 + next(self._numbers)
+        return int(self._here.handle)
+
+    @contextlib.contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        before, self._here.stream = self.stream, int(getattr(stream, "cuda_stream", stream))
+        try:
+            yield
+        finally:
+            self._here.stream = before
+
+    def new_stream(self, device: int) -> Any:
+        self.streams += 1
+        return SimpleNamespace(cuda_stream=self.streams)
+
+    # The allocator.
+
+    def new_pool(self) -> tuple[int, int]:
+        return 0, next(self._numbers)
+
+    def begin(self, device: int, pool: tuple[int, int]) -> None:
+        self.held[pool] = self.held.get(pool, 0) + 1
+        self._led.setdefault(threading.get_ident(), []).append(pool)
+
+    def end(self, device: int, pool: tuple[int, int]) -> None:
+        for led in self._led.values():
+            if pool in led:
+                led.remove(pool)
+                return
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    def release(self, device: int, pool: tuple[int, int]) -> None:
+        self.held[pool] -= 1
+
+    def allocate(self, owner: Any) -> Block:
+        led = self._led.get(threading.get_ident(), [])
+        pool = led[0] if led else DEFAULT
+        free = (one for one in self.blocks if (one.stream, one.pool) == (self.stream, pool) and one.owner is None)
+        if (found := next(free, None)) is None:
+            if self.full:
+                raise torch.OutOfMemoryError("no memory")
+            found = Block(self.stream, pool)
+            self.blocks.append(found)
+        found.owner = owner
+        return found
+
+    def empty_cache(self) -> None:
+        for one in self.blocks:
+            one.gone = one.owner is None and not (one.pool != DEFAULT and self.held.get(one.pool, 0))
+        self.blocks = [one for one in self.blocks if not one.gone]
+
+    def snapshot(self, pool: tuple[int, int], include_traces: bool = True) -> list[dict[str, Any]]:
+        states = ["inactive" if one.owner is None else "active_allocated" for one in self.blocks if one.pool == pool]
+        return [{"blocks": [{"state": state}]} for state in states]
+
+    # cuBLAS.
+
+    def use(self) -> Block:
+        """The workspace of a product of matrices, in this thread and on this stream."""
+        if not self.caches:
+            return self.allocate("one product")
+        key = self.handle, self.stream
+        if key not in self.kept:
+            self.kept[key] = self.allocate("cuBLAS")
+        return self.kept[key]
+
+    def blas_handle(self) -> int:
+        if self.caches:
+            self.use()
+        return self.handle
+
+    def clear(self) -> None:
+        """What a recording of CUDAGraph Trees does."""
+        for one in self.kept.values():
+            one.owner = None
+        self.kept.clear()
+        self.empty_cache()
+
+
+@pytest.fixture
+def workspaces(monkeypatch: pytest.MonkeyPatch) -> Workspaces:
+    """In the place of PyTorch's. Autograd runs in a thread of its own."""
+    made = Workspaces()
+
+    def run_in_backward(device: int, do: Any) -> None:
+        stream = made.stream
+        tasks.append((stream, do))
+        wake.set()
+        done.wait(10)
+        done.clear()
+        if errors:
+            raise errors.pop()
+
+    tasks: list[Any] = []
+    errors: list[BaseException] = []
+    wake, done = threading.Event(), threading.Event()
+
+    def autograd() -> None:
+        while True:
+            wake.wait()
+            wake.clear()
+            stream, do = tasks.pop()
+            if do is None:
+                return
+            try:
+                with made.on(stream):
+                    do()
+            except BaseException as error:
+                errors.append(error)
+            done.set()
+
+    made.in_backward = run_in_backward  # type: ignore[attr-defined]
+    thread = threading.Thread(target=autograd, daemon=True)
+    thread.start()
+    for name, value in (("begin_allocating", made.begin), ("end_allocating", made.end), ("release_pool", made.release)):
+        monkeypatch.setattr(torch_internals, name, value, raising=False)
+    for name, function in (
+        ("graph_pool_handle", made.new_pool),
+        ("current_blas_handle", made.blas_handle),
+        ("memory_snapshot", made.snapshot),
+        ("device", lambda index: contextlib.nullcontext()),
+        ("stream", made.on),
+        ("synchronize", lambda index: made.waits.append(index)),
+    ):
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(side_stream, "_own_stream", made.new_stream)
+    monkeypatch.setattr(side_stream, "_run_in_backward", run_in_backward)
+    monkeypatch.setattr(side_stream, "_idle", type(side_stream._idle)(list))
+    yield made  # type: ignore[misc]
+    tasks.append((0, None))
+    wake.set()
+    thread.join(10)

@@ -1,0 +1,197 @@
+"""Side streams: the workspaces that captured products of matrices write to are never anybody else's."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+
+import pytest
+import torch
+from simulated_workspaces import DEFAULT, Block, Workspaces, workspaces
+
+from optimizations.capture.side_stream import ATTEMPTS, SideStreams
+
+__all__ = ["workspaces"]
+
+
+def products(simulated: Workspaces, streams: SideStreams) -> list[Block]:
+    """Where a product in a forward and one in a backward compute, on the side stream."""
+    found: list[Block] = []
+    with simulated.on(streams.current):
+        found.append(simulated.use())
+        simulated.in_backward(0, lambda: found.append(simulated.use()))  # type: ignore[attr-defined]
+    return found
+
+
+def takes_all(simulated: Workspaces, streams: SideStreams) -> list[Block]:
+    """Tensors that get all memory that is free, on every stream."""
+    found = []
+    for stream in (0, streams.current.cuda_stream):
+        with simulated.on(stream):
+            found += [simulated.allocate("a tensor") for _ in range(20)]
+    return found
+
+
+def test_an_owner_does_nothing_before_it_is_needed(workspaces: Workspaces) -> None:
+    """It may be made while the program captures by hand."""
+    count = workspaces.streams
+    SideStreams(0)
+    assert (workspaces.streams, workspaces.held, workspaces.waits) == (count, {}, [])
+
+
+def test_what_is_freed_between_two_captures_goes_to_no_tensor(workspaces: Workspaces) -> None:
+    streams = SideStreams(0)
+    assert streams.ready()
+    captured = products(workspaces, streams)
+    assert all(one.pool != DEFAULT for one in captured)
+    workspaces.clear()
+    tensors = takes_all(workspaces, streams)
+    assert not any(one in tensors or one.gone for one in captured)
+    assert streams.ready()
+    assert set(map(id, products(workspaces, streams))) == set(map(id, captured)), "no more memory is taken"
+
+
+def test_the_simulation_shows_what_happens_on_a_stream_that_is_not_looked_after(workspaces: Workspaces) -> None:
+    streams = SideStreams(0)
+    captured = products(workspaces, streams)
+    workspaces.clear()
+    assert all(one.gone for one in captured)
+
+
+def test_the_stream_changes_where_a_warm_up_allocated_a_workspace_after_a_recording_in_another_thread(
+    workspaces: Workspaces,
+) -> None:
+    streams = SideStreams(0)
+    assert streams.ready()
+    before, first = products(workspaces, streams), streams.current
+    workspaces.clear()
+    assert all(one.pool == DEFAULT for one in products(workspaces, streams))
+    assert not streams.ready()
+    assert streams.current is not first
+    after = products(workspaces, streams)
+    assert all(one.pool != DEFAULT for one in after)
+    workspaces.clear()
+    assert not any(one.gone for one in [*before, *after])
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_a_workspace_elsewhere_is_noticed_in_either_thread(workspaces: Workspaces, in_backward: bool) -> None:
+    streams = SideStreams(0)
+    with workspaces.on(streams.current):
+        if in_backward:
+            workspaces.in_backward(0, workspaces.use)  # type: ignore[attr-defined]
+        else:
+            workspaces.use()
+    assert not streams.ready()
+    assert all(one.pool != DEFAULT for one in products(workspaces, streams))
+
+
+def test_a_thread_that_comes_later_gets_a_workspace_in_the_pool(workspaces: Workspaces) -> None:
+    streams = SideStreams(0)
+    assert streams.ready()
+    found: list[Block] = []
+
+    def other() -> None:
+        assert streams.ready()
+        found.extend(products(workspaces, streams))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(10)
+    assert len(found) == 2 and all(one.pool != DEFAULT for one in found)
+    assert found[0] is not products(workspaces, streams)[0]
+
+
+def test_two_owners_compute_in_different_memory_and_one_takes_what_another_left(workspaces: Workspaces) -> None:
+    one, other = SideStreams(0), SideStreams(0)
+    assert one.ready() and other.ready()
+    mine, others = products(workspaces, one), products(workspaces, other)
+    assert not {*map(id, mine)} & {*map(id, others)}
+    stream, count = one.current, len(workspaces.blocks)
+    del one
+    gc.collect()
+    assert workspaces.waits == []
+    again = SideStreams(0)
+    assert again.current is stream
+    assert workspaces.waits == [0], "graphs that compute there may still run"
+    assert again.ready()
+    assert products(workspaces, again) == mine
+    assert len(workspaces.blocks) == count
+
+
+def test_an_owner_keeps_the_streams_it_had_until_it_goes(workspaces: Workspaces) -> None:
+    streams = SideStreams(0)
+    streams.ready()
+    products(workspaces, streams)
+    workspaces.clear()
+    products(workspaces, streams)
+    first = streams.current
+    assert not streams.ready()
+    assert SideStreams(0).current not in (first, streams.current)
+
+
+def test_where_pytorch_keeps_no_workspaces_there_is_nothing_to_look_after(workspaces: Workspaces) -> None:
+    workspaces.caches = False
+    streams = SideStreams(0)
+    assert not streams.ready()
+    count = workspaces.streams
+    assert count <= 100 + 1 + ATTEMPTS
+    assert streams.ready() and streams.ready()
+    assert workspaces.streams == count
+
+
+def test_streams_that_cannot_be_used_any_more_do_not_hide_one_that_can(workspaces: Workspaces) -> None:
+    spoiled = [SideStreams(0) for _ in range(ATTEMPTS + 2)]
+    for one in spoiled:
+        products(workspaces, one)
+    spoiled.clear()
+    gc.collect()
+    streams = SideStreams(0)
+    assert not streams.ready()
+    assert all(one.pool != DEFAULT for one in products(workspaces, streams))
+    assert streams.ready()
+
+
+def test_no_memory_is_an_error_and_no_allocation_is_led_to_the_pool_behind_it(workspaces: Workspaces) -> None:
+    streams = SideStreams(0)
+    workspaces.full = True
+    with pytest.raises(torch.OutOfMemoryError):
+        streams.ready()
+    workspaces.full = False
+    assert workspaces.allocate("a tensor").pool == DEFAULT
+    assert streams.ready()
+    assert all(one.pool != DEFAULT for one in products(workspaces, streams))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_comes_between_a_captured_workspace_is_never_a_tensors(workspaces: Workspaces, seed: int) -> None:
+    chosen = random.Random(seed)
+    owners = [SideStreams(0) for _ in range(3)]
+    captured: list[Block] = []
+    for _ in range(60):
+        owner = chosen.choice(owners)
+        what = chosen.choice(
+            ["warm up", "warm up", "capture", "clear", "clear", "tensors", "elsewhere", "another owner"]
+        )
+        if what == "warm up":
+            owner.ready()
+            if chosen.random() < 0.3:
+                workspaces.clear()
+            products(workspaces, owner)
+        elif what == "capture":
+            owner.ready()
+            captured += products(workspaces, owner)
+        elif what == "clear":
+            workspaces.clear()
+        elif what == "tensors":
+            takes_all(workspaces, owner)
+        elif what == "elsewhere":
+            with workspaces.on(chosen.randrange(4)):
+                workspaces.use()
+        else:
+            owners[chosen.randrange(3)] = SideStreams(0)
+        assert not any(one.owner == "a tensor" for one in captured)
+        alive = {owner.current.cuda_stream for owner in owners}
+        assert not any(one.gone for one in captured if one.stream in alive)
+    assert captured

@@ -1,0 +1,224 @@
+"""Memory of recorded steps and callables: which recordings share a pool, and what outlives the launches of others.
+
+A launch of the simulated device writes garbage over what later captures of its pool made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_parts import batches, network, training_step
+from test_callables_differentiation import graphed
+from torch import nn
+
+from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.observer import StepRefused
+
+
+def two_models() -> list[nn.Sequential]:
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, 8)) for width in (32, 16)]
+
+
+def train(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    model.zero_grad()
+    loss = model(x).square().sum()
+    loss.backward()
+    return loss
+
+
+def compare(
+    step: Callable[..., Any], models: list[nn.Sequential], others: list[nn.Sequential], turns: list[int]
+) -> None:
+    """Both must leave the same gradients in all models after each call."""
+    for index, turn in enumerate(turns):
+        x = torch.randn(4, models[turn][0].in_features, generator=torch.Generator().manual_seed(index))
+        loss = step(models[turn], x)
+        assert torch.equal(loss, train(others[turn], x))
+        for mine, theirs in zip(nn.ModuleList(models).parameters(), nn.ModuleList(others).parameters(), strict=True):
+            assert (mine.grad is None) == (theirs.grad is None), index
+            assert mine.grad is None or torch.equal(mine.grad, theirs.grad), index
+
+
+TURNS = [0] * 6 + [1] * 6 + [0, 1] * 6
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_recordings_for_other_parameters_leave_gradients_alone(first: int) -> None:
+    device = CpuDevice()
+    step = GraphedStep(train, device=device)
+    compare(step, two_models(), two_models(), [turn ^ first for turn in TURNS])
+    report = step.report()
+    assert len(report.recordings) == 2 and report.replays >= 15
+    assert len(device.pools) == 2
+
+
+def test_recordings_for_the_same_parameters_share_their_memory() -> None:
+    model, device = network("cpu"), CpuDevice()
+    step = GraphedStep(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), device=device)
+    for rows in (6, 3, 6, 3):
+        for batch in batches("cpu", 5, rows=rows):
+            step(*batch)
+    assert len(step.report().recordings) == 2 and len(device.pools) == 1
+
+
+def test_a_pool_that_a_capture_failed_in_is_not_used_again() -> None:
+    model, device = network("cpu"), CpuDevice()
+    step = GraphedStep(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), device=device)
+    for batch in batches("cpu", 4):
+        step(*batch)
+    given = batches("cpu", 5, rows=3)
+    for batch in given[:2]:
+        step(*batch)
+    device.fail_with = RuntimeError("for some reason")
+    with pytest.warns(UserWarning, match="for some reason"):
+        step(*given[2])
+    for batch in batches("cpu", 5, rows=4):
+        step(*batch)
+    assert len(step.report().recordings) == 2
+    assert len(device.pools) == 2
+
+
+def test_the_budget_is_for_all_pools_of_a_step() -> None:
+    free = GraphedStep(train, device=CpuDevice())
+    compare(free, two_models(), two_models(), TURNS)
+    sizes = [recording.pool_bytes for recording in free.report().recordings]
+    step = GraphedStep(train, device=CpuDevice(), memory_budget_bytes=sum(sizes) - 1)
+    with pytest.warns(UserWarning, match="its graphs need"):
+        compare(step, two_models(), two_models(), TURNS)
+    assert len(step.report().recordings) == 1
+    step = GraphedStep(train, device=CpuDevice(), memory_budget_bytes=sum(sizes))
+    compare(step, two_models(), two_models(), TURNS)
+    assert len(step.report().recordings) == 2
+
+
+def gradients_come_from_elsewhere(step_of: Callable[[Any], Any]) -> list[Any]:
+    """The step throws its own gradients away; those of another model are none of its business."""
+    torch.manual_seed(0)
+    own, other = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        own.zero_grad()
+        loss = own(other(x).detach()).square().sum()
+        loss.backward()
+        return loss
+
+    called, found = step_of(step), []
+    for index in range(16):
+        x = torch.randn(2, 3, generator=torch.Generator().manual_seed(index))
+        if index in (7, 12):
+            other(x).sum().backward()
+        if index == 9:
+            other.zero_grad()
+        found += [called(x).detach(), *(one.grad for one in [*own.parameters(), *other.parameters()])]
+        found = [one.clone() if isinstance(one, torch.Tensor) else one for one in found]
+    return found
+
+
+def test_gradients_that_came_after_the_recording_stay() -> None:
+    steps: list[GraphedStep] = []
+
+    def graph(step: Callable[..., Any]) -> GraphedStep:
+        steps.append(GraphedStep(step, device=CpuDevice()))
+        return steps[0]
+
+    expected = gradients_come_from_elsewhere(lambda step: step)
+    for index, (mine, theirs) in enumerate(zip(gradients_come_from_elsewhere(graph), expected, strict=True)):
+        assert (mine is None) == (theirs is None), index
+        assert mine is None or torch.equal(mine, theirs), index
+    assert steps[0].report().replays >= 9
+
+
+def test_a_gradient_that_came_after_the_recording_is_added_to() -> None:
+    """One parameter's gradient is thrown away by the step, the other's is not, and was None in the recording."""
+
+    def outcome(step_of: Callable[[Any], Any]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        one, other = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            one.zero_grad()
+            loss = other(one(x)).square().sum()
+            loss.backward()
+            return loss
+
+        called, found = step_of(step), []
+        for index in range(14):
+            found.append(called(torch.randn(2, 3, generator=torch.Generator().manual_seed(index))).detach().clone())
+            found += [p.grad.clone() for p in (one.weight, other.weight) if p.grad is not None]
+            if index < 7 or index == 10:
+                other.weight.grad = None
+        return found
+
+    expected = outcome(lambda step: step)
+    found = outcome(lambda step: GraphedStep(step, device=CpuDevice()))
+    assert all(map(torch.equal, found, expected)) and len(found) == len(expected)
+
+
+def test_a_step_is_observed_once_more_where_its_side_stream_became_another_one() -> None:
+    model, reference, device = network("cpu"), network("cpu"), CpuDevice()
+    step = GraphedStep(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), device=device)
+    eager = training_step(reference, torch.optim.SGD(reference.parameters(), lr=0.1))
+    device.not_ready = 2
+    for batch, other in zip(batches("cpu"), batches("cpu"), strict=True):
+        assert torch.equal(step(*batch), eager(*other))
+    report = step.report()
+    assert (report.eager_calls, report.replays, report.refusals) == (5, 4, ())
+
+
+def test_a_step_runs_as_it_is_where_there_is_no_memory_for_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any) -> bool:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(CpuDevice, "ready", full)
+    model, reference = network("cpu"), network("cpu")
+    step = GraphedStep(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), device=CpuDevice())
+    eager = training_step(reference, torch.optim.SGD(reference.parameters(), lr=0.1))
+    with pytest.warns(UserWarning, match="needs more memory for its capture than is free"):
+        for batch, other in zip(batches("cpu"), batches("cpu"), strict=True):
+            assert torch.equal(step(*batch), eager(*other))
+    assert step.report().replays == 0
+
+
+def test_callables_are_refused_where_their_stream_becomes_another_one_between_two_captures() -> None:
+    class Changes(CpuDevice):
+        asked = 0
+
+        def ready(self) -> bool:
+            self.asked += 1
+            return self.asked != changes_at
+
+    x = torch.randn(2, 3, requires_grad=True)
+    changes_at = 1  # nothing is captured yet
+    assert len(graph_callables(nn.Linear(3, 3), [(x,)], device=Changes()).report()) == 2
+    changes_at = 2
+    with pytest.raises(StepRefused, match="workspaces were freed"):
+        graph_callables(nn.Linear(3, 3), [(x,)], device=Changes())
+
+
+@pytest.mark.parametrize("order", [[1, -1, 2, -2], [1, 2, -2, -1, 1, 2, -2, -1], [1, -1, 1, -1]], ids=str)
+def test_callables_that_share_a_pool_are_right_whoever_was_captured_first(order: list[int]) -> None:
+    torch.manual_seed(1)
+    modules = [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.GELU())][: max(order)]
+    torch.manual_seed(1)
+    others = [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.GELU())][: max(order)]
+    call = graphed(modules, [(torch.randn(2, 3, requires_grad=True),) for _ in modules], order=order)
+    for iteration in range(3):
+        for functions in (call, others):
+            waiting: dict[int, list[torch.Tensor]] = {}
+            for place, event in enumerate(order):
+                if event > 0:
+                    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(10 * iteration + place))
+                    x.requires_grad_()
+                    waiting.setdefault(event, []).append(functions[event - 1](x).square().sum())
+                else:
+                    waiting[-event].pop(0).backward()
+        for mine, theirs in zip(nn.ModuleList(modules).parameters(), nn.ModuleList(others).parameters(), strict=True):
+            assert mine.grad is not None and theirs.grad is not None
+            assert torch.equal(mine.grad, theirs.grad)
+    assert call.calls_without_graph == 0
