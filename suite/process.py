@@ -227,6 +227,7 @@ class _Exchange:
             )
         if time.monotonic() >= self._last_deadline:
             return BrokenProtocol(Status.TIMEOUT, f"waited in phase {self._phase!r} for {COMPANION_FAILED}")
+        self.worker.write_tracebacks()
         return BrokenProtocol(Status.TIMEOUT, f"took more than {self._timeout_s:g} s in phase {self._phase!r}")
 
 

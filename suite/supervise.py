@@ -24,6 +24,8 @@ from suite.guard import MARK, RUN_MARK, kill_marked, make_folder, new_mark, remo
 
 TERM_GRACE_S = 3.0
 """Time between SIGTERM and SIGKILL."""
+TRACEBACK_GRACE_S = 1.0
+"""Time to write down where a process is that took too long."""
 EXIT_GRACE_S = 5.0
 """Time between the end of a process's pipe and its own end, which come apart in a normal exit too."""
 LOG_TAIL_BYTES = 4000
@@ -86,6 +88,14 @@ class Supervised:
     def signal_group(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+
+    def write_tracebacks(self) -> None:
+        """Has each thread's traceback written to the log, where the process has `faulthandler` listen to SIGUSR1.
+
+        Others are ended by that signal, what the process started among them: for one that took too long.
+        """
+        self.signal_group(signal.SIGUSR1)
+        await_exit([self], TRACEBACK_GRACE_S)
 
     def reap(self) -> None:
         """Collects the exit status. A process stuck in a driver call is left to the kernel."""

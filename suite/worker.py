@@ -7,6 +7,7 @@ libraries print goes to stdout and stderr, which are the log; messages have thei
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import select
 import signal
@@ -60,6 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     for descriptor in (options.read, options.write):
         os.set_inheritable(descriptor, False)  # a compile worker that lives on must not keep the pipes open
+    faulthandler.register(signal.SIGUSR1)  # what the runner sends where a phase takes too long
     with os.fdopen(options.read, "rb") as commands, os.fdopen(options.write, "wb", buffering=0) as replies:
         stopping = threading.Event()
         threading.Thread(target=_follow_runner, args=(commands.fileno(), stopping), daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -149,6 +150,32 @@ def test_a_worker_that_does_not_get_on_times_out(tmp_path: Path, action: str) ->
         answer = failure(one, prepare(), timeout_s=2.0)
     assert answer.status is Status.TIMEOUT
     assert "2 s" in answer.error
+
+
+def test_the_log_of_a_worker_that_does_not_get_on_says_where_it_is(tmp_path: Path) -> None:
+    with worker(tmp_path, "hang:traced") as one:
+        assert failure(one, prepare(), timeout_s=2.0).status is Status.TIMEOUT
+        assert "in do_hang" in one.log_tail()
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal."""
+    (caught,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def test_a_real_worker_writes_the_tracebacks_of_its_threads(tmp_path: Path) -> None:
+    one = Worker(process.WORKER_COMMAND, tmp_path / "log")
+    try:
+        deadline = time.monotonic() + 30.0
+        while not catches(one.pid, signal.SIGUSR1):
+            assert time.monotonic() < deadline, one.log_tail()
+            time.sleep(0.05)
+        one.write_tracebacks()
+        assert "in serve" in one.log_tail()
+        assert "in _follow_runner" in one.log_tail()
+    finally:
+        end([one], ask_first=False)
 
 
 def test_each_phase_has_its_own_time(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,12 +25,10 @@ from suite.errors import WrongUse
 from suite.explain.records import Explanation, WorkerAnswer
 from suite.explain.targets import Target, find_targets, unexplained
 from suite.store import CannotWrite, describe, make_folder, write_atomically
-from suite.supervise import Supervised, await_exit, end
+from suite.supervise import Supervised, end
 
 WORKER_COMMAND = script("suite.explain.worker")
 TIMEOUT_S = 900.0
-TRACEBACK_GRACE_S = 2.0
-"""Time for a worker that took too long to write down where it is."""
 BEAT_S = 0.5
 """Longest time between two calls of `Watcher.time_passes`."""
 
@@ -217,9 +214,7 @@ class _Running:
         try:
             if self.worker.exited():
                 return self._read()
-            # `faulthandler` in the worker: every thread's traceback goes to the log.
-            self.worker.signal_group(signal.SIGUSR1)
-            await_exit([self.worker], TRACEBACK_GRACE_S)
+            self.worker.write_tracebacks()
             return self._failed(f"the analysis took longer than {self.timeout_s:g} s, the last of it {self._step}")
         finally:
             end([self.worker])
