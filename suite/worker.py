@@ -177,6 +177,9 @@ def enter_environment(spec: CellSpec) -> None:
         "TRITON_CACHE_DIR": str(cache / TRITON),
         "ENCORE_CACHE_DIR": str(cache / ENCORE),
         "TORCHINDUCTOR_COMPILE_THREADS": str(spec.compile_threads),
+        # PyTorch ends an idle pool of compilers after a minute. That is about when a cell that was built early has its
+        # turn to compile, which once took four minutes, or when it is measured.
+        "TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "0",
         "OMP_NUM_THREADS": str(spec.cpu_threads),
     }
 
