@@ -14,6 +14,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ from optimizations.indirection.plan import Plan
 GARBAGE = float("nan")
 ASKS = "_cuda_isCurrentStreamCapturing"
 """What `torch.cuda.is_current_stream_capturing` calls."""
+ELSEWHERE: ContextVar[bool] = ContextVar("elsewhere", default=False)
+"""Whether what runs does so on another stream than the side stream."""
 
 
 class CpuGraph:
@@ -219,6 +222,9 @@ class CpuDevice:
     def ready(self) -> bool:
         self.not_ready -= 1
         return self.not_ready < 0
+
+    def keeps_workspace(self) -> bool:
+        return not ELSEWHERE.get()
 
     def new_pool(self) -> Any:
         number = next(self._numbers)

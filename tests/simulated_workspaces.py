@@ -176,7 +176,12 @@ def workspaces(monkeypatch: pytest.MonkeyPatch) -> Workspaces:
     made.in_backward = run_in_backward  # type: ignore[attr-defined]
     thread = threading.Thread(target=autograd, daemon=True)
     thread.start()
-    for name, value in (("begin_allocating", made.begin), ("end_allocating", made.end), ("release_pool", made.release)):
+    for name, value in (
+        ("begin_allocating", made.begin),
+        ("end_allocating", made.end),
+        ("release_pool", made.release),
+        ("current_raw_stream", lambda index: made.stream),
+    ):
         monkeypatch.setattr(torch_internals, name, value, raising=False)
     for name, function in (
         ("graph_pool_handle", made.new_pool),

@@ -103,6 +103,27 @@ def test_a_thread_that_comes_later_gets_a_workspace_in_the_pool(workspaces: Work
     assert found[0] is not products(workspaces, streams)[0]
 
 
+def test_what_runs_elsewhere_than_where_workspaces_are_kept_is_told(workspaces: Workspaces) -> None:
+    streams = SideStreams(0)
+    assert streams.keeps_workspace(), "nothing is kept yet"
+    streams.ready()
+    assert not streams.keeps_workspace(), "the default stream"
+    with workspaces.on(streams.current):
+        told = [streams.keeps_workspace()]
+        workspaces.in_backward(0, lambda: told.append(streams.keeps_workspace()))  # type: ignore[attr-defined]
+        thread = threading.Thread(target=lambda: told.append(_on(workspaces, streams)))
+        thread.start()
+        thread.join(10)
+    with workspaces.on(7):
+        told.append(streams.keeps_workspace())
+    assert told == [True, True, False, False]
+
+
+def _on(simulated: Workspaces, streams: SideStreams) -> bool:
+    with simulated.on(streams.current):
+        return streams.keeps_workspace()
+
+
 def test_two_owners_compute_in_different_memory_and_one_takes_what_another_left(workspaces: Workspaces) -> None:
     one, other = SideStreams(0), SideStreams(0)
     assert one.ready() and other.ready()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from graphs_on_cpu import ELSEWHERE, CpuDevice
 from step_parts import batches, network, training_step
 from test_callables_differentiation import graphed
 from torch import nn
@@ -183,6 +183,30 @@ def test_a_step_runs_as_it_is_where_there_is_no_memory_for_workspaces(monkeypatc
         for batch, other in zip(batches("cpu"), batches("cpu"), strict=True):
             assert torch.equal(step(*batch), eager(*other))
     assert step.report().replays == 0
+
+
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_products_of_matrices_on_other_streams_are_refused_and_nothing_else(multiplies: bool) -> None:
+    device, weight = CpuDevice(), torch.randn(3, 3)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        ELSEWHERE.set(True)
+        made = x @ weight if multiplies else x + weight
+        ELSEWHERE.set(False)
+        return (made @ weight).sum()
+
+    graphed_step, x = GraphedStep(step, device=device), torch.randn(3, 3)
+    expected = step(x)
+    if multiplies:
+        with pytest.warns(UserWarning, match="multiplies matrices on a stream or in a thread of its own"):
+            found = [graphed_step(x) for _ in range(6)]
+        with pytest.raises(StepRefused, match="multiplies matrices on a stream"):
+            graph_callables(step, [(x,)], device=device, order=[1])
+    else:
+        found = [graphed_step(x) for _ in range(6)]
+        graph_callables(step, [(x,)], device=device, order=[1]).close()
+    assert all(torch.equal(one, expected) for one in found)
+    assert graphed_step.report().replays == (0 if multiplies else 3)
 
 
 def test_callables_are_refused_where_their_stream_becomes_another_one_between_two_captures() -> None:

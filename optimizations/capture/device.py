@@ -54,6 +54,10 @@ class Device(Protocol):
         """To be called before a capture. False where the side stream had to become another one, on which nothing was
         warmed up."""
 
+    def keeps_workspace(self) -> bool:
+        """Whether a product of matrices that runs now, in this thread and on this stream, computes in memory that is
+        kept for graphs."""
+
     def new_pool(self) -> Any:
         """A memory pool for captures."""
 
@@ -121,6 +125,9 @@ class CudaDevice:
 
     def ready(self) -> bool:
         return self._streams.ready()
+
+    def keeps_workspace(self) -> bool:
+        return self._streams.keeps_workspace()
 
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cuda"

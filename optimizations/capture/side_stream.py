@@ -64,8 +64,15 @@ class SideStream:
             _run_in_backward(self._device, lambda: found.append(self._keep()))
         return all(found)
 
+    def keeps_workspace(self) -> bool:
+        """Whether `keep_workspaces` has seen to the current thread, and the current stream is this one."""
+        if not self._kept:
+            return True  # there was no memory for it, and no capture is made before there is
+        here = torch_internals.current_raw_stream(self._device) == self.stream.cuda_stream
+        return here and torch.cuda.current_blas_handle() in self._kept
+
     def _keep(self) -> bool:
-        """The same for the current thread, on the current stream."""
+        """`keep_workspaces` for the current thread, on the current stream."""
         before = self._blocks()
         torch_internals.begin_allocating(self._device, self._pool.id)
         try:
@@ -122,6 +129,10 @@ class SideStreams:
                 return False
         self._keeps = False
         return False
+
+    def keeps_workspace(self) -> bool:
+        """Whether a product of matrices that runs now computes in a workspace that is kept."""
+        return not (self._keeps and self._used) or self._used[-1].keeps_workspace()
 
     def _take(self, *, new: bool = False) -> None:
         if new or not (idle := _idle[self._device]):

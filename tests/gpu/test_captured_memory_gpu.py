@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import optimizations
+from optimizations.captured.pools import pool_memory
 
 pytestmark = pytest.mark.gpu
 
@@ -241,6 +242,47 @@ def test_gradients_that_one_recording_of_a_step_leaves_survive_the_launches_of_a
             call.close()  # type: ignore[attr-defined]
     for index, (mine, theirs) in enumerate(zip(*found, strict=True)):
         assert torch.equal(mine, theirs), index
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_products_of_matrices_on_streams_of_a_steps_own_are_refused_and_other_work_is_not(multiplies: bool) -> None:
+    side = torch.cuda.Stream()
+    weight = torch.randn(32, 32, device="cuda")
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        outside = torch.cuda.current_stream()
+        side.wait_stream(outside)
+        with torch.cuda.stream(side):
+            made = x @ weight if multiplies else x + weight
+        outside.wait_stream(side)
+        return (made @ weight).sum()
+
+    graphed, x = optimizations.graph_step(step), torch.randn(32, 32, device="cuda")
+    expected = step(x)
+    for _ in range(6):
+        assert torch.equal(graphed(x), expected)
+    report = graphed.report()
+    if multiplies:
+        assert "multiplies matrices on a stream" in report.refusals[0].reason
+    else:
+        assert report.refusals == ()
+    assert report.replays == (0 if multiplies else 3)
+    graphed.close()
+
+
+def test_the_workspaces_of_a_captured_step_are_where_they_are_kept() -> None:
+    """Without this the tests above would show nothing: it is cuBLAS that decides whether it needs a workspace."""
+    step, _ = narrow_step(torch.float32)
+    x = narrow_input(torch.float32)
+    for _ in range(5):
+        step(x)
+    device = step._device  # type: ignore[attr-defined]
+    (recording,) = step._recordings  # type: ignore[attr-defined]
+    kept = pool_memory(device._streams._used[-1]._pool.id)
+    assert len(kept) >= 1
+    assert device.mentions(recording.graph, kept)
+    step.close()
 
 
 def test_steps_that_are_launched_on_two_streams_at_once_do_not_write_one_workspace() -> None:

@@ -267,7 +267,7 @@ def warmed_up(
     parameters = state.parameters()
     for count in itertools.count(1):
         snapshot = state.snapshot()
-        observer = Observer(device.holds, {}, forbid=False)
+        observer = Observer(device.holds, {}, forbid=False, keeps_workspace=device.keeps_workspace)
         observer.before_write = before_write.note
         asked = forbidden_calls.Asked(as_captured=as_captured)
         watched = forbidden_calls.watched(observer, asked, capturing=False, compiled=state.compiled)
@@ -348,7 +348,9 @@ class Forbidding:
     """What a capture cannot hold raises before it runs. See `step.observer`. `like`: what the runs before it did."""
 
     def __init__(self, device: Device, like: Run, *, compiled: bool) -> None:
-        self.observer = Observer(device.holds, {}, forbid=True, generators=like.generators)
+        self.observer = Observer(
+            device.holds, {}, forbid=True, generators=like.generators, keeps_workspace=device.keeps_workspace
+        )
         self._asked = forbidden_calls.Asked(as_captured=like.as_captured)
         self._draws = like.draws
         self._compiled = compiled

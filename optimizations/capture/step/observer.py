@@ -72,13 +72,21 @@ class Observer(torch_internals.TorchDispatchMode):
         first_states: of `generators`, as they were before they were first drawn from.
         before_write: is given each tensor that an operator is about to write.
 
-    `known`: names of tensors that live as long as the call, by where their storages lie.
+    `known`: names of tensors that live as long as the call, by where their storages lie. `keeps_workspace`: see
+    `Device`.
     """
 
     def __init__(
-        self, holds: Holds, known: Mapping[int, str], *, forbid: bool, generators: Sequence[torch.Generator] = ()
+        self,
+        holds: Holds,
+        known: Mapping[int, str],
+        *,
+        forbid: bool,
+        generators: Sequence[torch.Generator] = (),
+        keeps_workspace: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__()
+        self._keeps_workspace = keeps_workspace
         self.holds = holds
         self._known = known
         self._unseen = 0
@@ -196,6 +204,12 @@ class Observer(torch_internals.TorchDispatchMode):
                 "makes a tensor on the GPU from Python values",
                 "make it once before the step, or use torch.full",
             )
+        if on_gpu and name.startswith(_MULTIPLIES) and not self._keeps_workspace():
+            self.refuse(
+                "multiplies matrices on a stream or in a thread of its own: what cuBLAS computes in there is not kept "
+                "for a graph",
+                "multiply on the stream that the step is called on; everything else may be done on others",
+            )
         self._look_at_transfers(name, args, kwargs)
         self._look_at_host_tensors(name, func, args, kwargs, inputs, bool(on_gpu))
 
@@ -270,6 +284,15 @@ _PLAIN: Any = torch.Tensor.__torch_dispatch__
 _HOST_READS = frozenset(
     {"aten._local_scalar_dense.default", "aten.item.default", "aten.equal.default", "aten.is_nonzero.default"}
 )
+_MULTIPLIES = tuple(
+    f"aten.{name}"
+    for name in (
+        *("mm.", "bmm.", "mv.", "dot.", "vdot.", "addmm", "addmv", "addbmm", "baddbmm", "_addmm_activation"),
+        *("_scaled_mm", "_int_mm", "_grouped_mm", "_scaled_grouped_mm", "linear.", "linalg_", "triangular_solve"),
+        *("cholesky_solve", "_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
+    )
+)
+"""Operators that may compute in a workspace of cuBLAS. See `side_stream`."""
 _ALLOCATIONS = ("aten.empty", "aten.new_empty")
 _INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
 

@@ -64,7 +64,7 @@ def observe(
 
     `as_captured`: what it is told if it asks whether it is captured.
     """
-    observer = Observer(device.holds, call.known(call.tensors), forbid=False)
+    observer = Observer(device.holds, call.known(call.tensors), forbid=False, keeps_workspace=device.keeps_workspace)
     observer.rates = rates.storages()
     asked = forbidden_calls.Asked(as_captured=as_captured)
     host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)

@@ -165,7 +165,13 @@ def capture(
     args, kwargs = replaced(call.args, stand_ins), replaced(call.kwargs, stand_ins)
     given = Given(args, kwargs)
     pool_before = device.pool_bytes(pool)
-    observer = Observer(device.holds, call.known(placeholders), forbid=True, generators=progress.generators)
+    observer = Observer(
+        device.holds,
+        call.known(placeholders),
+        forbid=True,
+        generators=progress.generators,
+        keeps_workspace=device.keeps_workspace,
+    )
     observer.rates = rates.storages()
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
     to_carry = inputs.to_carry(call.tensors) if carry else {}
