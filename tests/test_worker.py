@@ -248,7 +248,8 @@ def test_the_cells_environment_is_set_before_torch_is_there(tmp_path, spec):
     """
     result = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
     environment, late = result.stdout.splitlines()
-    assert environment.split() == [f"{tmp_path}/new/{name}" for name in ("inductor", "triton", "encore")] + ["5", "3", "0"]
+    folders = [f"{tmp_path}/new/{name}" for name in ("inductor", "triton", "encore")]
+    assert environment.split() == [*folders, "5", "3", "0"]
     assert "before the cell's environment was set" in late
     assert (tmp_path / "new").is_dir()
 
