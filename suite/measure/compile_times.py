@@ -8,6 +8,7 @@ to compile in modes with a kernel on the CPU, and 24 s in the others.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -18,8 +19,8 @@ from optimizations import torch_internals
 def start_toolchain(device: torch.device, vec_isa_ok: bool | None = None, headers: str | None = None) -> bool | None:
     """Compile and run a trivial function for the device and for the CPU, and forget it.
 
-    Inductor finds out what vector instructions C++ can use by a process for each kind that imports torch, in every
-    process again, and one after another in all that share a cache: 45 s for five of them on a machine with an H200.
+    Inductor finds out what vector instructions C++ can use by a process for each kind that imports torch, one after
+    another and in every process again: 45 s for five of them on a machine with an H200. Here they are at work together.
     And it compiles the headers of C++ kernels into the folder for temporary files, which each process has its own of:
     another 10 s.
 
@@ -36,17 +37,20 @@ def start_toolchain(device: torch.device, vec_isa_ok: bool | None = None, header
     if headers is not None:
         torch_internals.codecache._HEADER_DIR = headers
         torch_internals.codecache._HEADER_LOCK_DIR = str(Path(headers, "locks"))
+    all_instructions = _all_vector_instructions()
     for each in dict.fromkeys((device, torch.device("cpu"))):
         torch.compile(_trivial, backend="inductor")(torch.zeros(64, device=each))
     torch.compiler.reset()
-    return _all_vector_instructions() or None
+    return all_instructions or None
 
 
 def _all_vector_instructions() -> bool:
+    """Each kind of them keeps what it found for the compilations of this process."""
     isa = torch_internals.cpu_vec_isa
     flags = isa.x86_isa_checker()
     had = [one for one in isa.supported_vec_isa_list if all(flag in flags for flag in str(one).split())]
-    return bool(had) and all(had)
+    with ThreadPoolExecutor(max(1, len(had))) as threads:
+        return bool(had) and all(list(threads.map(bool, had)))
 
 
 def _trivial(x: torch.Tensor) -> torch.Tensor:
