@@ -21,6 +21,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture import side_stream
+from optimizations.captured import pools, recapture
 
 DEFAULT = (0, 0)
 
@@ -31,6 +32,7 @@ class Block:
 
     stream: int
     pool: tuple[int, int]
+    number: int
     owner: Any = None
     gone: bool = False
 
@@ -103,7 +105,7 @@ class Workspaces:
         if (found := next(free, None)) is None:
             if self.full:
                 raise torch.OutOfMemoryError("no memory")
-            found = Block(self.stream, pool)
+            found = Block(self.stream, pool, next(self._numbers))
             self.blocks.append(found)
         found.owner = owner
         return found
@@ -113,9 +115,18 @@ class Workspaces:
             one.gone = one.owner is None and not (one.pool != DEFAULT and self.held.get(one.pool, 0))
         self.blocks = [one for one in self.blocks if not one.gone]
 
-    def snapshot(self, pool: tuple[int, int], include_traces: bool = True) -> list[dict[str, Any]]:
-        states = ["inactive" if one.owner is None else "active_allocated" for one in self.blocks if one.pool == pool]
-        return [{"blocks": [{"state": state}]} for state in states]
+    def snapshot(self, pool: tuple[int, int] | None = None, include_traces: bool = True) -> list[dict[str, Any]]:
+        """A segment for each block; its address is the block's place in the order of their making."""
+        return [
+            {
+                "address": one.number * 4096,
+                "total_size": 4096,
+                "segment_pool_id": one.pool,
+                "blocks": [{"state": "inactive" if one.owner is None else "active_allocated"}],
+            }
+            for one in self.blocks
+            if pool in (None, one.pool)
+        ]
 
     # cuBLAS.
 
@@ -192,7 +203,13 @@ def workspaces(monkeypatch: pytest.MonkeyPatch) -> Workspaces:
         ("synchronize", lambda index: made.waits.append(index)),
     ):
         monkeypatch.setattr(torch.cuda, name, function)
-    monkeypatch.setattr(side_stream, "_own_stream", made.new_stream)
+    for module in (side_stream, recapture):
+        monkeypatch.setattr(module, "own_stream", made.new_stream)
+    monkeypatch.setattr(torch_internals.cudagraph_trees, "get_cudagraph_segments", made.snapshot)
+    monkeypatch.setattr(torch_internals.cudagraph_trees, "clear_cublass_cache", made.clear)
+    monkeypatch.setattr(torch.cuda, "empty_cache", made.empty_cache)
+    monkeypatch.setattr(recapture, "_apart", {})
+    monkeypatch.setattr(pools, "_own", set())
     monkeypatch.setattr(side_stream, "_run_in_backward", run_in_backward)
     monkeypatch.setattr(side_stream, "_idle", type(side_stream._idle)(list))
     yield made  # type: ignore[misc]

@@ -19,7 +19,7 @@ from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
 from optimizations.captured.memory_ranges import MemoryRanges
-from optimizations.captured.pools import end_failed_capture, pool_memory
+from optimizations.captured.pools import end_failed_capture, new_pool, pool_memory
 from optimizations.captured.read import read_graph
 from optimizations.captured.recapture import uncollected
 from optimizations.indirection.plan import Choice, Plan
@@ -150,7 +150,7 @@ class CudaDevice:
                 outside.wait_stream(stream)
 
     def new_pool(self) -> Any:
-        return torch.cuda.graph_pool_handle()
+        return new_pool()
 
     def pool_bytes(self, pool: Any) -> int:
         return sum(memory.size_bytes for memory in pool_memory(pool))

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.driver import check
+from optimizations.captured.own_stream import own_stream
 from optimizations.captured.pools import Pool
 
 ATTEMPTS = 4
@@ -44,7 +44,7 @@ class SideStream:
 
     def __init__(self, device: int) -> None:
         self._device = device
-        self.stream = _own_stream(device)
+        self.stream = own_stream(device)
         self._pool = Pool(device)
         self._kept: dict[int, int] = {}
 
@@ -140,16 +140,6 @@ class SideStreams:
             return
         self._used.append(idle.pop())
         torch.cuda.synchronize(self._device)  # graphs of the owner before may still run
-
-
-def _own_stream(device: int) -> torch.cuda.Stream:
-    """A stream that is not among those that PyTorch gives to everybody. It lasts as long as the process."""
-    from cuda.bindings import driver
-
-    with torch.cuda.device(device):
-        torch.cuda.current_stream().query()  # the driver needs a current context
-        made = check(driver.cuStreamCreate, driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value)
-        return torch.cuda.ExternalStream(int(made), device=device)
 
 
 def _run_in_backward(device: int, do: Callable[[], object]) -> None:

@@ -19,6 +19,29 @@ import torch
 from optimizations import torch_internals
 from optimizations.captured.graph import MemoryRange
 
+NO_POOL = (0, 0)
+"""What PyTorch calls the memory that is in no pool."""
+
+_own: set[Any] = set()
+
+
+def new_pool() -> Any:
+    """The handle of a pool that is known to be Encore's."""
+    made = torch.cuda.graph_pool_handle()
+    claim(made)
+    return made
+
+
+def claim(pool: Any) -> None:
+    """From now on a pool that PyTorch made for Encore counts as Encore's."""
+    _own.add(tuple(pool))
+
+
+def others_have_pools() -> bool:
+    """Whether memory lies in pools that are not Encore's: the program may have captured graphs by hand."""
+    found = {tuple(one["segment_pool_id"]) for one in torch.cuda.memory_snapshot(include_traces=False)}
+    return not found <= _own | {NO_POOL}
+
 
 class Pool:
     """A memory pool, alive as long as this object or a graph that was captured in it.
@@ -28,7 +51,7 @@ class Pool:
     """
 
     def __init__(self, device: int) -> None:
-        self.id: Any = torch.cuda.graph_pool_handle()
+        self.id: Any = new_pool()
         torch_internals.begin_allocating(device, self.id)  # counts a reference
         torch_internals.end_allocating(device, self.id)
         self.release = weakref.finalize(self, torch_internals.release_pool, device, self.id)

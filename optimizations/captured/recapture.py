@@ -10,6 +10,13 @@ numbers come from where the generator's captured state lies, which all graphs of
 draws random numbers, nobody else can use PyTorch's generator, so such a capture is made only where no other thread
 runs. Other captures do not involve the generator.
 
+Note [Whose workspace a second capture has]. It must be in the capture's own memory, or its address would be taken for
+an input's. Stock frees all workspaces of cuBLAS before each recording for a like reason. That is done here too, unless
+the program has a memory pool: a graph that it captured by hand since stock's last recording may write to a workspace
+that was allocated before, and would write to a tensor that gets its memory. Then the capture is made on a stream of its
+own, where cuBLAS has none yet. What it allocates there, in the pool of the first such capture, stays until stock
+records again, and counts as the memory of every such capture.
+
 Note [No collection while capturing]. A graph that is collected as garbage frees memory by calls that end the capture of
 whoever is capturing. So nothing is collected during one.
 """
@@ -19,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +34,8 @@ import torch
 from optimizations import torch_internals
 from optimizations.captured.driver import check
 from optimizations.captured.graph import CapturedGraph, MemoryRange
-from optimizations.captured.pools import end_failed_capture, pool_memory, scratch_pool
+from optimizations.captured.own_stream import own_stream
+from optimizations.captured.pools import end_failed_capture, others_have_pools, pool_memory, scratch_pool
 from optimizations.captured.read import read_graph
 
 
@@ -48,9 +56,10 @@ def recapture(
     stream: torch.cuda.Stream,
     driver: Any,
 ) -> Recaptured:
-    """Capture `model(inputs)` on `stream` and read it. Notes [What a second capture may touch], [No collection ...].
+    """Capture `model(inputs)` on `stream` and read it. See the Notes above.
 
-    `random`: the function draws random numbers.
+    `random`: the function draws random numbers. Where the program has a memory pool, another stream takes the part of
+    `stream`.
 
     Raises:
         torch.OutOfMemoryError: there is no memory for a second set of intermediates.
@@ -61,13 +70,43 @@ def recapture(
         torch.cuda.device(device),
         scratch_pool(device) as pool,
         uncollected(),
-        torch_internals.cudagraph_trees.clear_cublas_manager(),
-        torch.cuda.stream(stream),
+        _own_workspace(device, stream, pool) as (used, workspaces),
+        torch.cuda.stream(used),
     ):
-        stream.wait_stream(torch.cuda.current_stream(device))
+        used.wait_stream(torch.cuda.current_stream(device))
         if random:
-            return _captured_by_torch(model, arguments, pool, device, driver)
-        return _captured_by_driver(model, arguments, pool, device, stream, driver)
+            found = _captured_by_torch(model, arguments, pool, device, driver)
+        else:
+            found = _captured_by_driver(model, arguments, pool, device, used, driver)
+        return replace(found, owned=(*found.owned, *(one for other in workspaces for one in pool_memory(other))))
+
+
+class _Apart:
+    """A stream for second captures, and the pools in which cuBLAS may have workspaces of this stream."""
+
+    def __init__(self, device: int) -> None:
+        self.stream = own_stream(device)
+        self.pools: list[Any] = []
+
+
+_apart: dict[int, _Apart] = {}
+
+
+@contextlib.contextmanager
+def _own_workspace(device: int, stream: torch.cuda.Stream, pool: Any) -> Iterator[tuple[torch.cuda.Stream, list[Any]]]:
+    """The stream to capture on into `pool`, and the pools in which it finds workspaces. Note [Whose workspace ...]."""
+    if not others_have_pools():
+        with torch_internals.cudagraph_trees.clear_cublas_manager():
+            yield stream, []
+        return
+    if device not in _apart:
+        _apart[device] = _Apart(device)
+    apart = _apart[device]
+    apart.pools = [one for one in apart.pools if pool_memory(one)]
+    try:
+        yield apart.stream, list(apart.pools)
+    finally:
+        apart.pools.append(pool)
 
 
 def _captured_by_driver(

@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from indirection_on_gpu import call, encore, recordings, said
 from torch import nn
 
 import optimizations
+from optimizations.capture.trees import node as node_module
 from optimizations.captured.pools import pool_memory
+from optimizations.captured.recapture import recapture
+from optimizations.recording import budget
 
 pytestmark = pytest.mark.gpu
 
@@ -210,6 +214,51 @@ def test_a_graph_captured_by_hand_keeps_its_workspace_when_a_step_and_callables_
     group.close()
 
 
+def test_a_graph_captured_by_hand_keeps_its_workspace_when_a_compiled_function_is_captured_once_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stock frees all workspaces at each recording, and the program captures behind these."""
+    captures = []
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        captures.append(arguments)
+        return recapture(*arguments, **keywords)
+
+    monkeypatch.setattr(node_module, "recapture", counted)
+    monkeypatch.setattr(budget, "FEWEST_REPLAYS", 12)
+    weight = torch.linspace(-1, 1, 64 * 64, device="cuda").view(64, 64)
+    compiled = encore(lambda x: torch.relu(x @ weight) + x)
+    kept = []
+
+    def calls(count: int) -> None:
+        for step in range(count):
+            kept.append(torch.linspace(-step, 1, 16 * 64, device="cuda").view(16, 64))
+            (result,) = call(compiled, kept[-1])
+            torch.testing.assert_close(result, torch.relu(kept[-1] @ weight) + kept[-1], rtol=1e-2, atol=1e-1)
+
+    calls(5)
+    assert captures == []
+    x = narrow_input(torch.float32)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x.t() @ x
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        result = x.t() @ x
+    graph.replay()
+    expected = result.clone()
+    calls(40)
+    assert captures and any(one.indirect for report in recordings() for one in report.inputs), said()
+    memory = sentinels()
+    for _ in range(3):
+        result.zero_()
+        graph.replay()
+    assert overwritten(memory) == 0
+    assert torch.equal(result, expected)
+
+
 @pytest.mark.parametrize("bigger_first", [True, False])
 def test_gradients_that_one_recording_of_a_step_leaves_survive_the_launches_of_another(bigger_first: bool) -> None:
     """Two models take turns in one step, so its recordings leave gradients of different parameters."""
@@ -225,21 +274,21 @@ def test_gradients_that_one_recording_of_a_step_leaves_survive_the_launches_of_a
         return loss
 
     found = []
-    for call in (step, optimizations.graph_step(step)):
+    for run in (step, optimizations.graph_step(step)):
         models = build() if bigger_first else build()[::-1]
         generator = torch.Generator("cuda").manual_seed(3)
         made = []
         for index in range(24):
             model = models[index // 6 % 2] if index < 12 else models[index % 2]
             x = torch.randn(2048, model[0].in_features, device="cuda", generator=generator)  # type: ignore[index]
-            made.append(call(model, x).detach().clone())
+            made.append(run(model, x).detach().clone())
             torch.cuda.synchronize()
             made += [p.grad.clone() for one in models for p in one.parameters() if p.grad is not None]
         found.append(made)
-        if call is not step:
-            report = call.report()  # type: ignore[attr-defined]
+        if run is not step:
+            report = run.report()  # type: ignore[attr-defined]
             assert len(report.recordings) >= 2 and report.replays >= 10, report
-            call.close()  # type: ignore[attr-defined]
+            run.close()  # type: ignore[attr-defined]
     for index, (mine, theirs) in enumerate(zip(*found, strict=True)):
         assert torch.equal(mine, theirs), index
 

@@ -45,7 +45,7 @@ from optimizations.capture.trees.endings import free_before_process_groups_end, 
 from optimizations.capture.trees.function import RecordableFunction, forget_recordings
 from optimizations.capture.trees.lean import INPUT_STILL_HELD, MOST_KEPT, SteadyCall, steadily, steady_call
 from optimizations.capture.trees.node import EncoreNode, StillHeld
-from optimizations.captured.pools import Pool, end_failed_capture, give_back
+from optimizations.captured.pools import Pool, claim, end_failed_capture, give_back
 from optimizations.recording.fixed_inputs import Answer
 from optimizations.replay.streams import make_context_current, wait_for_stream
 from optimizations.torch_internals.rebind import with_globals
@@ -113,6 +113,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self._pool: Pool | None = None
         self._steady: defaultdict[Any, list[SteadyCall]] = defaultdict(list)
         super().__init__(device_index)
+        claim(self.cuda_graphs_thread_pool)
 
     # Calls
 
