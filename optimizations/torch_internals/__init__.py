@@ -160,6 +160,8 @@ NAMES: dict[str, Private] = {
         _CHECKED,
         "run on after stock's managers were ended",
     ),
+    "add_cached_tensor": Private("torch._C", "_add_cached_tensor", _CHECKED, "tell autograd of a tensor that is kept"),
+    "remove_cached_tensor": Private("torch._C", "_remove_cached_tensor", _CHECKED, "tell it that one is kept no more"),
     "stash_obj_in_tls": Private(
         "torch", "_C._stash_obj_in_tls", _CHECKED, "reach a thread's managers from its autograd threads"
     ),

@@ -53,6 +53,7 @@ SELECTED = (
     "numbers_in_cpu_tensors",
     "pairs_that_are_trained",
     "quantized_weights",
+    "results_changed_beyond_their_values",
     "saved_tensors_packed_otherwise",
     "scans",
     "scans_associatively",

@@ -3,7 +3,7 @@
 Each runs eager, under stock and under Encore, and notes what it computes. They are the same on the CPU and on a GPU.
 """
 
-from kinds import autograd, control_flow, device_only, function, modes, modules, outputs, shapes, subclasses
+from kinds import autograd, callers, control_flow, device_only, function, modes, modules, outputs, shapes, subclasses
 from kinds.world import KINDS, Kind, World
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Kind",
     "World",
     "autograd",
+    "callers",
     "control_flow",
     "device_only",
     "function",

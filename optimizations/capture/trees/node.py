@@ -16,6 +16,10 @@ over them. So here that reference counts, once results that nobody holds have lo
 would take from them anyway. What was let go of during a recording, and is held in a call, speaks against the graph in
 that call.
 
+Note [Results that were changed]. The tensor objects that replays hand out again and again are also the caller's, who
+may have given one another shape, other memory or a history in place. `handed_out` finds those, and they are made again:
+when they are to be handed out the next time, and when somebody asks whether one is held that lies elsewhere by now.
+
 Note [Inputs that are returned]. A generated function may return an input as it is: a later partition of the same
 program reads it, or writes it. The graph's own output is then the placeholder, which is another tensor than the
 caller's. So where there are several partitions the caller's tensor is handed out instead, as the function does without
@@ -38,6 +42,7 @@ from optimizations import torch_internals
 from optimizations.appliers.device import RecordingTools, device_tools
 from optimizations.appliers.triton_kernels import triton_kernels
 from optimizations.capture.trees.function import RecordableFunction
+from optimizations.capture.trees.handed_out import HandedOut
 from optimizations.capture.trees.lean import Reference, nobody_holds
 from optimizations.capture.trees.outputs import require_replayable
 from optimizations.captured.pools import pool_memory
@@ -80,6 +85,7 @@ class EncoreNode(CUDAGraphNode):
     def __init__(self, wrapped_function: Any, *args: Any, **kwargs: Any) -> None:
         self._tracker: AddressTracker | None = None
         self._session: Session | None = None
+        self._handed_out: HandedOut | None = None
         self._active = False
         self._seen: list[Any] = []
         self._returned: dict[int, int] = {}
@@ -348,10 +354,39 @@ class EncoreNode(CUDAGraphNode):
         if not cached or not all(self.unaliased_in_all_paths):
             results: list[Any] = self.reconstruct_outputs()
             return results
-        for output in cached:
-            if output._backward_hooks is not None:
-                output._backward_hooks = None
+        self._restore_results()
+        if self.function.direction != "inference":  # where a hook shows as a gradient that is required
+            for output in cached:
+                if output._backward_hooks is not None:
+                    output._backward_hooks = None
         return cached.copy()
+
+    def reconstruct_outputs(self) -> Any:
+        """As stock's; what a caller changed of a result is not there the next time."""
+        self._restore_results()
+        return super().reconstruct_outputs()
+
+    def _restore_results(self) -> None:
+        """Make tensors again that a caller did something to beyond their values. Note [Results that were changed]."""
+        if self._handed_out is not None and self.cached_tensor_outputs:
+            for place in self._handed_out.changed(self.cached_tensor_outputs):
+                self._make_result_again(place)
+
+    def _make_result_again(self, place: int) -> None:
+        assert self._handed_out is not None
+        torch_internals.remove_cached_tensor(self.cached_tensor_outputs[place])
+        metadata = self.outputs_metadata[place]
+        with torch_internals.disable_current_modes(), torch.inference_mode(self._handed_out.was_inference(place)):
+            made = self._reconstruct_from_tensor_metadata(metadata, self.create_storage(metadata))
+            self.outputs_weakrefs[place].swap_weakref(made.untyped_storage()._weak_ref())
+        torch_internals.add_cached_tensor(made)
+        self.cached_tensor_outputs[place] = made
+
+    def is_unused(self, place: int) -> bool:
+        """Whether nobody holds what was handed out there. What was given other memory is nobody's any more."""
+        if self._handed_out is not None and self._handed_out.has_moved(self.cached_tensor_outputs, place):
+            self._make_result_again(place)
+        return nobody_holds(self.cached_tensor_outputs, place)
 
     @functools.cached_property
     def results_alive(self) -> list[Reference]:
@@ -385,9 +420,11 @@ class EncoreNode(CUDAGraphNode):
             if tensor is not None:
                 unused = functools.partial(_unused, weakref.ref(self), place)
                 self.outputs_weakrefs[place].extra_ref_check = unused
+        self._handed_out = HandedOut(self.cached_tensor_outputs, has_histories=self.function.direction == "forward")
 
     def remove_node_cached_tensors(self) -> None:
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
+        self._handed_out = None
         super().remove_node_cached_tensors()
 
     # Tensors over memory that they do not own
@@ -501,9 +538,9 @@ class EncoreNode(CUDAGraphNode):
 
 
 def _unused(reference: weakref.ref[EncoreNode], place: int) -> bool:
-    """Note [Held for a backward]."""
+    """Notes [Held for a backward] and [Results that were changed]."""
     node = reference()
-    return node is not None and nobody_holds(node.cached_tensor_outputs, place)
+    return node is not None and node.is_unused(place)
 
 
 def _is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:

@@ -1,0 +1,71 @@
+"""Tensors that replays hand out again and again: whether callers left them as they were, but for their values.
+
+CUDAGraph Trees keep one tensor object per result and hand it out in each call. What a caller did to the object, and not
+to its values, would stay for the next one: a shape changed in place (`squeeze_`, `t_`), other memory (`set_`, `.data`),
+`requires_grad_`, a history. So each object is looked at before it is handed out again, all in two calls into C++.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.torch_internals.argument_guard import same_looks
+
+MOST_LOOKS = 4
+"""Looks that are compared in C++: what surrounds a call is part of them (autocast, inference mode)."""
+
+
+class HandedOut:
+    """How tensors of one recording look that nobody changed. Holds none of them.
+
+    Args:
+        results: tensors as they were made, None at other places.
+        has_histories: autograd gives them a history in each call, and so may take the one of the call before.
+    """
+
+    def __init__(self, results: Sequence[torch.Tensor | None], *, has_histories: bool) -> None:
+        self._places = [place for place, result in enumerate(results) if result is not None]
+        self._all = len(self._places) == len(results)
+        self._has_histories = has_histories
+        made = [result for result in results if result is not None]
+        self._addresses = [None if result is None else result.data_ptr() for result in results]
+        self._geometry = {place: _geometry(result) for place, result in zip(self._places, made, strict=True)}
+        self._inference = {place: result.is_inference() for place, result in zip(self._places, made, strict=True)}
+        self._looks: list[Callable[[tuple[Any, ...]], bool]] = [same_looks(made)]
+
+    def changed(self, results: list[Any]) -> list[int]:
+        """The places of those that are not as they were, in the list that keeps them."""
+        if torch_internals.data_ptrs_equal(results, self._addresses, self._places):
+            chosen = tuple(results) if self._all else tuple([results[place] for place in self._places])
+            for look in self._looks:
+                if look(chosen):
+                    return []
+            del chosen
+        changed = [place for place in self._places if not self._is_as_it_was(results[place], place)]
+        if not changed:
+            self._looks.insert(0, same_looks([results[place] for place in self._places]))
+            del self._looks[MOST_LOOKS:]
+        return changed
+
+    def has_moved(self, results: list[Any], place: int) -> bool:
+        """Whether the one at a place was given other memory."""
+        return bool(results[place].data_ptr() != self._addresses[place])
+
+    def was_inference(self, place: int) -> bool:
+        """Whether it was made in inference mode."""
+        return self._inference[place]
+
+    def _is_as_it_was(self, result: Any, place: int) -> bool:
+        if type(result) is not torch.Tensor or result.data_ptr() != self._addresses[place]:
+            return False
+        if result.requires_grad and not (self._has_histories and result.grad_fn is not None):
+            return False
+        return _geometry(result) == self._geometry[place] and result.is_inference() == self._inference[place]
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg(), tensor.has_names()

@@ -1,0 +1,197 @@
+"""What callers do with results and with modules between calls."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from kinds.world import STEPS, World, kind
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "turned": lambda y: y.t_(),
+    "squeezed": lambda y: y.unsqueeze_(0).squeeze_(),
+    "extended": lambda y: y.unsqueeze_(1),
+    "strided": lambda y: y.as_strided_((2, 2), (1, 2)),
+    "resized": lambda y: y.resize_(2, 2),
+    "trained": lambda y: y.requires_grad_(),
+    "trained_on": lambda y: (y.requires_grad_() * 2).sum().backward(),
+    "set": lambda y: y.set_(torch.zeros(5, device=y.device)),
+    "exchanged": lambda y: setattr(y, "data", torch.ones(7, device=y.device)),
+    "cut": lambda y: setattr(y, "data", y.data[:1]),
+    "hooked": lambda y: y.requires_grad_().register_hook(lambda gradient: gradient * 3),
+    "detached": lambda y: y.detach_().zero_(),
+    "renamed": lambda y: y.rename_("a", "b"),
+}
+"""Ways to change a result that is a matrix, beyond its values. Memory of a graph's pool cannot be resized."""
+
+
+def _changed_results(world: World, *, trained: bool) -> None:
+    for name, change in CHANGES.items():
+        net = world.module(nn.Linear(4, 4))
+        run = world.compile(net)
+        with torch.set_grad_enabled(trained):
+            for step in range(STEPS):
+                y = run(world.values(step))
+                world.note(name, y, tuple(y.shape), y.stride(), y.requires_grad, y.is_leaf, y.names)
+                if y.requires_grad:
+                    y.sum().backward()
+                    world.note_gradients(net)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    try:
+                        with torch.no_grad() if name not in ("trained_on",) else torch.enable_grad():
+                            change(y)
+                    except RuntimeError as error:
+                        world.note(type(error).__name__)
+                del y
+
+
+@kind()
+def results_changed_beyond_their_values(world: World) -> None:
+    _changed_results(world, trained=False)
+
+
+@kind()
+def trained_results_changed_beyond_their_values(world: World) -> None:
+    _changed_results(world, trained=True)
+
+
+@kind()
+def compiled_modules_called_with_other_parameters(world: World) -> None:
+    net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    run = world.compile(net)
+    for step in range(2 * STEPS):
+        x = world.values(step)
+        if step % 3 == 0:
+            y = run(x)
+        else:
+            names = [name for name, _ in run.named_parameters()]
+            other = {name: world.values(100 + step + i, *p.shape) for i, (name, p) in enumerate(run.named_parameters())}
+            assert len(names) == len(other)
+            y = torch.func.functional_call(run, other, (x,))
+        world.note(y)
+
+
+@kind()
+def parameters_swapped_and_converted(world: World) -> None:
+    net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+    run = world.compile(net)
+    changes: list[Callable[[], Any]] = [
+        lambda: torch.utils.swap_tensors(net[0].weight, nn.Parameter(world.values(90, 4, 4))),
+        lambda: net[0].requires_grad_(False),
+        lambda: net[0].requires_grad_(True),
+        lambda: net.double().float(),
+        lambda: setattr(net[2], "bias", None),
+        lambda: setattr(net[2], "bias", nn.Parameter(world.values(91, 4))),
+        lambda: net[0].register_parameter("weight", nn.Parameter(world.values(92, 4, 4))),
+        lambda: net[0]._parameters.__setitem__("bias", nn.Parameter(world.values(93, 4))),
+        lambda: object.__setattr__(net[0], "bias", net[0].bias),
+        lambda: setattr(net[2], "weight", net[0].weight),
+        lambda: net.apply(lambda one: nn.init.ones_(one.weight) if isinstance(one, nn.Linear) else None),
+        lambda: setattr(net, "1", nn.ReLU()),
+        lambda: parametrizations.weight_norm(net[2]),
+        lambda: parametrize.remove_parametrizations(net[2], "weight"),
+        lambda: net[2].weight.untyped_storage().copy_(torch.zeros(4, 4, device=world.device).untyped_storage()),
+        lambda: net.load_state_dict(copy.deepcopy(net.state_dict()), assign=True),
+    ]
+    for change in changes:
+        for step in range(4):
+            y = run(world.values(step))
+            y.square().sum().backward()
+            world.note(y)
+            world.note_gradients(net)
+        change()
+
+
+@kind()
+def parameters_freed_and_brought_back(world: World) -> None:
+    """As sharded training does: the storage is resized to nothing, and filled again somewhere else."""
+    net = world.module(nn.Linear(4, 4, bias=False))
+    kept = net.weight.detach().clone()
+    run = world.compile(net)
+    others = []
+    with torch.no_grad():
+        for step in range(2 * STEPS):
+            storage = net.weight.untyped_storage()
+            storage.resize_(0)
+            others.append(torch.full((4, 4), float(step), device=world.device))
+            storage.resize_(64)
+            net.weight.copy_(kept * (step + 1))
+            world.note(run(world.values(step)))
+
+
+@kind()
+def lazy_and_tied_modules(world: World) -> None:
+    net = nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.Linear(4, 4))
+    world.module(net)(world.values(0))
+    net[2].weight = net[0].weight
+    net.lists = nn.ParameterList([nn.Parameter(world.values(94, 4))])
+    net.dicts = nn.ParameterDict({"scale": nn.Parameter(world.values(95, 4))})
+    run = world.compile(lambda x: net[2](net[1](net[0](x))) * net.dicts["scale"] + net.lists[0])
+    for step in range(STEPS):
+        y = run(world.values(step))
+        y.square().sum().backward()
+        world.note(y)
+        world.note_gradients(net)
+        if step == 3:
+            net.lists[0] = nn.Parameter(world.values(96, 4))
+
+
+@kind()
+def averaged_models(world: World) -> None:
+    net = world.module(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    averaged = torch.optim.swa_utils.AveragedModel(net, use_buffers=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    run, judged = world.compile(net), world.compile(averaged)
+    for step in range(STEPS):
+        run(world.values(step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        averaged.update_parameters(net)
+        with torch.no_grad():
+            world.note(judged(world.values(step + 20)))
+
+
+@kind()
+def results_in_cycles_and_containers(world: World) -> None:
+    """Results that nothing but a cycle, an exception or a generator holds."""
+
+    class Node:
+        def __init__(self, value: torch.Tensor) -> None:
+            self.value, self.me = value, self
+
+    run = world.compile(world.module(nn.Linear(4, 4)))
+
+    def stream() -> Any:
+        for step in range(2 * STEPS):
+            yield run(world.values(step))
+
+    with torch.no_grad():
+        for step, y in enumerate(stream()):
+            node = Node(y)
+            world.note(y)
+            if step % 3 == 2:
+                try:
+                    raise ValueError(y)
+                except ValueError as error:
+                    world.note(error.args[0])
+            world.note(node.me.value)
+
+
+@kind()
+def the_same_result_passed_twice(world: World) -> None:
+    run = world.compile(lambda x, y: (x * 2 + y, y.sin()))
+    with torch.no_grad():
+        for step in range(2 * STEPS):
+            x = world.values(step)
+            first, second = run(x, x if step % 2 else world.values(step + 20))
+            third, fourth = run(first, first if step % 3 else second)
+            world.note(third, fourth)
+            first.copy_(third)
+            world.note(run(first, third))
