@@ -11,11 +11,13 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from optimizations import torch_internals
 from optimizations.capture.step.observer import StepRefused, storage
 from optimizations.captured.displaced import memory_of, size_bytes
 from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.report.steps import Refusal
+
+MOST_CLEAR = 256
+"""Calls whose inputs lay elsewhere are remembered up to so many: batches come from few places, in turn."""
 
 
 class WrittenMemory:
@@ -23,37 +25,22 @@ class WrittenMemory:
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._ranges = MemoryRanges(memory_of(tensor) for tensor in tensors if _has_memory(tensor))
-        self._clear: list[int] = []
-        self._all: list[int] = []
+        self._clear: set[tuple[int, ...]] = set()
 
     def holds_one_of(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether one of these lies in it, wholly or in part. Inputs have the same shapes and strides each time."""
-        if not self._ranges.borders:
-            return False
-        if len(self._clear) != len(inputs):
-            self._clear, self._all = [0] * len(inputs), list(range(len(inputs)))
-        elif torch_internals.data_ptrs_equal(inputs, self._clear, self._all):
-            return False
-        return self._holds_any(inputs, [tensor.data_ptr() for tensor in inputs])
+        return bool(self._ranges.borders) and self.holds_one_at(inputs, [tensor.data_ptr() for tensor in inputs])
 
-    def holds_one_at(self, inputs: Sequence[torch.Tensor], addresses: list[int]) -> bool:
+    def holds_one_at(self, inputs: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
         """The same for inputs that lie at these addresses."""
-        if not self._ranges.borders or addresses == self._clear:
+        if not self._ranges.borders or (places := tuple(addresses)) in self._clear:
             return False
-        if len(self._clear) != len(inputs):
-            return self.holds_one_of(inputs)
-        return self._holds_any(inputs, addresses)
-
-    def _holds_any(self, inputs: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
-        found = False
-        for index, address in enumerate(addresses):
-            if address == self._clear[index]:
-                continue
-            if self._ranges.overlap(address, size_bytes(inputs[index])):
-                found = True
-            else:
-                self._clear[index] = address
-        return found
+        if any(self._ranges.overlap(at, size_bytes(tensor)) for at, tensor in zip(places, inputs, strict=True)):
+            return True
+        if len(self._clear) >= MOST_CLEAR:
+            self._clear.clear()
+        self._clear.add(places)
+        return False
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
