@@ -7,12 +7,13 @@ needs no import.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import sys
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 import torch
 import torch.fx
@@ -54,7 +55,7 @@ def encore(
     """
     torch_internals.require_supported()
     settings = Options.parse(options)
-    inductor = {**_settings_of(mode), "triton.cudagraphs": True, **settings.inductor}
+    inductor = {**_settings_of(mode), "triton.cudagraphs": True, **_checked(settings.inductor)}
     placement = _placed(graph_module, example_inputs, settings)
     entry = Entry(placement.report)
     inner_compile = watching(torch_internals.compile_fx_inner, entry.compiled.append)
@@ -92,6 +93,28 @@ def _settings_of(mode: str | None) -> Mapping[str, Any]:
     if mode is not None and mode not in modes:
         raise WrongOption(f"mode {mode!r} is not one of Inductor's; allowed: {', '.join(map(repr, modes))}.")
     return modes[mode or "default"]
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options for Inductor by the names it has for them, which may be written with hyphens, as stock takes them.
+
+    Raises:
+        WrongOption: Inductor has no such option, or it has another type.
+    """
+    known = torch_internals.inductor_config.get_config_copy() if given else {}
+    checked = {}
+    for written, value in given.items():
+        name = str(written).replace("-", "_")
+        if name not in known:
+            near = ", ".join(difflib.get_close_matches(name, known, n=3))
+            hint = f"; did you mean {near}?" if near else "; torch._inductor.list_options() names all."
+            raise WrongOption(f"unknown option {written!r} for Inductor, given as `inductor`{hint}")
+        kind = torch_internals.inductor_config.get_type(name)
+        if get_origin(kind) is None and not isinstance(value, kind):
+            wanted = getattr(kind, "__name__", str(kind))
+            raise WrongOption(f"option {written!r} for Inductor must be of type {wanted}, not {value!r}.")
+        checked[name] = value
+    return checked
 
 
 def _reset() -> None:

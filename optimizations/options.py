@@ -84,7 +84,10 @@ class Options:
             if name not in known:
                 near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.4)
                 hint = f"did you mean {', '.join(near)}? " if near else ""
-                raise WrongOption(f"unknown option {name!r} of backend 'encore'; {hint}Known: {', '.join(known)}.")
+                raise WrongOption(
+                    f"unknown option {name!r} of backend 'encore'; {hint}Known: {', '.join(known)}; "
+                    "options of Inductor go into 'inductor'."
+                )
         options = cls(**(given or {}))
         types = {**get_type_hints(cls), "indirection": Literal[*(choice.value for choice in Choice)]}
         for name in given or {}:

@@ -227,3 +227,23 @@ def test_modes_of_inductor_are_its_settings_and_cuda_graphs_are_used_in_any(
     (settings,) = seen
     assert settings["triton.cudagraphs"] is True
     assert settings.get("max_autotune", False) is mode.startswith("max-autotune")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_autotun": True}, "unknown option 'max_autotun' for Inductor.*did you mean max_autotune"),
+        ({"qqqq": True}, "unknown option 'qqqq' for Inductor.*list_options"),
+        ({"max_autotune": "yes"}, "'max_autotune' for Inductor must be of type bool, not 'yes'"),
+    ],
+)
+def test_wrong_options_for_inductor_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message):
+        torch.compile(lambda x: x + 1, backend="encore", options={"inductor": given})(torch.ones(2))
+
+
+def test_options_for_inductor_may_be_written_with_hyphens_as_for_stock() -> None:
+    assert backend._checked({"max-autotune": True, "triton.cudagraphs": False}) == {
+        "max_autotune": True,
+        "triton.cudagraphs": False,
+    }

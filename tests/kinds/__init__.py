@@ -3,7 +3,19 @@
 Each runs eager, under stock and under Encore, and notes what it computes. They are the same on the CPU and on a GPU.
 """
 
-from kinds import autograd, callers, control_flow, device_only, function, modes, modules, outputs, shapes, subclasses
+from kinds import (
+    autograd,
+    callers,
+    control_flow,
+    device_only,
+    function,
+    modes,
+    modules,
+    outputs,
+    shapes,
+    subclasses,
+    wrapped,
+)
 from kinds.world import KINDS, Kind, World
 
 __all__ = [
@@ -20,4 +32,5 @@ __all__ = [
     "outputs",
     "shapes",
     "subclasses",
+    "wrapped",
 ]

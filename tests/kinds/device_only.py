@@ -134,3 +134,20 @@ def events_around_calls(world: World) -> None:
             end.record()
             end.synchronize()
             world.note(found, start.elapsed_time(end) >= 0)
+
+
+@kind(on_cpu=False)
+def graphs_of_stock_and_of_the_backend_in_turns(world: World) -> None:
+    """Results of one are inputs of the other; each has graphs and memory of its own."""
+    first, second = (world.module(nn.Linear(4, 4)) for _ in range(2))
+    stock, run = torch.compile(first, mode="reduce-overhead"), world.compile(second)
+    for step in range(2 * STEPS):
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.no_grad():
+            world.note(run(stock(world.values(step)).clone()), stock(run(world.values(step + 20)).clone()))
+        torch.compiler.cudagraph_mark_step_begin()
+        loss = run(stock(world.values(step))).square().mean()
+        loss.backward()
+        world.note(loss)
+        world.note_gradients(first)
+        world.note_gradients(second)

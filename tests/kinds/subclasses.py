@@ -146,7 +146,7 @@ def pairs_that_are_written(world: World) -> None:
 
 
 @contextlib.contextmanager
-def _world_of_one(device: str) -> Iterator[Any]:
+def world_of_one(device: str) -> Iterator[Any]:
     from torch.distributed.device_mesh import init_device_mesh
 
     dist.init_process_group(
@@ -167,7 +167,7 @@ def _world_of_one(device: str) -> Iterator[Any]:
         assert not ending.is_alive(), "the process group does not end"
 
 
-class _TwoLayers(nn.Module):
+class TwoLayers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
@@ -181,8 +181,8 @@ class _TwoLayers(nn.Module):
 def a_module_parallelized_over_one(world: World) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    with _world_of_one(world.device) as mesh:
-        net = world.module(_TwoLayers())
+    with world_of_one(world.device) as mesh:
+        net = world.module(TwoLayers())
         net = parallelize_module(net, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
         run = world.compile(net)
         for step in range(STEPS):
@@ -196,7 +196,7 @@ def a_module_parallelized_over_one(world: World) -> None:
 def distributed_tensors_as_inputs(world: World) -> None:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    with _world_of_one(world.device) as mesh, torch.no_grad():
+    with world_of_one(world.device) as mesh, torch.no_grad():
         weight = distribute_tensor(world.values(76, 4, 4), mesh, [Replicate()])
         run = world.compile(lambda x: (x @ weight).relu())
         for step in range(STEPS):
