@@ -17,6 +17,8 @@ from optimizations.torch_internals.argument_guard import same_looks
 
 MOST_LOOKS = 4
 """Looks that are compared in C++: what surrounds a call is part of them (autocast, inference mode)."""
+FIRST_CALLS = 4
+"""Calls that are compared in Python. Laying out looks for C++ takes longer, and not every graph is replayed often."""
 
 
 class HandedOut:
@@ -35,20 +37,25 @@ class HandedOut:
         self._addresses = [None if result is None else result.data_ptr() for result in results]
         self._geometry = {place: _geometry(result) for place, result in zip(self._places, made, strict=True)}
         self._inference = {place: result.is_inference() for place, result in zip(self._places, made, strict=True)}
-        self._looks: list[Callable[[tuple[Any, ...]], bool]] = [same_looks(made)]
+        self._calls = 0
+        self._looks: list[Callable[[tuple[Any, ...]], bool]] = []
 
     def changed(self, results: list[Any]) -> list[int]:
         """The places of those that are not as they were, in the list that keeps them."""
-        if torch_internals.data_ptrs_equal(results, self._addresses, self._places):
+        looks = self._looks
+        if looks and torch_internals.data_ptrs_equal(results, self._addresses, self._places):
             chosen = tuple(results) if self._all else tuple([results[place] for place in self._places])
-            for look in self._looks:
+            if looks[0](chosen):
+                return []
+            for look in looks[1:]:
                 if look(chosen):
                     return []
             del chosen
         changed = [place for place in self._places if not self._is_as_it_was(results[place], place)]
-        if not changed:
-            self._looks.insert(0, same_looks([results[place] for place in self._places]))
-            del self._looks[MOST_LOOKS:]
+        self._calls += 1
+        if not changed and self._calls > FIRST_CALLS:
+            looks.insert(0, same_looks([results[place] for place in self._places]))
+            del looks[MOST_LOOKS:]
         return changed
 
     def has_moved(self, results: list[Any], place: int) -> bool:

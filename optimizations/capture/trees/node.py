@@ -354,7 +354,9 @@ class EncoreNode(CUDAGraphNode):
         if not cached or not all(self.unaliased_in_all_paths):
             results: list[Any] = self.reconstruct_outputs()
             return results
-        self._restore_results()
+        handed_out = self._handed_out
+        if handed_out is None or handed_out.changed(cached):
+            self._restore_results()
         if self.function.direction != "inference":  # where a hook shows as a gradient that is required
             for output in cached:
                 if output._backward_hooks is not None:

@@ -1,0 +1,68 @@
+"""Results that replays hand out again: what callers may have done to them is found, whatever surrounds the call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from optimizations.capture.trees.handed_out import FIRST_CALLS, HandedOut
+
+CHANGES: list[Callable[[torch.Tensor], Any]] = [
+    lambda y: y.t_(),
+    lambda y: y.unsqueeze_(0),
+    lambda y: y.requires_grad_(),
+    lambda y: y.mul_(torch.ones(1, requires_grad=True)),
+    lambda y: y.set_(torch.zeros(2, 3)),
+    lambda y: setattr(y, "data", torch.zeros(2, 3)),
+    lambda y: setattr(y, "data", y.data[:1]),
+    lambda y: y.rename_("a", "b"),
+    lambda y: setattr(y, "__class__", type("Sub", (torch.Tensor,), {})),
+]
+
+
+@pytest.mark.parametrize("calls", [0, FIRST_CALLS + 2])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_caller_did_beyond_values_is_found(change: Callable[[torch.Tensor], Any], calls: int) -> None:
+    results = [torch.zeros(2, 3), None, torch.ones(2, 3)]
+    handed_out = HandedOut(results, has_histories=False)
+    for _ in range(calls):
+        assert results[0] is not None
+        results[0].add_(1)
+        assert handed_out.changed(results) == []
+    change(results[2])  # type: ignore[arg-type]
+    assert handed_out.changed(results) == [2]
+
+
+def test_what_surrounds_a_call_changes_nothing() -> None:
+    results = [torch.zeros(2, 3)]
+    handed_out = HandedOut(results, has_histories=False)
+    for _ in range(FIRST_CALLS + 2):
+        for surroundings in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
+            with surroundings:
+                assert handed_out.changed(results) == []
+    results[0].t_()
+    with torch.inference_mode():
+        assert handed_out.changed(results) == [0]
+
+
+def test_a_history_of_the_call_before_is_no_change_where_autograd_gives_one() -> None:
+    results = [torch.zeros(2, 3)]
+    trained, not_trained = (HandedOut(results, has_histories=one) for one in (True, False))
+    results[0].mul_(torch.ones(1, requires_grad=True))
+    for _ in range(FIRST_CALLS + 2):
+        assert trained.changed(results) == []
+        assert not_trained.changed(results) == [0]
+
+
+def test_nothing_that_was_handed_out_is_held() -> None:
+    results = [torch.zeros(2, 3)]
+    before = sys.getrefcount(results[0])
+    handed_out = HandedOut(results, has_histories=False)
+    for _ in range(FIRST_CALLS + 2):
+        assert handed_out.changed(results) == []
+    after = sys.getrefcount(results[0])
+    assert after == before
