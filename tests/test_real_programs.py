@@ -321,7 +321,14 @@ class Scripted:
     def run(self, *names: str, **changes: Any) -> dict[tuple[str, str], dict[str, Any]]:
         from real_programs.conduct import Conductor, Plan
 
-        fields: dict[str, Any] = {"jobs": 4, "alive": 3, "timeout_s": 20.0, "budget_s": 60.0, "turn_s": 0.01}
+        fields: dict[str, Any] = {
+            "jobs": 4,
+            "alive": 3,
+            "timeout_s": 20.0,
+            "budget_s": 60.0,
+            "turn_s": 0.01,
+            "settle_s": 0.4,
+        }
         plan = Plan(
             modes=("eager", "stock", "encore"),
             device="cpu",

@@ -86,6 +86,7 @@ def _run(given: argparse.Namespace, chosen: list[Program], modes: tuple[str, ...
         timeout_s=given.timeout,
         budget_s=given.budget,
         turn_s=0.05 if given.tiny else 0.12,
+        settle_s=given.settle,
     )
     rows: list[dict[str, Any]] = []
     common = _common()
@@ -169,6 +170,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="sizes for testing the script")
     parser.add_argument("--budget", type=_seconds, default=360.0, metavar="SECONDS", help="time for all (360)")
     parser.add_argument("--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="for one answer (120)")
+    parser.add_argument(
+        "--settle", type=_seconds, default=4.8, metavar="SECONDS", help="for Encore to have nothing pending (4.8)"
+    )
     parser.add_argument("--jobs", type=_count, metavar="N", help="processes at a time; default: cores less two")
     parser.add_argument("--alive", type=_count, default=14, metavar="N", help="programs that are timed together (14)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the rows to this file")

@@ -29,8 +29,6 @@ from suite.environment import without_paths
 SOURCES = Path(__file__).resolve().parents[1]
 REPOSITORY = SOURCES.parents[1]
 TURNS = 9
-SETTLING_TURNS = 40
-"""How much longer than a turn a program may take until nothing is pending, which it does before its first turn."""
 SLOW_TURN_S = 2.0
 """A mode whose turn took longer has no second one."""
 TIMING_S = 7.0
@@ -43,7 +41,10 @@ WORKER = (sys.executable, "-m", "real_programs.worker")
 
 @dataclass(frozen=True)
 class Plan:
-    """How to run. `jobs`: processes that compile at a time; `alive`: programs of a wave; times in seconds."""
+    """How to run. `jobs`: processes that compile at a time; `alive`: programs of a wave; times in seconds.
+
+    `settle_s`: what a program may take until nothing is pending, which it does before its first turn.
+    """
 
     modes: tuple[str, ...]
     device: str
@@ -53,6 +54,7 @@ class Plan:
     timeout_s: float
     budget_s: float
     turn_s: float
+    settle_s: float = 4.8
     worker: tuple[str, ...] = WORKER
 
 
@@ -228,7 +230,7 @@ class Conductor:
         for process in group.values():
             if not process.failure:
                 try:
-                    await process.settle(self.plan.turn_s * SETTLING_TURNS, self.plan.timeout_s)
+                    await process.settle(self.plan.settle_s, self.plan.timeout_s)
                 except Ended as failure:
                     process.failure = failure
         for turn in range(TURNS):
