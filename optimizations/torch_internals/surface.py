@@ -134,6 +134,7 @@ SUBCLASSED = (
                 "roots",
                 "running_forwards_with_pending_backwards",
                 "stream",
+                "warmed_up_functions",
             )
         ),
         overridden=frozenset(

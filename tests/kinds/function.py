@@ -176,3 +176,44 @@ def custom_operators_next_to_cpu_tables(world: World) -> None:
         for step in range(STEPS):
             world.note(run(world.values(step)))
             table.add_(1)
+
+
+_FAILING = [False]
+
+
+@torch.library.custom_op("kinds_of_programs::failing", mutates_args=())
+def _failing(x: torch.Tensor) -> torch.Tensor:
+    if _FAILING[0]:
+        raise MemoryError("as told")
+    return x * 2
+
+
+@_failing.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+_failing.register_autograd(lambda ctx, gradient: torch.ops.kinds_of_programs.failing(gradient))
+
+
+@kind()
+def operators_that_fail_at_first(world: World) -> None:
+    """As memory that is short does: the program catches the error and goes on, with gradients and without."""
+    net = world.module(nn.Linear(4, 4))
+    for failing in (0, 1):
+        torch.compiler.reset()
+        run = world.compile(lambda x: torch.ops.kinds_of_programs.failing(net(x)))
+        for step in range(STEPS + 2):
+            try:
+                _FAILING[0] = step == failing
+                y = run(world.values(step))
+                _FAILING[0] = step == failing + 2
+                y.square().sum().backward()
+                world.note(y)
+                world.note_gradients(net)
+            except MemoryError as error:
+                world.note(str(error))
+            finally:
+                _FAILING[0] = False
+            with torch.no_grad():
+                world.note(run(world.values(step + 20)))

@@ -23,6 +23,10 @@ Note [A recording that fails]. A capture runs nothing on the device, so nothing 
 inputs are still what they were. The function runs on them without a graph, and is never recorded again. Results of
 earlier graphs among the inputs may lie in memory that the failed capture gave back; they are copied out at once.
 
+Note [A warm-up that fails]. Memory is short, an index is out of range, the program catches the error and goes on. Stock
+keeps a warm-up without results for a call that should have some, and raises in every later call. Here it counts as one
+of nothing, and the function is warmed up again.
+
 Note [Threads]. A compiled function may be called from any thread, and its manager belongs to the one that first did.
 So calls take turns. A thread that never used CUDA has no current context, which driver calls need. Work on another
 stream than the last call's waits for what is enqueued there, for both use the same memory.
@@ -340,9 +344,18 @@ class EncoreManager(CUDAGraphTreeManager):
             super().apply_checkpoint_execution_state_in_allocator()
 
     def run_eager(self, new_inputs: list[Any], function_id: Any) -> Any:
-        """As stock's, which warms up in the pool."""
+        """As stock's, which warms up in the pool. Note [A warm-up that fails]."""
         self._apply_due_checkpoint()
-        return super().run_eager(new_inputs, function_id)
+        try:
+            return super().run_eager(new_inputs, function_id)
+        except BaseException:
+            node = self.current_node
+            if isinstance(node, trees.CUDAWarmupNode) and len(node.tensor_weakrefs) != len(node.stack_traces):
+                node.stack_traces = []
+                node.outputs_weakrefs.clear()
+                node.tensor_weakrefs.clear()
+            self.warmed_up_functions.discard(function_id)
+            raise
 
     def record_function(self, new_inputs: list[Any], function_id: Any) -> Any:
         """As stock's. A parameter that moved for the third time is patched instead; see `recording.fixed_inputs`.
