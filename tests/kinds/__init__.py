@@ -5,6 +5,7 @@ Each runs eager, under stock and under Encore, and notes what it computes. They 
 
 from kinds import (
     autograd,
+    between,
     callers,
     control_flow,
     device_only,
@@ -24,6 +25,7 @@ __all__ = [
     "Kind",
     "World",
     "autograd",
+    "between",
     "callers",
     "control_flow",
     "device_only",
