@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from optimizations.capture.trees.handed_out import FIRST_CALLS, HandedOut
+from optimizations.capture.trees import handed_out as handed_out_module
+from optimizations.capture.trees.handed_out import FIRST_CALLS, MOST_LAID_OUT, HandedOut
 
 CHANGES: list[Callable[[torch.Tensor], Any]] = [
     lambda y: y.t_(),
@@ -66,3 +67,22 @@ def test_nothing_that_was_handed_out_is_held() -> None:
         assert handed_out.changed(results) == []
     after = sys.getrefcount(results[0])
     assert after == before
+
+
+def test_looks_that_keep_changing_are_not_laid_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    laid_out: list[int] = []
+    same_looks = handed_out_module.same_looks
+    monkeypatch.setattr(
+        handed_out_module, "same_looks", lambda tensors: (laid_out.append(len(tensors)), same_looks(tensors))[1]
+    )
+    results = [torch.zeros(2, 3) for _ in range(4)]
+    handed_out = HandedOut(results, has_histories=True)
+    for call in range(40):
+        for number, result in enumerate(results):
+            result.detach_()
+            if (call >> number) & 1:
+                result.mul_(torch.ones(1, requires_grad=True))
+        assert handed_out.changed(results) == []
+    assert len(laid_out) == MOST_LAID_OUT
+    results[1].t_()
+    assert handed_out.changed(results) == [1]

@@ -19,6 +19,8 @@ MOST_LOOKS = 4
 """Looks that are compared in C++: what surrounds a call is part of them (autocast, inference mode)."""
 FIRST_CALLS = 4
 """Calls that are compared in Python. Laying out looks for C++ takes longer, and not every graph is replayed often."""
+MOST_LAID_OUT = 8
+"""How often looks are laid out for one recording; what keeps changing is compared in Python."""
 
 
 class HandedOut:
@@ -38,6 +40,7 @@ class HandedOut:
         self._geometry = {place: _geometry(result) for place, result in zip(self._places, made, strict=True)}
         self._inference = {place: result.is_inference() for place, result in zip(self._places, made, strict=True)}
         self._calls = 0
+        self._laid_out = 0
         self._looks: list[Callable[[tuple[Any, ...]], bool]] = []
 
     def changed(self, results: list[Any]) -> list[int]:
@@ -53,7 +56,8 @@ class HandedOut:
             del chosen
         changed = [place for place in self._places if not self._is_as_it_was(results[place], place)]
         self._calls += 1
-        if not changed and self._calls > FIRST_CALLS:
+        if not changed and self._calls > FIRST_CALLS and self._laid_out < MOST_LAID_OUT:
+            self._laid_out += 1
             looks.insert(0, same_looks([results[place] for place in self._places]))
             del looks[MOST_LOOKS:]
         return changed
