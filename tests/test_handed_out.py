@@ -11,6 +11,7 @@ import torch
 
 from optimizations.capture.trees import handed_out as handed_out_module
 from optimizations.capture.trees.handed_out import FIRST_CALLS, MOST_LAID_OUT, HandedOut
+from optimizations.torch_internals.argument_guard import FEW
 
 CHANGES: list[Callable[[torch.Tensor], Any]] = [
     lambda y: y.t_(),
@@ -71,9 +72,9 @@ def test_nothing_that_was_handed_out_is_held() -> None:
 
 def test_looks_that_keep_changing_are_not_laid_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     laid_out: list[int] = []
-    same_looks = handed_out_module.same_looks
+    same_looks = handed_out_module.same_looks_of_each
     monkeypatch.setattr(
-        handed_out_module, "same_looks", lambda tensors: (laid_out.append(len(tensors)), same_looks(tensors))[1]
+        handed_out_module, "same_looks_of_each", lambda tensors: (laid_out.append(len(tensors)), same_looks(tensors))[1]
     )
     results = [torch.zeros(2, 3) for _ in range(4)]
     handed_out = HandedOut(results, has_histories=True)
@@ -86,3 +87,15 @@ def test_looks_that_keep_changing_are_not_laid_out_for_ever(monkeypatch: pytest.
     assert len(laid_out) == MOST_LAID_OUT
     results[1].t_()
     assert handed_out.changed(results) == [1]
+
+
+@pytest.mark.parametrize("count", [1, FEW, FEW + 1])
+def test_few_results_and_many_are_looked_at_alike(count: int) -> None:
+    results = [torch.zeros(2, 3) for _ in range(count)]
+    handed_out = HandedOut(results, has_histories=False)
+    for _ in range(FIRST_CALLS + 2):
+        assert handed_out.changed(results) == []
+    results[-1].t_()
+    assert handed_out.changed(results) == [count - 1]
+    results[-1].t_()
+    assert handed_out.changed(results) == []

@@ -175,6 +175,9 @@ NAMES: dict[str, Private] = {
     "GuardManagerType": Private(
         "torch._dynamo.guards", "GuardManagerType", _CHECKED_HERE, "ask C++ whether modules hold the same tensors"
     ),
+    "TensorGuards": Private(
+        "torch._C._dynamo.guards", "TensorGuards", _CHECKED_HERE, "see what callers did to results they were given"
+    ),
     "RootGuardManager": Private(
         "torch._C._dynamo.guards", "RootGuardManager", _CHECKED_HERE, "ask C++ whether modules hold the same tensors"
     ),

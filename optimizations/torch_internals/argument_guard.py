@@ -28,6 +28,24 @@ def same_looks(tensors: Sequence[torch.Tensor]) -> Callable[[tuple[Any, ...]], b
     return check
 
 
+FEW = 16
+"""Tensors up to which a check without a tree of guards is faster."""
+
+
+def same_looks_of_each(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """The same as `same_looks` for tensors that are passed one by one, as many as there were."""
+    if len(tensors) > FEW:
+        check = same_looks(tensors)
+        return lambda *given: check(given)
+    guards = torch_internals.TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(tensor.shape) for tensor in tensors],
+        dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+    )
+    check_each: Callable[..., bool] = guards.check
+    return check_each
+
+
 def _add_looks(node: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
     """Add guards of these, which stand in the tuple of `node`. Returns the node of each."""
     kind = torch_internals.GuardManagerType.GUARD_MANAGER

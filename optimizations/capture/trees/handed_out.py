@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.torch_internals.argument_guard import same_looks
+from optimizations.torch_internals.argument_guard import same_looks_of_each
 
 MOST_LOOKS = 4
 """Looks that are compared in C++: what surrounds a call is part of them (autocast, inference mode)."""
@@ -41,24 +41,24 @@ class HandedOut:
         self._inference = {place: result.is_inference() for place, result in zip(self._places, made, strict=True)}
         self._calls = 0
         self._laid_out = 0
-        self._looks: list[Callable[[tuple[Any, ...]], bool]] = []
+        self._looks: list[Callable[..., bool]] = []
 
     def changed(self, results: list[Any]) -> list[int]:
         """The places of those that are not as they were, in the list that keeps them."""
         looks = self._looks
         if looks and torch_internals.data_ptrs_equal(results, self._addresses, self._places):
-            chosen = tuple(results) if self._all else tuple([results[place] for place in self._places])
-            if looks[0](chosen):
+            chosen = results if self._all else [results[place] for place in self._places]
+            if looks[0](*chosen):
                 return []
             for look in looks[1:]:
-                if look(chosen):
+                if look(*chosen):
                     return []
             del chosen
         changed = [place for place in self._places if not self._is_as_it_was(results[place], place)]
         self._calls += 1
         if not changed and self._calls > FIRST_CALLS and self._laid_out < MOST_LAID_OUT:
             self._laid_out += 1
-            looks.insert(0, same_looks([results[place] for place in self._places]))
+            looks.insert(0, same_looks_of_each([results[place] for place in self._places]))
             del looks[MOST_LOOKS:]
         return changed
 
