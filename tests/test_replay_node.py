@@ -14,6 +14,7 @@ import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
 
+from optimizations import torch_internals
 from optimizations.capture.trees import manager
 from optimizations.capture.trees.containers import managers
 from optimizations.indirection.plan import Choice
@@ -251,6 +252,40 @@ def test_a_recording_that_fails_costs_the_graph_and_nothing_else(cuda_on_cpu: Cu
     assert calls.calls == 4
     assert "not allocated in pool" in calls.reason
     assert cuda_on_cpu.ended == [one.cuda_graphs_thread_pool for one in managers()], "the allocator was told"
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_check_of_the_pool_that_fails_costs_the_graph_and_nothing_else(
+    failing: int, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is made before a warm-up, of what functions before it left there, the second one of its results."""
+    model, w = Model(cuda_on_cpu, writes_w=True), values(7)
+    compiled, checks = Compiled(model), []
+
+    def check_memory_pool(*arguments: Any) -> None:
+        checks.append(arguments)
+        if len(checks) == failing:
+            raise RuntimeError("These storage data ptrs are not allocated in pool")
+
+    monkeypatch.setattr(torch_internals.cudagraph_trees, "check_memory_pool", check_memory_pool)
+    held = None
+    with torch_internals.inductor_config.patch("triton.slow_path_cudagraph_asserts", True):
+        for step in range(6):
+            x, y, before = values(step), values(2 * step), w.clone()
+            (out,) = compiled(x, y, w)
+            assert torch.equal(out, 2 * x + y * before), step
+            assert torch.equal(w, before + 1), "once a call"
+            held = (out, out.clone()) if step == 0 else held
+    assert held is not None
+    assert torch.equal(*held)
+    assert len(checks) >= failing
+    (calls,) = [calls for calls in compiled.functions[0].uncaptured() if "not allocated in pool" in calls.reason]
+    if failing == 1:
+        assert calls.calls == 1, "another function may have left it there"
+        assert "captured" in model.runs
+    else:
+        assert calls.calls == 6
+        assert model.runs == ["plain"] * 6
 
 
 def test_inside_a_capture_of_the_program_nothing_is_captured_or_tried(cuda_on_cpu: CudaOnCpu) -> None:

@@ -58,6 +58,25 @@ class Recording(Protocol):
         """Why it is not as it will stay yet; None where it is."""
 
 
+class WarmUp:
+    """Runs a function once, in the place of `run`.
+
+    Attributes:
+        began: whether the function was called.
+        results: what it returned; None as long as it has not.
+    """
+
+    def __init__(self, run: Callable[[list[Any]], Any]) -> None:
+        self.run = run
+        self.began = False
+        self.results: Any = None
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        self.began = True
+        self.results = self.run(inputs)
+        return self.results
+
+
 class RecordableFunction:
     """What a manager records: a function of Inductor's, called with the list of its inputs, which it empties.
 

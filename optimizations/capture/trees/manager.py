@@ -27,6 +27,11 @@ Note [A warm-up that fails]. Memory is short, an index is out of range, the prog
 keeps a warm-up without results for a call that should have some, and raises in every later call. Here it counts as one
 of nothing, and the function is warmed up again.
 
+Note [A warm-up that is no sign of a graph]. Stock checks behind a warm-up, and before it, that what lies in the pool is
+just what functions returned, and raises where a function returned memory of another kind, or keeps some of the pool for
+itself. The results are right all the same. So they are given to the caller, the function runs without a graph from then
+on, and the pool is left to what lies in it. If the check before it failed, the cause lies in another function.
+
 Note [Threads]. A compiled function may be called from any thread, and its manager belongs to the one that first did.
 So calls take turns. A thread that never used CUDA has no current context, which driver calls need. Work on another
 stream than the last call's waits for what is enqueued there, for both use the same memory.
@@ -46,7 +51,7 @@ from optimizations.capture.inner_graphs import resting
 from optimizations.capture.trees.alike import tell_ranks
 from optimizations.capture.trees.containers import shut_down, thread_containers
 from optimizations.capture.trees.endings import free_before_process_groups_end, in_a_process_group
-from optimizations.capture.trees.function import RecordableFunction, forget_recordings
+from optimizations.capture.trees.function import RecordableFunction, WarmUp, forget_recordings
 from optimizations.capture.trees.lean import INPUT_STILL_HELD, MOST_KEPT, SteadyCall, steadily, steady_call
 from optimizations.capture.trees.node import EncoreNode, StillHeld
 from optimizations.captured.pools import Pool, claim, end_failed_capture, give_back
@@ -344,18 +349,33 @@ class EncoreManager(CUDAGraphTreeManager):
             super().apply_checkpoint_execution_state_in_allocator()
 
     def run_eager(self, new_inputs: list[Any], function_id: Any) -> Any:
-        """As stock's, which warms up in the pool. Note [A warm-up that fails]."""
+        """As stock's, which warms up in the pool. The notes on warm-ups."""
         self._apply_due_checkpoint()
+        function = self._function(function_id)
+        warm_up = function.run = WarmUp(function.run)
         try:
             return super().run_eager(new_inputs, function_id)
-        except BaseException:
-            node = self.current_node
-            if isinstance(node, trees.CUDAWarmupNode) and len(node.tensor_weakrefs) != len(node.stack_traces):
-                node.stack_traces = []
-                node.outputs_weakrefs.clear()
-                node.tensor_weakrefs.clear()
+        except BaseException as error:
             self.warmed_up_functions.discard(function_id)
-            raise
+            if not isinstance(error, Exception) or (warm_up.began and warm_up.results is None):
+                node = self.current_node
+                if isinstance(node, trees.CUDAWarmupNode) and len(node.tensor_weakrefs) != len(node.stack_traces):
+                    node.stack_traces = []
+                    node.outputs_weakrefs.clear()
+                    node.tensor_weakrefs.clear()
+                raise
+            failure = f"it could not be warmed up in a graph's memory: {type(error).__name__}: {error}".splitlines()[0]
+            error.__traceback__ = None  # its frames hold results
+        finally:
+            function.run = warm_up.run
+        self.leave_pool()
+        if warm_up.began:
+            function.without_graph = failure
+        tell_ranks(function)
+        function.ran_without_graph(failure)
+        if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
+            self.uncaptured_forwards += 1
+        return warm_up.results if warm_up.began else function(new_inputs)
 
     def record_function(self, new_inputs: list[Any], function_id: Any) -> Any:
         """As stock's. A parameter that moved for the third time is patched instead; see `recording.fixed_inputs`.
