@@ -276,6 +276,30 @@ def test_what_stays_when_all_inputs_move_once_more_is_no_address(case: Case, con
     analysis = find_pointer_uses(first, second, control=control, repeat=second, third=third)
     assert analysis.doubtful == (moves and content != bytes(4))
     assert set(analysis.uses) == case.uses
+    assert find_pointer_uses(first, second, further=[control, second, third]) == analysis
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases(), content=st.binary(min_size=4, max_size=4), one=st.sampled_from(["as first", "as second"]))
+def test_one_more_capture_may_tell_what_four_have_left_a_doubt(case: Case, content: bytes, one: str) -> None:
+    """Bytes of the stack that came out the same by chance wherever that mattered."""
+    values = (bytes(4), content, bytes(byte ^ 0x55 for byte in content))
+
+    def holding(capture: Capture, value: bytes) -> Capture:
+        nodes = (*capture.graph.nodes, kernel([bytes(8) + value]))
+        return capture.model_copy(update={"graph": CapturedGraph(nodes=nodes, edges=capture.graph.edges)})
+
+    first, second = holding(case.first, values[0]), holding(case.second, values[1])
+    by_chance = [holding(case.control, values[0]), second]
+    doubtful = find_pointer_uses(first, second, further=by_chance)
+    assert doubtful.doubtful == (content != bytes(4))
+    if doubtful.doubtful:
+        reasons = [one for one in doubtful.verdicts[0].reasons if one.code is ReasonCode.UNEXPLAINED]
+        assert "of k changed between the captures, from 0x0 to 0x" in reasons[0].message
+    last = holding(case.control if one == "as first" else case.second, values[2])
+    analysis = find_pointer_uses(first, second, further=[*by_chance, last])
+    assert analysis.doubtful == (content != bytes(4) and one == "as first" and values[2] == bytes(4))
+    assert set(analysis.uses) == case.uses
 
 
 def test_an_address_that_may_be_an_intermediate_makes_its_input_a_copy() -> None:
@@ -376,6 +400,9 @@ def test_captures_that_cannot_be_compared_are_refused() -> None:
         find_pointer_uses(first, capture([], [(B, 64)]), repeat=first)
     with pytest.raises(ValueError, match="third capture has a placeholder at its address in the second"):
         find_pointer_uses(first, capture([], [(B, 64)]), third=capture([], [(B, 64)]))
+    both = [capture([], [(one, 64), (other, 64)]) for one, other in ((A, B), (B, A), (B, A + 4096))]
+    with pytest.raises(ValueError, match="some of its placeholders at their addresses in the second"):
+        find_pointer_uses(both[0], both[1], further=both[2:])
     with pytest.raises(ValueError, match="control capture has its placeholders at other addresses"):
         find_pointer_uses(first, capture([], [(B, 64)]), control=capture([], [(B, 64)]))
 

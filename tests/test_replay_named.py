@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -85,19 +86,21 @@ def test_what_the_generated_code_names_stands_where_the_comparison_leaves_doubts
 ) -> None:
     """Padding that nobody can explain speaks against all inputs, but not against those whose uses are named."""
 
-    def doubtful(*captures: Any, **options: Any) -> Analysis:
+    made: list[int] = []
+
+    def doubtful(*captures: Any, further: Sequence[Any], **options: Any) -> Analysis:
+        made.append(len(further))
         reason = (Reason(ReasonCode.UNEXPLAINED, "a word changed"),)
         return Analysis(tuple(InputVerdict(index, (), reason) for index in (0, 1)), (UnexplainedWord((0,), 0, 0),))
 
-    made: list[int] = []
     monkeypatch.setattr(node_module, "triton_kernels", lambda model, device: {"body": Known()})
-    monkeypatch.setattr(examination, "find_pointer_uses", lambda *a, **k: made.append(len(k)) or doubtful())
+    monkeypatch.setattr(examination, "find_pointer_uses", doubtful)
     code = GeneratedCode(None, triton_uses={0: 1, 2: 1}, launches=(Launch("body", (0, 2)),))
     model, w = Model(cuda_on_cpu, code=code), values(7)
     compiled = Compiled(model)
     check(compiled, w, calls=10)
-    assert made == [1, 2, 3, 4], "a control, a repeat and a third capture, one after another"
-    assert model.runs == ["plain", "captured", *["captured"] * 4]
+    assert made == list(range(7)), "a control, a repeat and a third capture, and each again, one after another"
+    assert model.runs == ["plain", "captured", *["captured"] * 7]
     (report,) = compiled.reports
     assert [one.indirect for one in report.inputs] == [True, False]
     assert report.inputs[1].reasons == ("a word changed",)

@@ -8,7 +8,8 @@ Between the captures each input's placeholder moved by its own distance. What th
 * it changed in step with i but points outside of it: i is copied, because nothing says how far it may be moved;
 * it also changes between two captures at the *same* addresses (the optional control, and the optional repeat): padding
   that nobody set;
-* it stays when all inputs move once more (the optional third): no address does;
+* it stays when all inputs move once more (the optional third): no address does; further captures tell the same two
+  things, for what lay on a stack before may be the same several times;
 * four bytes of it are the lower half of an address that the graph holds elsewhere, and the other four make it a word
   that cannot be an address: padding with what was there before, for half an address leads nowhere;
 * it changed otherwise: nobody knows which input it comes from, so all inputs are copied.
@@ -21,11 +22,10 @@ pointers, say) cannot be seen in parameters.
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 from optimizations.captured.difference import difference, format_path
 from optimizations.captured.graph import (
@@ -151,6 +151,7 @@ def find_pointer_uses(
     control: Capture | None = None,
     repeat: Capture | None = None,
     third: Capture | None = None,
+    further: Sequence[Capture] = (),
     replace_address: ReplaceAddress | None = None,
 ) -> Analysis:
     """Where the graph of `first` holds addresses of its inputs, and which inputs must be copied.
@@ -161,12 +162,13 @@ def find_pointer_uses(
         control, repeat: one more capture at the addresses of `first` and of `second`, to tell padding from hidden
             addresses.
         third: one more capture with every placeholder somewhere else than in `second`, for the same.
+        further: more captures of these three kinds.
         replace_address: how a tensor map's address is replaced (`tensor_map.driver_replace_address`); without it tensor
             maps are words that changed for no known reason.
 
     Raises:
-        ValueError: the captures are not of the same inputs, or `control`, `repeat` or `third` is not where it should
-            be.
+        ValueError: the captures are not of the same inputs, or `control`, `repeat`, `third` or one of `further` is not
+            where it should be.
     """
     moves = Moves(first, second)
     if control is not None and any(Moves(first, control).displacement.values()):
@@ -175,25 +177,36 @@ def find_pointer_uses(
         raise ValueError("the repeated capture has its placeholders at other addresses than the second")
     if third is not None and not all(Moves(second, third).displacement.values()):
         raise ValueError("the third capture has a placeholder at its address in the second")
-    for capture in (second, control, repeat, third):
-        found = difference(first.graph, capture.graph) if capture is not None else None
+    more = [capture for capture in (control, repeat, third, *further) if capture is not None]
+    for capture in (second, *more):
+        found = difference(first.graph, capture.graph)
         if found is not None:
             reason = Reason(ReasonCode.GRAPHS_DIFFER, f"the captures are not of the same work: {found}")
             return Analysis(tuple(InputVerdict(index, (), (reason,)) for index in moves.inputs), ())
-    search = _Search(moves, replace_address)
-    sides = (_nodes_or_none(capture) for capture in (first, second, control, repeat, third))
-    for (path, one), (_, other), *more in zip(*sides, strict=False):
-        assert one is not None and other is not None, "only the captures behind them may be missing"
-        search.visit(path, one, other, *(node for _, node in more))
+    search = _Search(moves, replace_address, [_place(first, second, capture) for capture in more])
+    for (path, one), *others in zip(*(capture.graph.walk() for capture in (first, second, *more)), strict=True):
+        search.visit(path, one, *(node for _, node in others))
     return search.result()
 
 
 _Visited = KernelNode | MemcpyNode | MemsetNode | OtherNode
 
 
-def _nodes_or_none(capture: Capture | None) -> Iterable[tuple[NodePath, _Visited | None]]:
-    """The nodes of a capture, in order. Where there is no capture: None, again and again."""
-    return capture.graph.walk() if capture is not None else itertools.repeat(((), None))
+class _Place(Enum):
+    """Where a further capture has its placeholders."""
+
+    AS_FIRST = auto()
+    AS_SECOND = auto()
+    ELSEWHERE = auto()
+
+
+def _place(first: Capture, second: Capture, capture: Capture) -> _Place:
+    if not any(Moves(first, capture).displacement.values()):
+        return _Place.AS_FIRST
+    displaced = Moves(second, capture).displacement.values()
+    if any(displaced) and not all(displaced):
+        raise ValueError("a further capture has some of its placeholders at their addresses in the second")
+    return _Place.ELSEWHERE if any(displaced) else _Place.AS_SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +220,7 @@ class _ChangedHalf:
     second: bytes
     first_word: bytes
     second_word: bytes
+    kernel: str | None
 
     @property
     def may_be_left_over(self) -> bool:
@@ -221,22 +235,23 @@ class _ChangedHalf:
 class _Search:
     """One pass over a pair of captures that agree in shape."""
 
-    def __init__(self, moves: Moves, replace_address: ReplaceAddress | None) -> None:
+    def __init__(self, moves: Moves, replace_address: ReplaceAddress | None, places: Sequence[_Place]) -> None:
         self._moves = moves
+        self._places = places
         self._replace_address = replace_address
         self._uses: dict[int, list[PointerUse]] = defaultdict(list)
         self._against: dict[int, list[Reason]] = defaultdict(list)
         self._opaque: list[str] = []
-        self._unexplained: list[UnexplainedWord] = []
+        self._unexplained: dict[UnexplainedWord, str] = {}
         self._changed_halves: list[_ChangedHalf] = []
 
-    def visit(self, path: NodePath, first: _Visited, second: _Visited, *more: _Visited | None) -> None:
-        """One node in all captures; `more` are control, repeat and third."""
+    def visit(self, path: NodePath, first: _Visited, second: _Visited, *more: _Visited) -> None:
+        """One node in all captures; `more` have their placeholders at `places`."""
         match first, second:
             case KernelNode(), KernelNode():
                 for index, (one, other) in enumerate(zip(first.parameters, second.parameters, strict=True)):
-                    again = (node.parameters[index].data if isinstance(node, KernelNode) else None for node in more)
-                    self._parameter(path, index, one.data, other.data, *again)
+                    again = [node.parameters[index].data for node in more if isinstance(node, KernelNode)]
+                    self._parameter(path, index, one.data, other.data, again, first.name)
             case MemcpyNode(), MemcpyNode():
                 self._memcpy_end(path, UseKind.MEMCPY_SOURCE, first.source, second.source)
                 self._memcpy_end(path, UseKind.MEMCPY_DESTINATION, first.destination, second.destination)
@@ -261,9 +276,8 @@ class _Search:
         parameter: int,
         first: bytes,
         second: bytes,
-        control: bytes | None,
-        repeat: bytes | None,
-        third: bytes | None,
+        more: Sequence[bytes],
+        kernel: str | None,
     ) -> None:
         if first == second:
             return
@@ -282,17 +296,25 @@ class _Search:
             half = slice(offset, offset + HALF_WORD_BYTES)
             if first[half] == second[half] or any(explained[half]):
                 continue
-            if (control is not None and control[half] != first[half]) or (
-                repeat is not None and repeat[half] != second[half]
-            ):
+            if self._is_left_over(first[half], second[half], [data[half] for data in more]):
                 continue
-            if third is not None and third[half] == second[half]:
-                continue  # of an address at least the lower half would have changed
             start = offset - offset % WORD_BYTES
             word = slice(start, start + WORD_BYTES)
             self._changed_halves.append(
-                _ChangedHalf(path, parameter, start, first[half], second[half], first[word], second[word])
+                _ChangedHalf(path, parameter, start, first[half], second[half], first[word], second[word], kernel)
             )
+
+    def _is_left_over(self, first: bytes, second: bytes, more: Sequence[bytes]) -> bool:
+        """Whether the further captures tell that this half is no part of an address.
+
+        Of one at least the lower half changes when all inputs move, and nothing does where they stay.
+        """
+        return any(
+            (place is _Place.AS_FIRST and half != first)
+            or (place is _Place.AS_SECOND and half != second)
+            or (place is _Place.ELSEWHERE and half == second)
+            for place, half in zip(self._places, more, strict=True)
+        )
 
     def _tensor_maps(self, path: NodePath, parameter: int, first: bytes, second: bytes, explained: bytearray) -> None:
         if self._replace_address is None or len(first) < TENSOR_MAP_BYTES:
@@ -315,7 +337,9 @@ class _Search:
                 self._against[origin.input].append(Reason(ReasonCode.AMBIGUOUS, message))
         return bool(origins) or owned
 
-    def _doubt(self, path: NodePath, parameter: int, offset: int, first: int, second: int) -> None:
+    def _doubt(
+        self, path: NodePath, parameter: int, offset: int, first: int, second: int, kernel: str | None = None
+    ) -> None:
         in_step = self._moves.in_step(first, second)
         for origin in in_step:
             message = (
@@ -324,18 +348,20 @@ class _Search:
             )
             self._against[origin.input].append(Reason(ReasonCode.OUTSIDE, message))
         if not in_step:
-            self._unexplained.append(UnexplainedWord(path, parameter, offset))
+            where = f"{_location(path, parameter, offset)}{f' of {kernel[:80]}' if kernel else ''}"
+            said = f"{where} changed between the captures, from {first:#x} to {second:#x}"
+            self._unexplained[UnexplainedWord(path, parameter, offset)] = said
 
     def _judge_changed_halves(self) -> None:
         """A doubt for every word in which something changed that is not half of an address found elsewhere."""
         halves = {self._lower_halves(use) for uses in self._uses.values() for use in uses}
         words = {
-            (one.node, one.parameter, one.offset): (one.first_word, one.second_word)
+            (one.node, one.parameter, one.offset): (one.first_word, one.second_word, one.kernel)
             for one in self._changed_halves
             if not (one.may_be_left_over and (one.first, one.second) in halves)
         }
-        for place, values in words.items():
-            self._doubt(*place, *(int.from_bytes(value, "little") for value in values))
+        for place, (first, second, kernel) in words.items():
+            self._doubt(*place, int.from_bytes(first, "little"), int.from_bytes(second, "little"), kernel)
 
     def _lower_halves(self, use: PointerUse) -> tuple[bytes, bytes]:
         """The lower four bytes of the address in the two captures."""
@@ -367,11 +393,9 @@ class _Search:
         if self._opaque:
             yield Reason(ReasonCode.OPAQUE_NODE, f"{self._opaque[0]}, which may hold addresses that cannot be read")
         if self._unexplained:
-            word = self._unexplained[0]
+            said = next(iter(self._unexplained.values()))
             yield Reason(
-                ReasonCode.UNEXPLAINED,
-                f"{_location(word.node, word.parameter, word.byte_offset)} changed between the captures and no input "
-                f"explains it ({len(self._unexplained)} such words)",
+                ReasonCode.UNEXPLAINED, f"{said}, and no input explains it ({len(self._unexplained)} such words)"
             )
         if not used:
             yield Reason(ReasonCode.NO_USE, "no use of its address was found: it is unused, or reached unseen")

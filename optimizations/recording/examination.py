@@ -270,7 +270,7 @@ class Examination:
 
     def _analysis(self, captured: CapturedGraph, candidates: Mapping[int, MemoryRange]) -> Analysis:
         device = self.tools.device
-        buffer = torch.empty(buffer_bytes(candidates) + 512 + SHIFT_BYTES, dtype=torch.uint8, device=device)
+        buffer = torch.empty(buffer_bytes(candidates) + 512 + 2 * SHIFT_BYTES, dtype=torch.uint8, device=device)
         start = -(-buffer.data_ptr() // 512) * 512
         offsets = displace(candidates, start).offsets
         recorded = self.recorded.inputs
@@ -300,19 +300,20 @@ class Examination:
 
         second = capture_at(0)
         # Each further capture is made only where those before it leave a doubt.
-        doubts: dict[str, Callable[[], Capture]] = {
-            "control": capture_again,
-            "repeat": lambda: capture_at(0),
-            "third": lambda: capture_at(SHIFT_BYTES),
-        }
-        more: dict[str, Capture] = {}
-        replace_address = self.tools.replace_address
+        doubts: list[Callable[[], Capture]] = [
+            capture_again,
+            lambda: capture_at(0),
+            lambda: capture_at(SHIFT_BYTES),
+            capture_again,
+            lambda: capture_at(0),
+            lambda: capture_at(2 * SHIFT_BYTES),
+        ]
+        more: list[Capture] = []
         while True:
-            analysis = find_pointer_uses(first, second, **more, replace_address=replace_address)
+            analysis = find_pointer_uses(first, second, further=more, replace_address=self.tools.replace_address)
             if not analysis.doubtful or len(more) == len(doubts):
                 return analysis
-            name = next(name for name in doubts if name not in more)
-            more[name] = doubts[name]()
+            more.append(doubts[len(more)]())
 
     def _assembled(
         self, captured: CapturedGraph, analysis: Analysis, choice: Choice, available: Available

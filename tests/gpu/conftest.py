@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -76,19 +76,13 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[Searched]:
 
     found: list[Searched] = []
 
-    def search(
-        first: Capture,
-        second: Capture,
-        *,
-        control: Capture | None = None,
-        repeat: Capture | None = None,
-        **options: Any,
-    ) -> Analysis:
+    def search(first: Capture, second: Capture, *, further: Sequence[Capture], **options: Any) -> Analysis:
         # Where the first search leaves doubts, another one of the same recording has a control, and then a repeat.
         if found and found[-1][0] is first:
             found.pop()
+        control, repeat, *_ = [*further, None, None]
         found.append((first, second, control, repeat))
-        return find_pointer_uses(first, second, control=control, repeat=repeat, **options)
+        return find_pointer_uses(first, second, further=further, **options)
 
     monkeypatch.setattr(recording, "find_pointer_uses", search)
     return found
