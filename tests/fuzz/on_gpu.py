@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -223,27 +224,38 @@ def main() -> int:
             print(*compare(chosen.seed, chosen.only))
         return 0
     lines: queue.Queue[dict[str, Any]] = queue.Queue()
+    alive: set[int] = set()
     ends = time.monotonic() + chosen.seconds
     threads = [
-        threading.Thread(target=_supervise, args=(chosen.seed, index, chosen.jobs, ends, lines))
+        threading.Thread(target=_supervise, args=(chosen.seed, index, chosen.jobs, ends, lines, alive), daemon=True)
         for index in range(chosen.jobs)
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
     seen: Counter[str] = Counter()
-    while not lines.empty():
-        line = lines.get()
-        seen[line["status"]] += 1
-        if line["status"] in ("wrong", "lost"):
-            print(f"{line['status']}: {line['what']}")
-            repeat = f"python -m tests.fuzz.on_gpu --seed {chosen.seed} --only {line['number']}"
-            for program in pair(chosen.seed, line["number"]):
-                print(text(program, repeat=repeat))
-            print()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while any(thread.is_alive() for thread in threads) or not lines.empty():
+            with contextlib.suppress(queue.Empty):
+                _tell(chosen.seed, lines.get(timeout=0.5), seen)
+    except KeyboardInterrupt:
+        print("interrupted")
+    finally:
+        for group in list(alive):
+            _kill(group)
     print(f"{chosen.seconds:.0f} s: {', '.join(f'{name} {count}' for name, count in sorted(seen.items()))}")
     return 1 if seen["wrong"] or seen["lost"] or not seen["right"] else 0
+
+
+def _tell(seed: int, line: dict[str, Any], seen: Counter[str]) -> None:
+    """Count what was found of a pair, and print what repeats it at once: a run may be ended early."""
+    seen[line["status"]] += 1
+    if line["status"] in ("wrong", "lost"):
+        print(f"{line['status']}: {line['what']}")
+        repeat = f"python -m tests.fuzz.on_gpu --seed {seed} --only {line['number']}"
+        for program in pair(seed, line["number"]):
+            print(text(program, repeat=repeat))
+        print(flush=True)
 
 
 def _stock_is_lost(seed: int, number: int, ends: float) -> bool:
@@ -256,12 +268,23 @@ def _stock_is_lost(seed: int, number: int, ends: float) -> bool:
         return False  # it is slow, not lost
 
 
-def _supervise(seed: int, first: int, every: int, ends: float, lines: queue.Queue[dict[str, Any]]) -> None:
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _supervise(
+    seed: int, first: int, every: int, ends: float, lines: queue.Queue[dict[str, Any]], alive: set[int]
+) -> None:
     while (left := ends - time.monotonic()) > 1:
         command = [sys.executable, "-m", "tests.fuzz.on_gpu", "--seed", str(seed), "--seconds", str(left)]
         command += ["--worker", str(first), str(every)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        timer = threading.Timer(left + GRACE_S, process.kill)
+        # Of its own group, for its compilers hold the pipe too.
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+        )
+        alive.add(process.pid)
+        timer = threading.Timer(left + GRACE_S, _kill, (process.pid,))
         timer.start()
         begun: int | None = None
         last = first
@@ -277,6 +300,8 @@ def _supervise(seed: int, first: int, every: int, ends: float, lines: queue.Queu
                 lines.put(read)
         timer.cancel()
         process.wait()
+        _kill(process.pid)
+        alive.discard(process.pid)
         if begun is None and process.returncode != CONTEXT_LOST:
             return
         if begun is not None and time.monotonic() < ends:
