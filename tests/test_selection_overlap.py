@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from optimizations.selection import measurement as measurement_module
 from optimizations.selection.decide import Rules
 from optimizations.selection.measurement import Measurement
-from optimizations.selection.overlap import FREE, Overlap
+from optimizations.selection.overlap import AGAIN, FREE, Overlap
 from optimizations.selection.selector import Selector
 
 CANDIDATES = ("none", "copy")
@@ -47,6 +48,16 @@ class Machine:
         self.wait()
         seconds = self.now - self.started
         return type("Known", (), {"seconds": lambda self: seconds})()
+
+
+class Noisy(Machine):
+    """Its device takes up to a half longer or less, so that ways which are alike cannot be told apart soon."""
+
+    drawn = random.Random(4)
+
+    def iteration(self) -> None:
+        self.slower = dict.fromkeys(CANDIDATES, self.drawn.uniform(0.5, 1.5))
+        super().iteration()
 
 
 def measured(machine: Machine, monkeypatch: pytest.MonkeyPatch, calls: int, **keywords: Any) -> Selector:
@@ -112,6 +123,36 @@ def test_it_counts_for_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.2 < selector.spent.excess_s < 0.3
 
 
+def test_a_window_that_was_wrong_is_put_right_by_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host did something else during the first one: nothing seemed to be lost, and measuring went on for ever."""
+
+    class Busy(Noisy):
+        def iteration(self) -> None:
+            super().iteration()
+            self.now += 20e-3 if self.now < 0.1 else 0.0
+
+    selector = measured(Busy(5e-3, 5e-3), monkeypatch, 4000, budget_s=0.5)
+    assert selector.decision is not None
+    assert selector.decision.outcome == "unresolved"
+    assert selector.spent.calls < 4 * AGAIN
+    assert 0.5 < selector.spent.waiting_s < 0.6
+
+
+def test_windows_come_again_and_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No window stands inside of a block: its first call would pay for what comes before."""
+    alone: list[bool] = []
+    leave_alone = Measurement.leave_alone
+
+    def noted(measurement: Measurement) -> bool:
+        alone.append(measurement.selector.at_block_start)
+        return leave_alone(measurement)
+
+    monkeypatch.setattr(Measurement, "leave_alone", noted)
+    measured(Noisy(1e-3, 3e-3), monkeypatch, 10 * AGAIN)
+    assert all(alone)
+    assert 2 * FREE <= len(alone) <= 12 * FREE
+
+
 def test_iterations_that_are_disturbed_say_nothing() -> None:
     overlap = Overlap()
     for place in range(FREE - 1):
@@ -130,6 +171,14 @@ def test_iterations_that_are_disturbed_say_nothing() -> None:
     assert overlap.free_s == 1.0
     overlap.disturbed()
     assert overlap.free_s == 1.0, "a detour later changes nothing"
+    for _ in range(AGAIN):
+        overlap.iteration_measured()
+    assert overlap.iteration_left_alone()
+    overlap.waited(300.0)
+    overlap.disturbed()
+    assert not overlap.leaves_alone, "a program that never does the same eight times in a row is measured all the same"
+    overlap.waited(400.0)
+    assert overlap.free_s == 1.0
 
 
 def test_an_interrupt_before_the_first_of_them_leaves_it_unknown() -> None:

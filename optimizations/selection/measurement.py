@@ -91,7 +91,7 @@ class Measurement:
     @property
     def leaves_alone(self) -> bool:
         """Whether this iteration is to be nobody's turn, because what waiting costs is found out."""
-        return self._overlap is not None and self._overlap.leaves_alone
+        return self._overlap is not None and self._overlap.leaves_alone and self.selector.at_block_start
 
     def leave_alone(self) -> bool:
         """This iteration is such a one. Whether `start` follows."""
@@ -99,8 +99,11 @@ class Measurement:
         return self._overlap.iteration_left_alone()
 
     def _note_overlap(self, turn: Turn, seconds: float) -> None:
+        if self._overlap is None:
+            return
+        self._overlap.iteration_measured()
         # Iterations served as those that were left alone; the first of a block follows others.
-        if self._overlap is not None and turn.candidate == self.selector.candidates[-1] and turn.place:
+        if turn.candidate == self.selector.candidates[-1] and turn.place:
             self._overlap.measured(seconds)
             self.selector.lost_by_waiting(self._overlap.lost_s)
 
