@@ -39,7 +39,7 @@ class Block:
 
 @dataclass
 class Workspaces:
-    """`caches`: whether PyTorch keeps workspaces at all. `full`: whether there is no more memory."""
+    """`caches`: whether PyTorch keeps workspaces at all. `full`: whether all memory is used up."""
 
     blocks: list[Block] = field(default_factory=list)
     kept: dict[tuple[int, int], Block] = field(default_factory=dict)

@@ -55,7 +55,7 @@ class SideStream:
             Whether the workspaces of this thread and of autograd's lie in the pool.
 
         Raises:
-            torch.OutOfMemoryError: there is no memory for them.
+            torch.OutOfMemoryError: the GPU's memory does not suffice for them.
         """
         if self._blocks() < sum(self._kept.values()):
             self._kept.clear()  # all were freed
@@ -117,7 +117,7 @@ class SideStreams:
         """Keep its workspaces; False if that took another stream than the current one.
 
         Raises:
-            torch.OutOfMemoryError: there is no memory for them.
+            torch.OutOfMemoryError: the GPU's memory does not suffice for them.
         """
         if not self._used:
             self._take()

@@ -305,7 +305,7 @@ class _Search:
             )
 
     def _is_left_over(self, first: bytes, second: bytes, more: Sequence[bytes]) -> bool:
-        """Whether the further captures tell that this half is no part of an address.
+        """Whether one of the further captures shows that this half belongs to no address.
 
         Of one at least the lower half changes when all inputs move, and nothing does where they stay.
         """

@@ -70,7 +70,7 @@ def _memory(tensor: torch.Tensor) -> int:
     """The number of a tensor's storage; its own where it has none, as wrapper subclasses and sparse tensors."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
+    except RuntimeError:
         return id(tensor)
 
 

@@ -185,9 +185,8 @@ def test_callables_write_no_memory_that_a_later_recording_freed(
     group.close()
 
 
-def test_a_graph_captured_by_hand_keeps_its_workspace_when_a_step_and_callables_are_recorded() -> None:
-    """Its workspace was allocated before the capture, as PyTorch's own guide has it. Nothing of Encore frees it."""
-    x = narrow_input(torch.float32)
+def product_captured_by_hand(x: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """As PyTorch's own guide has it: the workspace is allocated in the warm-up, before the capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -197,6 +196,23 @@ def test_a_graph_captured_by_hand_keeps_its_workspace_when_a_step_and_callables_
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         result = x.t() @ x
+    return graph, result
+
+
+def require_intact(graph: torch.cuda.CUDAGraph, result: torch.Tensor, expected: torch.Tensor) -> None:
+    """Launches give what is expected and overwrite no other tensor."""
+    memory = sentinels()
+    for _ in range(3):
+        result.zero_()
+        graph.replay()
+    assert overwritten(memory) == 0
+    assert torch.equal(result, expected)
+
+
+def test_a_graph_captured_by_hand_keeps_its_workspace_when_a_step_and_callables_are_recorded() -> None:
+    """Its workspace was allocated before the capture, as PyTorch's own guide has it. Nothing of Encore frees it."""
+    x = narrow_input(torch.float32)
+    graph, result = product_captured_by_hand(x)
     graph.replay()
     expected = result.clone()
     step, _ = narrow_step(torch.float32)
@@ -204,12 +220,7 @@ def test_a_graph_captured_by_hand_keeps_its_workspace_when_a_step_and_callables_
         step(x)
     group = optimizations.graph_callables(Narrow(torch.float32), [x])
     group[0](x).sum().backward()
-    memory = sentinels()
-    for _ in range(3):
-        result.zero_()
-        graph.replay()
-    assert overwritten(memory) == 0
-    assert torch.equal(result, expected)
+    require_intact(graph, result, expected)
     step.close()
     group.close()
 
@@ -239,24 +250,12 @@ def test_a_graph_captured_by_hand_keeps_its_workspace_when_a_compiled_function_i
     calls(5)
     assert captures == []
     x = narrow_input(torch.float32)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        x.t() @ x
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        result = x.t() @ x
+    graph, result = product_captured_by_hand(x)
     graph.replay()
     expected = result.clone()
     calls(40)
     assert captures and any(one.indirect for report in recordings() for one in report.inputs), said()
-    memory = sentinels()
-    for _ in range(3):
-        result.zero_()
-        graph.replay()
-    assert overwritten(memory) == 0
-    assert torch.equal(result, expected)
+    require_intact(graph, result, expected)
 
 
 @pytest.mark.parametrize("bigger_first", [True, False])

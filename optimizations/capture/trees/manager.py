@@ -27,10 +27,10 @@ Note [A warm-up that fails]. Memory is short, an index is out of range, the prog
 keeps a warm-up without results for a call that should have some, and raises in every later call. Here it counts as one
 of nothing, and the function is warmed up again.
 
-Note [A warm-up that is no sign of a graph]. Stock checks behind a warm-up, and before it, that what lies in the pool is
-just what functions returned, and raises where a function returned memory of another kind, or keeps some of the pool for
-itself. The results are right all the same. So they are given to the caller, the function runs without a graph from then
-on, and the pool is left to what lies in it. If the check before it failed, the cause lies in another function.
+Note [Results outside of the pool]. Before and after a warm-up, stock checks the pool: it must hold the results of
+functions and nothing else. Stock raises if a function returned memory from elsewhere, or keeps memory of the pool. Its
+results are right all the same, so the caller gets them. The function runs without a graph from then on, and the pool is
+left to what lies in it. If the check before the warm-up failed, another function was the cause.
 
 Note [Threads]. A compiled function may be called from any thread, and its manager belongs to the one that first did.
 So calls take turns. A thread that never used CUDA has no current context, which driver calls need. Work on another
@@ -372,9 +372,7 @@ class EncoreManager(CUDAGraphTreeManager):
         if warm_up.began:
             function.without_graph = failure
         tell_ranks(function)
-        function.ran_without_graph(failure)
-        if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
-            self.uncaptured_forwards += 1
+        self._note_uncaptured(function_id, failure)
         return warm_up.results if warm_up.began else function(new_inputs)
 
     def record_function(self, new_inputs: list[Any], function_id: Any) -> Any:
@@ -392,9 +390,7 @@ class EncoreManager(CUDAGraphTreeManager):
             self._checkpoint_due = False
             function.without_graph = vain
             tell_ranks(function)
-            function.ran_without_graph(vain)
-            if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
-                self.uncaptured_forwards += 1
+            self._note_uncaptured(function_id, vain)
             return function(new_inputs)
         replayed = self._checkpoint_due
         self._histories_forgotten()
@@ -421,10 +417,14 @@ class EncoreManager(CUDAGraphTreeManager):
         end_failed_capture(self.device_index, self.cuda_graphs_thread_pool, self.stream)
         arguments = [torch_internals.clone_preserve_strides(value) if copied else value for value, copied in inputs]
         inputs.clear()
-        function.ran_without_graph(function.without_graph)
+        self._note_uncaptured(function_id, function.without_graph)
+        return function(arguments)
+
+    def _note_uncaptured(self, function_id: Any, reason: str) -> None:
+        """A call that was to be warmed up or recorded runs without a graph. Note [Uncaptured forwards]."""
+        self._function(function_id).ran_without_graph(reason)
         if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
             self.uncaptured_forwards += 1
-        return function(arguments)
 
     def _against_one_more_recording(self, function: RecordableFunction) -> str | None:
         """Why a function whose recordings are never replayed is not recorded again."""

@@ -355,7 +355,7 @@ class EncoreNode(CUDAGraphNode):
             results: list[Any] = self.reconstruct_outputs()
             return results
         handed_out = self._handed_out
-        if handed_out is None or handed_out.changed(cached):
+        if handed_out is not None and handed_out.changed(cached):
             self._restore_results()
         if self.function.direction != "inference":  # where a hook shows as a gradient that is required
             for output in cached:
