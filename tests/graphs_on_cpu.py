@@ -98,33 +98,32 @@ class CpuCopy:
     def __init__(self, graph: CpuGraph, index: int) -> None:
         self._graph, self._index = graph, index
 
-    def _set(self, place: int, tensor: torch.Tensor) -> None:
+    def _set(self, place: int, address: int) -> None:
         if CpuCopy.refuse_after is not None and CpuCopy.settings >= CpuCopy.refuse_after:
             raise NotCarried("refused")
         CpuCopy.settings += 1
         operator, arguments, keywords, results = self._graph.operators[self._index]
-        assert arguments[place].shape == tensor.shape and tensor.is_contiguous()
         changed = [*arguments]
-        changed[place] = _at_its_address(tensor)
+        changed[place] = _like_at(arguments[place], address)
         self._graph.operators[self._index] = operator, tuple(changed), keywords, results
 
-    def read_from(self, tensor: torch.Tensor) -> None:
-        self._set(1, tensor)
+    def read_from(self, address: int) -> None:
+        self._set(1, address)
 
     def switch_off(self) -> None:
         self._graph.operators[self._index] = _nothing, (), {}, []
 
-    def write_to(self, tensor: torch.Tensor) -> None:
-        self._set(0, tensor)
+    def write_to(self, address: int) -> None:
+        self._set(0, address)
 
 
 def _nothing() -> list[torch.Tensor]:
     return []
 
 
-def _at_its_address(tensor: torch.Tensor) -> torch.Tensor:
-    """Its memory, which is not held: a graph has nothing but the address."""
-    memory = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+def _like_at(tensor: torch.Tensor, address: int) -> torch.Tensor:
+    """What lies there, which is not held: a graph has nothing but the address."""
+    memory = (ctypes.c_uint8 * tensor.nbytes).from_address(address)
     return torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape)
 
 

@@ -158,6 +158,32 @@ def test_one_that_is_not_aligned_is_copied_for_that_call(copied: list[int]) -> N
     assert copied == [*AT_THE_RECORDING, 1]
 
 
+def test_one_that_stays_where_it_was_is_left_alone_and_one_in_its_placeholder_is_filled_again(
+    copied: list[int],
+) -> None:
+    eager, device = training(NOWHERE), CpuDevice()
+    step = GraphedStep(training(on(device)), device=device)
+    kernel_alone = lambda step: lambda x: step(x, target)  # noqa: E731
+    target = calls()[0][1]
+    mine, theirs = kernel_alone(step), kernel_alone(eager)
+    places = [one[0] for one in calls(5)]
+    for x in places:
+        assert torch.equal(mine(x), theirs(x))
+    (recording,) = step._recordings
+    assert recording.inputs.followed == [0] and recording.inputs.copied_tensors == 0
+    shifted = torch.empty(COUNT + 1)[1:].view(ROWS, COLUMNS)
+    for x, copies in ((places[0], 0), (shifted, 1), (places[0], 0)):
+        for _ in range(3):
+            copied.clear()
+            x.add_(1)
+            assert torch.equal(mine(x), theirs(x))
+            assert copied == [1] * copies
+        sets = device.set_nodes
+        assert torch.equal(mine(x), theirs(x)) and device.set_nodes == sets
+        assert (recording.inputs.bound_at is None) is bool(copies)
+    assert recording.steady.serve is not None
+
+
 def test_one_that_lies_in_memory_of_the_graph_is_copied_for_that_call(copied: list[int]) -> None:
     given, device = calls(), CpuDevice()
     step = GraphedStep(training(on(device)), device=device)

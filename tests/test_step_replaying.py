@@ -16,11 +16,14 @@ from graphs_on_cpu import CpuCopy, CpuDevice, CpuGraph
 from step_parts import batches, loss_of, training_step
 from torch import nn
 from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from optimizations.capture.step import replaying
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.replaying import MISSED, WORTH
+from optimizations.capture.step.watch import PROBE_EVERY
 
-MOST_CALLS = 38
+MOST_CALLS = 28
 """Functions of Python and of C that a steady call may run, with those of the simulated copy nodes and of the count."""
 
 
@@ -270,6 +273,38 @@ def test_arguments_that_look_otherwise_go_the_full_way() -> None:
     assert made.served(made.batch)
 
 
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tensors", [True, False])
+def test_what_sees_or_transforms_operators_is_seen_by_a_steady_replay(tensors: bool) -> None:
+    """As are inference mode, with and without tensors that show it."""
+    given = [(torch.ones(3) * index,) if tensors else () for index in range(6)]
+    graphed, recording = recorded(lambda *x: (x[0] if tensors else torch.ones(3)).sum(), given)
+    seen: list[bool] = []
+
+    def served(x: torch.Tensor) -> torch.Tensor:
+        seen.append(recording.steady.serve(recording, given[0], {}) is not MISSED)
+        return x
+
+    assert recording.steady.serve(recording, given[0], {}) is not MISSED
+    with Watching():
+        served(torch.ones(1))
+    with torch.inference_mode():
+        served(torch.ones(1))
+    torch.vmap(served)(torch.ones(1))
+    torch.func.grad(served)(torch.tensor(1.0))
+    torch.func.functionalize(served)(torch.ones(1))
+    assert seen == [False] * 5
+    assert recording.steady.serve(recording, given[0], {}) is not MISSED
+    replays = recording.replays
+    with torch.autograd.forward_ad.dual_level():
+        graphed(*given[0])
+    assert recording.replays == replays
+
+
 def test_inputs_in_memory_that_the_step_writes_go_the_full_way() -> None:
     weights = torch.zeros(6, 8)
 
@@ -333,20 +368,66 @@ def test_a_call_that_ends_before_its_launch_leaves_nothing_behind(monkeypatch: p
     assert recording.steady.serve is not None
 
 
-def test_where_a_copy_reads_is_unknown_until_it_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reads", [True, False])
+def test_where_a_copy_reads_and_writes_is_unknown_until_it_was_set(
+    reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = [(torch.ones(3) * index,) for index in range(6)]
     graphed, _ = recorded(lambda x: x.sum(), given)
     assert graphed(*given[5]).item() == 15
-    stock = CpuCopy.read_from
+    stock = CpuCopy._set
 
-    def interrupted(copy: CpuCopy, tensor: torch.Tensor) -> None:
-        stock(copy, tensor)
-        raise KeyboardInterrupt
+    def interrupted(copy: CpuCopy, place: int, address: int) -> None:
+        stock(copy, place, address)
+        if place == reads:
+            raise KeyboardInterrupt
 
+    kept = graphed(*given[5])  # so that the next result lies elsewhere
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(CpuCopy, "read_from", interrupted)
+        patched.setattr(CpuCopy, "_set", interrupted)
         graphed(*given[2])
-    assert graphed(*given[5]).item() == 15
+    assert graphed(*given[5]).item() == kept.item() == 15
+
+
+def test_a_result_that_lies_where_the_one_before_lay_takes_no_setting() -> None:
+    given = [(torch.ones(3) * index,) for index in range(6)]
+    graphed, recording = recorded(lambda x: x.sum(), given)
+    (memory,) = recording.outputs._memory
+    place = torch.zeros(())
+    memory.allocate = lambda: place
+    recording.steady.serve = None  # it has the memory's own
+    recording.steady.served_otherwise(recording, list(given[0]), graphed._rates)
+    graphed(*given[1])
+    before = CpuCopy.settings
+    assert graphed(*given[1]).item() == 3 and CpuCopy.settings == before
+    place = torch.zeros(())
+    assert graphed(*given[1]).item() == 3 and CpuCopy.settings == before + 1
+    assert graphed(*given[2]).item() == 6 and CpuCopy.settings == before + 2
+
+
+def test_a_dict_that_was_written_costs_nothing_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What C++ compares is then made again, with what is there now."""
+    made: list[int] = []
+    stock = replaying.same_call
+    monkeypatch.setattr(replaying, "same_call", lambda *args, **kw: (made.append(1), stock(*args, **kw))[1])
+    monkeypatch.setattr(replaying, "_time_ns", lambda compare: (compare(), 100 if slow else 1)[1])
+    model, slow = deep_network(2), False
+    step = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=True))
+    given = batches("cpu", 9)
+    graphed, recording = recorded(step, given)
+    serve, at_first = recording.steady.serve, len(made)
+
+    def replayed(calls: int) -> int:
+        for _ in range(calls):
+            graphed(*given[0])
+        return len(made) - at_first
+
+    assert replayed(2 * PROBE_EVERY) == 0
+    slow = True
+    assert [replayed(PROBE_EVERY) for _ in range(8)] == [1, 1, 2, 2, 2, 2, 3, 3]
+    assert recording.steady.serve is serve, "calls are served all the time"
+    model[0].weight = nn.Parameter(torch.zeros(16, 8))
+    assert serve(recording, given[0], {}) is MISSED
 
 
 def test_a_step_that_nobody_holds_is_freed_at_once() -> None:

@@ -2,8 +2,8 @@
 
 A copy that is launched on its own takes the host several microseconds, most of it PyTorch's and the driver's work for
 one more launch. A copy that is a node of the graph is launched with it. Where it reads or writes is set in the
-executable graph, which takes well under a microsecond, and only when that changed. Launches already enqueued keep what
-they were launched with (CUDA driver API, `cuGraphExecMemcpyNodeSetParams`).
+executable graph, only when that changed: a call of the driver for each. Launches already enqueued keep what they were
+launched with (CUDA driver API, `cuGraphExecMemcpyNodeSetParams`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 from optimizations.captured.driver import CudaCallFailed, check
 from optimizations.captured.read import node_handles
@@ -36,19 +34,19 @@ class CopyNode:
         self._copy = check(driver.cuGraphMemcpyNodeGetParams, handle)
         self._context = context
 
-    def read_from(self, tensor: torch.Tensor) -> None:
-        """Copy from this tensor's memory from the next launch on.
+    def read_from(self, address: int) -> None:
+        """Copy from there from the next launch on.
 
         Raises:
             NotCarried: the driver does not take the address.
         """
-        self._copy.srcDevice = tensor.data_ptr()
+        self._copy.srcDevice = address
         if code := self._set(self._executable, self._handle, self._copy, self._context)[0]:
             raise _not_taken(self._set, code)
 
-    def write_to(self, tensor: torch.Tensor) -> None:
+    def write_to(self, address: int) -> None:
         """The same for where it copies to."""
-        self._copy.dstDevice = tensor.data_ptr()
+        self._copy.dstDevice = address
         if code := self._set(self._executable, self._handle, self._copy, self._context)[0]:
             raise _not_taken(self._set, code)
 

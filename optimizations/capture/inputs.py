@@ -67,8 +67,7 @@ class CopiedInputs:
             data_of(self.recording_inputs[index]) if as_bytes else self.recording_inputs[index].detach()
             for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
         ]
-        self._carried: list[int] = []
-        self._nodes: list[CopyNode] = []
+        self._use_nodes({})
         self._sources: list[int] = []
         self._copies: dict[int, torch.Tensor] = {}
         self._tracker: AddressTracker | None = None
@@ -103,8 +102,8 @@ class CopiedInputs:
         for node, index in zip(self._nodes, self._carried, strict=True):
             if index in indices:
                 node.switch_off()
-        self._nodes = [node for node, index in zip(self._nodes, self._carried, strict=True) if index not in indices]
-        self._carried = [index for index in self._carried if index not in indices]
+        kept = [(node, index) for node, index in zip(self._nodes, self._carried, strict=True) if index not in indices]
+        self._use_nodes({index: node for node, index in kept})
         self._leave_out(indices)
         self._placeholders = {index: self.recording_inputs[index].detach() for index in indices}
         recorded = [one.data_ptr() if index in indices else None for index, one in enumerate(self.recording_inputs)]
@@ -146,16 +145,20 @@ class CopiedInputs:
             for given, placeholder in to_carry.values():
                 placeholder.copy_(given, non_blocking=True)
 
-    def carry(self, nodes: dict[int, CopyNode], inputs: Sequence[torch.Tensor]) -> None:
+    def carry(self, nodes: Mapping[int, CopyNode], inputs: Sequence[torch.Tensor]) -> None:
         """These nodes of the graph copy inputs from now on, at first these `inputs`.
 
         Raises:
             NotCarried: the graph cannot be led to them.
         """
-        self._carried, self._nodes = list(nodes), list(nodes.values())
+        self._use_nodes(nodes)
         self._sources = [0] * len(inputs)
         self._lead(inputs)
         self._leave_out(nodes)
+
+    def _use_nodes(self, nodes: Mapping[int, CopyNode]) -> None:
+        self._carried, self._nodes = list(nodes), list(nodes.values())
+        self._led = [(index, node.read_from) for index, node in nodes.items()]
 
     def bind(self, inputs: Sequence[torch.Tensor]) -> None:
         """Copy what is not read in place, or let the graph do so. Inputs that are read in place must not have `moved`.
@@ -167,12 +170,18 @@ class CopiedInputs:
         if self._nodes and not torch_internals.data_ptrs_equal(inputs, self._sources, self._carried):
             self._lead(inputs)
         if self._tracker is not None:
-            try:
-                self._tracker.follow(inputs)
-            except CudaCallFailed as error:
-                raise NotCarried(str(error)) from error
-        if not self._copied:
-            return
+            self._follow(inputs)
+        if self._copied:
+            self._copy(inputs)
+
+    def _follow(self, inputs: Sequence[torch.Tensor]) -> None:
+        assert self._tracker is not None
+        try:
+            self._tracker.follow(inputs)
+        except CudaCallFailed as error:
+            raise NotCarried(str(error)) from error
+
+    def _copy(self, inputs: Sequence[torch.Tensor]) -> None:
         sources = [
             data_of(inputs[index]) if as_bytes else inputs[index]
             for index, as_bytes in zip(self._copied, self._as_bytes, strict=True)
@@ -187,21 +196,25 @@ class CopiedInputs:
         """
         self.bound_at = None
         sources = self._sources
-        stays = self._tracker is None and not self._copied
-        for node, index in zip(self._nodes, self._carried, strict=True):
-            if addresses[index] == sources[index]:
+        stays = not self._copied
+        for index, read_from in self._led:
+            address = addresses[index]
+            if address == sources[index]:
                 continue
             sources[index] = 0  # unknown until it is set: a call may end in between
             try:
-                node.read_from(inputs[index])
+                read_from(address)
             except NotCarried:
-                stays = False  # it is copied, and again in the next call
-                break
-            sources[index] = addresses[index]
+                self.bind(inputs)  # it is copied, and again in the next call
+                return
+            sources[index] = address
+        if self._tracker is not None:
+            self._follow(inputs)
+            stays = stays and self._tracker.reads_at(addresses)
         if stays:
             self.bound_at = addresses
-        else:
-            self.bind(inputs)
+        elif self._copied:
+            self._copy(inputs)
 
     def _lead(self, inputs: Sequence[torch.Tensor]) -> None:
         """Lead the graph's copies to those of these inputs that lie elsewhere than those before.
@@ -214,12 +227,12 @@ class CopiedInputs:
                 continue
             self._sources[index] = 0  # unknown until it is set: a call may end in between
             try:
-                node.read_from(inputs[index])
+                node.read_from(address)
                 self._sources[index] = address
             except NotCarried:
                 copy = self._copies.setdefault(index, torch.empty_like(self.recording_inputs[index]))
                 copy_all([copy], [inputs[index]])
-                node.read_from(copy)  # its source stays unknown: it is copied again in the next call
+                node.read_from(copy.data_ptr())  # its source stays unknown: it is copied again in the next call
 
     def give_back(self, inputs: Sequence[torch.Tensor], written: Sequence[int]) -> None:
         """Copy what the graph wrote into its placeholders of these inputs to the caller's tensors."""

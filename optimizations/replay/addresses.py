@@ -172,6 +172,11 @@ class AddressTracker:
                 self.addresses[index] = 0  # unknown: the next call writes them all again
             raise
 
+    def reads_at(self, addresses: Sequence[int]) -> bool:
+        """Whether the graph reads each input where these (by input) say, and none in its placeholder."""
+        now = self.addresses
+        return [now[index] for index in self.indices] == [addresses[index] for index in self.indices]
+
     def rest(self, resting: bool) -> None:
         """Let the graph read inputs that have a placeholder from there, whoever fills it, until told otherwise.
 

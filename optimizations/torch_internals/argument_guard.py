@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.torch_internals.dict_guard import HeldEntries, add_entries
 
 
 def same_looks(tensors: Sequence[torch.Tensor]) -> Callable[[tuple[Any, ...]], bool]:
@@ -169,6 +170,7 @@ def same_call(
     inputs: Sequence[torch.Tensor],
     tensors: Sequence[torch.Tensor],
     held: Sequence[Held],
+    entries: Sequence[HeldEntries],
     parameters: Sequence[torch.Tensor],
     expected: Sequence[torch.Tensor | None],
     *,
@@ -177,9 +179,13 @@ def same_call(
 ) -> tuple[Callable[[Found], bool], Any]:
     """All that the functions above compare, as one comparison, with the settings as they are now.
 
+    If a tensor is among what is compared, so are inference mode and whatever sees or transforms operators (dispatch
+    modes, functorch's transforms): they change the keys that its operators go through.
+
     Args:
         inputs: what the tensors of a call look like; they are not kept.
         tensors, held, parameters, expected: as above.
+        entries: of dicts, compared by their versions as long as nothing was written into these (`dict_guard`).
         distinct: whether no tensor stands in `inputs` twice.
         no_modes: whether no modes are active that functions of PyTorch go through.
 
@@ -198,12 +204,14 @@ def same_call(
     if distinct and len(nodes) > 1:
         names = [f"tensor {index}" for index in range(len(nodes))]
         torch_internals.no_tensor_aliasing(nodes, names, ("aliases",), None)
-    fixed = tuple(held), tuple(tensors), tuple(parameters), tuple(expected)
+    fixed = tuple(held), tuple(tensors), tuple(parameters), tuple(expected), tuple(entries)
     holders = tuple(one.holder for one in held)
-    rest = holders, fixed[1], fixed[2], fixed
-    others = tree.tuple_getitem_manager(1, "the rest", rest, kind)
+    rest = [holders, fixed[1], fixed[2], fixed]
+    others = tree.tuple_getitem_manager(1, "the rest", tuple(rest), kind)
+    if entries:
+        rest.append(add_entries(others, len(rest), entries))
     _add_values(others.tuple_getitem_manager(0, "holders", holders, kind), held)
     _add_looks(others.tuple_getitem_manager(1, "tensors", fixed[1], kind), fixed[1])
     _add_gradients(others.tuple_getitem_manager(2, "parameters", fixed[2], kind), fixed[2], fixed[3])
     check: Callable[[Found], bool] = tree.check
-    return check, rest
+    return check, tuple(rest)

@@ -39,12 +39,21 @@ def same_entries(held: Sequence[HeldEntries]) -> Callable[[], bool]:
 
     It keeps the dictionaries and the objects alive, for an identity means nothing once its object is gone.
     """
+    if not held:
+        return lambda: True
     tree = torch_internals.RootGuardManager()
+    root = add_entries(tree, 0, held)
+    # C++ reads the first of these; the second is kept alive with it.
+    return functools.partial(tree.check, (root, tuple(held)))
+
+
+def add_entries(tree: Any, place: int, held: Sequence[HeldEntries]) -> Any:
+    """Add guards of entries at a place of the tuple of `tree`. Returns what has to stand there; it keeps none alive."""
     kind = torch_internals.GuardManagerType.GUARD_MANAGER
     root = _Root()
     for index, one in enumerate(held):
         root.__dict__[f"held {index}"] = one.dictionary
-    node = tree.tuple_getitem_manager(0, "root", root, kind)
+    node = tree.tuple_getitem_manager(place, "root", root, kind)
     attributes = node.get_generic_dict_manager("attributes", root.__dict__, kind)
     for index, one in enumerate(held):
         name = f"held {index}"
@@ -59,7 +68,4 @@ def same_entries(held: Sequence[HeldEntries]) -> Callable[[], bool]:
     attributes.mark_tag_safe()
     node.mark_tag_safe()
     node.mark_tag_safe_root()
-    if not held:
-        return lambda: True
-    # C++ reads the first of these; the second is kept alive with it.
-    return functools.partial(tree.check, (root, tuple(held)))
+    return root

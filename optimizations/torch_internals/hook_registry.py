@@ -18,9 +18,13 @@ _OF_MODULES = (
 _OF_OPTIMIZERS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 
 
+HANDLES: type[RemovableHandle] = RemovableHandle
+"""Its `next_id` grows with each hook that is registered, of tensors, modules and optimizers alike."""
+
+
 def registered() -> int:
-    """A number that grows with each hook that is registered, of tensors, modules and optimizers alike."""
-    return RemovableHandle.next_id
+    """That number."""
+    return HANDLES.next_id
 
 
 def global_hooks() -> list[dict[int, Any]]:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.signature import class_of_objects, objects, signature, without_objects
@@ -52,6 +53,7 @@ MOST_OBJECTS = 8
 """Objects that may stand in one place of the arguments in turn, where a graph belongs to one of them."""
 
 _is_compiling, _this_thread = torch.compiler.is_compiling, threading.get_ident
+_forward_mode: Any = torch_internals.forward_ad
 
 _steps: weakref.WeakSet[GraphedStep] = weakref.WeakSet()
 
@@ -114,17 +116,16 @@ class GraphedStep:
         self._thread = _this_thread()
         try:
             self._calls += 1
-            if watched_by_others():
-                return self._as_it_is(args, kwargs, None)
-            for recording in self._recordings.steady:
-                if (serve := recording.steady.serve) is None:
-                    continue
-                try:
-                    found = serve(recording, args, kwargs)
-                except NotCarried:
-                    break  # the same is met in the full way
-                if found is not MISSED:
-                    return found
+            if _forward_mode._current_level < 0:  # all else of `watched_by_others` a steady replay sees
+                for recording in self._recordings.steady:
+                    if (serve := recording.steady.serve) is None:
+                        continue
+                    try:
+                        found = serve(recording, args, kwargs)
+                    except NotCarried:
+                        break  # the same is met in the full way
+                    if found is not MISSED:
+                        return found
             return self._call(args, kwargs)
         finally:
             self._thread = None
@@ -132,6 +133,8 @@ class GraphedStep:
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         """A call that is not a steady replay."""
+        if watched_by_others():
+            return self._as_it_is(args, kwargs, None)
         for recording in self._recordings.steady:
             known = recording.arguments.tensors_of(args, kwargs)
             if known is not None and recording.fits(known):

@@ -44,6 +44,11 @@ class Hooks:
         self._take_in()
         return True
 
+    @property
+    def registered(self) -> int | None:
+        """The latest number as long as which hooks are as they were; None where some could be removed."""
+        return None if self._filled else self._registered
+
     def key(self) -> tuple[int, ...]:
         """The hooks there are now, by identity; () where they are those of the recording."""
         now = self._now()

@@ -92,7 +92,7 @@ class Outputs:
                     self._copied.append(tensor.detach())
                 self._plan.append(("copy", copied[id(tensor)]))
         self._single = len(tensors) == 1 and tensors[0] is returned and bool(self._copied or self._nodes)
-        self._memory = [(_allocator(like), node) for node, like in self._nodes]
+        self._memory = [Memory(_allocator(like), node.write_to) for node, like in self._nodes]
         # Every result is copied by the graph, in the order of its nodes: what was prepared for them is what is given.
         self._as_prepared = bool(tensors) and self._plan == [("carried", place) for place in range(len(self._nodes))]
         self._nested = _maker(self._nest)
@@ -104,18 +104,15 @@ class Outputs:
             NotCarried: it cannot be.
         """
         fresh = []
-        for allocate, node in self._memory:
-            memory = allocate()
-            node.write_to(memory)
-            fresh.append(memory)
+        for memory in self._memory:
+            fresh.append(result := memory.allocate())
+            if (address := result.data_ptr()) != memory.address:
+                memory.lead(address)
         return fresh
 
-    def only(self) -> tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], None]] | None:
-        """Where one tensor is all that is returned and the graph copies it: what allocates it, and leads the copy."""
-        if not (self._single and self._as_prepared):
-            return None
-        ((allocate, node),) = self._memory
-        return allocate, node.write_to
+    def only(self) -> Memory | None:
+        """Where one tensor is all that is returned and the graph copies it: where to."""
+        return self._memory[0] if self._single and self._as_prepared else None
 
     def take(self, inputs: Sequence[torch.Tensor], fresh: list[torch.Tensor]) -> Any:
         """The results of the launch before, for a call with these inputs. `fresh` was prepared for that launch."""
@@ -129,6 +126,30 @@ class Outputs:
             copies = [torch.empty_like(tensor) for tensor in self._copied]
             copy_all(copies, self._copied)
         return self._nested(iter([_given(kind, what, copies, fresh, inputs) for kind, what in self._plan]))
+
+
+class Memory:
+    """Where the graph copies a result: `allocate` makes a tensor for it; `address` is where the next launch copies to.
+
+    0 is none: what it would copy to is not known, as a call may end while it is led elsewhere.
+    """
+
+    __slots__ = ("_write_to", "address", "allocate")
+
+    def __init__(self, allocate: Callable[[], torch.Tensor], write_to: Callable[[int], None]) -> None:
+        self.allocate = allocate
+        self._write_to = write_to
+        self.address = 0
+
+    def lead(self, address: int) -> None:
+        """Let the next launches copy to there. PyTorch gives the memory of a result that nobody holds to the next one.
+
+        Raises:
+            NotCarried: the driver does not take it.
+        """
+        self.address = 0
+        self._write_to(address)
+        self.address = address
 
 
 def _allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -10,6 +10,8 @@ there now.
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +20,15 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.steady import precision_now
-from optimizations.torch_internals.argument_guard import same_call
+from optimizations.capture.step.surroundings import watched_by_others
+from optimizations.capture.step.watch import PROBE_EVERY, SLOW, UNREADABLE
+from optimizations.torch_internals import hook_registry
+from optimizations.torch_internals.argument_guard import Found, same_call
 
 if TYPE_CHECKING:
     from optimizations.capture.step.recording import Recording
+
+data_ptrs_equal = torch_internals.data_ptrs_equal
 
 MISSED = object()
 """What a steady replay gives for a call that it does not serve. Nothing was done then."""
@@ -60,6 +67,37 @@ class SteadyReplay:
             self.serve = _made(recording, tensors, rates)
 
 
+class Pace:
+    """Whether a comparison in C++ has become slow: once a dict was written, it looks into all dicts in each call.
+
+    Then it is to be made again, at most once in so many replays, twice as many each time.
+    """
+
+    def __init__(self, replays: int, compare: Callable[[], bool]) -> None:
+        compare()  # from the second time on it compares versions of dicts
+        self._fastest_ns = _time_ns(compare)
+        self._wait = PROBE_EVERY
+        self._next_making = replays + self._wait
+        self.next_look = replays + PROBE_EVERY
+
+    def is_slow(self, replays: int, compare: Callable[[], bool]) -> bool:
+        """To be asked at `next_look` replays; where True, it is taken as made again."""
+        self.next_look = replays + PROBE_EVERY
+        took_ns = min(_time_ns(compare), _time_ns(compare))
+        self._fastest_ns = min(self._fastest_ns, took_ns)
+        if took_ns <= SLOW * self._fastest_ns or replays < self._next_making:
+            return False
+        self._wait *= 2
+        self._next_making = replays + self._wait
+        return True
+
+
+def _time_ns(function: Callable[[], object]) -> int:
+    began = time.perf_counter_ns()
+    function()
+    return time.perf_counter_ns() - began
+
+
 _Serve = Callable[["Recording", tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -70,19 +108,24 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
         return None
     arguments, watch, inputs, outputs = recording.arguments, recording.watch, recording.inputs, recording.outputs
     take, inference, precision, other = arguments.beside_guards()
-    same, rest = same_call(
-        tensors,
-        watch.tensors,
-        watch.held(),
-        recording.gradients.parameters if expected else (),
-        expected,
-        distinct=arguments.distinct,
-        no_modes=arguments.no_modes,
-    )
-    unchanged = watch.rest_unchanged()
-    in_inference, precision_is = torch.is_inference_mode_enabled, precision_now
+    parameters = recording.gradients.parameters if expected else ()
+
+    def compare(tensors: Sequence[torch.Tensor]) -> tuple[Callable[[Found], bool], Any]:
+        state = watch.tensors, watch.held(), watch.held_in_dicts(), parameters, expected
+        return same_call(tensors, *state, distinct=arguments.distinct, no_modes=arguments.no_modes)
+
+    same, rest = compare(tensors)
+    pace = Pace(recording.replays, functools.partial(same, (tuple(tensors), rest)))
+    next_look = pace.next_look
+    beside = watch.rest()
+    data_ptr, handles = torch.Tensor.data_ptr, hook_registry.HANDLES
+    registered, hooks_unchanged, in_python = beside.hooks_registered, beside.hooks, beside.in_python
+    held, addresses_of_held, places_of_held = beside.tensors, beside.addresses, beside.indices
+    precision_is = precision_now
     region, bound, written, mutated = recording.region, bool(recording.bound), recording.written, recording.mutated
     rare: list[Callable[[Recording, list[torch.Tensor]], bool]] = []
+    if not (tensors or watch.tensors):  # in which looks would show it
+        rare.append(lambda recording, found: torch.is_inference_mode_enabled() is inference and not watched_by_others())
     if other is not None:
         rare.append(lambda recording, found: other(found))
     if region is not None:
@@ -94,35 +137,49 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     bind_at = inputs.bind_at
     prepare, take_results, replay = outputs.prepare, outputs.take, recording.graph.replay
     only = outputs.only()
-    allocate, write_to = (None, None) if only is None else only
+    allocate = None if only is None else only.allocate
     before = rates.write if rates.standing else None
     leave = recording.gradients.leave if leaves else None
     count_up = torch_internals.increment_version
 
     def serve(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal same, rest, next_look
         found = take(args, kwargs)
-        if found is None or not same((tuple(found), rest)):
-            return MISSED
-        if in_inference() is not inference or precision_is() != precision:
+        if found is None or not same((tuple(found), rest)) or precision_is() != precision:
             return MISSED
         for one in rare:
             if not one(recording, found):
                 return MISSED
-        addresses = [tensor.data_ptr() for tensor in found]
+        addresses = list(map(data_ptr, found))
         lie_elsewhere = addresses != inputs.bound_at
         if lie_elsewhere:
             if recording.shares(found) if written else holds_one_at(found, addresses):
                 return MISSED
             if moved is not None and moved(found):
                 return MISSED
-        if not unchanged():
+        if handles.next_id != registered and not hooks_unchanged():
             return MISSED
+        if in_python:
+            try:
+                for unchanged in in_python:
+                    if not unchanged():
+                        return MISSED
+            except UNREADABLE:
+                return MISSED
+        if not data_ptrs_equal(held, addresses_of_held, places_of_held):
+            return MISSED
+        if recording.replays >= next_look:
+            if pace.is_slow(recording.replays, functools.partial(same, (tuple(found), rest))):
+                same, rest = compare(found)
+            next_look = pace.next_look
 
         # From here on as `Recording.launch`.
-        if allocate is None or write_to is None:
+        if allocate is None or only is None:
             fresh = prepare()
         else:
-            write_to(result := allocate())
+            result = allocate()
+            if (address := data_ptr(result)) != only.address:
+                only.lead(address)
         if lie_elsewhere:
             bind_at(found, addresses)
         if before is not None:
@@ -135,7 +192,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
         if mutated:
             count_up(mutated)
         recording.replays += 1
-        if write_to is not None:
+        if allocate is not None:
             return result
         results = take_results(found, fresh)
         return recording.bind_results(results) if bound else results

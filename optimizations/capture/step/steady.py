@@ -86,6 +86,15 @@ def _taker_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TakeAll:
     count = len(args)
     if not kwargs and all(isinstance(one, torch.Tensor) for one in args):
         return lambda args, kwargs: None if kwargs or len(args) != count else [*args]
+    if not kwargs and count == 1 and type(args[0]) is dict and _holds_tensors(args[0]):
+        keys = list(args[0])
+
+        def take_dict(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+            if kwargs or len(args) != 1 or type(only := args[0]) is not dict or list(only) != keys:
+                return None
+            return [*only.values()]
+
+        return take_dict
     if not kwargs and count == 1 and (only := _taker(args[0])) is not None:
 
         def take_one(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
@@ -176,7 +185,7 @@ def _of_mapping(kind: Any, nest: Mapping[str, Any]) -> _Take | None:
         return None
     if not keys:
         return lambda value, found: type(value) is kind and not value
-    if kind is dict and all(isinstance(value, torch.Tensor) for value in nest.values()):
+    if kind is dict and _holds_tensors(nest):
 
         def take_values(value: Any, found: list[Any]) -> bool:
             if type(value) is not dict or list(value) != keys:
@@ -192,6 +201,11 @@ def _of_mapping(kind: Any, nest: Mapping[str, Any]) -> _Take | None:
         return type(value) is kind and list(value) == keys and values(members(value), found)
 
     return take
+
+
+def _holds_tensors(nest: Mapping[Any, Any]) -> bool:
+    """Whether it holds nothing but tensors, under names."""
+    return all(type(key) is str and isinstance(value, torch.Tensor) for key, value in nest.items())
 
 
 def _of_dataclass(kind: Any, nest: Any) -> _Take | None:

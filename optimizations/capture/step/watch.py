@@ -15,7 +15,7 @@ import time
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -36,6 +36,8 @@ LONG = 1000
 """Lists with more members (data, not settings) are compared by their length."""
 _PLAIN = (dict, OrderedDict, defaultdict, list)
 _OBJECTS = (dict, list, torch.nn.Module)
+UNREADABLE = KeyError, IndexError, TypeError, ValueError
+"""What reading entries that are gone raises; the last of an empty cell."""
 
 
 class _Entries:
@@ -109,6 +111,25 @@ class _Entries:
         return [now for now, then in zip(sizes, self._sizes, strict=True) if now != then]
 
 
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is compared in Python, and addresses.
+
+    Attributes:
+        hooks_registered: the number of PyTorch's that shows that hooks are as they were; None where it does not.
+        hooks: tells whether they are, whatever that number.
+        in_python: tell whether other things are. They may raise what `UNREADABLE` names: something is gone.
+        tensors, addresses, indices: for `torch_internals.data_ptrs_equal`.
+    """
+
+    hooks_registered: int | None
+    hooks: Callable[[], bool]
+    in_python: tuple[Callable[[], bool], ...]
+    tensors: Sequence[torch.Tensor]
+    addresses: Sequence[int]
+    indices: Sequence[int]
+
+
 class Watch:
     """Containers, closure cells and addresses of a step, as they were when this was made.
 
@@ -176,7 +197,8 @@ class Watch:
         self._in_dicts.freeze()
         self._asked.freeze()
         self._others.freeze()
-        self._guard = Guard(lambda: same_entries([_as_now(one) for one in held_in_dicts]))
+        self._held_in_dicts = held_in_dicts
+        self._guard = Guard(lambda: same_entries(self.held_in_dicts()))
         self._held = held
         self._values = Guard(lambda: same_values(self.held()))
         self.tensors = self._tensors = _with_addresses(state, reads, extra)
@@ -194,7 +216,7 @@ class Watch:
         arrays = self._arrays_stand if self._arrays else None
         in_host_memory = host.unchanged if host else None
         # What is compared in Python, where there is such, on the way of every call.
-        self._in_python = [one for one in (others, contents, self._hooks.unchanged, arrays, in_host_memory) if one]
+        self._in_python = [one for one in (self._hooks.unchanged, others, contents, arrays, in_host_memory) if one]
 
     def unchanged(self) -> bool:
         """Whether everything is as it was."""
@@ -215,33 +237,21 @@ class Watch:
                 if not same():
                     return False
             return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
-        except (KeyError, IndexError, TypeError, ValueError):  # ValueError: of an empty cell
+        except UNREADABLE:
             return False
 
     def held(self) -> list[Held]:
         """What `same_values` is asked about, as it is now."""
         return [_held_now(one) for one in self._held]
 
-    def rest_unchanged(self) -> Callable[[], bool]:
-        """A function that tells what `unchanged` tells, but for what is `held` and the looks of `tensors`.
+    def held_in_dicts(self) -> list[HeldEntries]:
+        """What `same_entries` is asked about, as it is now."""
+        return [_as_now(one) for one in self._held_in_dicts]
 
-        It may return False although nothing has changed. Only what this recording has is looked at.
-        """
-        entries, in_python = self._guard.holds, self._in_python
-        tensors, addresses, indices = self._tensors, self._addresses, self._indices
-
-        def unchanged() -> bool:
-            if not entries():
-                return False
-            try:
-                for same in in_python:
-                    if not same():
-                        return False
-            except (KeyError, IndexError, TypeError, ValueError):
-                return False
-            return _data_ptrs_equal(tensors, addresses, indices)
-
-        return unchanged
+    def rest(self) -> Rest:
+        """What `unchanged` looks at apart from what is `held`, here and in dicts, and the looks of `tensors`."""
+        hooks, *others = self._in_python
+        return Rest(self._hooks.registered, hooks, tuple(others), self._tensors, self._addresses, self._indices)
 
     def in_place(self) -> bool:
         """Whether tensors have the same memory."""
@@ -295,7 +305,7 @@ class Watch:
         try:
             entries = self._in_dicts, self._asked, self._others
             return not (all(one.objects_stand() for one in entries) and self.in_place())
-        except (KeyError, IndexError, TypeError, ValueError):
+        except UNREADABLE:
             return True
 
     def __len__(self) -> int:
