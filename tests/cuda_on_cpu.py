@@ -175,6 +175,8 @@ class FakeGraph:
 
 def at_address(address: int, size: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor of one dimension over `size` bytes that it does not own."""
+    if not size:
+        return torch.empty(0, dtype=dtype)
     return torch.frombuffer((ctypes.c_uint8 * size).from_address(address), dtype=dtype)
 
 

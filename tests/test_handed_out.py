@@ -23,6 +23,9 @@ CHANGES: list[Callable[[torch.Tensor], Any]] = [
     lambda y: setattr(y, "data", y.data[:1]),
     lambda y: y.rename_("a", "b"),
     lambda y: setattr(y, "__class__", type("Sub", (torch.Tensor,), {})),
+    lambda y: setattr(y, "name_of_the_callers_own", 1),
+    lambda y: setattr(y, "grad", torch.zeros(2, 3)),
+    lambda y: (y.requires_grad_(), y.sum().backward(), y.requires_grad_(False)),
 ]
 
 
@@ -30,7 +33,7 @@ CHANGES: list[Callable[[torch.Tensor], Any]] = [
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_caller_did_beyond_values_is_found(change: Callable[[torch.Tensor], Any], calls: int) -> None:
     results = [torch.zeros(2, 3), None, torch.ones(2, 3)]
-    handed_out = HandedOut(results, has_histories=False)
+    handed_out = HandedOut(results, "inference")
     for _ in range(calls):
         assert results[0] is not None
         results[0].add_(1)
@@ -41,7 +44,7 @@ def test_what_a_caller_did_beyond_values_is_found(change: Callable[[torch.Tensor
 
 def test_what_surrounds_a_call_changes_nothing() -> None:
     results = [torch.zeros(2, 3)]
-    handed_out = HandedOut(results, has_histories=False)
+    handed_out = HandedOut(results, "inference")
     for _ in range(FIRST_CALLS + 2):
         for surroundings in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
             with surroundings:
@@ -53,17 +56,31 @@ def test_what_surrounds_a_call_changes_nothing() -> None:
 
 def test_a_history_of_the_call_before_is_no_change_where_autograd_gives_one() -> None:
     results = [torch.zeros(2, 3)]
-    trained, not_trained = (HandedOut(results, has_histories=one) for one in (True, False))
+    trained, not_trained = (HandedOut(results, "forward"), HandedOut(results, "inference"))
     results[0].mul_(torch.ones(1, requires_grad=True))
     for _ in range(FIRST_CALLS + 2):
         assert trained.changed(results) == []
         assert not_trained.changed(results) == [0]
 
 
+@pytest.mark.parametrize("calls", [0, FIRST_CALLS + 2])
+@pytest.mark.parametrize("attach", [lambda y: y.retain_grad(), lambda y: setattr(y, "name_of_the_callers_own", 1)])
+def test_what_is_attached_to_a_result_with_a_history_is_found(
+    attach: Callable[[torch.Tensor], Any], calls: int
+) -> None:
+    saved, made = torch.ones(2, 3), torch.zeros(2, 3)
+    handed_out = HandedOut([saved, made], "forward")
+    made.mul_(torch.ones(1, requires_grad=True))
+    for _ in range(calls + 1):
+        assert handed_out.changed([saved, made]) == []
+    attach(made)
+    assert handed_out.changed([saved, made]) == [1]
+
+
 def test_nothing_that_was_handed_out_is_held() -> None:
     results = [torch.zeros(2, 3)]
     before = sys.getrefcount(results[0])
-    handed_out = HandedOut(results, has_histories=False)
+    handed_out = HandedOut(results, "inference")
     for _ in range(FIRST_CALLS + 2):
         assert handed_out.changed(results) == []
     after = sys.getrefcount(results[0])
@@ -77,7 +94,7 @@ def test_looks_that_keep_changing_are_not_laid_out_for_ever(monkeypatch: pytest.
         handed_out_module, "same_looks_of_each", lambda tensors: (laid_out.append(len(tensors)), same_looks(tensors))[1]
     )
     results = [torch.zeros(2, 3) for _ in range(4)]
-    handed_out = HandedOut(results, has_histories=True)
+    handed_out = HandedOut(results, "forward")
     for call in range(40):
         for number, result in enumerate(results):
             result.detach_()
@@ -92,7 +109,7 @@ def test_looks_that_keep_changing_are_not_laid_out_for_ever(monkeypatch: pytest.
 @pytest.mark.parametrize("count", [1, FEW, FEW + 1])
 def test_few_results_and_many_are_looked_at_alike(count: int) -> None:
     results = [torch.zeros(2, 3) for _ in range(count)]
-    handed_out = HandedOut(results, has_histories=False)
+    handed_out = HandedOut(results, "inference")
     for _ in range(FIRST_CALLS + 2):
         assert handed_out.changed(results) == []
     results[-1].t_()

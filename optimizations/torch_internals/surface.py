@@ -152,8 +152,8 @@ SUBCLASSED = (
     ),
     Surface(
         "TreeManagerContainer",
-        methods={"get_tree_manager": ("self",)},
+        methods={"_finalize_tree_manager": ("self",), "get_tree_manager": ("self",)},
         attributes=frozenset(("device_index", "lock", "tree_manager")),
-        overridden=frozenset(("get_tree_manager",)),
+        overridden=frozenset(("_finalize_tree_manager", "get_tree_manager")),
     ),
 )

@@ -3,16 +3,22 @@
 CUDAGraph Trees keep one tensor object per result and hand it out in each call. What a caller did to the object, and not
 to its values, would stay for the next one: a shape changed in place (`squeeze_`, `t_`), other memory (`set_`, `.data`),
 `requires_grad_`, a history. So each object is looked at before it is handed out again, all in two calls into C++.
+
+Note [What is attached to results]. C++ does not see attributes (`y.name = ...`, the marks of `mark_dynamic`), nor a
+gradient, nor `retain_grad()`: the next result would come with the gradient of this one, or be left without its own.
+Python is asked, of results that callers see: all of an inference, and of a forward those that get a history. What a
+forward saves is nobody's, and the results of a backward are not asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
+from optimizations.report.recordings import Direction
 from optimizations.torch_internals.argument_guard import same_looks_of_each
 
 MOST_LOOKS = 4
@@ -28,13 +34,15 @@ class HandedOut:
 
     Args:
         results: tensors as they were made, None at other places.
-        has_histories: autograd gives them a history in each call, and so may take the one of the call before.
+        direction: of a forward autograd gives them a history in each call, and so may take the one of the call before.
     """
 
-    def __init__(self, results: Sequence[torch.Tensor | None], *, has_histories: bool) -> None:
+    def __init__(self, results: Sequence[torch.Tensor | None], direction: Direction) -> None:
         self._places = [place for place, result in enumerate(results) if result is not None]
         self._all = len(self._places) == len(results)
-        self._has_histories = has_histories
+        self._has_histories = direction == "forward"
+        # Note [What is attached to results]
+        self._seen = set(self._places) if direction == "inference" else set()
         made = [result for result in results if result is not None]
         self._addresses = [None if result is None else result.data_ptr() for result in results]
         self._geometry = {place: _geometry(result) for place, result in zip(self._places, made, strict=True)}
@@ -50,9 +58,16 @@ class HandedOut:
             chosen = results if self._all else [results[place] for place in self._places]
             for look in looks:
                 if look(*chosen):
-                    return []
+                    if not self._anything_attached(results, self._seen):
+                        return []
+                    break
             del chosen
-        changed = [place for place in self._places if not self._is_as_it_was(results[place], place)]
+        changed = [
+            place
+            for place in self._places
+            if not self._is_as_it_was(results[place], place)
+            or (place in self._seen and self._anything_attached(results, [place]))
+        ]
         self._calls += 1
         if not changed and self._calls > FIRST_CALLS and self._laid_out < MOST_LAID_OUT:
             self._laid_out += 1
@@ -68,11 +83,22 @@ class HandedOut:
         """Whether it was made in inference mode."""
         return self._inference[place]
 
+    def _anything_attached(self, results: list[Any], places: Iterable[int]) -> bool:
+        """Note [What is attached to results]. `grad` of what is no leaf gives a warning."""
+        histories = self._has_histories
+        for place in places:
+            result = results[place]
+            if result.__dict__ or (result.retains_grad if histories else result.grad is not None):
+                return True
+        return False
+
     def _is_as_it_was(self, result: Any, place: int) -> bool:
         if type(result) is not torch.Tensor or result.data_ptr() != self._addresses[place]:
             return False
-        if result.requires_grad and not (self._has_histories and result.grad_fn is not None):
-            return False
+        if result.requires_grad:
+            if not (self._has_histories and result.grad_fn is not None):
+                return False
+            self._seen.add(place)
         return _geometry(result) == self._geometry[place] and result.is_inference() == self._inference[place]
 
 

@@ -35,11 +35,23 @@ left to what lies in it. If the check before the warm-up failed, another functio
 Note [Threads]. A compiled function may be called from any thread, and its manager belongs to the one that first did.
 So calls take turns. A thread that never used CUDA has no current context, which driver calls need. Work on another
 stream than the last call's waits for what is enqueued there, for both use the same memory.
+
+Note [Functions inside of functions]. An operator of the program's own may call a compiled function. While such an
+operator is warmed up or recorded, as part of another function, the inner function is part of that one too: it runs as
+it is, and the outer graph holds its kernels.
+
+Note [Results that outlive their functions]. Once the last function is gone, so are the graphs and their pool. Results
+of replays lie there without owning their memory. So those that somebody still holds get it before the pool goes. Stock
+leaves them in memory that belongs to nobody.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 import threading
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -87,6 +99,11 @@ MOST_RECORDINGS = 8
 """Recordings of one function at one place for sets of addresses that come back; see `replay.swaps`."""
 
 
+_exiting = threading.Event()
+"""Set when the interpreter begins to exit: then nobody reads a result any more."""
+atexit.register(_exiting.set)
+
+
 def container(device_index: int) -> EncoreContainer:
     """The container of this thread (of the thread whose backward this one runs) for a CUDA device."""
     containers = thread_containers()
@@ -109,6 +126,7 @@ class EncoreManager(CUDAGraphTreeManager):
     _record_function = with_globals(CUDAGraphTreeManager.record_function, CUDAGraphNode=EncoreNode)
 
     def __init__(self, device_index: int) -> None:
+        self._owner = os.getpid()
         self.turn = threading.RLock()
         self.entered = threading.local()
         self.last_stream: int | None = None
@@ -116,6 +134,7 @@ class EncoreManager(CUDAGraphTreeManager):
         self._held_iterations = 0
         self.uncaptured_forwards = 0
         self.running = False
+        self._runs_function = False
         self._checkpoint_due = False
         self._forwards_are_copied_out = False
         self._callers: set[int] = set()
@@ -137,6 +156,8 @@ class EncoreManager(CUDAGraphTreeManager):
         if resting():
             return self.ids_to_funcs[function_id].model(new_inputs)
         with self.turn:
+            if self._runs_function:  # Note [Functions inside of functions]
+                return self._function(function_id)(new_inputs)
             if self.running:  # stock calls itself once more after it ended an iteration
                 return super().run(new_inputs, function_id)
             self.enter(function_id)
@@ -165,7 +186,8 @@ class EncoreManager(CUDAGraphTreeManager):
 
     def execute_node(self, node: Any, new_inputs: list[Any]) -> Any:
         """As stock's; the next call like this one may be a steady one."""
-        outputs = super().execute_node(node, new_inputs)
+        with self._running_a_function():  # its session may capture it once more
+            outputs = super().execute_node(node, new_inputs)
         self._expect_steady_calls(node)
         return outputs
 
@@ -315,6 +337,22 @@ class EncoreManager(CUDAGraphTreeManager):
         if replayed and any(True for _ in node.path_live_weakrefs()):
             super().apply_checkpoint_execution_state_in_allocator()
 
+    def outlived(self) -> None:
+        """No function needs it any more. Note [Results that outlive their functions].
+
+        Called from wherever the last function was let go of. A forked child has no device to talk to.
+        """
+        if os.getpid() != self._owner or _exiting.is_set():
+            return
+        try:
+            self._let_held_results_own_their_memory()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            warnings.warn(
+                f"Results of CUDA graphs that are gone may be overwritten; {reason}. This is a defect of Encore.",
+                stacklevel=2,
+            )
+
     def leave_pool(self) -> None:
         """Leave the memory pool to those who hold results in it, and begin a new one. Everything is recorded again."""
         self._let_held_results_own_their_memory()
@@ -354,7 +392,8 @@ class EncoreManager(CUDAGraphTreeManager):
         function = self._function(function_id)
         warm_up = function.run = WarmUp(function.run)
         try:
-            return super().run_eager(new_inputs, function_id)
+            with self._running_a_function():
+                return super().run_eager(new_inputs, function_id)
         except BaseException as error:
             self.warmed_up_functions.discard(function_id)
             if not isinstance(error, Exception) or (warm_up.began and warm_up.results is None):
@@ -375,12 +414,22 @@ class EncoreManager(CUDAGraphTreeManager):
         self._note_uncaptured(function_id, failure)
         return warm_up.results if warm_up.began else function(new_inputs)
 
+    @contextlib.contextmanager
+    def _running_a_function(self) -> Iterator[None]:
+        """Note [Functions inside of functions]."""
+        before, self._runs_function = self._runs_function, True
+        try:
+            yield
+        finally:
+            self._runs_function = before
+
     def record_function(self, new_inputs: list[Any], function_id: Any) -> Any:
         """As stock's. A parameter that moved for the third time is patched instead; see `recording.fixed_inputs`.
 
         Note [A recording that fails].
         """
-        followed = self._followed(new_inputs, function_id)
+        with self._running_a_function():
+            followed = self._followed(new_inputs, function_id)
         if followed is not None:
             self._checkpoint_due = False
             return followed[0]
@@ -400,7 +449,8 @@ class EncoreManager(CUDAGraphTreeManager):
             free_before_process_groups_end(_free_all)
         inputs = self._kept_for_a_failure(new_inputs)
         try:
-            outputs = self._record_function(new_inputs, function_id)
+            with self._running_a_function():
+                outputs = self._record_function(new_inputs, function_id)
             tell_ranks(function)
             self._expect_steady_calls(self.current_node)
             self._patched_last(function_id, self.current_node.parent)
@@ -568,6 +618,11 @@ class EncoreContainer(TreeManagerContainer):
     """Stock's container, which ends its manager when no function needs it any more, with a manager of Encore's."""
 
     tree_manager: EncoreManager | None
+
+    def _finalize_tree_manager(self) -> None:
+        if self.tree_manager is not None:
+            self.tree_manager.outlived()
+        super()._finalize_tree_manager()
 
     def get_tree_manager(self) -> EncoreManager:
         with self.lock:

@@ -422,7 +422,7 @@ class EncoreNode(CUDAGraphNode):
             if tensor is not None:
                 unused = functools.partial(_unused, weakref.ref(self), place)
                 self.outputs_weakrefs[place].extra_ref_check = unused
-        self._handed_out = HandedOut(self.cached_tensor_outputs, has_histories=self.function.direction == "forward")
+        self._handed_out = HandedOut(self.cached_tensor_outputs, self.function.direction)
 
     def remove_node_cached_tensors(self) -> None:
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]

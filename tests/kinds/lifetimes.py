@@ -1,0 +1,84 @@
+"""What outlives a call: what is attached to results, results of models that are gone, functions inside of operators."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from torch import nn
+
+from kinds.world import STEPS, World, kind
+
+
+@kind()
+def results_with_something_attached(world: World) -> None:
+    net = world.module(nn.Linear(4, 4))
+    trained, plain = world.compile(net), world.compile(lambda x: x * 2)
+    for step in range(STEPS + 2):
+        y = trained(world.values(step))
+        world.note(y.retains_grad, sorted(vars(y)))
+        if step % 2:
+            y.retain_grad()
+            y.name_of_the_callers_own = step
+        y.square().sum().backward()
+        world.note(y.grad if step % 2 else None)
+        world.note_gradients(net)
+        z = plain(world.values(step))
+        world.note(z.grad is None, sorted(vars(z)))
+        z.requires_grad_()
+        z.square().sum().backward()
+        world.note(z.grad)
+        z.requires_grad_(False)
+        z.name_of_the_callers_own = step
+        del y, z
+
+
+@kind()
+def models_gone_before_their_results(world: World) -> None:
+    kept = []
+    for number in range(3):
+        net = world.module(nn.Linear(4, 4))
+        run = world.compile(net)
+        with torch.no_grad():
+            for step in range(STEPS):
+                y = run(world.values(step))
+        for _ in range(STEPS):
+            loss = run(world.values(number)).square().sum()
+            net.zero_grad()
+            loss.backward(retain_graph=True)
+        kept.append((y, y.clone()))
+        parameters = list(net.parameters())
+        del net, run, y
+        gc.collect()
+        if world.device != "cpu":
+            torch.cuda.empty_cache()
+        kept.append((world.values(number, 64, 64) * 0, torch.zeros_like(world.values(number, 64, 64))))
+        loss.backward()
+        world.note([parameter.grad for parameter in parameters])
+    for result, expected in kept:
+        world.note(result, torch.equal(result, expected))
+
+
+_INNER: dict[str, Any] = {}
+
+
+@torch.library.custom_op("kinds_of_programs::by_another", mutates_args=())
+def _by_another(x: torch.Tensor) -> torch.Tensor:
+    return _INNER["run"](x).clone()
+
+
+@_by_another.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@kind()
+def operators_that_call_compiled_functions(world: World) -> None:
+    inner = _INNER["run"] = world.compile(lambda x: x.sin() * 2)
+    outer = world.compile(lambda x: torch.ops.kinds_of_programs.by_another(x + 1) * 3)
+    try:
+        for step in range(STEPS):
+            world.note(outer(world.values(step)), inner(world.values(step + 30)))
+    finally:
+        _INNER.clear()

@@ -1,0 +1,122 @@
+"""Functions called inside of functions, and results that outlive the functions they came from."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from trees_on_cpu import Compiled, Model, check, values
+
+from optimizations.capture.trees import manager
+from optimizations.recording.generated import GeneratedCode
+
+__all__ = ["cuda_on_cpu"]
+
+
+class Outer:
+    """A function with an operator that calls another compiled function."""
+
+    def __init__(self, cuda: CudaOnCpu, inner: Compiled) -> None:
+        self.code = GeneratedCode(None)
+        self.inner = inner
+        self.last = Model(cuda)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        x, y, w = inputs
+        inputs.clear()
+        (made,) = self.inner.function([x, y, w])
+        return self.last([made, y, w])
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("known", [0, 1, 5])
+def test_a_function_may_call_another_one(cuda_on_cpu: CudaOnCpu, lean: bool, known: int) -> None:
+    """`known`: how often the inner one was called before."""
+    inner = Compiled(Model(cuda_on_cpu), lean=lean)
+    outer = Compiled(Outer(cuda_on_cpu, inner), lean=lean)
+    w = values(7)
+    for step in range(known):
+        inner(values(step), values(step), w)
+    for step in range(8):
+        x, y = values(step), values(-3 * step)
+        assert torch.equal(outer(x, y, w)[0], 2 * (2 * x + y * w) + y * w), step
+        assert torch.equal(inner(y, x, w)[0], 2 * y + x * w), step
+    for compiled in (outer, inner):
+        assert [report.direction for report in compiled.reports] == ["inference"]
+        assert not compiled.functions[0].uncaptured()
+    assert outer.reports[0].kernels == 2
+
+
+@pytest.fixture
+def owning(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many results were given memory of their own, each time that happened."""
+    found: list[int] = []
+    monkeypatch.setattr(
+        torch._C, "_cuda_setCheckpointPoolState", lambda device, state, stale, live: found.append(len(live))
+    )
+    return found
+
+
+def held_after(cuda: CudaOnCpu, calls: int) -> tuple[Any, Compiled]:
+    """The result of the last of so many calls, and the function."""
+    compiled, w, result = Compiled(Model(cuda)), values(7), None
+    for step in range(calls):
+        del result
+        torch.compiler.cudagraph_mark_step_begin()
+        (result,) = compiled.function([values(step), values(step + 1), w])
+    return result, compiled
+
+
+def test_results_own_their_memory_when_the_last_function_is_gone(cuda_on_cpu: CudaOnCpu, owning: list[int]) -> None:
+    result, compiled = held_after(cuda_on_cpu, 6)
+    expected, container = result.clone(), manager.container(0)
+    assert owning == []
+    del compiled
+    gc.collect()
+    assert container.tree_manager is None
+    assert owning == [1]
+    assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_results_of_warm_ups_and_recordings_own_their_memory_as_it_is(
+    cuda_on_cpu: CudaOnCpu, owning: list[int], calls: int
+) -> None:
+    result, compiled = held_after(cuda_on_cpu, calls)
+    del compiled
+    gc.collect()
+    assert (manager.container(0).tree_manager, owning) == (None, [])
+    assert result is not None
+
+
+def test_nothing_is_done_for_results_that_nobody_holds_or_in_another_process(
+    cuda_on_cpu: CudaOnCpu, owning: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, values(7))
+    del compiled
+    gc.collect()
+    result, compiled = held_after(cuda_on_cpu, 6)
+    own = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: own + 1)
+    del compiled
+    gc.collect()
+    assert (manager.container(0).tree_manager, owning) == (None, [])
+    assert result is not None
+
+
+def test_a_failure_on_the_way_is_told_and_ends_nothing(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise RuntimeError("the pool is in use")
+
+    monkeypatch.setattr(torch._C, "_cuda_setCheckpointPoolState", refused)
+    result, compiled = held_after(cuda_on_cpu, 6)
+    gc.collect()
+    with pytest.warns(UserWarning, match="RuntimeError: the pool is in use"):
+        del compiled
+    assert manager.container(0).tree_manager is None
+    assert result is not None
