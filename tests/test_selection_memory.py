@@ -14,6 +14,7 @@ import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from selection_on_cpu import RULES, make, pair, run, run_and_hold, run_pair, selection
+from simulated_workspaces import Workspaces, workspaces
 from trees_on_cpu import Compiled, Model, nodes
 
 import optimizations
@@ -21,10 +22,13 @@ from optimizations import torch_internals
 from optimizations.capture.trees import manager as manager_module
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.function import SELECTED
+from optimizations.captured.pools import claim
 from optimizations.selection import memory
 from optimizations.selection.memory import Borrowed
 
-__all__ = ["cuda_on_cpu", "make"]
+__all__ = ["cuda_on_cpu", "make", "workspaces"]
+
+BLOCK_BYTES = 4096
 
 
 @dataclass
@@ -197,6 +201,31 @@ def test_nothing_is_given_back_where_nothing_was_taken_or_calls_go_on_to_need_it
     run(compiled, 400)
     assert selection(compiled).kept == kept
     assert device.given_back == []
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_workspaces_of_measured_calls_take_no_memory_afterwards(
+    workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch, by_hand: bool
+) -> None:
+    """`by_hand`: the program has captured a graph itself, which may write to one."""
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: BLOCK_BYTES * len(workspaces.blocks))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    pool = workspaces.new_pool()
+    if not by_hand:
+        claim(pool)
+    workspaces.begin(0, pool)
+    workspaces.allocate("a result")
+    workspaces.end(0, pool)
+    before = torch.cuda.memory_reserved(0)
+    borrowed = Borrowed()
+    borrowed.begin(0)
+    workspaces.use()
+    workspaces.in_backward(0, workspaces.use)  # type: ignore[attr-defined]
+    workspaces.allocate("an intermediate result").owner = None
+    assert torch.cuda.memory_reserved(0) == before + 3 * BLOCK_BYTES
+    borrowed.end()
+    borrowed.give_back()
+    assert torch.cuda.memory_reserved(0) == before + (2 * BLOCK_BYTES if by_hand else 0)
 
 
 def test_nothing_is_given_back_inside_a_capture(device: Device) -> None:

@@ -77,6 +77,15 @@ def give_back() -> None:
         torch.cuda.empty_cache()
 
 
+def free_workspaces() -> None:
+    """Let go of the workspaces that cuBLAS keeps for each stream and thread, as each recording of CUDAGraph Trees does.
+
+    Not where the program has a memory pool: a graph that it captured by hand may write to one.
+    """
+    if not others_have_pools():
+        torch_internals.cudagraph_trees.clear_cublass_cache()
+
+
 def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream) -> None:
     """To be called after a capture in `pool` failed, which PyTorch 2.11 leaves half under way.
 

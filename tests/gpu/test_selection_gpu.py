@@ -229,6 +229,33 @@ def test_memory_is_what_a_program_without_graphs_has_once_none_is_needed(monkeyp
     assert after <= without + 4 * 2**20
 
 
+def test_measured_calls_leave_no_memory_behind_where_graphs_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither intermediate results nor workspaces of matrix products, of which forward and backward have one each."""
+    graphs_pay = Judged(("copy",), Decision("copy", "same", (), frozenset()))
+    monkeypatch.setattr(selector, "judge", lambda *arguments, **keywords: graphs_pay)
+
+    def reserved_after(compiled: Any) -> int:
+        x = torch.randn(256, 256, device="cuda", requires_grad=True)
+
+        def call(step: int) -> None:
+            compiled(x).sum().backward()
+            x.grad = None
+
+        settle(call)
+        for step in range(3):
+            call(step)
+        torch.cuda.synchronize()
+        return torch.cuda.memory_reserved()
+
+    without = reserved_after(torch.compile(many_kernels, backend="encore", options={"selection": "off"}))
+    torch.compiler.reset()
+    optimizations.reset()
+    torch.cuda.empty_cache()
+    measured = reserved_after(chosen(many_kernels))
+    assert {one.kept for one in selections()} == {"copy"}
+    assert measured <= without + 4 * 2**20, f"{measured >> 20} MiB, not {without >> 20}"
+
+
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
 def test_a_program_that_never_waits_for_its_device_settles(objective: str) -> None:
     """It is as far ahead as the driver lets it; inputs that stay the same take the longest of all proofs."""
