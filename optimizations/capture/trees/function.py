@@ -93,6 +93,7 @@ class RecordableFunction:
         callers: the threads that call functions of its manager.
         without_graph: why the function runs without a graph; None where it does not.
         copies_inputs: whether recordings copy all their inputs, as stock does.
+        not_followed: why addresses in its graphs are not changed any more; None where they may be.
         retired: whether selection has decided that it is served without a graph; `retiring` until its manager saw it.
         member: its place in selection; None where nothing is selected.
         turn: held by whoever calls functions of its manager; None until one has it.
@@ -119,6 +120,7 @@ class RecordableFunction:
         self.without_graph: str | None = None
         self.callers: set[int] = set()
         self.copies_inputs = False
+        self.not_followed: str | None = None
         self.retired = self.retiring = False
         self.member: Member | None = None
         self.turn: AbstractContextManager[Any] | None = None

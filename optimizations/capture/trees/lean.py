@@ -21,6 +21,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture import inner_graphs
+from optimizations.recording.session import one_line
 
 if TYPE_CHECKING:
     from optimizations.capture.trees.function import RecordableFunction
@@ -42,6 +43,7 @@ OTHER_ORDER = "no recording of it follows the one before it"
 CHANGED = "what its recording reads in place has changed"
 FIXED_INPUT_MOVED = "an input at a fixed address moved"
 INPUT_STILL_HELD = "the program holds an input that the graph would overwrite"
+NOT_FOLLOWED = "an address in its graph could not be changed"
 BACKWARD_PENDING = "a forward waits for its backward, and no step was marked"
 ANOTHER_FOLLOWS = "it was recorded as a second call of an iteration, too"
 WORK_IS_DUE = "work on its recording was due"
@@ -276,7 +278,12 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
             node.copied_bytes += node.copied_per_replay
             tracker = chosen.tracker
             if tracker is not None:
-                tracker.follow(inputs, fixed_in_place=in_place)
+                try:
+                    tracker.follow(inputs, fixed_in_place=in_place)
+                except Exception as error:
+                    not_followed = f"{NOT_FOLLOWED}: {one_line(error)}"
+                    function.went_the_full_way(not_followed)
+                    return manager.not_launched(node, not_followed, True, inputs, function_id)
             if node.non_static_input_idx:
                 node.copy_recording_inputs(inputs)
             chosen.graph.replay()

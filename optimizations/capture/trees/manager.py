@@ -64,8 +64,8 @@ from optimizations.capture.trees.alike import tell_ranks
 from optimizations.capture.trees.containers import shut_down, thread_containers
 from optimizations.capture.trees.endings import free_before_process_groups_end, in_a_process_group
 from optimizations.capture.trees.function import RecordableFunction, WarmUp, forget_recordings
-from optimizations.capture.trees.lean import INPUT_STILL_HELD, MOST_KEPT, SteadyCall, steadily, steady_call
-from optimizations.capture.trees.node import EncoreNode, StillHeld
+from optimizations.capture.trees.lean import MOST_KEPT, SteadyCall, steadily, steady_call
+from optimizations.capture.trees.node import EncoreNode, NotFollowed, NotLaunched
 from optimizations.captured.pools import Pool, claim, end_failed_capture, give_back
 from optimizations.recording.fixed_inputs import Answer
 from optimizations.replay.streams import make_context_current, wait_for_stream
@@ -170,16 +170,16 @@ class EncoreManager(CUDAGraphTreeManager):
                 return self.run_without_graph(new_inputs, function_id, reason)
             returned = {place: new_inputs[index] for place, index in function.returned_inputs.items()}
             self.running = True
-            held: EncoreNode | None = None
+            self._checkpoint_due = False
+            refused: tuple[EncoreNode, str, bool] | None = None  # not the error, which would hold this frame
             try:
                 outputs = super().run(new_inputs, function_id)
-            except StillHeld as error:
-                held = error.node
+            except NotLaunched as error:
+                refused = error.node, error.reason, isinstance(error, NotFollowed)
             finally:
                 self.running = False
-            if held is not None:
-                held.give_back_inputs(new_inputs)
-                return self.run_without_graph(new_inputs, function_id, INPUT_STILL_HELD)
+            if refused is not None:
+                return self.not_launched(*refused, new_inputs, function_id)
             if returned:
                 outputs = _with_inputs(outputs, returned)
             return self.kept_copied(function, outputs) if function.kept_outputs else outputs
@@ -243,6 +243,27 @@ class EncoreManager(CUDAGraphTreeManager):
         elif mode is trees.CompilationMode.BACKWARD:
             self.running_forwards_with_pending_backwards = False
         return outputs
+
+    def not_launched(
+        self, node: EncoreNode, reason: str, not_followed: bool, inputs: list[Any], function_id: Any
+    ) -> Any:
+        """Serve a call without the graph of `node`, which was chosen for it. See `node.NotLaunched`."""
+        node.give_back_inputs(inputs)
+        if not_followed:
+            node.function.not_followed = reason
+            self._drop(node)
+        return self.run_without_graph(inputs, function_id, reason)
+
+    def _drop(self, node: EncoreNode) -> None:
+        """Take a recording out of the tree, with all that follow it. Nobody holds a result of theirs."""
+        siblings = (self.roots if node.parent is None else node.parent.children)[node.wrapped_function.id]
+        siblings[:] = [one for one in siblings if one is not node]
+        if self.current_node is node:
+            self.current_node = node.parent
+        for one in below(node):
+            one.remove_node_cached_tensors()
+            one.release()
+        self._forget_steady_calls()
 
     def _any_from_the_pool(self, inputs: Sequence[Any]) -> bool:
         node = self.current_node
@@ -556,12 +577,8 @@ class EncoreManager(CUDAGraphTreeManager):
 
     def nodes(self) -> Iterator[EncoreNode]:
         """All recordings."""
-        nodes = list(self.get_roots()) if self.roots is not None else []
-        while nodes:
-            node = nodes.pop()
-            yield node
-            for children in node.children.values():
-                nodes.extend(children)
+        for root in list(self.get_roots()) if self.roots is not None else []:
+            yield from below(root)
 
     def shutdown(self) -> None:
         """As stock's; frees what the nodes hold in addition to their graphs as well. Nothing can be run any more.
@@ -577,6 +594,16 @@ class EncoreManager(CUDAGraphTreeManager):
             super().shutdown()
             for node in nodes:
                 node.release()
+
+
+def below(node: EncoreNode) -> Iterator[EncoreNode]:
+    """A recording and all that follow it."""
+    nodes = [node]
+    while nodes:
+        found = nodes.pop()
+        yield found
+        for children in found.children.values():
+            nodes.extend(children)
 
 
 def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -20,6 +20,10 @@ Note [Results that were changed]. The tensor objects that replays hand out again
 may have given one another shape, other memory or a history in place. `handed_out` finds those, and they are made again:
 when they are to be handed out the next time, and when somebody asks whether one is held that lies elsewhere by now.
 
+Note [Addresses that cannot be changed]. The driver may refuse to change a node of the graph, at the first call whose
+input moved or at any later one. The recording is of no use then, for what it reads is not known. The call is served
+without it, and the function is recorded again, to copy its inputs.
+
 Note [Inputs that are returned]. A generated function may return an input as it is: a later partition of the same
 program reads it, or writes it. The graph's own output is then the placeholder, which is another tensor than the
 caller's. So where there are several partitions the caller's tensor is handed out instead, as the function does without
@@ -30,6 +34,7 @@ right, and the caller's tensor was not written.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import weakref
@@ -43,15 +48,16 @@ from optimizations.appliers.device import RecordingTools, device_tools
 from optimizations.appliers.triton_kernels import triton_kernels
 from optimizations.capture.trees.function import RecordableFunction
 from optimizations.capture.trees.handed_out import HandedOut
-from optimizations.capture.trees.lean import Reference, nobody_holds
+from optimizations.capture.trees.lean import INPUT_STILL_HELD, NOT_FOLLOWED, Reference, nobody_holds
 from optimizations.capture.trees.outputs import require_replayable
+from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.pools import pool_memory
 from optimizations.captured.recapture import recapture, register_generators, uncollected
 from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.description import Counted, describe
 from optimizations.recording.examination import Recorded
 from optimizations.recording.fixed_inputs import FixedInputs
-from optimizations.recording.session import Session
+from optimizations.recording.session import Session, one_line
 from optimizations.recording.trial import Effects
 from optimizations.replay.addresses import AddressTracker
 from optimizations.replay.swaps import Swaps
@@ -60,12 +66,24 @@ from optimizations.report.recordings import RecordingReport
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
 
 
-class StillHeld(Exception):
-    """An input of this call is held, whose memory the graph writes over. Nothing was launched."""
+class NotLaunched(Exception):
+    """A recording was chosen for a call, and cannot serve it. Nothing was launched."""
 
-    def __init__(self, node: EncoreNode) -> None:
-        super().__init__("a result that the graph writes over is held")
+    def __init__(self, node: EncoreNode, reason: str) -> None:
+        super().__init__(reason)
         self.node = node
+        self.reason = reason
+
+
+class StillHeld(NotLaunched):
+    """An input of this call is held, whose memory the graph writes over."""
+
+
+class NotFollowed(NotLaunched):
+    """What the graph reads could not be changed. Note [Addresses that cannot be changed]."""
+
+    def __init__(self, node: EncoreNode, error: Exception) -> None:
+        super().__init__(node, f"{NOT_FOLLOWED}: {one_line(error)}")
 
 
 class EncoreNode(CUDAGraphNode):
@@ -233,7 +251,10 @@ class EncoreNode(CUDAGraphNode):
             self._session,
             frozenset(index for index in recorded.fixed if self._seen[index].untyped_storage().data_ptr() in storages),
         )
-        if function.copies_inputs:
+        if function.not_followed is not None:
+            self._session.decline(function.not_followed)
+            self.fixed_inputs.refused = function.not_followed
+        elif function.copies_inputs:
             self._session.decline("selection found that copying the inputs costs no more")
         self._active = self._session.active
 
@@ -284,7 +305,10 @@ class EncoreNode(CUDAGraphNode):
         """As stock's; notes whether it was an input at a fixed address that spoke against this recording."""
         statuses = torch_internals.cudagraph_utils.CheckInvariantStatus
         if self._copying is None:
-            self.copy_inputs(self.function.copies_inputs)
+            try:
+                self.copy_inputs(self.function.copies_inputs)
+            except Exception as error:
+                raise NotFollowed(self, error) from error
         if self._tracker is not None and self._tracker.refuses(inputs):
             return statuses.StaticInputIdxMismatch, lambda: "an input moved to where it cannot be read in place"
         if self.prefers_recording(inputs):
@@ -301,7 +325,7 @@ class EncoreNode(CUDAGraphNode):
         if self.forget_histories() and CUDAGraphNode._check_liveness(indices, output_refs):
             return True
         if indices is self.expected_dead_indices_after_graph:
-            raise StillHeld(self)
+            raise StillHeld(self, INPUT_STILL_HELD)
         return False
 
     def all_outputs_are_dead(self) -> bool:
@@ -329,7 +353,10 @@ class EncoreNode(CUDAGraphNode):
 
     def _copy_inputs_and_remove_from_src(self, dsts: list[Any], srcs: list[Any]) -> None:
         if self._tracker is not None:
-            self._tracker.follow(srcs)
+            try:
+                self._tracker.follow(srcs)
+            except Exception as error:
+                raise NotFollowed(self, error) from error
         super()._copy_inputs_and_remove_from_src(dsts, srcs)
 
     def copy_recording_inputs(self, inputs: list[Any]) -> None:
@@ -405,10 +432,10 @@ class EncoreNode(CUDAGraphNode):
         if self._session is None:
             return
         self.function.last_seen(self)
-        if self._session is not None:
-            self._session.close()
-        if self.fixed_inputs is not None:
-            self.fixed_inputs.close()
+        for held in (self._session, self.fixed_inputs):
+            if held is not None:
+                with contextlib.suppress(CudaCallFailed):  # it is lost; what is freed after it is not
+                    held.close()
         self._session = None
         self.fixed_inputs = None
         self._tracker = None

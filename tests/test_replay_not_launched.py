@@ -1,0 +1,102 @@
+"""Calls that a recording was chosen for and could not serve: they are served without it, and nothing is raised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from simulated_cuda import fails
+from trees_on_cpu import Compiled, Model, check, nodes, values
+
+from optimizations.capture.trees.containers import managers, shut_down
+from optimizations.capture.trees.function import forget_recordings
+from optimizations.capture.trees.manager import EncoreManager
+from optimizations.capture.trees.node import StillHeld
+
+__all__ = ["cuda_on_cpu"]
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("which", [0, 1])
+def test_addresses_that_the_driver_does_not_change_cost_indirection(
+    cuda_on_cpu: CudaOnCpu, which: int, lean: bool
+) -> None:
+    """Two functions, of which the second reads the first one's result in graph memory and another input in place."""
+    functions = [Compiled(Model(cuda_on_cpu), lean=lean) for _ in range(2)]
+    w = values(7)
+
+    def step(number: int, *failing: str) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        made, expected = values(number), values(number)
+        for index, compiled in enumerate(functions):
+            y = values(number + index)
+            with fails(cuda_on_cpu.driver, *(failing if index == which else ())):
+                (made,) = compiled.function([made, y, w])
+            expected = 2 * expected + y * w
+            assert torch.equal(made, expected), number
+
+    def in_place(compiled: Compiled) -> bool:
+        return any(one.indirect for one in compiled.reports[-1].inputs)
+
+    for number in range(10):
+        step(number)
+    assert all(map(in_place, functions))
+    step(10, "cuGraphExecKernelNodeSetParams")
+    for number in range(11, 20):
+        step(number, "cuGraphExecKernelNodeSetParams")
+    captures = cuda_on_cpu.captures
+    for number in range(20, 30):
+        step(number)
+    assert cuda_on_cpu.captures == captures, "what was recorded again serves"
+    report = functions[which].reports[-1]
+    assert report.replays >= 10 and report.off is not None
+    assert "an address in its graph could not be changed: CudaCallFailed: cuGraphExecKernelNodeSetP" in report.off
+    assert [in_place(compiled) for compiled in functions] == [index != which for index in range(2)]
+    (uncaptured,) = functions[which].functions[0].uncaptured()
+    assert (uncaptured.reason, uncaptured.calls) == (report.off, 1)
+
+
+def test_what_a_reset_cannot_free_does_not_keep_the_rest(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu, hides_y=True))
+    w = values(7)
+    for number in range(20):
+        x, y = values(number), values(number + 1)
+        assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
+        if any(node.session is not None and node.session._candidate for node in nodes()):
+            break
+    else:
+        pytest.fail("no proof was under way")
+    with fails(cuda_on_cpu.driver, "cuGraphExecDestroy", "cuGraphDestroy"):
+        shut_down()
+        forget_recordings()
+    assert managers() == []
+    check(compiled, w)
+
+
+def test_what_is_put_off_for_a_recording_does_not_wait_for_the_next_one(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that was to be recorded turns out to hold what the graph would write over."""
+    compiled, other = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
+    weights = [values(7), values(8), values(9)]
+    check(compiled, weights[0])
+    followed = EncoreManager._followed
+
+    def held(manager: EncoreManager, inputs: list[Any], function_id: Any) -> Any:
+        if manager.current_node is not None:
+            raise StillHeld(manager.current_node, "held")
+        return followed(manager, inputs, function_id)
+
+    for _ in range(2):
+        torch.compiler.cudagraph_mark_step_begin()
+        (kept,) = other.function([values(1), values(2), weights[0]])
+        monkeypatch.setattr(EncoreManager, "_followed", held)
+        x, y = values(3), values(4)
+        (out,) = compiled.function([x, y, weights[1]])
+        assert torch.equal(out, 2 * x + y * weights[1])
+        monkeypatch.setattr(EncoreManager, "_followed", followed)
+        del kept, out
+    check(compiled, weights[2])
+    check(other, weights[1])
