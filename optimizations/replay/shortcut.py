@@ -80,6 +80,53 @@ LAYERS = (
         ("the shortcut does the same",),
     ),
     Layer(
+        "torch.autograd.function.Function.apply",
+        (
+            "binds default arguments of a function that has a `setup_context`",
+            "runs the function under functorch's transforms",
+            "looks through all arguments for tensors that functorch left behind",
+        ),
+        (
+            "AOTAutograd's have none",
+            "while a transform is active, the function's own `apply` is called",
+            "so does the first call; guards tell such tensors from others, by their keys (`replay.plain_function`)",
+        ),
+    ),
+    Layer(
+        "torch._functorch._aot_autograd.runtime_wrappers.AOTDispatchAutograd.post_compile.CompiledFunction",
+        (
+            "in a forward: hands in random states, and keeps them for the backward",
+            "wraps results that alias others, and makes views of some again",
+            "marks saved tensors whose sizes differ from call to call, and saves sizes",
+            "looks whether what is saved are tensors",
+            "saves tensors, marks results without gradients",
+            "in a backward: compiles it, refuses to be differentiated again, and to be repeated where that is not safe",
+        ),
+        (
+            "only for graphs without such states `replay.plain_function` takes its place",
+            "only for graphs without such results",
+            "only for graphs without such sizes",
+            "PyTorch looks when they are saved",
+            "`replay.plain_function` does the same",
+            "such a backward goes to its own method",
+        ),
+    ),
+    Layer(
+        "torch._functorch._aot_autograd.runtime_wrappers._backward_prologue_functional",
+        (
+            "refuses to run under functorch's transforms, or with deterministic algorithms on that were off before",
+            "picks out gradients of results that have one",
+            "refuses subclasses of tensors that were not expected, and unwraps those that were",
+            "brings gradients to the strides that the backward was compiled for",
+        ),
+        (
+            "the backward's own method is called then, and refuses",
+            "their places are known",
+            "a gradient of another type goes to the backward's own method",
+            "`replay.plain_function` does the same",
+        ),
+    ),
+    Layer(
         "torch._functorch._aot_autograd.runtime_wrappers.SerializableCompiledFunction.__call__",
         ("carries what writes the function to AOTAutograd's cache",),
         ("calling it does nothing but call on",),

@@ -1,8 +1,8 @@
 """Calls of a trained graph that avoid wrappers: around AOTAutograd's `autograd.Function`, and inside of it.
 
-The function itself stays PyTorch's: it saves tensors for the backward, marks what has no gradient, checks tangents, and
-compiles the backward when it is first needed. What is avoided lies in front of it (`RuntimeWrapper`), and between it
-and what launches: it looks up `compiled_fw` and `compiled_bw` in each call, which then are functions that lead straight
+The function itself stays PyTorch's, and compiles the backward when it is first needed; `plain_function` has its methods
+for graphs that need little of them. What is avoided here lies in front of it (`RuntimeWrapper`), and between it and
+what launches: it looks up `compiled_fw` and `compiled_bw` in each call, which then are functions that lead straight
 to the one that Inductor made. `shortcut.LAYERS` says what each wrapper does; the same holds here, with these
 differences: versions of inputs that the graph writes are counted up, inputs that never need gradients are detached,
 gradients are on, and views are tracked as the wrapper has it.
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.replay import plain_function
 from optimizations.torch_internals import wrappers
 
 
@@ -41,16 +42,18 @@ def straight_to(
     grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch_internals.set_grad_enabled
     view_replay, set_view_replay = torch_internals.is_view_replay_enabled, torch_internals.set_view_replay_enabled
     without_autocast, increment_version = torch_internals.DisableAutocast, torch.autograd.graph.increment_version
-    apply = function.apply
+    apply: Callable[..., Any] | None = None
     waiting = [("compiled_fw", False), ("compiled_bw", True)]
 
     def run(arguments: list[Any]) -> Any:
-        nonlocal full_calls
+        nonlocal full_calls, apply
         if full_calls or profiler._is_profiler_enabled or debug.RECORD_GRAPH_EXECUTION:
             full_calls = max(0, full_calls - 1)
             return full(arguments)
-        if waiting:
+        if waiting or apply is None:
             waiting[:] = [one for one in waiting if not _led_straight(function, *one)]
+            if apply is None:
+                apply = plain_function.lead_straight(function, autocast_off=autocast_off)
         if written:
             increment_version([arguments[index] for index in written])
         for index in detached:
@@ -84,10 +87,24 @@ def _led_straight(function: Any, attribute: str, keep_dynamo_out: bool) -> bool:
     if graph is not None:
         straight: Any = _straight(graph, stock)
         if keep_dynamo_out:  # a backward may be called outside of what Dynamo keeps out of
-            straight = torch.compiler.disable(straight, reason="as PyTorch does around compiled backwards")
+            straight = _kept_out_of(straight)
         straight._boxed_call = True
         setattr(function, attribute, straight)
     return True
+
+
+def _kept_out_of(straight: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that Dynamo does not look into, called without more ado where Dynamo looks into nothing anyway.
+
+    So it is in autograd's threads.
+    """
+    dynamo_looks = torch_internals.eval_frame_callback
+    kept_out: Callable[..., Any] = torch.compiler.disable(straight, reason="as PyTorch does around compiled backwards")
+
+    def run(arguments: list[Any]) -> Any:
+        return straight(arguments) if dynamo_looks() is None else kept_out(arguments)
+
+    return run
 
 
 def _straight(graph: Any, full: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

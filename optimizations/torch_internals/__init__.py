@@ -247,6 +247,30 @@ NAMES: dict[str, Private] = {
         "see that a wrapper is the one that was looked at",
         after="torch._dynamo",
     ),
+    "OutputType": Private(
+        "torch._functorch._aot_autograd.schemas", "OutputType", _CHECKED_HERE, "see what a trained graph needs"
+    ),
+    "PlainTensorMeta": Private(
+        "torch._functorch._aot_autograd.schemas", "PlainTensorMeta", _CHECKED_HERE, "see what a trained graph needs"
+    ),
+    "are_functorch_transforms_active": Private(
+        "torch", "_C._are_functorch_transforms_active", _CHECKED_HERE, "call autograd functions as stock does"
+    ),
+    "coerce_to_expected_memory_format": Private(
+        "torch._functorch._aot_autograd.runtime_wrappers",
+        "coerce_to_expected_memory_format",
+        _CHECKED_HERE,
+        "bring tangents to their strides as stock does",
+    ),
+    "eval_frame_callback": Private(
+        "torch", "_C._dynamo.eval_frame.get_eval_frame_callback", _CHECKED_HERE, "keep Dynamo out where it is not"
+    ),
+    "graph_task_keeps_graph": Private(
+        "torch", "_C._autograd._get_current_graph_task_keep_graph", _CHECKED_HERE, "see that a graph is retained"
+    ),
+    "unwrap_dead_wrappers": Private(
+        "torch._functorch.utils", "unwrap_dead_wrappers", _CHECKED_HERE, "call autograd functions as stock does"
+    ),
     "autograd_function_post_compile": Private(
         "torch._functorch._aot_autograd.runtime_wrappers",
         "AOTDispatchAutograd.post_compile",

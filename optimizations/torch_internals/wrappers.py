@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from inspect import CO_VARARGS
 from types import CodeType, FunctionType
 from typing import Any
@@ -66,6 +67,93 @@ def autograd_function(compiled: Any) -> Any | None:
     function = getattr(compiled, "__self__", None)
     known = isinstance(function, type) and issubclass(function, torch.autograd.Function)
     return function if known and hasattr(function, "compiled_fw") and hasattr(function, "compiled_bw") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """What a forward and its backward do around their compiled functions, of a graph that needs nothing special.
+
+    Attributes:
+        returned: how many of the compiled forward's results are returned, the first ones.
+        saved_with_check, saved_without_check: which are saved, with and without a look at their versions later.
+        without_gradient: places of tensors among those returned that have none.
+        tangents: the places of those that have, each with the memory format that the backward was compiled for.
+        compiled_for_nondeterminism: the backward is refused where deterministic algorithms are asked for.
+    """
+
+    returned: int
+    saved_with_check: slice
+    saved_without_check: slice
+    without_gradient: tuple[int, ...]
+    tangents: tuple[tuple[int, Any], ...]
+    compiled_for_nondeterminism: bool
+
+
+def plain_function(function: Any) -> Plain | None:
+    """What an autograd function of AOTAutograd's has to do, None where that is not all. It has been called before.
+
+    Its methods are PyTorch's, or stand for them and refuse second derivatives.
+    """
+    known = _codes(torch_internals.autograd_function_post_compile.__code__)
+    held = _closure(function.forward)
+    metadata = function.metadata
+    if function.forward.__code__ not in known or held.get("backward_state_indices") or not _is_plain(metadata):
+        return None
+    if function.maybe_subclass_metadata is not None or not getattr(function.compiled_fw, "_boxed_call", False):
+        return None
+    tensors = [
+        (place, info) for place, info in enumerate(metadata.output_info) if issubclass(info.raw_type, torch.Tensor)
+    ]
+    places = [place for place, info in tensors if info.requires_grad]
+    formats = metadata.subclass_tangent_meta
+    if len(formats) != len(places) or not all(
+        type(one) is torch_internals.PlainTensorMeta and one.memory_format for one in formats
+    ):
+        return None
+    return Plain(
+        returned=metadata.num_forward_returns,
+        saved_with_check=metadata.tensors_saved_for_backwards_with_vc_check_slice,
+        saved_without_check=metadata.tensors_saved_for_backwards_no_vc_check_slice,
+        without_gradient=tuple(place for place, info in tensors if not info.requires_grad),
+        tangents=tuple((place, one.memory_format) for place, one in zip(places, formats, strict=True)),
+        compiled_for_nondeterminism=metadata.deterministic is not None and not metadata.deterministic,
+    )
+
+
+def _is_plain(metadata: Any) -> bool:
+    """Whether nothing is aliased, functionalized, or differs in size from call to call."""
+    special = (
+        metadata.num_mutated_inp_runtime_indices,
+        metadata.num_outputs_aliased,
+        metadata.num_unsafe_view_outputs,
+        metadata.num_intermediate_bases,
+        metadata.num_symints_saved_for_bw,
+        metadata.num_opaque_objects_saved_for_bw,
+        metadata.dynamic_saved_tensors_idxs,
+        metadata.num_graphsafe_rng_states,
+        metadata.is_rng_op_functionalized,
+        metadata.tokens,
+        metadata.num_backward_tokens,
+    )
+    plain = torch_internals.OutputType.non_alias
+    return (
+        not any(special)
+        and metadata.num_forward_returns == len(metadata.output_info)
+        and all(info.output_type is plain for info in metadata.output_info)
+    )
+
+
+def _closure(function: FunctionType) -> dict[str, Any]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """All code in it, however deep."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _codes(constant)
 
 
 def saved_by(context: Any) -> list[torch.Tensor]:
