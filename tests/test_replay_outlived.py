@@ -1,9 +1,10 @@
-"""Functions called inside of functions, and results that outlive the functions they came from."""
+"""Functions called inside of functions, and results that outlive calls, and the functions they came from."""
 
 from __future__ import annotations
 
 import gc
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -49,6 +50,29 @@ def test_a_function_may_call_another_one(cuda_on_cpu: CudaOnCpu, lean: bool, kno
         assert [report.direction for report in compiled.reports] == ["inference"]
         assert not compiled.functions[0].uncaptured()
     assert outer.reports[0].kernels == 2
+
+
+def test_results_that_threads_keep_for_ever_do_not_end_the_graphs(cuda_on_cpu: CudaOnCpu) -> None:
+    """The first results lie in graph memory, and nobody lets go of them."""
+    model, w = Model(cuda_on_cpu), values(7)
+    compiled = Compiled(model)
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def serve(number: int) -> None:
+        for step in range(number, number + (10 if number else 1)):
+            x, y = values(step), values(2 * step)
+            torch.compiler.cudagraph_mark_step_begin()
+            (out,) = compiled.function([x, y, w])
+            kept.append((out, 2 * x + y * w))
+
+    serve(0)
+    for number in range(1, 6):
+        thread = threading.Thread(target=serve, args=(number,))
+        thread.start()
+        thread.join()
+    assert all(torch.equal(out, expected) for out, expected in kept)
+    (uncaptured,) = compiled.functions[0].uncaptured()
+    assert (uncaptured.reason, uncaptured.calls) == (manager.KEPT, manager.PATIENCE_OF_THREADS)
 
 
 @pytest.fixture

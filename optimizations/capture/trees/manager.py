@@ -10,8 +10,8 @@ somebody holds a result of the one before. If so,
 * that result is marked, by its function and place: from then on it is copied out of the pool right after each launch,
   so that nobody can hold it in there again;
 * after `PATIENCE` iterations in which something was still held, the pool is left to those who hold it, and everything
-  is recorded again in a new one. This is not done where several threads call: what one of them holds is soon let go,
-  and a capture would disturb the others.
+  is recorded again in a new one. Where several threads call it takes `PATIENCE_OF_THREADS`: what one of them holds is
+  mostly let go soon, and a capture would disturb the others.
 
 A program that holds nothing pays only for the look at what stock's own bookkeeping already knows.
 
@@ -77,6 +77,9 @@ TreeManagerContainer: Any = trees.TreeManagerContainer
 
 PATIENCE = 4
 """Iterations in a row that run without graphs because results are held, before a new pool is begun."""
+
+PATIENCE_OF_THREADS = 32
+"""The same where several threads call."""
 
 KEPT = "the program holds a result that the graph would overwrite"
 FORWARD_UNCAPTURED = "its forward ran without a graph"
@@ -296,7 +299,9 @@ class EncoreManager(CUDAGraphTreeManager):
             self._held_iterations += 1
             self._mark_kept({reference.data_ptr() for reference in live})
         patience = PATIENCE if any(self.roots.values()) else 0  # what was only warmed up is soon recorded
-        if self._held_iterations > patience and len(self._callers) == 1:
+        if len(self._callers) > 1:
+            patience = PATIENCE_OF_THREADS
+        if self._held_iterations > patience:
             self.leave_pool()
 
     def _histories_forgotten(self) -> bool:
