@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from trees_on_cpu import Compiled, Model, check, values
+from trees_on_cpu import Compiled, Model, check, nodes, values
 
+from optimizations.capture.trees import function as function_module
 from optimizations.capture.trees import manager
 from optimizations.recording.generated import GeneratedCode
 
@@ -73,6 +74,35 @@ def test_results_that_threads_keep_for_ever_do_not_end_the_graphs(cuda_on_cpu: C
     assert all(torch.equal(out, expected) for out, expected in kept)
     (uncaptured,) = compiled.functions[0].uncaptured()
     assert (uncaptured.reason, uncaptured.calls) == (manager.KEPT, manager.PATIENCE_OF_THREADS)
+
+
+def test_reports_are_made_while_other_threads_record(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that a report reads grows, and is let go of, in the middle of it."""
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, values(7))
+    (function,) = compiled.functions
+    function.ran_without_graph("a reason")
+    report = function_module.UncapturedCalls
+
+    def noted(*arguments: Any) -> Any:
+        function.ran_without_graph(f"reason {len(function._uncaptured)}")
+        return report(*arguments)
+
+    monkeypatch.setattr(function_module, "UncapturedCalls", noted)
+    assert [calls.reason for calls in function.uncaptured()] == ["a reason"]
+
+    (node,) = nodes()
+    describe = type(node).describe
+
+    def let_go_meanwhile(node: Any) -> Any:
+        monkeypatch.setattr(type(node), "describe", describe)
+        node.release()
+        return describe(node)
+
+    monkeypatch.setattr(type(node), "describe", let_go_meanwhile)
+    assert [recording.replays > 0 for recording in function.recordings()] == [True]
 
 
 @pytest.fixture

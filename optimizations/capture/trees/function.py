@@ -214,7 +214,7 @@ class RecordableFunction:
         return replays - before >= IDLE_REPLAYS
 
     def _alive(self) -> list[Recording]:
-        return [node for reference, last in self._recordings if not last and (node := reference()) is not None]
+        return [node for reference, last in list(self._recordings) if not last and (node := reference()) is not None]
 
     def selection(self) -> SelectionReport | None:
         """See `report.ReportedFunction`."""
@@ -266,11 +266,14 @@ class RecordableFunction:
         self._full_ways[reason] += 1
 
     def recordings(self) -> Sequence[RecordingReport]:
-        """See `report.ReportedFunction`."""
+        """See `report.ReportedFunction`. Other threads may call the function meanwhile."""
         found: list[RecordingReport] = []
-        for reference, last in self._recordings:
+        for reference, last in list(self._recordings):
             node = reference()
-            found += last or ([node.describe()] if node is not None else [])
+            try:
+                found += last or ([node.describe()] if node is not None else [])
+            except ReferenceError:  # another thread let go of it just now
+                found += last
         return found
 
     def kept(self) -> KeptResults | None:
@@ -281,11 +284,11 @@ class RecordableFunction:
 
     def uncaptured(self) -> Sequence[UncapturedCalls]:
         """See `report.ReportedFunction`."""
-        return [UncapturedCalls(self.direction, reason, calls) for reason, calls in self._uncaptured.items()]
+        return [UncapturedCalls(self.direction, reason, calls) for reason, calls in list(self._uncaptured.items())]
 
     def full_ways(self) -> Sequence[FullWay]:
         """See `report.ReportedFunction`."""
-        return [FullWay(self.direction, reason, calls) for reason, calls in self._full_ways.items()]
+        return [FullWay(self.direction, reason, calls) for reason, calls in list(self._full_ways.items())]
 
 
 Record = Callable[..., tuple[Callable[[list[Any]], Any], Any]]

@@ -581,8 +581,9 @@ class EncoreManager(CUDAGraphTreeManager):
             self.last_stream = stream
 
     def nodes(self) -> Iterator[EncoreNode]:
-        """All recordings."""
-        for root in list(self.get_roots()) if self.roots is not None else []:
+        """All recordings. Other threads may record meanwhile."""
+        roots = self.roots or {}
+        for root in [one for recorded in list(roots.values()) for one in recorded]:
             yield from below(root)
 
     def shutdown(self) -> None:
@@ -607,7 +608,7 @@ def below(node: EncoreNode) -> Iterator[EncoreNode]:
     while nodes:
         found = nodes.pop()
         yield found
-        for children in found.children.values():
+        for children in list(found.children.values()):
             nodes.extend(children)
 
 
