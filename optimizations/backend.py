@@ -19,6 +19,7 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
+from optimizations.capture.inner_graphs import resting
 from optimizations.capture.trees.hook import Maker, asking, captured_by
 from optimizations.options import Options, WrongOption
 from optimizations.placement import Feeds, Placement, place, untouched
@@ -78,9 +79,10 @@ def encore(
         selection.compile_s = time.perf_counter() - started
     LEDGER.add(entry)
     if placement.feeds is not None:
-        feeds = Feeds(placement.feeds, graph_module.forward if placement.feeds.apart else None)
+        original = graph_module.forward
+        feeds = Feeds(placement.feeds, original if placement.feeds.apart else None)
         _FEEDS.add(feeds)
-        compiled = _fed(compiled, feeds)
+        compiled = _fed(compiled, feeds, original)
     if not settings.lean:
         return compiled
     binding, entry.binding = _binding(graph_module)
@@ -185,18 +187,25 @@ def _maker(
     return EncoreMaker(Choice(settings.indirection), entry.functions.append, lean=settings.lean, selection=selection)
 
 
-def _fed(compiled: Callable[..., Any], feeds: Feeds) -> Callable[..., Any]:
-    """The function Dynamo calls in place of the graph. A plain function: Dynamo wraps it and calls it by that."""
+def _fed(compiled: Callable[..., Any], feeds: Feeds, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function Dynamo calls in place of the graph. A plain function: Dynamo wraps it and calls it by that.
+
+    `original` is the graph before placement.
+    """
     if not feeds.is_plain:
         compiled = torch_internals.innermost_fn(compiled)  # Dynamo keeps out of `run` already
 
         def run(*arguments: Any) -> Any:
+            if not resting() and feeds.inside_a_capture():  # Note [Captures of the program's own] in `placement.feeds`
+                return original(*arguments)
             return feeds.call(compiled, arguments)
 
         return run
     compiled_of_list = taking_a_list(compiled)
 
     def run_plainly(*arguments: Any) -> Any:
+        if not resting() and feeds.inside_a_capture():
+            return original(*arguments)
         with feeds.turn:  # Note [Threads] in `placement.feeds`
             return compiled_of_list([*feeds.bind(arguments)])
 

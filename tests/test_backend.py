@@ -139,6 +139,28 @@ def test_placed_graphs_are_fed_and_follow_their_attributes(on_cpu: list[dict[str
             assert bits(list(run(*arguments))) == bits([module(x)])
 
 
+def test_in_a_capture_of_the_programs_own_the_graph_runs_as_it_was(
+    on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it is fed with would be read by each replay, and later calls write it. A step of Encore's is no such one."""
+    module = Masked().eval()
+    graph_module, inputs = _traced(module)
+    served: list[str] = []
+    as_it_was = runner(graph_module, inputs)
+    monkeypatch.setattr(graph_module, "forward", lambda *given: (served.append("as it was"), as_it_was(*given))[1])
+    bind = Feeds.bind
+    monkeypatch.setattr(Feeds, "bind", lambda self, *given: (served.append("fed"), bind(self, *given))[1])
+    with torch.no_grad():
+        x = torch.randn(2, 3)
+        ((_, arguments),) = graphs_of(module, x)
+        for captured, rests in ((False, False), (True, False), (True, True), (False, False)):
+            monkeypatch.setattr(Feeds, "inside_a_capture", lambda self, captured=captured: captured)
+            monkeypatch.setattr(backend, "resting", lambda rests=rests: rests)
+            run = encore(graph_module, inputs, options={"lean": False})
+            assert bits(list(run(*arguments))) == bits([module(x)])
+    assert served == ["fed", "as it was", "fed", "fed"]
+
+
 def test_several_compiled_functions_keep_to_themselves(on_cpu: list[dict[str, Any]]) -> None:
     modules = [Masked().eval(), Masked().eval()]
     modules[1].mask = modules[1].mask + 1

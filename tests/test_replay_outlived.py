@@ -76,9 +76,7 @@ def test_results_that_threads_keep_for_ever_do_not_end_the_graphs(cuda_on_cpu: C
     assert (uncaptured.reason, uncaptured.calls) == (manager.KEPT, manager.PATIENCE_OF_THREADS)
 
 
-def test_reports_are_made_while_other_threads_record(
-    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reports_are_made_while_other_threads_record(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that a report reads grows, and is let go of, in the middle of it."""
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, values(7))

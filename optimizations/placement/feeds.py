@@ -17,6 +17,12 @@ Note [Threads]
 What is fed lies in memory that the next call overwrites, and the graph reads it when it is launched. So calls from
 several threads take turns from feeding to launching. What is evaluated before and behind the graph needs no turn.
 
+Note [Captures of the program's own]
+A CUDA graph that the program captures by hand repeats copies from the addresses, and reads the device memory, that it
+saw, and later calls write both. So a call inside of such a capture does not come here: the graph runs as it was before
+placement, uncompiled, and what it does with CPU values is what eager PyTorch does in a capture. A step that is captured
+by Encore rests on what is kept here: it compares CPU values before each launch.
+
 Note [Errors]
 What is evaluated on the CPU raises what it raises in eager PyTorch, before the graph was launched. Whatever the call
 would have changed is then as it was, and so is the state here: the next call starts from the beginning.
@@ -53,6 +59,7 @@ class Feeds:
     def __init__(self, plan: FeedPlan, original: Callable[..., Any] | None = None) -> None:
         self.turn = threading.RLock()
         self._plan = plan
+        self._on_gpu = plan.device.type == "cuda"
         self._original = original
         self._kept = picker(plan.kept)
         self._passed = picker(plan.passed)
@@ -72,6 +79,10 @@ class Feeds:
         """Whether `bind` is all there is to a call."""
         plan = self._plan
         return not (plan.before or plan.copied_out or plan.results is not None or plan.apart)
+
+    def inside_a_capture(self) -> bool:
+        """Whether the caller's stream captures. Note [Captures of the program's own]."""
+        return self._on_gpu and torch.cuda.is_current_stream_capturing()
 
     def call(self, compiled: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """What the original graph returns for `arguments`. `compiled` is the rewritten graph.
