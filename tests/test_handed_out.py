@@ -116,3 +116,34 @@ def test_few_results_and_many_are_looked_at_alike(count: int) -> None:
     assert handed_out.changed(results) == [count - 1]
     results[-1].t_()
     assert handed_out.changed(results) == []
+
+
+class Saving(torch.autograd.Function):
+    """Saves a tensor that is neither its argument nor its result, as AOTAutograd's functions do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(saved)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return tangent * 2, None
+
+
+def test_what_a_forward_saves_can_be_reached_and_is_looked_at() -> None:
+    """Hooks of saved tensors get the very object, and autograd's node gives it out."""
+    results: list[torch.Tensor | None] = [torch.zeros(2, 3), torch.ones(2, 3)]
+    handed_out = HandedOut(results, "forward")
+    x, given = torch.ones(2, requires_grad=True), []
+    for _ in range(FIRST_CALLS + 2):
+        assert handed_out.changed(results) == []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: (given.append(tensor), tensor)[1], lambda one: one
+        ):
+            Saving.apply(x, results[1])
+    assert len(given) == FIRST_CALLS + 2 and all(tensor is results[1] for tensor in given)
+    out = Saving.apply(x, results[1])
+    assert out.grad_fn.saved_tensors[0] is results[1]
+    out.grad_fn.saved_tensors[0].data = torch.ones(2, 3)
+    assert handed_out.changed(results) == [1]

@@ -13,27 +13,28 @@ from typing import Any
 from optimizations import torch_internals
 from optimizations.torch_internals import replaced_attribute
 
-_resting = 0
+at_rest_now = 0
+"""How many blocks of `at_rest` are under way."""
 
 
 def resting() -> bool:
     """Whether graphs of compiled modules are to run as the functions they were made of."""
-    return _resting > 0
+    return at_rest_now > 0
 
 
 @contextlib.contextmanager
 def at_rest() -> Iterator[None]:
     """Compiled modules run without CUDA graphs of their own inside the block, in all threads."""
-    global _resting
+    global at_rest_now
     manager: Any = torch_internals.cudagraph_trees.CUDAGraphTreeManager
 
     # `_run` is looked up in each call. `run` is not to be replaced: functions compiled inside the block keep it.
     def run(self: Any, new_inputs: list[Any], function_id: Any) -> Any:
         return self.ids_to_funcs[function_id].model(new_inputs)
 
-    _resting += 1
+    at_rest_now += 1
     try:
         with replaced_attribute(manager, "_run", run):
             yield
     finally:
-        _resting -= 1
+        at_rest_now -= 1

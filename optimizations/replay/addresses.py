@@ -73,6 +73,7 @@ class AddressTracker:
     Attributes:
         indices: the inputs that are read in place, ascending.
         addresses: by input, the address the graph reads it at; None for other inputs.
+        pending: whether `launched` has something to do.
         moves: calls in which an input had moved.
         pointer_bytes: bytes written for that so far.
         placeholder_bytes: bytes copied so far because an input could not be read in place.
@@ -101,7 +102,7 @@ class AddressTracker:
         self._owned = owned
         self._fill = fill
         # Note [What a launch has done]: written for the next launch; or written by one, so that they need not be again.
-        self._pending = False
+        self.pending = False
         self._written = False
         self.indices = [one.index for one in inputs]
         self.addresses: list[int | None] = list(recorded)
@@ -164,7 +165,7 @@ class AddressTracker:
     def _point(self, moved: Mapping[int, int]) -> None:
         try:
             self.pointer_bytes += self._pointers.point(moved)
-            self._pending, self._written = True, False
+            self.pending, self._written = True, False
             for index, address in moved.items():
                 self.addresses[index] = address
         except BaseException:
@@ -202,8 +203,8 @@ class AddressTracker:
 
     def launched(self) -> None:
         """To be called after each launch."""
-        if self._pending:
-            self._pending, self._written = False, True
+        if self.pending:
+            self.pending, self._written = False, True
 
 
 _data_ptrs_equal = torch_internals.data_ptrs_equal

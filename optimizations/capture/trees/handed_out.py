@@ -2,7 +2,8 @@
 
 CUDAGraph Trees keep one tensor object per result and hand it out in each call. What a caller did to the object, and not
 to its values, would stay for the next one: a shape changed in place (`squeeze_`, `t_`), other memory (`set_`, `.data`),
-`requires_grad_`, a history. So each object is looked at before it is handed out again, all in two calls into C++.
+`requires_grad_`, a history. So each object is looked at before it is handed out again, all in two calls into C++. That
+goes for what a forward saves too: hooks of saved tensors get the very object, and `grad_fn.saved_tensors` gives it out.
 
 Note [What is attached to results]. C++ does not see attributes (`y.name = ...`, the marks of `mark_dynamic`), nor a
 gradient, nor `retain_grad()`: the next result would come with the gradient of this one, or be left without its own.

@@ -12,6 +12,7 @@ anything was done for it, so stock's behaviour is kept.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture import inner_graphs
-from optimizations.recording.session import one_line
+from optimizations.recording.session import Stage, one_line
 
 if TYPE_CHECKING:
     from optimizations.capture.trees.function import RecordableFunction
@@ -195,11 +196,11 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
     turn, entered, device_index = manager.turn, manager.entered, manager.device_index
     entered_as = "backward" if is_backward else "forward"
     executing, steps = trees.ExecutionState.EXECUTION, trees.MarkStepBox
-    generations = trees.GenerationTracker
+    generations, done = trees.GenerationTracker, Stage.DONE
     data_ptrs_equal = torch_internals.data_ptrs_equal
 
     def call(inputs: list[Any]) -> Any:
-        if inner_graphs.resting():
+        if inner_graphs.at_rest_now:
             return full(inputs)
         with turn:
             if manager.running:  # it is called from within a call that goes the full way
@@ -233,7 +234,7 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                 if one.state != one.node.state:
                     why = CHANGED
                     continue
-                if not data_ptrs_equal(inputs, one.addresses, one.compared):
+                if one.compared and not data_ptrs_equal(inputs, one.addresses, one.compared):
                     why = FIXED_INPUT_MOVED
                     continue
                 if one.dead_before and still_alive(one.node, one.dead_before):
@@ -259,7 +260,7 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                 if still_alive(current, current.results_alive):
                     return in_full(inputs, RESULTS_HELD)
             session = chosen.session
-            if session is not None and session.active and not session.rests():
+            if session is not None and session.stage is not done and not session.rests():
                 return in_full(inputs, WORK_IS_DUE)
 
             node = chosen.node
@@ -287,7 +288,7 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
             if node.non_static_input_idx:
                 node.copy_recording_inputs(inputs)
             chosen.graph.replay()
-            if tracker is not None:
+            if tracker is not None and tracker.pending:
                 tracker.launched()
             outputs: list[Any] = node.cached_results()
             inputs.clear()
@@ -304,6 +305,84 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
     return call
 
 
+MANY = 4
+"""More references than that are asked about together (`Many`)."""
+
+
+class Many(list[Reference]):
+    """So many references that asking one by one takes longer than all else of a call.
+
+    The counts are kept that were there when nobody held any result; where they are those, nobody does. `rearranged`
+    begins that again.
+    """
+
+    __slots__ = ("_arrangement", "_idle")
+
+    def __init__(self, references: Sequence[Reference]) -> None:
+        super().__init__(references)
+        self._idle: list[Idle] | None = None
+        self._arrangement = 0
+
+    def idle(self) -> bool:
+        """Whether it is plain that nobody holds any."""
+        found = self._idle
+        return found is not None and self._arrangement == _arrangement and all(map(Idle.stand, found))
+
+    def are_idle(self) -> None:
+        """To be told that nobody holds any."""
+        self._idle, self._arrangement = Idle.of(self), _arrangement
+
+
+_arrangement = 0
+"""Counts how often the references that stock keeps became others. They may not, between two calls of one recording."""
+
+
+def rearranged() -> None:
+    """To be called when tensors that stock keeps were made or let go, or their references are counted otherwise."""
+    global _arrangement
+    _arrangement += 1
+
+
+class Idle:
+    """Counts of references to results of one recording while nobody holds them."""
+
+    __slots__ = ("_cached", "_pick", "_storages", "_tensor_counts", "_weak")
+
+    def __init__(self, references: Sequence[Reference]) -> None:
+        known = [(held[place], place) for held, place, _ in references if held[place] is not None]
+        kept = [place for reference, place in known if reference.extra_ref_check is not None]
+        self._weak = [reference.ref for reference, _ in known]
+        self._cached = references[0][2]
+        self._pick = _picker(kept)
+        self._storages = list(map(_storage_use_count, map(_cdata, self._weak)))
+        self._tensor_counts = list(map(sys.getrefcount, self._pick(self._cached)))
+
+    @staticmethod
+    def of(references: Sequence[Reference]) -> list[Idle]:
+        """By recording."""
+        found: dict[int, list[Reference]] = {}
+        for one in references:
+            found.setdefault(id(one[2]), []).append(one)
+        return [Idle(some) for some in found.values()]
+
+    def stand(self) -> bool:
+        """Whether the counts are these still."""
+        return (
+            list(map(_storage_use_count, map(_cdata, self._weak))) == self._storages
+            and list(map(sys.getrefcount, self._pick(self._cached))) == self._tensor_counts
+        )
+
+
+def _picker(places: Sequence[int]) -> Callable[[list[Any]], list[Any]]:
+    """What picks these places of a list."""
+    if places and list(places) == list(range(places[0], places[-1] + 1)):
+        return operator.itemgetter(slice(places[0], places[-1] + 1))
+    return lambda values: [values[place] for place in places if place < len(values)]
+
+
+_cdata = operator.attrgetter("cdata")
+
+
 def still_alive(node: EncoreNode, references: Sequence[Reference]) -> bool:
     """The same for results on the path of `node`, by more than a backward that nobody holds."""
     return any_alive(references) and (not node.forget_histories() or any_alive(references))
@@ -311,6 +390,9 @@ def still_alive(node: EncoreNode, references: Sequence[Reference]) -> bool:
 
 def any_alive(references: Sequence[Reference]) -> bool:
     """Whether one of these references is to a result that somebody holds."""
+    many = type(references) is Many and _HOLDERS_ARE_COUNTED
+    if many and references.idle():  # type: ignore[attr-defined]
+        return False
     for held, place, cached in references:
         reference = held[place]
         if reference is None:
@@ -326,6 +408,8 @@ def any_alive(references: Sequence[Reference]) -> bool:
             continue
         if not still_unused():
             return True
+    if many:
+        references.are_idle()  # type: ignore[attr-defined]
     return False
 
 

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,15 @@ from optimizations.appliers.device import RecordingTools, device_tools
 from optimizations.appliers.triton_kernels import triton_kernels
 from optimizations.capture.trees.function import RecordableFunction
 from optimizations.capture.trees.handed_out import HandedOut
-from optimizations.capture.trees.lean import INPUT_STILL_HELD, NOT_FOLLOWED, Reference, nobody_holds
+from optimizations.capture.trees.lean import (
+    INPUT_STILL_HELD,
+    MANY,
+    NOT_FOLLOWED,
+    Many,
+    Reference,
+    nobody_holds,
+    rearranged,
+)
 from optimizations.capture.trees.outputs import require_replayable
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.pools import pool_memory
@@ -378,16 +387,16 @@ class EncoreNode(CUDAGraphNode):
     def cached_results(self) -> list[Any]:
         """The outputs of a replay, as `reconstruct_outputs` gives them."""
         cached: list[Any] = self.cached_tensor_outputs
-        if not cached or not all(self.unaliased_in_all_paths):
+        if not cached or False in self.unaliased_in_all_paths:
             results: list[Any] = self.reconstruct_outputs()
             return results
         handed_out = self._handed_out
         if handed_out is not None and handed_out.changed(cached):
             self._restore_results()
-        if self.function.direction != "inference":  # where a hook shows as a gradient that is required
+        # In inference a hook shows as a gradient that is required.
+        if self.function.direction != "inference" and list(map(_hooks, cached)).count(None) != len(cached):
             for output in cached:
-                if output._backward_hooks is not None:
-                    output._backward_hooks = None
+                output._backward_hooks = None
         return cached.copy()
 
     def reconstruct_outputs(self) -> Any:
@@ -418,14 +427,15 @@ class EncoreNode(CUDAGraphNode):
         return nobody_holds(self.cached_tensor_outputs, place)
 
     @functools.cached_property
-    def results_alive(self) -> list[Reference]:
+    def results_alive(self) -> Sequence[Reference]:
         """Where the references to all results are that are alive after the graph."""
         return self.references(self.live_indices_after_graph)
 
-    def references(self, indices: Sequence[tuple[int, int]]) -> list[Reference]:
+    def references(self, indices: Sequence[tuple[int, int]]) -> Sequence[Reference]:
         """Where the references to these results are, given as stock does (depth in the path, place)."""
         cached = [node.cached_tensor_outputs for node in self._path_from_root]
-        return [(self.path_weakrefs[depth], place, cached[depth]) for depth, place in indices]
+        found = [(self.path_weakrefs[depth], place, cached[depth]) for depth, place in indices]
+        return Many(found) if len(found) > MANY else found
 
     def release(self) -> None:
         """Give back what the node holds in addition to the graph. It cannot be run any more."""
@@ -445,6 +455,7 @@ class EncoreNode(CUDAGraphNode):
     def _initialize_cached_tensors(self) -> None:
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
         super()._initialize_cached_tensors()
+        rearranged()
         for place, tensor in enumerate(self.cached_tensor_outputs):
             if tensor is not None:
                 unused = functools.partial(_unused, weakref.ref(self), place)
@@ -454,7 +465,12 @@ class EncoreNode(CUDAGraphNode):
     def remove_node_cached_tensors(self) -> None:
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
         self._handed_out = None
+        rearranged()
         super().remove_node_cached_tensors()
+
+    def _mark_prior_graph_output_as_aliased(self, index: tuple[int, int]) -> None:
+        super()._mark_prior_graph_output_as_aliased(index)
+        rearranged()
 
     # Tensors over memory that they do not own
 
@@ -570,6 +586,9 @@ def _unused(reference: weakref.ref[EncoreNode], place: int) -> bool:
     """Notes [Held for a backward] and [Results that were changed]."""
     node = reference()
     return node is not None and node.is_unused(place)
+
+
+_hooks = operator.attrgetter("_backward_hooks")
 
 
 def _is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:

@@ -1,0 +1,142 @@
+"""Steady calls of a forward that hands out many results: who holds one is asked of all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from trees_on_cpu import COUNT, Model, nodes, values
+
+from optimizations import torch_internals
+from optimizations.capture.trees import lean
+from optimizations.capture.trees.maker import EncoreMaker
+from optimizations.indirection.plan import Choice
+
+__all__ = ["cuda_on_cpu"]
+
+W = values(7)
+RESULTS = lean.MANY + 3
+
+
+class Forward(Model):
+    """Hands out more results of which nothing is asked but that they are there."""
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        outputs = super().__call__(inputs)
+        if self.cuda.capturing is None:
+            return outputs + [outputs[0].clone() for _ in range(RESULTS - 1)]
+        return outputs + [self.cuda.allocate(COUNT) for _ in range(RESULTS - 1)]
+
+
+class Backward(Model):
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        del inputs[3:]
+        return super().__call__(inputs)
+
+
+class Training:
+    def __init__(self, cuda: CudaOnCpu) -> None:
+        self.functions: list[Any] = []
+        self.forward = self._made(Forward(cuda), 3, outputs=RESULTS, is_backward=False)
+        self.backward = self._made(Backward(cuda), 2 + RESULTS, outputs=1, is_backward=True)
+        for start in range(40):  # until all inputs are proven
+            self.step(start)
+        self.ways()
+
+    def _made(self, model: Model, inputs: int, *, outputs: int, is_backward: bool) -> Callable[[list[Any]], list[Any]]:
+        placeholder = torch_internals.cudagraph_utils.PlaceholderInfo("a", None, [], None)
+        made: Callable[[list[Any]], list[Any]] = EncoreMaker(
+            Choice.HOST, self.functions.append, lean=True
+        ).cudagraphify(
+            model,
+            (2,),
+            device_index=0,
+            placeholders=[placeholder] * inputs,
+            constants=(),
+            is_backward=is_backward,
+            is_inference=False,
+            stack_traces=[None] * outputs,
+        )
+        return made
+
+    def step(self, start: float, look: Callable[[list[torch.Tensor]], Any] = lambda saved: None) -> Any:
+        """A step of training; what `look` gives of the saved results is given back."""
+        torch.compiler.cudagraph_mark_step_begin()
+        x, y, tangent = values(start), values(start + 1), values(start + 2)
+        saved = self.forward([x, y, W])
+        expected = 2 * x + y * W
+        assert torch.equal(saved[0], expected)
+        seen = look(saved)
+        given = [tangent, saved[0], W, *saved[1:]]
+        saved.clear()
+        (gradient,) = self.backward(given)
+        assert torch.equal(gradient, 2 * tangent + expected * W)
+        return seen
+
+    def ways(self) -> list[str]:
+        """Why calls went the full way since it was asked last."""
+        found = [way.reason for function in self.functions for way in function.full_ways()]
+        for function in self.functions:
+            function._full_ways.clear()
+        return found
+
+
+def test_results_that_nobody_holds_are_not_asked_about_one_by_one(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(cuda_on_cpu)
+    asked: list[int] = []
+    references = lean._references
+    monkeypatch.setattr(lean, "_references", lambda values, at: (asked.append(at), references(values, at))[1])
+    for start in range(4):
+        training.step(start)
+    assert training.ways() == []
+    assert set(asked) <= {0}, "the gradient, the only result of the backward, is asked about alone"
+
+
+HOLDS: dict[str, Callable[[list[torch.Tensor]], Any]] = {
+    "the result": lambda saved: saved[3],
+    "a view of it": lambda saved: saved[3][4:8],
+    "a backward": lambda saved: torch.ones(COUNT, requires_grad=True) * saved[3],
+}
+
+
+@pytest.mark.parametrize("held", sorted(HOLDS))
+def test_one_of_many_that_is_held_sends_calls_the_full_way(cuda_on_cpu: CudaOnCpu, held: str) -> None:
+    training = Training(cuda_on_cpu)
+    seen = training.step(1, HOLDS[held])
+    assert lean.INPUT_STILL_HELD in training.ways(), "the backward would write over it"
+    del seen
+    for start in range(8):
+        training.step(start)
+    training.ways()
+    for start in range(4):
+        training.step(start)
+    assert training.ways() == []
+
+
+def test_a_result_that_is_made_again_is_one_of_many_again(cuda_on_cpu: CudaOnCpu) -> None:
+    training = Training(cuda_on_cpu)
+    training.step(1, lambda saved: saved[3].unsqueeze_(0).dim())
+    training.ways()
+    assert training.step(2, lambda saved: saved[3].shape) == (COUNT,)
+    for start in range(4):
+        training.step(start)
+    assert training.ways() == []
+    seen = training.step(1, lambda saved: saved[3])
+    assert lean.INPUT_STILL_HELD in training.ways() and seen.shape == (COUNT,)
+
+
+def test_counts_are_those_of_the_references_that_stock_keeps_now(cuda_on_cpu: CudaOnCpu) -> None:
+    training = Training(cuda_on_cpu)
+    node = next(one for one in nodes() if one.function is training.functions[0])
+    references = node.references([(0, place) for place in range(RESULTS)])
+    assert type(references) is lean.Many
+    assert not lean.any_alive(references) and references.idle()
+    node._mark_prior_graph_output_as_aliased((0, 2))
+    assert not references.idle() and lean.any_alive(references), "what is aliased counts as held, as under stock"
+    node.remove_node_cached_tensors()
+    assert not references.idle() and not lean.any_alive(references)
