@@ -12,7 +12,7 @@ from trees_on_cpu import Compiled, Model, check, nodes, values
 
 from optimizations.capture.trees.containers import managers, shut_down
 from optimizations.capture.trees.function import forget_recordings
-from optimizations.capture.trees.manager import EncoreManager
+from optimizations.capture.trees.manager import INSIDE_CAPTURE, EncoreManager
 from optimizations.capture.trees.node import StillHeld
 
 __all__ = ["cuda_on_cpu"]
@@ -100,3 +100,47 @@ def test_what_is_put_off_for_a_recording_does_not_wait_for_the_next_one(
         del kept, out
     check(compiled, weights[2])
     check(other, weights[1])
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_functions_run_without_their_graphs_where_the_program_captures(cuda_on_cpu: CudaOnCpu, lean: bool) -> None:
+    """A forward and its backward, on the stream that the program captures on; before, between and behind replays."""
+    forward_model, backward_model, w = Model(cuda_on_cpu), Model(cuda_on_cpu), values(7)
+    forward = Compiled(forward_model, is_inference=False, lean=lean)
+    backward = Compiled(backward_model, is_inference=False, is_backward=True, lean=lean)
+
+    def step(number: int) -> None:
+        x, y, tangent = values(number), values(number + 1), values(number + 2)
+        torch.compiler.cudagraph_mark_step_begin()
+        (saved,) = forward.function([x, y, w])
+        expected = 2 * x + y * w
+        assert torch.equal(saved, expected), number
+        (grad,) = backward.function([tangent, saved, w])
+        assert torch.equal(grad, 2 * tangent + expected * w), number
+
+    def capture(number: int) -> tuple[int, int]:
+        before = cuda_on_cpu.replays + cuda_on_cpu.captures, len(forward_model.runs) + len(backward_model.runs)
+        stream, cuda_on_cpu.stream, cuda_on_cpu.inside_capture = cuda_on_cpu.stream, 5, True
+        for _ in range(2):
+            step(number)
+        cuda_on_cpu.stream, cuda_on_cpu.inside_capture = stream, False
+        after = cuda_on_cpu.replays + cuda_on_cpu.captures, len(forward_model.runs) + len(backward_model.runs)
+        return after[0] - before[0], after[1] - before[1]
+
+    for number in range(4):
+        assert capture(100 + number) == (0, 4), "each function runs as it is"
+        step(number)
+    for number in range(8):
+        step(number)
+    waits = list(cuda_on_cpu.waits)
+    replays, runs = cuda_on_cpu.replays, len(forward_model.runs)
+    assert capture(200) == (0, 4)
+    cuda_on_cpu.stream = 9
+    step(9)
+    assert cuda_on_cpu.waits == [*waits, 1], "the stream of the calls before the capture"
+    cuda_on_cpu.stream = 1
+    for number in range(10, 14):
+        step(number)
+    assert (cuda_on_cpu.replays - replays, len(forward_model.runs) - runs) == (10, 2)
+    uncaptured = [one for function in forward.functions for one in function.uncaptured()]
+    assert sum(one.calls for one in uncaptured if one.reason == INSIDE_CAPTURE) == 10

@@ -86,3 +86,24 @@ def test_a_capture_of_the_program_holds_the_cpu_values_that_it_saw(indirection: 
         x.add_(1)
         graph.replay()
         torch.testing.assert_close(captured, x * 7 + 3)
+
+
+def test_a_capture_of_the_program_may_hold_compiled_functions() -> None:
+    """Forward and backward, which have CUDA graphs of their own outside of it."""
+    net = torch.nn.Linear(16, 16, device="cuda")
+    compiled = encore(net)
+    x, inside = torch.randn(8, 16, device="cuda"), torch.randn(8, 16, device="cuda")
+
+    def train(given: torch.Tensor, module: torch.nn.Module) -> list[torch.Tensor]:
+        return list(torch.autograd.grad(module(given).square().mean(), list(net.parameters())))
+
+    for _ in range(8):
+        torch.testing.assert_close(train(x, compiled), train(x, net))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = train(inside, compiled)
+    for step in range(8):
+        torch.testing.assert_close(train(x, compiled), train(x, net))
+        inside.copy_(torch.full_like(inside, 0.1 * step))
+        graph.replay()
+        torch.testing.assert_close(captured, train(inside, net))

@@ -291,8 +291,9 @@ class RecordableFunction:
         return [FullWay(self.direction, reason, calls) for reason, calls in list(self._full_ways.items())]
 
 
-Record = Callable[..., tuple[Callable[[list[Any]], Any], Any]]
-"""`torch._inductor.cudagraph_trees.cudagraphify` with Encore's managers: what to call from now on, and a result."""
+Record = Callable[..., tuple[Callable[[list[Any]], Any] | None, Any]]
+"""`torch._inductor.cudagraph_trees.cudagraphify` with Encore's managers: what to call from now on (None: nothing was
+recorded), and a result."""
 
 
 Admit = Callable[[RecordableFunction, Sequence[int], Sequence[int]], Member | None]
@@ -377,6 +378,10 @@ class GraphedFunction:
             compile_id=self._compile_id,
             **self._keywords,
         )
+        if recorded is None:
+            if member is not None:
+                member.leave()
+            return outputs
         if member is not None:
             self._members.append(member)
         self._recorded[key] = (

@@ -44,6 +44,7 @@ OTHER_ORDER = "no recording of it follows the one before it"
 CHANGED = "what its recording reads in place has changed"
 FIXED_INPUT_MOVED = "an input at a fixed address moved"
 INPUT_STILL_HELD = "the program holds an input that the graph would overwrite"
+CAPTURED = "the program captures"
 NOT_FOLLOWED = "an address in its graph could not be changed"
 BACKWARD_PENDING = "a forward waits for its backward, and no step was marked"
 ANOTHER_FOLLOWS = "it was recorded as a second call of an iteration, too"
@@ -211,8 +212,12 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
             if not hasattr(entered, entered_as):
                 manager.enter(function_id)
                 setattr(entered, entered_as, True)
+                if manager.inside_capture:
+                    return in_full(inputs, CAPTURED)
             elif torch_internals.current_raw_stream(device_index) != manager.last_stream:
                 manager.enter(function_id)
+                if manager.inside_capture:
+                    return in_full(inputs, CAPTURED)
             if manager.path_state is not executing:
                 return in_full(inputs, NOT_EXECUTING)
             if function.without_graph is not None:

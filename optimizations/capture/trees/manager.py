@@ -36,6 +36,10 @@ Note [Threads]. A compiled function may be called from any thread, and its manag
 So calls take turns. A thread that never used CUDA has no current context, which driver calls need. Work on another
 stream than the last call's waits for what is enqueued there, for both use the same memory.
 
+Note [Captures of the program's own]. A graph can be launched on a stream that captures no more than it can be recorded
+there. Where the program captures on another stream than the one it calls on, as PyTorch's `torch.cuda.graph` does, this
+is noticed with the change of streams, and functions run without their graphs inside.
+
 Note [Functions inside of functions]. An operator of the program's own may call a compiled function. While such an
 operator is warmed up or recorded, as part of another function, the inner function is part of that one too: it runs as
 it is, and the outer graph holds its kernels.
@@ -53,7 +57,7 @@ import os
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -83,6 +87,8 @@ PATIENCE_OF_THREADS = 32
 
 KEPT = "the program holds a result that the graph would overwrite"
 FORWARD_UNCAPTURED = "its forward ran without a graph"
+
+INSIDE_CAPTURE = "it was called inside of a capture of the program's own"
 
 RECORDINGS_BEFORE_FOLLOWING = 2
 """As many recordings differ in nothing but fixed addresses before these are patched instead."""
@@ -133,6 +139,8 @@ class EncoreManager(CUDAGraphTreeManager):
         self.turn = threading.RLock()
         self.entered = threading.local()
         self.last_stream: int | None = None
+        self._stream_before_capture: int | None = None
+        self.inside_capture = False
         self.held_in_generation: int | None = None
         self._held_iterations = 0
         self.uncaptured_forwards = 0
@@ -218,13 +226,13 @@ class EncoreManager(CUDAGraphTreeManager):
         return function
 
     def _against_a_graph(self, function_id: Any, function: RecordableFunction, inputs: Sequence[Any]) -> str | None:
-        if self.current_node is not None and self._at_boundary():
+        if self.current_node is not None and self._at_boundary() and not self.inside_capture:
             self._look_for_held_results()
-        if function.without_graph is not None:
+        if function.without_graph is not None or self.inside_capture:
             is_backward = self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD
             if is_backward and self.uncaptured_forwards and not self._any_from_the_pool(inputs):
                 self.uncaptured_forwards -= 1
-            return function.without_graph
+            return function.without_graph or INSIDE_CAPTURE
         if self.held_in_generation is not None:
             return KEPT
         if self.uncaptured_forwards and self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD:
@@ -575,10 +583,18 @@ class EncoreManager(CUDAGraphTreeManager):
             make_context_current(self.device_index)
             self.entered.yes = True
         stream = torch_internals.current_raw_stream(self.device_index)
-        if stream != self.last_stream:
+        if stream == self.last_stream:
+            return
+        self.inside_capture = torch.cuda.is_current_stream_capturing()
+        if self.inside_capture:  # Note [Captures of the program's own]
             if self.last_stream is not None:
-                wait_for_stream(self.last_stream, self.device_index)
-            self.last_stream = stream
+                self._stream_before_capture = self.last_stream
+            self.last_stream = None  # each call asks again, until one is outside
+            return
+        before = self._stream_before_capture if self.last_stream is None else self.last_stream
+        if before is not None and before != stream:
+            wait_for_stream(before, self.device_index)
+        self.last_stream, self._stream_before_capture = stream, None
 
     def nodes(self) -> Iterator[EncoreNode]:
         """All recordings. Other threads may record meanwhile."""
@@ -664,5 +680,18 @@ class EncoreContainer(TreeManagerContainer):
             return self.tree_manager
 
 
-record = with_globals(trees.cudagraphify, get_container=container)
-"""`torch._inductor.cudagraph_trees.cudagraphify` with the managers of this module. See `function.Record`."""
+_record = with_globals(trees.cudagraphify, get_container=container)
+
+
+def record(
+    function: RecordableFunction, inputs: list[Any], *arguments: Any, **keywords: Any
+) -> tuple[Callable[[list[Any]], Any] | None, Any]:
+    """`torch._inductor.cudagraph_trees.cudagraphify` with the managers of this module. See `function.Record`.
+
+    Not inside of a capture of the program's own: a manager captures when it is made.
+    """
+    if not resting() and torch.cuda.is_current_stream_capturing():
+        function.ran_without_graph(INSIDE_CAPTURE)
+        return None, function(inputs)
+    found: tuple[Callable[[list[Any]], Any], Any] = _record(function, inputs, *arguments, **keywords)
+    return found
