@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.capture.callables.results import HandedOut, copies, version_of
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import replaced
@@ -99,7 +100,9 @@ class Slot:
         given = list(inputs)
         for index in self.without_gradient:
             given[index] = given[index].detach()
-        results: tuple[torch.Tensor, ...] = Graphed.apply(self, len(given), *given, *self.parameters)
+        # As `Graphed.apply`, which looks through parameters too for what functorch left behind. No transform is active.
+        unwrapped = torch_internals.unwrap_dead_wrappers(tuple(given))
+        results: tuple[torch.Tensor, ...] = _apply(self, len(given), *unwrapped, *self.parameters)
         return results
 
     def returned(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
@@ -141,11 +144,12 @@ class Slot:
         self.ended()
         count = len(self.gradients) - len(self.parameters)
         found = list(self.gradients)
-        copied = []
-        for index, (gradient, node) in enumerate(zip(self.gradients, nodes, strict=True)):
+        copied = [index for index, gradient in enumerate(self.gradients[:count]) if gradient is not None]
+        for index, parameter in enumerate(self.parameters, start=count):
+            gradient = found[index]
             if gradient is None:
                 continue
-            if index >= count and _is_only_added(self.parameters[index - count], node):
+            if parameter.grad is not None and not parameter._backward_hooks and adds_to_gradient(nodes[index]):
                 found[index] = gradient.detach()
             else:
                 copied.append(index)
@@ -155,10 +159,6 @@ class Slot:
         for index, gradient in zip(copied, fresh, strict=True):
             found[index] = gradient
         return found
-
-
-def _is_only_added(parameter: torch.Tensor, node: Any) -> bool:
-    return parameter.grad is not None and not parameter._backward_hooks and adds_to_gradient(node)
 
 
 @dataclass(slots=True)
@@ -226,3 +226,6 @@ class Graphed(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         ctx.left.check(ctx.slot)
         return None, None, *ctx.slot.run_backward(tangents, [node for node, _ in ctx.next_functions])
+
+
+_apply: Any = super(torch.autograd.Function, Graphed).apply
