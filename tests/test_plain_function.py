@@ -145,6 +145,27 @@ def test_a_forward_without_determinism_has_no_backward_with_it(left: list[str]) 
     assert left == ["backward"]
 
 
+@pytest.mark.usefixtures("without_a_compiler")
+def test_dynamo_looks_into_no_frame_of_a_backward_that_a_compiled_frame_calls(left: list[str]) -> None:
+    """As where a loop is compiled with its backward, which breaks the graph."""
+    weight = nn.Parameter(torch.ones(4))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        out = (x * weight).sin()
+        torch._dynamo.graph_break()
+        out.sum().backward()
+        return x + 1
+
+    run = torch.compile(step, backend="encore")
+    frames, after = torch_internals.dynamo_utils.counters["frames"], []
+    for _ in range(FULL_CALLS + 4):
+        weight.grad = None
+        run(X)
+        after.append(frames["total"])
+        torch.testing.assert_close(weight.grad, (X * X.cos()).sum(0))
+    assert len(set(after)) == 1 and left == []
+
+
 class Doubled(torch.autograd.Function):
     generate_vmap_rule = True
     seen: list[str] = []  # noqa: RUF012

@@ -55,6 +55,9 @@ def _look_at_first_forward(function: Any) -> None:
             tangents = tuple(map(_requiring_a_gradient, tangents))
         return backward(ctx, *tangents)
 
+    # Dynamo looks into no file of PyTorch's, but into this one, where a compiled frame calls a backward.
+    torch_internals.skip_code(connected_backward.__code__)
+    torch_internals.skip_code(_requiring_a_gradient.__code__)
     function.forward = staticmethod(first_forward)
 
 

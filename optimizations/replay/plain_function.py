@@ -108,4 +108,6 @@ def _backward(function: Any, plain: Plain, stock: Callable[..., Any], *, autocas
             outputs = compiled(arguments)
         return tuple(outputs) if isinstance(outputs, (list, tuple)) else (outputs,)
 
+    # Dynamo looks into no file of PyTorch's, but into this one, where a compiled frame calls a backward.
+    torch_internals.skip_code(backward.__code__)
     return backward

@@ -96,7 +96,7 @@ def _led_straight(function: Any, attribute: str, keep_dynamo_out: bool) -> bool:
 def _kept_out_of(straight: Callable[..., Any]) -> Callable[..., Any]:
     """A function that Dynamo does not look into, called without more ado where Dynamo looks into nothing anyway.
 
-    So it is in autograd's threads.
+    So it is in autograd's threads, and where no compiled frame is under way.
     """
     dynamo_looks = torch_internals.eval_frame_callback
     kept_out: Callable[..., Any] = torch.compiler.disable(straight, reason="as PyTorch does around compiled backwards")
@@ -104,6 +104,7 @@ def _kept_out_of(straight: Callable[..., Any]) -> Callable[..., Any]:
     def run(arguments: list[Any]) -> Any:
         return straight(arguments) if dynamo_looks() is None else kept_out(arguments)
 
+    torch_internals.skip_code(run.__code__)  # this frame alone, without a wrapper
     return run
 
 

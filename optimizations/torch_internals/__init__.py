@@ -268,6 +268,9 @@ NAMES: dict[str, Private] = {
     "graph_task_keeps_graph": Private(
         "torch", "_C._autograd._get_current_graph_task_keep_graph", _CHECKED_HERE, "see that a graph is retained"
     ),
+    "skip_code": Private(
+        "torch._dynamo.eval_frame", "skip_code", _CHECKED_HERE, "keep Dynamo out of a frame without a wrapper"
+    ),
     "unwrap_dead_wrappers": Private(
         "torch._functorch.utils", "unwrap_dead_wrappers", _CHECKED_HERE, "call autograd functions as stock does"
     ),
