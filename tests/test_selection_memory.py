@@ -203,6 +203,27 @@ def test_nothing_is_given_back_where_nothing_was_taken_or_calls_go_on_to_need_it
     assert device.given_back == []
 
 
+@pytest.mark.parametrize("ends", ["void", "defect"])
+def test_what_measured_calls_took_is_given_back_when_measuring_ends_in_between(
+    make: Any, device: Device, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    _, compiled = make(plain=20e-6)
+    run(compiled, 60)
+    group = compiled.functions[0].member.group
+    assert group.state == "measuring"
+    device.reserved = 300
+
+    if ends == "void":
+        group._wait("circumstances changed")
+        run(compiled, 1)
+        assert device.given_back == ["cached memory"]
+        return
+    monkeypatch.setattr(type(group._measurement), "end", lambda *arguments: 1 / 0)
+    run(compiled, 20)
+    assert (group.state, "ZeroDivisionError" in str(group.reason)) == ("off", True)
+    assert device.given_back == ["cached memory"]
+
+
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_workspaces_of_measured_calls_take_no_memory_afterwards(
     workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch, by_hand: bool

@@ -110,8 +110,7 @@ class Group(Voting):
                     self._defect(error)
         if member.group is not self:  # it was joined by another thread's recording
             return member.group.call(member, recorded, plain, inputs)
-        if self._memory.due:
-            self._give_memory_back(member)
+        self._give_memory_back(member)
         if timed is not None:
             self._start(member, timed)
         without_graph = member.plainly and not self._retiring
@@ -128,7 +127,8 @@ class Group(Voting):
 
     def _give_memory_back(self, member: Member) -> None:
         try:
-            self._memory.give_back()
+            if self._memory.due:
+                self._memory.give_back()
         except Exception as error:
             with member.turn, _LOCK:
                 self._defect(error)
@@ -139,6 +139,7 @@ class Group(Voting):
         except Exception as error:
             with member.turn, _LOCK:
                 self._defect(error)
+            self._give_memory_back(member)
 
     def _end(self, member: Member, measurement: Measurement) -> None:
         try:
@@ -149,6 +150,7 @@ class Group(Voting):
         except Exception as error:
             with member.turn, _LOCK:
                 self._defect(error)
+            self._give_memory_back(member)  # there is no later call of the group
 
     def _call_failed(self, member: Member, error: BaseException, *, without_graph: bool) -> None:
         with member.turn, _LOCK:
@@ -166,8 +168,7 @@ class Group(Voting):
                 self._off(OUT_OF_MEMORY)
             except Exception as defect:
                 self._defect(defect)
-        if self._memory.due:
-            self._give_memory_back(member)
+        self._give_memory_back(member)
 
     def _begin_call(self, member: Member, inputs: Sequence[Any]) -> Measurement | None:
         """What begins with this call and is to be timed; None where nothing is."""

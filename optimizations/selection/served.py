@@ -123,6 +123,7 @@ class Served:
         WAY.leave(self)
         self.decision = self._together.voted = self._measurement = None
         self.state, self.reason = "waiting", reason
+        self._memory.end()
         self._pauses = 0
         self.members.rest(0)
 
@@ -131,7 +132,6 @@ class Served:
         self._wait(reason)
         self.state = "off"
         self.members.rest(FOR_EVER)
-        self._memory.end()
         names = self.members.shared_names if tell and ranks.count() > 1 else None
         if names is not None:
             self._together.refuse(names, reason)
@@ -140,6 +140,7 @@ class Served:
         """Note [Doubt]."""
         reason = f"selection failed: {type(error).__name__}: {error}".splitlines()[0]
         self.state, self.reason, self.decision, self._measurement = "off", reason, None, None
+        self._memory.end()
         WAY.leave(self)
         self.members.rest(FOR_EVER)
         self.members.serve(UNSELECTED)
