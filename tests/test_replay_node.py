@@ -15,7 +15,7 @@ from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
-from optimizations.capture.trees import manager
+from optimizations.capture.trees import pool_manager
 from optimizations.capture.trees.containers import managers
 from optimizations.indirection.plan import Choice
 from optimizations.recording import examination, fixed_inputs, session
@@ -185,8 +185,8 @@ def test_results_that_are_kept_stay_valid_and_are_copied_from_then_on(cuda_on_cp
     report = function.kept()
     assert report.outputs == (0,)
     assert 20 < report.copies < 30
-    assert sum(calls.calls for calls in function.uncaptured()) <= manager.PATIENCE
-    assert model.runs.count("plain") <= 1 + manager.PATIENCE
+    assert sum(calls.calls for calls in function.uncaptured()) <= pool_manager.PATIENCE
+    assert model.runs.count("plain") <= 1 + pool_manager.PATIENCE
 
 
 def test_kept_results_that_share_memory_share_their_copy(cuda_on_cpu: CudaOnCpu) -> None:

@@ -13,7 +13,7 @@ from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import Compiled, Model, check, nodes, values
 
 from optimizations.capture.trees import function as function_module
-from optimizations.capture.trees import manager
+from optimizations.capture.trees import manager, pool_manager
 from optimizations.recording.generated import GeneratedCode
 
 __all__ = ["cuda_on_cpu"]
@@ -73,7 +73,7 @@ def test_results_that_threads_keep_for_ever_do_not_end_the_graphs(cuda_on_cpu: C
         thread.join()
     assert all(torch.equal(out, expected) for out, expected in kept)
     (uncaptured,) = compiled.functions[0].uncaptured()
-    assert (uncaptured.reason, uncaptured.calls) == (manager.KEPT, manager.PATIENCE_OF_THREADS)
+    assert (uncaptured.reason, uncaptured.calls) == (manager.KEPT, pool_manager.PATIENCE_OF_THREADS)
 
 
 def test_reports_are_made_while_other_threads_record(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,6 @@
 """Managers of Encore's recordings: CUDAGraph Trees that overwrite no result somebody holds, and that outlive failures.
 
-`run` is stock's, with a question before and an answer after it.
-
-Note [Kept results]. Results lie in the graphs' memory pool, and the next call of the program would overwrite them.
-Stock does so, held or not, and lets access to them fail. Here a call that begins a new iteration first looks whether
-somebody holds a result of the one before. If so,
-
-* the function runs without a graph, in ordinary memory, and overwrites nothing;
-* that result is marked, by its function and place: from then on it is copied out of the pool right after each launch,
-  so that nobody can hold it in there again;
-* after `PATIENCE` iterations in which something was still held, the pool is left to those who hold it, and everything
-  is recorded again in a new one. Where several threads call it takes `PATIENCE_OF_THREADS`: what one of them holds is
-  mostly let go soon, and a capture would disturb the others.
-
-A program that holds nothing pays only for the look at what stock's own bookkeeping already knows.
+`run` is stock's, with a question before and an answer after it. What lies in the pool is the matter of `pool_manager`.
 
 Note [Uncaptured forwards]. A forward that ran without a graph has its saved tensors in ordinary memory, at new
 addresses each time. A backward takes saved tensors for inputs at fixed addresses, so one that gets none from the pool
@@ -43,21 +30,13 @@ is noticed with the change of streams, and functions run without their graphs in
 Note [Functions inside of functions]. An operator of the program's own may call a compiled function. While such an
 operator is warmed up or recorded, as part of another function, the inner function is part of that one too: it runs as
 it is, and the outer graph holds its kernels.
-
-Note [Results that outlive their functions]. Once the last function is gone, so are the graphs and their pool. Results
-of replays lie there without owning their memory. So those that somebody still holds get it before the pool goes. Stock
-leaves them in memory that belongs to nobody.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import os
 import threading
-import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -70,7 +49,9 @@ from optimizations.capture.trees.endings import free_before_process_groups_end, 
 from optimizations.capture.trees.function import RecordableFunction, WarmUp, forget_recordings
 from optimizations.capture.trees.lean import MOST_KEPT, SteadyCall, steadily, steady_call
 from optimizations.capture.trees.node import EncoreNode, NotFollowed, NotLaunched
-from optimizations.captured.pools import Pool, claim, end_failed_capture, give_back
+from optimizations.capture.trees.pool_manager import PoolManager
+from optimizations.capture.trees.results import with_inputs
+from optimizations.captured.pools import end_failed_capture
 from optimizations.recording.fixed_inputs import Answer
 from optimizations.replay.streams import make_context_current, wait_for_stream
 from optimizations.torch_internals.rebind import with_globals
@@ -79,12 +60,6 @@ trees = torch_internals.cudagraph_trees
 CUDAGraphTreeManager: Any = trees.CUDAGraphTreeManager
 TreeManagerContainer: Any = trees.TreeManagerContainer
 
-PATIENCE = 4
-"""Iterations in a row that run without graphs because results are held, before a new pool is begun."""
-
-PATIENCE_OF_THREADS = 32
-"""The same where several threads call."""
-
 KEPT = "the program holds a result that the graph would overwrite"
 FORWARD_UNCAPTURED = "its forward ran without a graph"
 
@@ -92,9 +67,6 @@ INSIDE_CAPTURE = "it was called inside of a capture of the program's own"
 
 RECORDINGS_BEFORE_FOLLOWING = 2
 """As many recordings differ in nothing but fixed addresses before these are patched instead."""
-
-MANY_COPIES = 4
-"""As many results are copied by one call, with a kernel for many at a time, instead of one by one."""
 
 RECORDED_IN_VAIN = 512
 """Recordings in a row of which none was ever replayed, before a function is left without a graph: more than the calls
@@ -108,11 +80,6 @@ MOST_RECORDINGS = 8
 """Recordings of one function at one place for sets of addresses that come back; see `replay.swaps`."""
 
 
-_exiting = threading.Event()
-"""Set when the interpreter begins to exit: then nobody reads a result any more."""
-atexit.register(_exiting.set)
-
-
 def container(device_index: int) -> EncoreContainer:
     """The container of this thread (of the thread whose backward this one runs) for a CUDA device."""
     containers = thread_containers()
@@ -123,36 +90,24 @@ def container(device_index: int) -> EncoreContainer:
         return found
 
 
-class EncoreManager(CUDAGraphTreeManager):
+class EncoreManager(PoolManager):
     """CUDAGraph Trees whose functions are `RecordableFunction`s and whose nodes are `EncoreNode`s."""
 
-    current_gen: int
-    current_node: Any
-    roots: dict[Any, list[EncoreNode]]
     running_forwards_with_pending_backwards: bool
 
     _add_function = with_globals(CUDAGraphTreeManager.add_function, get_container=container)
     _record_function = with_globals(CUDAGraphTreeManager.record_function, CUDAGraphNode=EncoreNode)
 
     def __init__(self, device_index: int) -> None:
-        self._owner = os.getpid()
         self.turn = threading.RLock()
         self.entered = threading.local()
         self.last_stream: int | None = None
         self._stream_before_capture: int | None = None
         self.inside_capture = False
-        self.held_in_generation: int | None = None
-        self._held_iterations = 0
         self.uncaptured_forwards = 0
         self.running = False
         self._runs_function = False
-        self._checkpoint_due = False
-        self._forwards_are_copied_out = False
-        self._callers: set[int] = set()
-        self._pool: Pool | None = None
-        self._steady: defaultdict[Any, list[SteadyCall]] = defaultdict(list)
         super().__init__(device_index)
-        claim(self.cuda_graphs_thread_pool)
 
     # Calls
 
@@ -192,7 +147,7 @@ class EncoreManager(CUDAGraphTreeManager):
             if refused is not None:
                 return self.not_launched(*refused, new_inputs, function_id)
             if returned:
-                outputs = _with_inputs(outputs, returned)
+                outputs = with_inputs(outputs, returned)
             return self.kept_copied(function, outputs) if function.kept_outputs else outputs
 
     def execute_node(self, node: Any, new_inputs: list[Any]) -> Any:
@@ -216,10 +171,6 @@ class EncoreManager(CUDAGraphTreeManager):
             made = steady_call(node, self.id_to_mode[function_id], self.id_to_compile_id[function_id])
             calls = [*([] if made is None else [made]), *calls][:MOST_KEPT]
         found[:] = calls
-
-    def _forget_steady_calls(self) -> None:
-        for calls in self._steady.values():
-            calls.clear()
 
     def _function(self, function_id: Any) -> RecordableFunction:
         function: RecordableFunction = self.ids_to_funcs[function_id].model
@@ -265,17 +216,6 @@ class EncoreManager(CUDAGraphTreeManager):
             self._drop(node)
         return self.run_without_graph(inputs, function_id, reason)
 
-    def _drop(self, node: EncoreNode) -> None:
-        """Take a recording out of the tree, with all that follow it. Nobody holds a result of theirs."""
-        siblings = (self.roots if node.parent is None else node.parent.children)[node.wrapped_function.id]
-        siblings[:] = [one for one in siblings if one is not node]
-        if self.current_node is node:
-            self.current_node = node.parent
-        for one in below(node):
-            one.remove_node_cached_tensors()
-            one.release()
-        self._forget_steady_calls()
-
     def _any_from_the_pool(self, inputs: Sequence[Any]) -> bool:
         node = self.current_node
         if node is None:
@@ -283,142 +223,7 @@ class EncoreManager(CUDAGraphTreeManager):
         held = {reference.data_ptr() for reference in node.path_live_weakrefs()}
         return any(isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in held for value in inputs)
 
-    # Note [Kept results]
-
-    def _at_boundary(self) -> bool:
-        """Whether this call begins an iteration that may overwrite the results of the one before."""
-        return bool(super().can_start_new_generation())
-
-    def can_start_new_generation(self) -> bool:
-        """As stock's; not while results of the one before are held."""
-        return self.held_in_generation is None and self._at_boundary()
-
-    def _look_for_held_results(self) -> None:
-        generation = self.get_curr_generation()
-        live = list(self.current_node.path_live_weakrefs())
-        if live and self._histories_forgotten():
-            live = list(self.current_node.path_live_weakrefs())
-        if not live:
-            self.held_in_generation = None
-            self._held_iterations = 0
-            return
-        if self.held_in_generation != generation:
-            self.held_in_generation = generation
-            self._held_iterations += 1
-            self._mark_kept({reference.data_ptr() for reference in live})
-        patience = PATIENCE if any(self.roots.values()) else 0  # what was only warmed up is soon recorded
-        if len(self._callers) > 1:
-            patience = PATIENCE_OF_THREADS
-        if self._held_iterations > patience:
-            self.leave_pool()
-
-    def _histories_forgotten(self) -> bool:
-        return isinstance(self.current_node, EncoreNode) and self.current_node.forget_histories()
-
-    def _mark_kept(self, addresses: set[int]) -> None:
-        for node in self.current_node._path_from_root:
-            function: RecordableFunction = node.wrapped_function.model
-            for place, reference in enumerate(node.outputs_weakrefs):
-                if reference is not None and reference.data_ptr() in addresses and trees.is_live(reference):
-                    function.kept_outputs.add(place)
-                    self._forwards_are_copied_out |= function.direction == "forward"
-
-    def kept_copied(self, function: RecordableFunction, outputs: Any) -> Any:
-        """The outputs, those that the program keeps copied out of the pool; outputs that share memory share a copy."""
-        node = self.current_node
-        if node is None:
-            return outputs
-        handed = list(outputs)
-        del outputs
-        if isinstance(node, EncoreNode) and node.function is function and function.kept_outputs <= node.lone_outputs:
-            places = sorted(function.kept_outputs)
-            for place, copied in zip(places, _copies([handed[place] for place in places]), strict=True):
-                handed[place] = copied
-                function.kept_bytes += copied.nbytes
-            function.kept_copies += len(places)
-            return handed
-        pool = {
-            reference.data_ptr()
-            for one in node._path_from_root
-            for reference in one.outputs_weakrefs
-            if reference is not None
-        }
-        copies: dict[int, torch.UntypedStorage] = {}
-        for place in function.kept_outputs:
-            value = handed[place] if place < len(handed) else None
-            if not isinstance(value, torch.Tensor):
-                continue
-            address = value.untyped_storage().data_ptr()
-            if address in pool and address not in copies:
-                copies[address] = value.untyped_storage().clone()
-                function.kept_copies += 1
-                function.kept_bytes += copies[address].nbytes()
-        for place, value in enumerate(handed):
-            if isinstance(value, torch.Tensor) and (address := value.untyped_storage().data_ptr()) in copies:
-                handed[place] = over(copies[address], value, int(value.storage_offset()))
-        return handed
-
-    def _free_what_is_retired(self) -> None:
-        """Free the graphs and their pool once no function that has some is to be served by one any more."""
-        nodes = list(self.nodes())
-        if nodes and all(node.function.retired for node in nodes) and len(self._callers) == 1:
-            self.leave_pool()
-
-    def _let_held_results_own_their_memory(self) -> None:
-        """Results of a replay lie in the pool without owning their memory, and the pool is about to go."""
-        node = self.current_node
-        replayed = isinstance(node, EncoreNode) and self.path_state is trees.ExecutionState.EXECUTION
-        if replayed and any(True for _ in node.path_live_weakrefs()):
-            super().apply_checkpoint_execution_state_in_allocator()
-
-    def outlived(self) -> None:
-        """No function needs it any more. Note [Results that outlive their functions].
-
-        Called from wherever the last function was let go of. A forked child has no device to talk to.
-        """
-        if os.getpid() != self._owner or _exiting.is_set():
-            return
-        try:
-            self._let_held_results_own_their_memory()
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            warnings.warn(
-                f"Results of CUDA graphs that are gone may be overwritten; {reason}. This is a defect of Encore.",
-                stacklevel=2,
-            )
-
-    def leave_pool(self) -> None:
-        """Leave the memory pool to those who hold results in it, and begin a new one. Everything is recorded again."""
-        self._let_held_results_own_their_memory()
-        for node in list(self.nodes()):
-            node.remove_node_cached_tensors()
-            node.release()
-        self._forget_steady_calls()
-        self.current_node = None
-        self.roots = defaultdict(list)
-        self.non_cudagraph_managed_mutation_hint.clear()
-        self.num_rerecord.clear()
-        self.held_in_generation = None
-        self._held_iterations = 0
-        self._pool = Pool(self.device_index)  # kept by this, not by a capture
-        self.cuda_graphs_thread_pool = self._pool.id
-        self.graph = torch.cuda.CUDAGraph()  # stock's keeps its first pool, and nothing is ever captured in this one
-        give_back()
-
     # Recording
-
-    def apply_checkpoint_execution_state_in_allocator(self) -> None:
-        """As stock's, but put off until something is really allocated in the pool.
-
-        It makes live results own their memory, which stock expects once on a path: a path that is replayed on after it
-        could never be recorded on.
-        """
-        self._checkpoint_due = True
-
-    def _apply_due_checkpoint(self) -> None:
-        if self._checkpoint_due:
-            self._checkpoint_due = False
-            super().apply_checkpoint_execution_state_in_allocator()
 
     def run_eager(self, new_inputs: list[Any], function_id: Any) -> Any:
         """As stock's, which warms up in the pool. The notes on warm-ups."""
@@ -490,7 +295,7 @@ class EncoreManager(CUDAGraphTreeManager):
             self._patched_last(function_id, self.current_node.parent)
             function.note_returned_inputs(self.current_node.returned_inputs)
             returned = {place: inputs[index][0] for place, index in function.returned_inputs.items()}
-            return _with_inputs(outputs, returned) if returned else outputs
+            return with_inputs(outputs, returned) if returned else outputs
         except Exception as error:
             function.without_graph = f"it could not be recorded: {type(error).__name__}: {error}".splitlines()[0]
             error.__traceback__ = None  # its frames hold tensors of the failed capture
@@ -596,12 +401,6 @@ class EncoreManager(CUDAGraphTreeManager):
             wait_for_stream(before, self.device_index)
         self.last_stream, self._stream_before_capture = stream, None
 
-    def nodes(self) -> Iterator[EncoreNode]:
-        """All recordings. Other threads may record meanwhile."""
-        roots = self.roots or {}
-        for root in [one for recorded in list(roots.values()) for one in recorded]:
-            yield from below(root)
-
     def shutdown(self) -> None:
         """As stock's; frees what the nodes hold in addition to their graphs as well. Nothing can be run any more.
 
@@ -616,45 +415,6 @@ class EncoreManager(CUDAGraphTreeManager):
             super().shutdown()
             for node in nodes:
                 node.release()
-
-
-def below(node: EncoreNode) -> Iterator[EncoreNode]:
-    """A recording and all that follow it."""
-    nodes = [node]
-    while nodes:
-        found = nodes.pop()
-        yield found
-        for children in list(found.children.values()):
-            nodes.extend(children)
-
-
-def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Of tensors that fill their memory without gaps: the same values, sizes and strides in memory of their own."""
-    if len(tensors) < MANY_COPIES:
-        return [tensor.clone() for tensor in tensors]
-    made = [torch.empty_like(tensor) for tensor in tensors]
-    torch_internals.foreach_copy_(made, tensors)
-    return made
-
-
-def over(storage: torch.UntypedStorage, like: torch.Tensor, offset: int) -> torch.Tensor:
-    """A tensor of the shape, strides and dtype of `like` over another storage, `offset` elements from its start."""
-    return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, offset, like.shape, like.stride())
-
-
-def _with_inputs(outputs: Any, returned: Mapping[int, torch.Tensor]) -> list[Any]:
-    """The outputs, with the caller's own tensors where the function returns an input (by place)."""
-    handed = list(outputs)
-    for place, caller in returned.items():
-        output = handed[place]
-        # The placeholder begins where its storage does.
-        geometry = (output.dtype, output.shape, output.stride(), output.storage_offset())
-        if geometry == (caller.dtype, caller.shape, caller.stride(), 0):
-            handed[place] = caller
-        else:
-            start = caller.storage_offset() * caller.element_size() // output.element_size()
-            handed[place] = over(caller.untyped_storage(), output, start + output.storage_offset())
-    return handed
 
 
 def _free_all() -> None:

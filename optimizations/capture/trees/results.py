@@ -1,0 +1,85 @@
+"""Results of a graph as the caller gets them: its own tensors where the function returns an input, and copies of what
+it keeps. Note [Kept results] in `pool_manager`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.capture.trees.node import EncoreNode
+
+if TYPE_CHECKING:
+    from optimizations.capture.trees.function import RecordableFunction
+
+MANY_COPIES = 4
+"""As many results are copied by one call, with a kernel for many at a time, instead of one by one."""
+
+
+def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> Any:
+    """The outputs of `node`, those that the program keeps copied out of the pool.
+
+    Outputs that share memory share a copy.
+    """
+    if node is None:
+        return outputs
+    handed = list(outputs)
+    del outputs
+    if isinstance(node, EncoreNode) and node.function is function and function.kept_outputs <= node.lone_outputs:
+        places = sorted(function.kept_outputs)
+        for place, copied in zip(places, copies_of([handed[place] for place in places]), strict=True):
+            handed[place] = copied
+            function.kept_bytes += copied.nbytes
+        function.kept_copies += len(places)
+        return handed
+    pool = {
+        reference.data_ptr()
+        for one in node._path_from_root
+        for reference in one.outputs_weakrefs
+        if reference is not None
+    }
+    copies: dict[int, torch.UntypedStorage] = {}
+    for place in function.kept_outputs:
+        value = handed[place] if place < len(handed) else None
+        if not isinstance(value, torch.Tensor):
+            continue
+        address = value.untyped_storage().data_ptr()
+        if address in pool and address not in copies:
+            copies[address] = value.untyped_storage().clone()
+            function.kept_copies += 1
+            function.kept_bytes += copies[address].nbytes()
+    for place, value in enumerate(handed):
+        if isinstance(value, torch.Tensor) and (address := value.untyped_storage().data_ptr()) in copies:
+            handed[place] = over(copies[address], value, int(value.storage_offset()))
+    return handed
+
+
+def with_inputs(outputs: Any, returned: Mapping[int, torch.Tensor]) -> list[Any]:
+    """The outputs, with the caller's own tensors where the function returns an input (by place)."""
+    handed = list(outputs)
+    for place, caller in returned.items():
+        output = handed[place]
+        # The placeholder begins where its storage does.
+        geometry = (output.dtype, output.shape, output.stride(), output.storage_offset())
+        if geometry == (caller.dtype, caller.shape, caller.stride(), 0):
+            handed[place] = caller
+        else:
+            start = caller.storage_offset() * caller.element_size() // output.element_size()
+            handed[place] = over(caller.untyped_storage(), output, start + output.storage_offset())
+    return handed
+
+
+def over(storage: torch.UntypedStorage, like: torch.Tensor, offset: int) -> torch.Tensor:
+    """A tensor of the shape, strides and dtype of `like` over another storage, `offset` elements from its start."""
+    return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, offset, like.shape, like.stride())
+
+
+def copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Of tensors that fill their memory without gaps: the same values, sizes and strides in memory of their own."""
+    if len(tensors) < MANY_COPIES:
+        return [tensor.clone() for tensor in tensors]
+    made = [torch.empty_like(tensor) for tensor in tensors]
+    torch_internals.foreach_copy_(made, tensors)
+    return made
