@@ -1,6 +1,7 @@
 """What all tests share: `gpu` tests are collected everywhere and skipped where there is no CUDA device; a slow machine
 fails no property test, whose examples are limited in number and not in time; compiled kernels are cached for one
-session only, so that no test depends on what an earlier one left on the machine."""
+session only, so that no test depends on what an earlier one left on the machine. Where there is no GPU, C++ kernels are
+compiled without vector instructions: each process finds out for half a minute which ones it can use."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +17,11 @@ from hypothesis import HealthCheck, settings
 _CACHES = tempfile.TemporaryDirectory(prefix="encore-tests-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_CACHES.name}/inductor"
 os.environ["TRITON_CACHE_DIR"] = f"{_CACHES.name}/triton"
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes: threads of theirs would wait for each other's cores
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 
 settings.register_profile("encore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("encore")
@@ -27,6 +34,19 @@ def no_compiled_code_of_another_test() -> None:
         from optimizations import torch_internals
 
         torch_internals.reset_dynamo()
+
+
+@pytest.fixture(autouse=True)
+def no_lock_is_left_taken() -> Iterator[None]:
+    """A test that raises in the midst of code which holds a lock would let a later one wait for it without end."""
+    yield
+    groups = sys.modules.get("optimizations.selection.group")
+    if groups is not None:
+        held = 0
+        while groups._LOCK._is_owned():
+            groups._LOCK.release()
+            held += 1
+        assert held == 0, f"the test ended {held} times inside of the lock of all groups"
 
 
 @pytest.fixture

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,6 +28,20 @@ class _Interrupt:
             raise KeyboardInterrupt
 
 
+@functools.cache
+def _lines_without_signals(file: str) -> frozenset[int]:
+    """Lines that tracing tells of though Python handles no signal there, and where an exception would pass by what is
+    around: `try:` itself, and `with`, of which tracing tells once more when its block has ended and nothing was left
+    yet. A lock that is held there would be taken for good."""
+    lines: set[int] = set()
+    for one in ast.walk(ast.parse(Path(file).read_text())):
+        if isinstance(one, ast.Try):
+            lines.add(one.lineno)
+        elif isinstance(one, ast.With):
+            lines.update(range(one.lineno, max(one.body[0].lineno, one.lineno + 1)))
+    return frozenset(lines)
+
+
 @contextmanager
 def interrupted_at(line: int, *files: str) -> Iterator[list[str]]:
     """A KeyboardInterrupt before the line-th line of these files that is run; yields where that was."""
@@ -33,7 +50,7 @@ def interrupted_at(line: int, *files: str) -> Iterator[list[str]]:
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         if not any(file in frame.f_code.co_filename for file in files):
             return None
-        if event == "line":
+        if event == "line" and frame.f_lineno not in _lines_without_signals(frame.f_code.co_filename):
             interrupt.moment(frame)
         return trace
 

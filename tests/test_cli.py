@@ -85,14 +85,18 @@ def test_help_imports_no_torch_and_answers_in_half_a_second() -> None:
             heavy = {"torch", "pandas", "matplotlib", "transformers"} & sys.modules.keys()
             assert not heavy, heavy
     """
-    spent = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert done.returncode == 0, done.stderr
-        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(spent) < 0.5, "processor time, so that other work on the machine does not count"
+    spent = [(processor_s(code), processor_s("import numpy")) for _ in range(3)]
+    on_this_machine = min(unit for _, unit in spent) / 0.17  # NumPy's import took 0.17 s where this took 0.39
+    assert min(ours for ours, _ in spent) < 0.5 * max(1.0, on_this_machine), spent
+
+
+def processor_s(code: str) -> float:
+    """Of a process that runs it. Other work on the machine does not count, but slows both down."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.mark.parametrize("command", COMMANDS)

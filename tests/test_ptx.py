@@ -38,7 +38,7 @@ SWEEP = [
     pytest.param(kernel, capability, id=f"{kernel.workload}-{kernel.name[:60]}-sm_{capability}")
     for number, kernel in enumerate(CORPUS)
     for capability in (80, 90, 100)
-    if FULL_SWEEP or capability == 90 or number in SUBSET
+    if FULL_SWEEP or (capability == 90 and number % 2 == 0) or number in SUBSET
 ]
 
 

@@ -91,7 +91,7 @@ def draw(chart: Chart, provenance: Provenance) -> Figure:
 def lay_out(figure: Figure) -> None:
     """Finds every part's place once: a figure is written in three forms, and each would look for them again."""
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    figure.set_layout_engine(None)  # with "none" each form would be laid out once more
 
 
 def to_png(figure: Figure) -> bytes:
