@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,9 @@ from trees_on_cpu import Compiled, Model, check, nodes, values
 from optimizations.capture.trees import function as function_module
 from optimizations.capture.trees import manager, pool_manager
 from optimizations.recording.generated import GeneratedCode
+from optimizations.replay import turns
+from optimizations.selection.settings import Settings
+from optimizations.selection.store import VerdictStore
 
 __all__ = ["cuda_on_cpu"]
 
@@ -51,6 +56,83 @@ def test_a_function_may_call_another_one(cuda_on_cpu: CudaOnCpu, lean: bool, kno
         assert [report.direction for report in compiled.reports] == ["inference"]
         assert not compiled.functions[0].uncaptured()
     assert outer.reports[0].kernels == 2
+
+
+class RunsBackward(torch.autograd.Function):
+    """Its backward runs another one, and so on, until a thread of the engine's own serves the last one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, depth: int, last: Callable[[], None]) -> torch.Tensor:
+        ctx.depth, ctx.last = depth, last
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        if ctx.depth:
+            runs_backward(ctx.depth - 1, ctx.last)
+        else:
+            ctx.last()
+        return gradient, None, None
+
+
+def runs_backward(depth: int, last: Callable[[], None]) -> None:
+    with torch.enable_grad():
+        RunsBackward.apply(torch.ones(1, requires_grad=True), depth, last).backward()
+
+
+class OuterOfBackward(Outer):
+    """Its operator runs a backward of the inner function, as on a GPU in another thread than its own."""
+
+    def __init__(self, cuda: CudaOnCpu, inner: Compiled) -> None:
+        super().__init__(cuda, inner)
+        self.threads: set[int] = set()
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        x, y, w = inputs
+        made: list[torch.Tensor] = []
+
+        def last() -> None:
+            turn = self.inner.functions[0].turn if self.inner.functions else None
+            assert turn is None or turns.is_lent(turn)  # it would wait for ever
+            self.threads.add(threading.get_ident())
+            made.extend(self.inner.function([x, y, w]))
+
+        runs_backward(70, last)
+        inputs.clear()
+        return self.last([made.pop(), y, w])
+
+
+@pytest.mark.parametrize("without_graph", [False, True])
+@pytest.mark.parametrize("selected", [False, True])
+def test_an_operator_may_run_a_backward_of_another_function(
+    cuda_on_cpu: CudaOnCpu, without_graph: bool, selected: bool, tmp_path: Path
+) -> None:
+    """The engine's thread does not wait for the turn of a caller that waits for it."""
+    settings = Settings("measure", store=VerdictStore(tmp_path)) if selected else None
+    inner = Compiled(Model(cuda_on_cpu), is_backward=True, is_inference=False, selection=settings)
+    model = OuterOfBackward(cuda_on_cpu, inner)
+    outer = Compiled(model)
+    w, done = values(7), []
+
+    def calls() -> None:
+        for step in range(6):
+            if step == 3 and without_graph:
+                outer.functions[0].without_graph = "a reason"
+            x, y = values(step), values(-3 * step)
+            assert torch.equal(outer(x, y, w)[0], 2 * (2 * x + y * w) + y * w), step
+            assert torch.equal(inner(y, x, w)[0], 2 * y + x * w), step
+            done.append(step)
+
+    thread = threading.Thread(target=calls, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert done == list(range(6))
+    assert thread.ident not in model.threads
+    assert (inner.functions[0].member is not None) == selected
+    assert [report.direction for report in inner.reports] == ["backward"]
+    uncaptured = {one.reason: one.calls for one in inner.functions[0].uncaptured()}
+    assert uncaptured == ({manager.INSIDE_FUNCTION: 3} if without_graph else {})
+    assert turns.LENT == {}
 
 
 def test_results_that_threads_keep_for_ever_do_not_end_the_graphs(cuda_on_cpu: CudaOnCpu) -> None:

@@ -93,13 +93,14 @@ def _backward(function: Any, plain: Plain, stock: Callable[..., Any], *, autocas
             or len(tangents) != count
         ):
             return stock(ctx, *tangents)
-        given = []
+        given: list[Any] = []
         for place, memory_format in tangents_of:
             tangent = tangents[place]
             if type(tangent) is not torch.Tensor:
                 return stock(ctx, *tangents)
             given.append(coerced(tangent, memory_format))
         arguments = [*ctx.saved_tensors, *ctx._tensors_no_vc_check, *given]
+        given.clear()  # the backward lets go of a copy as soon as it has read it
         ctx.maybe_clear_saved_tensors()
         if autocast_off:
             with without_autocast():

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from optimizations.replay.turns import LENT, is_lent
 from optimizations.report.recordings import Direction
 from optimizations.report.selection import SelectionReport
 from optimizations.selection.group import Group, leave
@@ -137,6 +138,8 @@ class Member:
         past = plain if plain is not None and self.direction == "inference" else recorded
 
         def call(inputs: list[Any]) -> Any:
+            if LENT and is_lent(turn):  # Note [Backwards inside of functions] in `replay.turns`
+                return recorded(inputs)
             if self.pause > 0:  # two threads may take it below
                 self.pause -= 1
             elif not aside():

@@ -22,6 +22,7 @@ from optimizations import torch_internals
 from optimizations.capture.inner_graphs import resting
 from optimizations.indirection.plan import Choice
 from optimizations.recording.generated import GeneratedCode, read_generated
+from optimizations.replay.turns import lending
 from optimizations.report.recordings import Direction, FullWay, KeptResults, RecordingReport, UncapturedCalls
 from optimizations.report.selection import SelectionReport
 from optimizations.selection.member import Candidate, Member, Standing
@@ -131,7 +132,10 @@ class RecordableFunction:
         self._recordings: list[tuple[weakref.ref[Recording], list[RecordingReport]]] = []
 
     def __call__(self, inputs: list[Any]) -> Any:
-        return self.run(inputs)
+        if self.turn is None:
+            return self.run(inputs)
+        with lending(self.turn):  # Note [Backwards inside of functions] in `replay.turns`
+            return self.run(inputs)
 
     @functools.cached_property
     def is_one_of_several(self) -> bool:

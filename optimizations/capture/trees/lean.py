@@ -23,6 +23,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture import inner_graphs
 from optimizations.recording.session import Stage, one_line
+from optimizations.replay.turns import LENT, is_lent
 
 if TYPE_CHECKING:
     from optimizations.capture.trees.function import RecordableFunction
@@ -198,10 +199,12 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
     entered_as = "backward" if is_backward else "forward"
     executing, steps = trees.ExecutionState.EXECUTION, trees.MarkStepBox
     generations, done = trees.GenerationTracker, Stage.DONE
-    data_ptrs_equal = torch_internals.data_ptrs_equal
+    data_ptrs_equal, lent = torch_internals.data_ptrs_equal, LENT
 
     def call(inputs: list[Any]) -> Any:
         if inner_graphs.at_rest_now:
+            return full(inputs)
+        if lent and is_lent(turn):
             return full(inputs)
         with turn:
             if manager.running:  # it is called from within a call that goes the full way

@@ -54,6 +54,7 @@ from optimizations.capture.trees.results import with_inputs
 from optimizations.captured.pools import end_failed_capture
 from optimizations.recording.fixed_inputs import Answer
 from optimizations.replay.streams import make_context_current, wait_for_stream
+from optimizations.replay.turns import is_lent
 from optimizations.torch_internals.rebind import with_globals
 
 trees = torch_internals.cudagraph_trees
@@ -64,6 +65,7 @@ KEPT = "the program holds a result that the graph would overwrite"
 FORWARD_UNCAPTURED = "its forward ran without a graph"
 
 INSIDE_CAPTURE = "it was called inside of a capture of the program's own"
+INSIDE_FUNCTION = "it was called by a backward that an operator of another function runs"
 
 RECORDINGS_BEFORE_FOLLOWING = 2
 """As many recordings differ in nothing but fixed addresses before these are patched instead."""
@@ -121,6 +123,8 @@ class EncoreManager(PoolManager):
         """As stock's. Notes [Kept results], [Uncaptured forwards], [Threads]. Steady calls pass it by: see `lean`."""
         if resting():
             return self.ids_to_funcs[function_id].model(new_inputs)
+        if is_lent(self.turn):
+            return self._run_inside(new_inputs, function_id)
         with self.turn:
             if self._runs_function:  # Note [Functions inside of functions]
                 return self._function(function_id)(new_inputs)
@@ -149,6 +153,15 @@ class EncoreManager(PoolManager):
             if returned:
                 outputs = with_inputs(outputs, returned)
             return self.kept_copied(function, outputs) if function.kept_outputs else outputs
+
+    def _run_inside(self, inputs: list[Any], function_id: Any) -> Any:
+        """A call of a backward that another function runs. Note [Backwards inside of functions] in `replay.turns`."""
+        function = self._function(function_id)
+        if self._runs_function:
+            return function(inputs)
+        if self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD and self.uncaptured_forwards:
+            self.uncaptured_forwards -= not self._any_from_the_pool(inputs)
+        return self.run_without_graph(inputs, function_id, INSIDE_FUNCTION)
 
     def execute_node(self, node: Any, new_inputs: list[Any]) -> Any:
         """As stock's; the next call like this one may be a steady one."""
