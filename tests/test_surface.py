@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from optimizations import torch_internals
-from optimizations.capture.trees import manager, node, pool_manager
+from optimizations.capture.trees import manager, node, pool_manager, results_node
 from optimizations.torch_internals.surface import SUBCLASSED, Surface
 
 OURS: dict[str, tuple[type, ...]] = {
-    "CUDAGraphNode": (node.EncoreNode,),
+    "CUDAGraphNode": (results_node.ResultsNode, node.EncoreNode),
     "CUDAGraphTreeManager": (pool_manager.PoolManager, manager.EncoreManager),
     "TreeManagerContainer": (manager.EncoreContainer,),
 }

@@ -1,0 +1,199 @@
+"""The results of a recording: the tensors that its replays hand out, and who holds them.
+
+Note [A reset of stock's]. Stock tells autograd about tensors that its nodes keep, in a registry of the process that is
+switched off when stock's managers are ended (`torch.compiler.reset`), and raises an error if it is used after that.
+Encore's managers may still be alive, so they switch it on before they use it.
+
+Note [Held for a backward]. A replay hands out the same tensor objects each time. Stock counts Python's references to
+tell whether somebody holds one, and ignores a reference that C++ may have: after a forward, the results that the caller
+let go of still refer to its backward, which refers to all that was saved. But that reference alone keeps the saved
+tensors of a backward that is pending, or was told to retain its graph, and the next replay of the forward would write
+over them. So here that reference counts, once results that nobody holds have lost their history, which the next replay
+would take from them anyway. What was let go of during a recording, and is held in a call, speaks against the graph in
+that call.
+
+Note [Results that were changed]. The tensor objects that replays hand out again and again are also the caller's, who
+may have given one another shape, other memory or a history in place. `handed_out` finds those, and they are made again:
+when they are to be handed out the next time, and when somebody asks whether one is held that lies elsewhere by now.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.capture.trees.function import RecordableFunction
+from optimizations.capture.trees.handed_out import HandedOut
+from optimizations.capture.trees.lean import MANY, Many, Reference, nobody_holds, rearranged
+
+CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
+
+
+class ResultsNode(CUDAGraphNode):
+    """A node of CUDAGraph Trees that makes results again which their holders have changed."""
+
+    _handed_out: HandedOut | None = None
+
+    @property
+    def function(self) -> RecordableFunction:
+        """What is recorded here."""
+        function: RecordableFunction = self.wrapped_function.model
+        return function
+
+    @functools.cached_property
+    def lone_outputs(self) -> frozenset[int]:
+        """Places of outputs that share memory with nothing and fill it without gaps: a plain clone is a full copy."""
+        trees = torch_internals.cudagraph_trees
+        shared = {one.index for one in self.output_storage_alias if isinstance(one, trees.AliasesNewOutput)}
+        return frozenset(
+            place
+            for place, (alias, metadata) in enumerate(
+                zip(self.output_storage_alias, self.outputs_metadata, strict=True)
+            )
+            if alias is trees.UnaliasedStorage
+            and place not in shared
+            and isinstance(metadata, dict)
+            and _is_dense(metadata["size"], metadata["stride"])
+        )
+
+    # Who holds them
+
+    def all_outputs_are_dead(self) -> bool:
+        """As stock's. Note [Held for a backward]."""
+        return bool(super().all_outputs_are_dead() or (self.forget_histories() and super().all_outputs_are_dead()))
+
+    def forget_histories(self) -> bool:
+        """Let go of the backwards that results on the path refer to which nobody holds. Whether there was any."""
+        found = False
+        for node in self._path_from_root:
+            cached = node.cached_tensor_outputs
+            for place in range(len(cached)):  # an iterator would hold what it gives out
+                has_history = cached[place] is not None and cached[place].grad_fn is not None
+                if has_history and nobody_holds(cached, place):
+                    with torch_internals.disable_current_modes():
+                        cached[place].detach_()
+                    found = True
+        return found
+
+    # Handing them out
+
+    def cached_results(self) -> list[Any]:
+        """The outputs of a replay, as `reconstruct_outputs` gives them."""
+        cached: list[Any] = self.cached_tensor_outputs
+        if not cached or False in self.unaliased_in_all_paths:
+            results: list[Any] = self.reconstruct_outputs()
+            return results
+        handed_out = self._handed_out
+        if handed_out is not None and handed_out.changed(cached):
+            self._restore_results()
+        # In inference a hook shows as a gradient that is required.
+        if self.function.direction != "inference" and list(map(_hooks, cached)).count(None) != len(cached):
+            for output in cached:
+                output._backward_hooks = None
+        return cached.copy()
+
+    def reconstruct_outputs(self) -> Any:
+        """As stock's; what a caller changed of a result is not there the next time."""
+        self._restore_results()
+        return super().reconstruct_outputs()
+
+    def _restore_results(self) -> None:
+        """Make tensors again that a caller did something to beyond their values. Note [Results that were changed]."""
+        if self._handed_out is not None and self.cached_tensor_outputs:
+            for place in self._handed_out.changed(self.cached_tensor_outputs):
+                self._make_result_again(place)
+
+    def _make_result_again(self, place: int) -> None:
+        assert self._handed_out is not None
+        torch_internals.remove_cached_tensor(self.cached_tensor_outputs[place])
+        metadata = self.outputs_metadata[place]
+        with torch_internals.disable_current_modes(), torch.inference_mode(self._handed_out.was_inference(place)):
+            made = self._reconstruct_from_tensor_metadata(metadata, self.create_storage(metadata))
+            self.outputs_weakrefs[place].swap_weakref(made.untyped_storage()._weak_ref())
+        torch_internals.add_cached_tensor(made)
+        self.cached_tensor_outputs[place] = made
+
+    def is_unused(self, place: int) -> bool:
+        """Whether nobody holds what was handed out there. What was given other memory is nobody's any more."""
+        if self._handed_out is not None and self._handed_out.has_moved(self.cached_tensor_outputs, place):
+            self._make_result_again(place)
+        return nobody_holds(self.cached_tensor_outputs, place)
+
+    @functools.cached_property
+    def results_alive(self) -> Sequence[Reference]:
+        """Where the references to all results are that are alive after the graph."""
+        return self.references(self.live_indices_after_graph)
+
+    def references(self, indices: Sequence[tuple[int, int]]) -> Sequence[Reference]:
+        """Where the references to these results are, given as stock does (depth in the path, place)."""
+        cached = [node.cached_tensor_outputs for node in self._path_from_root]
+        found = [(self.path_weakrefs[depth], place, cached[depth]) for depth, place in indices]
+        return Many(found) if len(found) > MANY else found
+
+    def _initialize_cached_tensors(self) -> None:
+        torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
+        super()._initialize_cached_tensors()
+        rearranged()
+        for place, tensor in enumerate(self.cached_tensor_outputs):
+            if tensor is not None:
+                unused = functools.partial(_unused, weakref.ref(self), place)
+                self.outputs_weakrefs[place].extra_ref_check = unused
+        self._handed_out = HandedOut(self.cached_tensor_outputs, self.function.direction)
+
+    def remove_node_cached_tensors(self) -> None:
+        torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
+        self._handed_out = None
+        rearranged()
+        super().remove_node_cached_tensors()
+
+    def _mark_prior_graph_output_as_aliased(self, index: tuple[int, int]) -> None:
+        super()._mark_prior_graph_output_as_aliased(index)
+        rearranged()
+
+    # Tensors over memory that they do not own
+
+    def borrowed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same tensor over the same memory, which it does not own."""
+        metadata = self._tensor_metadata(tensor, ignore_storage_offset=False)
+        return self._reconstruct_from_tensor_metadata(metadata)
+
+    def borrowed_storage(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All bytes of the storage of `tensor` (uint8), which it does not own."""
+        metadata = self._tensor_metadata(tensor)
+        whole = {"size": (metadata["nbytes"],), "stride": (1,), "dtype": torch.uint8}
+        return self._reconstruct_from_tensor_metadata({**metadata, **whole})
+
+    def output_tensors(self) -> list[torch.Tensor]:
+        """The tensors among the outputs, as the graph leaves them, by stock's metadata of them."""
+        return [
+            self.static_output_tensors[position]
+            if self.static_output_tensors[position] is not None
+            else self._reconstruct_from_tensor_metadata(metadata)
+            for position, metadata in enumerate(self.outputs_metadata)
+            if isinstance(metadata, dict)
+        ]
+
+
+def _unused(reference: weakref.ref[ResultsNode], place: int) -> bool:
+    """Notes [Held for a backward] and [Results that were changed]."""
+    node = reference()
+    return node is not None and node.is_unused(place)
+
+
+_hooks = operator.attrgetter("_backward_hooks")
+
+
+def _is_dense(size: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a tensor fills its memory once, in whatever order of dimensions."""
+    expected = 1
+    for extent, step in sorted(zip(size, stride, strict=True), key=lambda one: one[1]):
+        if extent != 1 and step != expected:
+            return False
+        expected *= extent
+    return True
