@@ -11,6 +11,7 @@ import torch
 
 from optimizations.capture.trees import handed_out as handed_out_module
 from optimizations.capture.trees.handed_out import FIRST_CALLS, MOST_LAID_OUT, HandedOut
+from optimizations.report.recordings import Direction
 from optimizations.torch_internals.argument_guard import FEW
 
 CHANGES: list[Callable[[torch.Tensor], Any]] = [
@@ -29,11 +30,14 @@ CHANGES: list[Callable[[torch.Tensor], Any]] = [
 ]
 
 
+@pytest.mark.parametrize("direction", ["inference", "backward"])
 @pytest.mark.parametrize("calls", [0, FIRST_CALLS + 2])
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_a_caller_did_beyond_values_is_found(change: Callable[[torch.Tensor], Any], calls: int) -> None:
+def test_what_a_caller_did_beyond_values_is_found(
+    change: Callable[[torch.Tensor], Any], calls: int, direction: Direction
+) -> None:
     results = [torch.zeros(2, 3), None, torch.ones(2, 3)]
-    handed_out = HandedOut(results, "inference")
+    handed_out = HandedOut(results, direction)
     for _ in range(calls):
         assert results[0] is not None
         results[0].add_(1)

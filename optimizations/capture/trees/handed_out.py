@@ -7,12 +7,13 @@ goes for what a forward saves too: hooks of saved tensors get the very object, a
 
 Note [What is attached to results]. C++ does not see attributes (`y.name = ...`, the marks of `mark_dynamic`), nor a
 gradient, nor `retain_grad()`: the next result would come with the gradient of this one, or be left without its own.
-Python is asked, of results that callers see: all of an inference, and of a forward those that get a history. What a
-forward saves is nobody's, and the results of a backward are not asked.
+Python is asked, of results that callers see: all of an inference and of a backward (`torch.autograd.grad` gives out the
+very tensors), and of a forward those that get a history. What a forward saves is nobody's.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ class HandedOut:
         self._all = len(self._places) == len(results)
         self._has_histories = direction == "forward"
         # Note [What is attached to results]
-        self._seen = set(self._places) if direction == "inference" else set()
+        self._seen = set() if self._has_histories else set(self._places)
         made = [result for result in results if result is not None]
         self._addresses = [None if result is None else result.data_ptr() for result in results]
         self._geometry = {place: _geometry(result) for place, result in zip(self._places, made, strict=True)}
@@ -86,12 +87,10 @@ class HandedOut:
 
     def _anything_attached(self, results: list[Any], places: Iterable[int]) -> bool:
         """Note [What is attached to results]. `grad` of what is no leaf gives a warning."""
-        histories = self._has_histories
-        for place in places:
-            result = results[place]
-            if result.__dict__ or (result.retains_grad if histories else result.grad is not None):
-                return True
-        return False
+        seen = [results[place] for place in places]
+        if any(map(_attributes, seen)):
+            return True
+        return any(map(_retains_grad, seen)) if self._has_histories else list(map(_grad, seen)).count(None) < len(seen)
 
     def _is_as_it_was(self, result: Any, place: int) -> bool:
         if type(result) is not torch.Tensor or result.data_ptr() != self._addresses[place]:
@@ -101,6 +100,11 @@ class HandedOut:
                 return False
             self._seen.add(place)
         return _geometry(result) == self._geometry[place] and result.is_inference() == self._inference[place]
+
+
+_attributes = operator.attrgetter("__dict__")
+_grad = operator.attrgetter("grad")
+_retains_grad = operator.attrgetter("retains_grad")
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
