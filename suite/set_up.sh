@@ -37,10 +37,9 @@ set_up() {
         echo "set-up: making .venv with $("$python" --version)" >&2
         "$python" -m venv --clear "$venv" || return
     fi
-    # Bytecode is made where it is used first: for all files of PyTorch and Transformers it takes a minute.
     echo "set-up: installing what requirements.lock says (several GB at first; minutes)" >&2
     rm -f "$stamp"
-    "$encore_python" -m pip install --disable-pip-version-check --no-compile --requirement "$root/requirements.lock" >&2 || return
+    "$encore_python" -m pip install --disable-pip-version-check --requirement "$root/requirements.lock" >&2 || return
     "$encore_python" -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable "$root" >&2 ||
         return
     set_up_stamp >"$stamp"
