@@ -171,7 +171,7 @@ def test_one_that_stays_where_it_was_is_left_alone_and_one_in_its_placeholder_is
         assert torch.equal(mine(x), theirs(x))
     (recording,) = step._recordings
     assert recording.inputs.followed == [0] and recording.inputs.copied_tensors == 0
-    shifted = torch.empty(COUNT + 1)[1:].view(ROWS, COLUMNS)
+    shifted = torch.full((COUNT + 1,), 0.5)[1:].view(ROWS, COLUMNS)
     for x, copies in ((places[0], 0), (shifted, 1), (places[0], 0)):
         for _ in range(3):
             copied.clear()
