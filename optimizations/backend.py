@@ -28,6 +28,7 @@ from optimizations.replay.bound import bound, release_bindings
 from optimizations.replay.double_backward import double_backwards_refused
 from optimizations.replay.shortcut import shortcuts
 from optimizations.report import LEDGER, BindingReport, Entry
+from optimizations.torch_internals.cpu_results import settings_for, with_corrected_pass
 from optimizations.torch_internals.outcome import watched, watching
 from optimizations.torch_internals.wrappers import taking_a_list
 
@@ -58,8 +59,10 @@ def encore(
     settings = Options.parse(options)
     inductor = {**_settings_of(mode), "triton.cudagraphs": True, **_checked(settings.inductor)}
     placement = _placed(graph_module, example_inputs, settings)
+    inputs = placement.example_inputs(example_inputs)
+    inductor = settings_for(placement.graph_module, inputs, inductor)
     entry = Entry(placement.report)
-    inner_compile = watching(torch_internals.compile_fx_inner, entry.compiled.append)
+    inner_compile = with_corrected_pass(watching(torch_internals.compile_fx_inner, entry.compiled.append))
     selection = _selection(settings)
     maker = _maker(settings, inductor, entry, selection)
     if maker is not None:
@@ -70,10 +73,7 @@ def encore(
     started = time.perf_counter()
     with watched(entry.compiled.append), lean, refused, captured:
         compiled = torch_internals.compile_fx.compile_fx(
-            placement.graph_module,
-            placement.example_inputs(example_inputs),
-            inner_compile=inner_compile,
-            config_patches=inductor,
+            placement.graph_module, inputs, inner_compile=inner_compile, config_patches=inductor
         )
     if selection is not None:
         selection.compile_s = time.perf_counter() - started

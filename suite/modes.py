@@ -184,6 +184,9 @@ INDIRECTION_MODE = "indirection"
 LEAN_MODE = "lean"
 """The same with lean replay."""
 
+DEFAULT_MODE = "encore"
+"""What users get who change nothing: all of it, with selection."""
+
 
 def select_modes(names: Iterable[str]) -> tuple[Mode, ...]:
     """Modes of these names, in the order of `MODES`.

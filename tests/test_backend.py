@@ -142,7 +142,7 @@ def test_placed_graphs_are_fed_and_follow_their_attributes(on_cpu: list[dict[str
 def test_in_a_capture_of_the_programs_own_the_graph_runs_as_it_was(
     on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it is fed with would be read by each replay, and later calls write it. A step of Encore's is no such one."""
+    """Replays would read the memory that it was fed with; later calls write it. Captures of Encore's steps are fed."""
     module = Masked().eval()
     graph_module, inputs = _traced(module)
     served: list[str] = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fixtures.report_pages import undrawn  # noqa: F401  # a fixture is used by its name
 from fixtures.synthetic_results import cell, environment, write_run
 
 from suite.cli_report import recorded_file
-from suite.report import build
 from suite.report.build import build_report, paper_results
 from suite.report.load import Run, load_runs
 from suite.report.paper import EXHIBITS, Results
@@ -55,11 +55,8 @@ def test_a_part_holds_rows_with_numbers_and_names_the_others() -> None:
     assert "Nothing of it is measured yet" in exhibit_part(exhibit.make(exhibit, Results(load_published())))
 
 
-def test_a_report_renews_the_parts_that_a_page_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "draw_any", lambda chart, origin: chart.name)
-    for form in ("to_png", "to_pdf"):
-        monkeypatch.setattr(build, form, lambda figure: figure.encode())
-    monkeypatch.setattr(build, "to_svg", lambda figure, name: "<svg></svg>")
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_renews_the_parts_that_a_page_has(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Page\n\n<!-- generated: table2 -->\nold\n<!-- end: table2 -->\n")
     run = write_run(tmp_path / "run", [cell("ST", "compile"), cell("ST", "graph", 50)])

@@ -38,8 +38,9 @@ def test_what_a_program_computes_is_eagers(request: pytest.FixtureRequest, name:
     assert not differences(found, expected)
     assert not [str(one.message) for one in warned if "defect of Encore" in str(one.message)]
     if KINDS[name].captured:
-        assert any(world.captures), "nothing was captured"
-        assert world.cuda.replays, [report.uncaptured for report in optimizations.report()]
+        said = [(one.compiled, one.uncaptured) for one in optimizations.report()]
+        assert any(world.captures), said
+        assert world.cuda.replays, said
 
 
 def test_results_that_are_more_than_their_memory_are_not_left_to_a_graph(compiled_on_cpu: CompiledOnCpu) -> None:

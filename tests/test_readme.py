@@ -10,7 +10,7 @@ import typer.main
 
 from suite.cli import app
 from suite.modes import MODES
-from suite.report import compare, explain_tables, provenance, speedup_tables
+from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables
 from suite.report.load import load_explanations, load_runs
 from suite.report.readme import generated_part
 from suite.report.table import to_markdown
@@ -48,6 +48,18 @@ def test_the_table_of_times_is_that_of_the_recorded_runs_and_without_one_nothing
     )
     expected = "\n".join(to_markdown(table, provenance.of_run(run)) for table in tables)
     assert part.strip() == expected.strip(), RENEW
+
+
+def test_the_table_of_the_readme_is_that_of_the_newest_recorded_run() -> None:
+    run = load_runs([max(list_runs(RECORDED), key=lambda path: path.name)])
+    expected = to_markdown(speedup_tables.headline(run, compare.compare(run)), provenance.of_run(run))
+    assert generated_part(README, "headline").strip() == expected.strip(), "encore report RUN --readme README.md"
+
+
+def test_the_table_of_verdicts_is_that_of_the_recorded_runs() -> None:
+    run = load_runs(list_runs(RECORDED))
+    expected = to_markdown(cell_tables.verdicts(run), provenance.of_run(run))
+    assert generated_part(MEASURED, "verdicts").strip() == expected.strip(), RENEW
 
 
 def test_every_command_that_is_named_exists() -> None:

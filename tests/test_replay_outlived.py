@@ -132,7 +132,7 @@ def test_an_operator_may_run_a_backward_of_another_function(
     assert [report.direction for report in inner.reports] == ["backward"]
     uncaptured = {one.reason: one.calls for one in inner.functions[0].uncaptured()}
     assert uncaptured == ({manager.INSIDE_FUNCTION: 3} if without_graph else {})
-    assert turns.LENT == {}
+    assert set() == turns.LENT
 
 
 def test_results_that_threads_keep_for_ever_do_not_end_the_graphs(cuda_on_cpu: CudaOnCpu) -> None:

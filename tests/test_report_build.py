@@ -21,8 +21,10 @@ from fixtures.synthetic_results import (
 )
 
 from suite.errors import WrongUse
-from suite.report import build
+from suite.report import build, cell_tables, speedup_tables
 from suite.report.build import FIGURE_NAMES, build_report
+from suite.report.load import load_runs
+from suite.report.published import load_published
 from suite.schema import Status
 
 HOSTILE = '<script>alert("x")</script>'
@@ -41,6 +43,15 @@ def both(tmp_path_factory):
     explanations = write_explanations(folder / "explain", [explanation("EOS"), explanation("ST")])
     report = build_report([run], explanations, folder / "out")
     return report, Outline(report.html.read_text())
+
+
+def test_every_table_has_a_place_in_the_report(both):
+    report, _ = both
+    run = load_runs([report.html.parents[1] / "run"])
+    made = {table.name for table in cell_tables.all_tables(run, load_published())}
+    made |= {table.name for table in speedup_tables.all_tables(run, (), (), load_published())}
+    assert {"selection", "verdicts", "headline"} < made
+    assert made <= {path.stem for path in report.tables}
 
 
 def test_report_names_what_it_wrote(both):

@@ -37,7 +37,8 @@ def test_a_place_that_is_free_for_one_input_is_not_for_another():
 
 def test_no_more_places_are_remembered_than_allowed(monkeypatch):
     monkeypatch.setattr(written_memory, "MOST_CLEAR", 3)
-    memory = WrittenMemory([torch.zeros(64)])
+    written = torch.zeros(64)  # kept: its memory would be a batch's
+    memory = WrittenMemory([written])
     batches = [torch.zeros(4) for _ in range(8)]
     for batch in batches * 2:
         assert not memory.holds_one_of([batch])

@@ -10,12 +10,11 @@ thread-local state, which the engine hands on to them and no other thread has.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import threading
 from collections.abc import Iterator
 from typing import Any
 
-from optimizations import torch_internals
+from optimizations.torch_internals import thread_state
 
 _TLS_KEY = "encore_lent_turns"
 
@@ -31,43 +30,32 @@ class Lent:
         self.before = before
 
 
-LENT: dict[Lent, None] = {}
+LENT: set[Lent] = set()
 """What is lent now, in all threads."""
 
 
 @contextlib.contextmanager
 def lending(turn: Any) -> Iterator[None]:
     """While a function of this turn runs."""
-    before = _found()
+    before: Lent | None = thread_state.find(_TLS_KEY)
     made = Lent(turn, before)
     try:  # an interrupt may come right behind any call
-        LENT[made] = None
-        _stash(made)
+        LENT.add(made)
+        thread_state.keep(_TLS_KEY, made)
         yield
     finally:
-        LENT.pop(made, None)
-        _stash(before)
+        LENT.discard(made)
+        thread_state.keep(_TLS_KEY, before)
 
 
 def is_lent(turn: Any) -> bool:
     """Whether this thread runs a backward for another one, which holds this turn and waits."""
     if not LENT:
         return False
-    one, thread = _found(), threading.get_ident()
+    one: Lent | None = thread_state.find(_TLS_KEY)
+    thread = threading.get_ident()
     while one is not None:
         if one.turn is turn and one.thread != thread and one in LENT:
             return True
         one = one.before
     return False
-
-
-def _found() -> Lent | None:
-    if not torch_internals.is_key_in_tls(_TLS_KEY):
-        return None
-    found: Lent | None = torch_internals.get_obj_in_tls(_TLS_KEY)
-    return found
-
-
-def _stash(value: Lent | None) -> None:
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))  # see `capture.trees.containers`: it takes a reference over
-    torch_internals.stash_obj_in_tls(_TLS_KEY, value)

@@ -150,7 +150,7 @@ class Group(Voting):
         except Exception as error:
             with member.turn, _LOCK:
                 self._defect(error)
-            self._give_memory_back(member)  # there is no later call of the group
+            self._give_memory_back(member)  # now: the group may not be called again
 
     def _call_failed(self, member: Member, error: BaseException, *, without_graph: bool) -> None:
         with member.turn, _LOCK:

@@ -66,6 +66,19 @@ NAMES: dict[str, Private] = {
         "torch.utils._python_dispatch", "TorchDispatchMode", _CHECKED, "see which operators a node really runs"
     ),
     "list_mode_options": Private("torch._inductor", "list_mode_options", _CHECKED, "take Inductor's modes"),
+    # results on the CPU: Inductor's pass that moves CPU scalars to the GPU, and how its cache tells passes apart
+    "ConstructorMoverPass": Private(
+        "torch._inductor.fx_passes.post_grad", "ConstructorMoverPass", _CHECKED_HERE, "leave CPU results on the CPU"
+    ),
+    "move_constructors_to_gpu": Private(
+        "torch._inductor.fx_passes.post_grad",
+        "move_constructors_to_gpu",
+        _CHECKED_HERE,
+        "run the corrected pass instead",
+    ),
+    "CustomGraphPass": Private(
+        "torch._inductor.custom_graph_pass", "CustomGraphPass", _CHECKED_HERE, "keep such graphs apart in the cache"
+    ),
     "compile_fx_inner": Private(
         "torch._inductor.compile_fx", "compile_fx_inner", _CHECKED, "see what became of a graph"
     ),

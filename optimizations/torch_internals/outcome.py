@@ -27,6 +27,7 @@ from typing import Any
 from optimizations import torch_internals
 from optimizations.report import CompiledGraph, Direction, LeftOut
 from optimizations.stack_trace import Frame, reason_and_frame, user_frame
+from optimizations.torch_internals.replacing import Replacing
 
 MUTATED = "skipping cudagraphs due to mutated inputs"
 NO_CUDA_WORK = "nothing in the graph runs on a CUDA device"
@@ -101,38 +102,6 @@ class _MutationHandler(logging.Handler):
             self._note(in_words(message))
 
 
-class _Observer:
-    """Methods in PyTorch's classes: put in by the first block to begin, of any thread, taken out by the last to end.
-
-    Threads that ended in another order than they began would otherwise put each other's method back.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._blocks = 0
-        self._stock: dict[str, Any] = {}
-        self._observing: dict[str, Any] = {}
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._blocks:
-                for name, observing in _OBSERVED.items():
-                    owner, attribute = torch_internals.holder_of(name)
-                    self._stock[name] = getattr(owner, attribute)
-                    self._observing[name] = observing(self._stock[name])
-                    setattr(owner, attribute, self._observing[name])
-            self._blocks += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._blocks -= 1
-            for name in () if self._blocks else _OBSERVED:
-                owner, attribute = torch_internals.holder_of(name)
-                # Someone may have put their own wrapper around the method; it then stays, and passes on.
-                if getattr(owner, attribute) is self._observing[name]:
-                    setattr(owner, attribute, self._stock[name])
-
-
 def _observing_post_compile(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def post_compile(graph: Any, example_inputs: Any, constants: Any, graph_kwargs: Any) -> Any:
@@ -160,8 +129,7 @@ def _observing_graph_partition(stock: Callable[..., Any]) -> Callable[..., Any]:
     return graph_partition
 
 
-_OBSERVED = {"post_compile": _observing_post_compile, "graph_partition": _observing_graph_partition}
-_OBSERVER = _Observer()
+_OBSERVER = Replacing({"post_compile": _observing_post_compile, "graph_partition": _observing_graph_partition})
 
 
 def _left_out_so_far() -> tuple[LeftOut, ...]:

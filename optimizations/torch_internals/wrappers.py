@@ -188,7 +188,5 @@ def taking_a_list(compiled: Callable[..., Any]) -> Callable[[list[Any]], Any]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+    for one in (code, *_codes(code)):
+        yield from one.co_names

@@ -44,7 +44,16 @@ from suite.store import REPOSITORY, CannotWrite, make_folder, write_atomically
 FIGURE_NAMES = (conclusion.NAME, *run_charts.NAMES, *explain_charts.NAMES)
 """Stems of all figures there can be."""
 
-README_PARTS = {"overview": "recorded", "over_graphs": "recorded", "explain_overview": "explained"}
+HEADLINE, VERDICTS = "headline", "verdicts"
+"""Shorter tables, for files that have room for them."""
+
+README_PARTS = {
+    HEADLINE: HEADLINE,
+    VERDICTS: VERDICTS,
+    "overview": "recorded",
+    "over_graphs": "recorded",
+    "explain_overview": "explained",
+}
 """Tables that go into a README, and the generated part each belongs to."""
 
 WRITTEN = ".report-files"
@@ -106,8 +115,9 @@ def build_report(
         figures_dir: gets the figures; by default `out/figures`, which also takes what is not to go to `FIGURES`.
             Figures of the same name are replaced, nothing is removed.
         micro, nanogpt: what `encore micro indirection` and `encore run nanogpt` wrote, for the papers' exhibits.
-        readme: a Markdown file whose generated parts ("recorded" and "explained") get the overview tables; of one with
-            parts named like the papers' figures and tables ("fig10"), those are renewed.
+        readme: a Markdown file whose generated parts ("recorded" and "explained", or "headline" and
+            "verdicts") get the overview
+            tables; of one with parts named like the papers' figures and tables ("fig10"), those are renewed.
 
     Raises:
         WrongUse: neither a run nor explanations are given, the runs do not belong into one report, `out` or
@@ -186,10 +196,11 @@ def _run_parts(
         )
     }
     outline = (
-        ("speedup", "Speed-up", ("speedup",), ("overview", "over_graphs", "geomeans", "speedups")),
+        ("speedup", "Speed-up", ("speedup",), (HEADLINE, "overview", "over_graphs", "geomeans", "speedups")),
         ("times", "Where the time goes", ("time_split",), ("times",)),
         ("coverage", "Coverage", ("coverage",), ("coverage", "not_captured")),
         ("copies", "Copies", ("copies",), ("copies",)),
+        ("selection", "Selection", (), (VERDICTS, "selection")),
         ("memory", "Memory", ("memory",), ("memory",)),
         ("compile", "Compile time", ("compile_time",), ("compile_times",)),
         *((metric.name, metric.title, (), (metric.name,)) for metric in metrics()),
@@ -290,9 +301,12 @@ def _explain_parts(explanations: tuple[Explanation, ...], published: Published) 
 
 
 def _names_to_renew(readme: Path, has_run: bool, has_explanations: bool) -> tuple[str, ...]:
-    """Generated parts of a file that this report renews: those of the papers where it has any, else the overviews."""
+    """Generated parts of a file that this report renews: those of the papers where it has any, else the overviews; of
+    one that has room for shorter tables, all it has room for."""
     own = [name for name, there in (("recorded", has_run), ("explained", has_explanations)) if there]
     present = generated_names(readme)
+    if has_run and not {HEADLINE, VERDICTS}.isdisjoint(present):
+        own = [name for name in (HEADLINE, VERDICTS, *own) if name in present]
     if any(name in paper.EXHIBITS for name in present):
         return tuple(name for name in present if name in own or (has_run and name in paper.EXHIBITS))
     return tuple(own)

@@ -10,9 +10,10 @@ import numpy as np
 
 from optimizations.report.selection import CandidateTime
 from suite.metrics import Metric, metrics
+from suite.modes import DEFAULT_MODE
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
-from suite.report.selected import CANDIDATES, SelectedFunction, selected_functions
+from suite.report.selected import CANDIDATES, SelectedFunction, judged_groups, selected_functions
 from suite.report.table import Table, make_table
 from suite.schema import Block, Cell, CompileTimes, Status
 
@@ -30,6 +31,7 @@ def all_tables(run: Run, published: Published) -> tuple[Table, ...]:
         copies(run, published),
         memory(run),
         compile_times(run),
+        verdicts(run),
         selection(run),
         correctness(run),
         conditions(run),
@@ -172,12 +174,36 @@ def conditions(run: Run) -> Table:
     )
 
 
+def verdicts(run: Run) -> Table:
+    """How selection decided, in short: one row per group of functions in the mode that selects."""
+    groups = [(cell, group) for cell in run.cells if cell.mode == DEFAULT_MODE for group in judged_groups(cell)]
+    return make_table(
+        "verdicts",
+        "What selection kept",
+        "A row per group of functions that were judged together, on the program's own calls. none: without a graph; "
+        "copy: a graph whose inputs are copied; indirection: one that reads them in place. Times are medians of an "
+        "iteration of the group's functions, without what the program does around them. excess: what measuring took "
+        "beyond the fastest way. A group that has no times was not measured.",
+        ["workload", "functions", *(f"{candidate}_us" for candidate in CANDIDATES), "kept", "excess_s"],
+        (
+            {
+                "workload": cell_label(cell),
+                "functions": group.functions,
+                **{f"{candidate}_us": microseconds for candidate, microseconds in group.median_us.items()},
+                "kept": group.kept,
+                "excess_s": group.excess_s,
+            }
+            for cell, group in groups
+        ),
+    )
+
+
 def selection(run: Run) -> Table:
     """Which way each captured function is served, and the times that decided it."""
     columns = ["workload", "mode", "graph", "group", "direction", "kernels", "input_bytes", "copied_bytes"]
     columns += ["pointer_bytes", *(f"{candidate}_us" for candidate in CANDIDATES), "kept", "outcome", "nearest"]
     columns += ["ratio", "low", "high", "others", "calls", "measuring_s", "excess_s", "waiting_s", "budget_s"]
-    columns += ["source", "reason"]
+    columns += ["verdict_source", "reason"]
     return make_table(
         "selection",
         "Which graphs serve calls",
@@ -221,7 +247,7 @@ def _selection_of(function: SelectedFunction) -> Row:
         "excess_s": found.excess_s,
         "waiting_s": found.waiting_s,
         "budget_s": found.budget_s,
-        "source": found.source,
+        "verdict_source": found.source,
         "reason": found.reason,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from suite.modes import GRAPH_MODE, INDIRECTION_MODE, MODES, REFERENCE_MODE, UNPARTITIONED_MODE
+from suite.modes import DEFAULT_MODE, GRAPH_MODE, INDIRECTION_MODE, MODES, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report import compare
 from suite.report.cell_tables import Row, host_median_us
 from suite.report.compare import Comparison, Kernels, MeanSpeedup, TimeKind
@@ -33,6 +33,7 @@ def all_tables(
 ) -> tuple[Table, ...]:
     """Every table of speed-ups, in the order of the report."""
     return (
+        headline(run, comparisons),
         overview(run, comparisons, means),
         over_graphs(run, comparisons),
         speedups(comparisons, published),
@@ -109,6 +110,41 @@ def over_graphs(run: Run, comparisons: Sequence[Comparison]) -> Table:
         columns,
         rows,
     )
+
+
+def headline(run: Run, comparisons: Sequence[Comparison]) -> Table:
+    """One row per workload that ran in the backend's default mode: beside stock, and its distance to the floor."""
+    rows: list[Row] = []
+    for label in run.labels:
+        reference, cell = run.find(label, REFERENCE_MODE), run.find(label, DEFAULT_MODE)
+        if reference is None or cell is None or not (reference.status is cell.status is Status.PASS):
+            continue
+        row: Row = {"workload": label, f"{REFERENCE_MODE}_us": host_median_us(reference)}
+        for baseline in (REFERENCE_MODE, GRAPH_MODE):
+            row[f"over_{baseline}"] = _ratio_text(run, comparisons, label, DEFAULT_MODE, baseline)
+        for mode in (GRAPH_MODE, DEFAULT_MODE):
+            row[f"{mode}_over_floor"] = _over_floor(run, label, mode)
+        rows.append(row)
+    return make_table(
+        "headline",
+        "The papers' workloads under Encore",
+        f"over: how many times faster {DEFAULT_MODE} is than {REFERENCE_MODE} (no graphs) and {GRAPH_MODE} (stock's), "
+        "host time. over floor: how many times as long as its graphs alone an iteration takes.",
+        [
+            "workload",
+            f"{REFERENCE_MODE}_us",
+            *(f"over_{baseline}" for baseline in (REFERENCE_MODE, GRAPH_MODE)),
+            *(f"{mode}_over_floor" for mode in (GRAPH_MODE, DEFAULT_MODE)),
+        ],
+        rows,
+    )
+
+
+def _over_floor(run: Run, label: str, mode: str) -> float | None:
+    cell = run.find(label, mode)
+    if cell is None or cell.metrics is None:
+        return None
+    return cell.metrics.more.get("floor", {}).get("over_floor_ratio")
 
 
 def speedups(comparisons: Sequence[Comparison], published: Published) -> Table:

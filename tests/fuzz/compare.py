@@ -228,6 +228,7 @@ def _calls(program: Program, built: Built, run: Call, landing: Landing, *, late:
     held = {entry.name: memory_and_view(entry, _generator(entry, 0)) for entry in INPUTS if entry.kind != "argument"}
     kept: list[tuple[Any, ...]] = []
     states: list[Any] = []
+    may_raise = any(entry.name == "wild" for entry in built.used)
     for call in range(CALLS):
         for name, way in (program.writes[call - 1] if call else {}).items():
             _write(held, name, way, call)
@@ -241,13 +242,14 @@ def _calls(program: Program, built: Built, run: Call, landing: Landing, *, late:
         if not late:
             landing.land_all()
         torch.default_generator.manual_seed(call)
+        seen = _seen(kept, states) if may_raise else []
         try:
             results = run(*arguments)
         except DeviceLost:
             raise
         except IndexError as error:
-            # What else the call would have done is not defined from here on; see the design page.
-            return [*_seen(kept, states), type(error).__name__]
+            # What else the call did, to memory that earlier results share as well, is not defined; see the design page.
+            return [*seen, type(error).__name__]
         landing.land_all()
         states.append((bits(arguments), shared([*results, *arguments])))
         kept.append(results)

@@ -89,7 +89,11 @@ def test_a_capture_of_the_program_holds_the_cpu_values_that_it_saw(indirection: 
 
 
 def test_a_capture_of_the_program_may_hold_compiled_functions() -> None:
-    """Forward and backward, which have CUDA graphs of their own outside of it."""
+    """Forward and backward, which have CUDA graphs of their own outside of it.
+
+    Warmed up on a side stream, as PyTorch asks for: a replayed forward keeps its last result, as stock's does, and with
+    it the nodes that add gradients up, which must not belong to the legacy stream.
+    """
     net = torch.nn.Linear(16, 16, device="cuda")
     compiled = encore(net)
     x, inside = torch.randn(8, 16, device="cuda"), torch.randn(8, 16, device="cuda")
@@ -97,8 +101,12 @@ def test_a_capture_of_the_program_may_hold_compiled_functions() -> None:
     def train(given: torch.Tensor, module: torch.nn.Module) -> list[torch.Tensor]:
         return list(torch.autograd.grad(module(given).square().mean(), list(net.parameters())))
 
-    for _ in range(8):
-        torch.testing.assert_close(train(x, compiled), train(x, net))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(8):
+            torch.testing.assert_close(train(x, compiled), train(x, net))
+    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = train(inside, compiled)

@@ -117,10 +117,10 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     same, rest = compare(tensors)
     pace = Pace(recording.replays, functools.partial(same, (tuple(tensors), rest)))
     next_look = pace.next_look
-    beside = watch.rest()
+    remaining = watch.rest()
     data_ptr, handles = torch.Tensor.data_ptr, hook_registry.HANDLES
-    registered, hooks_unchanged, in_python = beside.hooks_registered, beside.hooks, beside.in_python
-    held, addresses_of_held, places_of_held = beside.tensors, beside.addresses, beside.indices
+    registered, hooks_unchanged, in_python = remaining.hooks_registered, remaining.hooks, remaining.in_python
+    held, addresses_of_held, places_of_held = remaining.tensors, remaining.addresses, remaining.indices
     precision_is = precision_now
     region, bound, written, mutated = recording.region, bool(recording.bound), recording.written, recording.mutated
     rare: list[Callable[[Recording, list[torch.Tensor]], bool]] = []

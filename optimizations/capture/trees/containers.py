@@ -3,19 +3,15 @@
 Stock keeps its managers in a dictionary that only the importing thread and its autograd threads can reach. Encore's is
 made in each thread that needs one, and put into PyTorch's thread-local state, which the autograd engine hands on to the
 threads that run this thread's backward.
-
-Note [A reference for the thread-local state]. `torch._C._stash_obj_in_tls` takes an object over without counting a
-reference, and drops one when the thread ends. So one is counted here, or the object would die under those who use it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import weakref
 from typing import Any
 
-from optimizations import torch_internals
+from optimizations.torch_internals import thread_state
 
 _TLS_KEY = "encore_containers"
 
@@ -33,12 +29,11 @@ _ALL: weakref.WeakSet[ThreadContainers] = weakref.WeakSet()
 
 def thread_containers() -> ThreadContainers:
     """Those of this thread, or of the thread whose backward this one runs."""
-    if not torch_internals.is_key_in_tls(_TLS_KEY):
-        made = ThreadContainers()
-        _ALL.add(made)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))  # Note [A reference for the thread-local state]
-        torch_internals.stash_obj_in_tls(_TLS_KEY, made)
-    found: ThreadContainers = torch_internals.get_obj_in_tls(_TLS_KEY)
+    found: ThreadContainers | None = thread_state.find(_TLS_KEY)
+    if found is None:
+        found = ThreadContainers()
+        _ALL.add(found)
+        thread_state.keep(_TLS_KEY, found)
     return found
 
 
@@ -69,7 +64,7 @@ def settled() -> bool:
 
 def others_have_managers() -> bool:
     """Whether a thread whose containers are not this one's has a manager."""
-    own = torch_internals.get_obj_in_tls(_TLS_KEY) if torch_internals.is_key_in_tls(_TLS_KEY) else None
+    own = thread_state.find(_TLS_KEY)
     return any(
         container.tree_manager is not None
         for containers in list(_ALL)

@@ -86,7 +86,7 @@ class HandedOut:
         return self._inference[place]
 
     def _anything_attached(self, results: list[Any], places: Iterable[int]) -> bool:
-        """Note [What is attached to results]. `grad` of what is no leaf gives a warning."""
+        """Note [What is attached to results]. Reading `grad` of a tensor that has a history gives a warning."""
         seen = [results[place] for place in places]
         if any(map(_attributes, seen)):
             return True

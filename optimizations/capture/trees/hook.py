@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from optimizations import torch_internals
+from optimizations.torch_internals.replacing import Replacing
 
 DISPATCHED = ("cudagraphify", "get_manager")
 """Entries of `torch_internals.NAMES` that are dispatched; a `Maker` has a method for each."""
@@ -62,44 +61,13 @@ def asking(inner_compile: Callable[..., Any], maker: Maker) -> Callable[..., Any
     return compile_for_maker
 
 
-class _Dispatch:
-    """The dispatchers in PyTorch's modules, put in by the first block to begin and taken out by the last to end."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._blocks = 0
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._blocks:
-                self._replaced = [_put_in(name) for name in DISPATCHED]
-            self._blocks += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._blocks -= 1
-            if self._blocks:
-                return
-            for owner, attribute, dispatcher, stock in self._replaced:
-                # Someone may have put a wrapper of their own around the dispatcher; it then stays, and passes on.
-                if getattr(owner, attribute) is dispatcher:
-                    setattr(owner, attribute, stock)
-            self._replaced = []
-
-
-_DISPATCH = _Dispatch()
-
-
-def _put_in(name: str) -> tuple[Any, str, Any, Any]:
-    """Put the dispatcher of `name` in its place: owner, attribute, the dispatcher, what stood there before."""
-    owner, attribute = torch_internals.holder_of(name)
-    stock = getattr(owner, attribute)
-
+def _dispatched(name: str, stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         maker = _asked.get()
         return (stock if maker is None else getattr(maker, name))(*args, **kwargs)
 
-    setattr(owner, attribute, dispatch)
-    return owner, attribute, dispatch, stock
+    return dispatch
+
+
+_DISPATCH = Replacing({name: functools.partial(_dispatched, name) for name in DISPATCHED})

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from suite.modes import INDIRECTION_MODE, LEAN_MODE, PLACEMENT_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
+from suite.modes import DEFAULT_MODE, INDIRECTION_MODE, LEAN_MODE, PLACEMENT_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.paper.exhibit import (
-    WHOLE_MODE,
     Exhibit,
     Made,
     Results,
@@ -17,12 +16,12 @@ from suite.report.paper.exhibit import (
 from suite.report.run_charts import GEOMEAN
 from suite.report.table import make_table
 
-_MODES = (UNPARTITIONED_MODE, PLACEMENT_MODE, INDIRECTION_MODE, LEAN_MODE, WHOLE_MODE)
+_MODES = (UNPARTITIONED_MODE, PLACEMENT_MODE, INDIRECTION_MODE, LEAN_MODE, DEFAULT_MODE)
 _STEPS = (
     ("placement", PLACEMENT_MODE, UNPARTITIONED_MODE),
     ("indirection", INDIRECTION_MODE, PLACEMENT_MODE),
     ("lean", LEAN_MODE, INDIRECTION_MODE),
-    ("selection", WHOLE_MODE, LEAN_MODE),
+    ("selection", DEFAULT_MODE, LEAN_MODE),
 )
 """(name, mode, what it is added to)."""
 _DIFFERS = (

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-from suite.modes import INDIRECTION_MODE, PLACEMENT_MODE, UNPARTITIONED_MODE
+from suite.modes import DEFAULT_MODE, INDIRECTION_MODE, PLACEMENT_MODE, UNPARTITIONED_MODE
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.paper.exhibit import (
     NOT_MEASURED,
-    WHOLE_MODE,
     Exhibit,
     Made,
     Results,
@@ -20,7 +19,7 @@ from suite.report.run_charts import GEOMEAN
 from suite.report.selected import judged_groups
 from suite.report.table import make_table
 
-_MODES = (PLACEMENT_MODE, INDIRECTION_MODE, WHOLE_MODE)
+_MODES = (PLACEMENT_MODE, INDIRECTION_MODE, DEFAULT_MODE)
 _DIFFERS = (
     "Time is from the first call to the end of warm-up, recording and whatever Encore decides then included, with an "
     f"empty cache of compiled kernels; bars are over {UNPARTITIONED_MODE}, with seconds written on them. It is one "
@@ -54,7 +53,7 @@ def make(exhibit: Exhibit, results: Results) -> Made:
             else:
                 why = results.state(label, mode) or results.state(label, UNPARTITIONED_MODE)
                 bars[label, mode] = Bar(failure=why or NOT_MEASURED)
-        whole = results.passed(label, WHOLE_MODE)
+        whole = results.passed(label, DEFAULT_MODE)
         groups = judged_groups(whole) if whole is not None else []
         if groups:
             excess_s = math.fsum(group.excess_s for group in groups)
@@ -69,7 +68,7 @@ def make(exhibit: Exhibit, results: Results) -> Made:
     headline = results.published.headline[exhibit.source]
     published = {
         "workload": "published: mean, largest",
-        f"{WHOLE_MODE}_ratio": f"{headline['compile_time_ratio']}, {headline['compile_time_ratio_max']}",
+        f"{DEFAULT_MODE}_ratio": f"{headline['compile_time_ratio']}, {headline['compile_time_ratio_max']}",
     }
     columns = ["workload", f"{UNPARTITIONED_MODE}_s", *(f"{mode}_s" for mode in _MODES)]
     columns += [

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from suite import stats
 from suite.micro.records import MicroRun
-from suite.modes import INDIRECTION_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
+from suite.modes import DEFAULT_MODE, INDIRECTION_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.nanogpt.records import NanoGptRun
 from suite.report import compare, provenance
 from suite.report.chart import Bar, Chart
@@ -25,8 +25,6 @@ NOT_MEASURED = "not measured"
 VOID = "other kernels"
 NOTHING = Provenance("no run was given", "nothing measured", None, "none", None)
 """Of what rests on no result at all."""
-WHOLE_MODE = "encore"
-"""The mode that stands for the papers' systems as a whole; until a run has it, `indirection` does."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,8 @@ class Results:
 
     @property
     def whole_mode(self) -> str:
-        """The mode next to a paper's whole system."""
-        return WHOLE_MODE if self.run is not None and WHOLE_MODE in self.run.modes else INDIRECTION_MODE
+        """The mode next to a paper's whole system; until a run has the default mode, `indirection`."""
+        return DEFAULT_MODE if self.run is not None and DEFAULT_MODE in self.run.modes else INDIRECTION_MODE
 
     def cell(self, label: str, mode: str) -> Cell | None:
         """The cell of this row in this mode, passed or not."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from suite.modes import GRAPH_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
+from suite.modes import DEFAULT_MODE, GRAPH_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.line_chart import Line, LineChart
-from suite.report.paper.exhibit import NOT_MEASURED, WHOLE_MODE, Exhibit, Made, Results, chart_or_none
+from suite.report.paper.exhibit import NOT_MEASURED, Exhibit, Made, Results, chart_or_none
 from suite.report.selected import judged_groups
 from suite.report.table import make_table
 
@@ -19,8 +19,8 @@ _COMMON = {
     "graphs": "Counted are groups of graphs that were judged together, by the medians of their own calls.",
 }
 _UNIT = (
-    f"Where mode {WHOLE_MODE} was run, graphs are counted: each group that it judged together, timed on its own calls "
-    f"({GRAPH_MODE}: replayed as stock does, its inputs copied). Otherwise each workload of the run counts once."
+    f"Where mode {DEFAULT_MODE} was run, graphs are counted: each group that it judged together, timed on its own "
+    f"calls ({GRAPH_MODE}: replayed as stock does, its inputs copied). Otherwise each workload of the run counts once."
 )
 _DIFFERS_CDF = (
     "The paper counts CUDA graphs (116 of 63 TorchBench applications, 29 of them slower than without). "
@@ -53,14 +53,14 @@ def _gains(results: Results) -> _Gains:
 
 def _of_graphs(results: Results) -> dict[str, list[tuple[float, str]]]:
     """Of groups of graphs that were timed without a graph, replayed as stock does, and as they are served now."""
-    found: dict[str, list[tuple[float, str]]] = {GRAPH_MODE: [], WHOLE_MODE: []}
+    found: dict[str, list[tuple[float, str]]] = {GRAPH_MODE: [], DEFAULT_MODE: []}
     for label in results.run.labels if results.run is not None else ():
-        cell = results.passed(label, WHOLE_MODE)
+        cell = results.passed(label, DEFAULT_MODE)
         for number, group in enumerate(judged_groups(cell) if cell is not None else ()):
             stock, own = group.gain("copy"), group.gain(group.kept) if group.kept else None
             if stock is not None and own is not None:
                 found[GRAPH_MODE].append((stock, f"{label} {number}"))
-                found[WHOLE_MODE].append((own, f"{label} {number}"))
+                found[DEFAULT_MODE].append((own, f"{label} {number}"))
     return {mode: sorted(gains) for mode, gains in found.items()}
 
 

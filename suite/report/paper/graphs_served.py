@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from suite.report.paper.exhibit import WHOLE_MODE, Exhibit, Made, Results, labels_of
+from suite.modes import DEFAULT_MODE
+from suite.report.paper.exhibit import Exhibit, Made, Results, labels_of
 from suite.report.selected import selected_functions
 from suite.report.table import make_table
 
 _COUNTS = ("total", "enabled", "indirected", "disabled", "undecided")
 _DIFFERS = (
-    f"Counted are functions that graphs can be recorded of, in mode {WHOLE_MODE}: enabled are those whose calls a "
+    f"Counted are functions that graphs can be recorded of, in mode {DEFAULT_MODE}: enabled are those whose calls a "
     "graph serves, indirected those of them that read inputs in place, disabled those that are faster without (or no "
     "slower, which is simpler), undecided those that are served as without selection. excess: what measuring took "
     "beyond the fastest way. The published total is over all applications of the paper."
@@ -21,10 +22,10 @@ def make(exhibit: Exhibit, results: Results) -> Made:
     sums = dict.fromkeys(_COUNTS, 0)
     seconds = 0.0
     for label in labels_of(results, exhibit.source):
-        cell = results.passed(label, WHOLE_MODE)
+        cell = results.passed(label, DEFAULT_MODE)
         found = [function.selection for function in selected_functions(cell)] if cell is not None else []
         if not found:
-            missing = results.state(label, WHOLE_MODE) or "no graph was recorded"
+            missing = results.state(label, DEFAULT_MODE) or "no graph was recorded"
             rows.append({"workload": label, "missing": missing})
             continue
         kept = [one.kept for one in found]

@@ -1,0 +1,129 @@
+"""Corrects a pass of Inductor's, so that what a graph returns on the CPU stays on the CPU.
+
+Where CUDA graphs are wanted, `ConstructorMoverPass` takes CPU scalars among a graph's inputs, and tensors that a graph
+makes on the CPU, to the GPU, if all that is computed from them can be there too. PyTorch 2.11 finds too much movable:
+results of the graph, and whatever is computed from scalars alone. So `x * 2, torch.zeros(3)` returns zeros on the GPU,
+`scalar.sin()` is computed there, and `on_cpu + scalar.sin()` cannot be compiled. Without CUDA graphs it is all right.
+
+The corrected pass stops at results: what is returned on the CPU is computed there. A CPU scalar among the inputs that
+the graph writes (an optimizer's count of steps) is left to stock's rules: if it is made of scalars and needed on the
+GPU, it is computed there and copied back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+
+from optimizations import torch_internals
+from optimizations.torch_internals.replacing import Replacing
+
+_SETTING = "post_grad_custom_post_pass"
+"""Inductor's setting for a pass of the user's, which is part of the key of its cache."""
+
+
+def settings_for(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Inductor's settings for a graph of Dynamo. A graph with values on the CPU and on another device gets a mark.
+
+    Marked graphs are compiled with the corrected pass. Inductor's cache keeps them apart from stock's graphs. If this
+    PyTorch has another pass than the one that was corrected, no graph is marked, and all is as under stock.
+    """
+    values = [node.meta.get("example_value") for node in graph_module.graph.nodes if node.op != "output"]
+    tensors = [one for one in torch_internals.pytree.tree_leaves([*inputs, *values]) if isinstance(one, torch.Tensor)]
+    if len({one.device.type == "cpu" for one in tensors}) < 2:
+        return settings
+    try:
+        corrected_mover()
+        theirs = settings.get(_SETTING, getattr(torch_internals.inductor_config, _SETTING))
+        return {**settings, _SETTING: _marked(theirs)}
+    except (torch_internals.UnsupportedTorch, AttributeError):
+        return settings
+
+
+def with_corrected_pass(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
+    """`inner_compile`, but a graph with a mark is compiled with the corrected pass."""
+
+    @functools.wraps(inner_compile)
+    def compile_corrected(*arguments: Any, **settings: Any) -> Any:
+        with _CORRECTED if _is_marked() else contextlib.nullcontext():
+            return inner_compile(*arguments, **settings)
+
+    return compile_corrected
+
+
+@functools.cache
+def _mark() -> Any:
+    """A class of Inductor's, which is imported when something is compiled."""
+
+    class CpuResultsStay(torch_internals.CustomGraphPass):
+        """Does what the user's pass does, and is the mark."""
+
+        keeps_cpu_results = True
+
+        def __init__(self, theirs: Any) -> None:
+            self._theirs = theirs
+
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            if self._theirs is not None:
+                self._theirs(graph)
+
+        def __reduce__(self) -> Any:
+            return _marked, (self._theirs,)  # for Inductor's compile processes: a class made here has no name there
+
+        def uuid(self) -> Any:
+            """None, if the user's pass has none: then nothing is cached."""
+            if self._theirs is None:
+                return "encore: CPU results stay, 1"
+            own = self._theirs.uuid() if isinstance(self._theirs, torch_internals.CustomGraphPass) else None
+            return own and ("encore: CPU results stay, 1", own)
+
+    return CpuResultsStay
+
+
+def _marked(theirs: Any) -> Any:
+    return _mark()(theirs)
+
+
+def _is_marked() -> bool:
+    """Whether the graph that is compiled now has a mark."""
+    return getattr(getattr(torch_internals.inductor_config, _SETTING, None), "keeps_cpu_results", False) is True
+
+
+@functools.cache
+def corrected_mover() -> Any:
+    """The class of the corrected pass."""
+
+    class Mover(torch_internals.ConstructorMoverPass):
+        """Moves nothing that a result on the CPU is computed from."""
+
+        def cannot_be_moved(self, node: torch.fx.Node) -> bool:
+            if node.op == "output" or not isinstance(node.meta.get("val"), torch.Tensor):
+                return True
+            return bool(super().cannot_be_moved(node))
+
+        def all_inputs_are_cpu_scalar_or_on_target_device(self, node: torch.fx.Node) -> bool:
+            """Asked of a node that could take its inputs from the GPU as well: only one whose own value is there."""
+            return self.is_on_target_device(node) and super().all_inputs_are_cpu_scalar_or_on_target_device(node)
+
+    return Mover
+
+
+def _corrected(stock: Callable[[torch.fx.Graph], None]) -> Callable[[torch.fx.Graph], None]:
+    @functools.wraps(stock)
+    def move(graph: torch.fx.Graph) -> None:
+        if _is_marked():
+            config = torch_internals.inductor_config
+            corrected_mover()("cuda", allow_inputs=bool(config.triton.cudagraphs and config.graph_partition))(graph)
+        else:
+            stock(graph)
+
+    return move
+
+
+_CORRECTED = Replacing({"move_constructors_to_gpu": _corrected})
+"""In such a block graphs with a mark are compiled with the corrected pass, and all others with stock's."""

@@ -1,0 +1,195 @@
+"""What a graph returns on the CPU is computed there, though CUDA graphs are wanted."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor.fx_passes.post_grad import ConstructorMoverPass
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from optimizations import torch_internals
+from optimizations.torch_internals import cpu_results
+
+SCALAR, VECTOR = (), (3,)
+
+
+def traced(program: Callable[..., Any], *cpu_shapes: tuple[int, ...]) -> torch.fx.GraphModule:
+    """A graph of a GPU input of three numbers and of inputs on the CPU."""
+    mode = FakeTensorMode()
+    with mode:
+        on_cpu = [torch.empty(shape) for shape in cpu_shapes]
+        on_gpu = FakeTensor(mode, torch.empty(3, device="meta"), torch.device("cuda:0"))
+        return make_fx(program, tracing_mode="real")(on_gpu, *on_cpu)
+
+
+def devices(graph_module: torch.fx.GraphModule) -> list[str]:
+    """Of the results, computed anew from the inputs by fake tensors: a mix of devices raises."""
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    inputs = [node.meta["val"] for node in placeholders]
+    mode = inputs[0].fake_mode
+    with mode:
+        results = torch.fx.Interpreter(graph_module).run(*inputs)
+    return [one.device.type for one in results]
+
+
+def copied_to_gpu(graph_module: torch.fx.GraphModule) -> bool:
+    return bool(graph_module.graph.find_nodes(op="call_function", target=torch.ops.prims.device_put.default))
+
+
+def counted(x: torch.Tensor, steps: torch.Tensor) -> tuple[torch.Tensor]:
+    """As a compiled optimizer does."""
+    more = steps + 1
+    torch.ops.aten.copy_.default(steps, more)
+    return (x / (1 - 0.9**more),)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...], bool]] = {
+    # name: program, shapes of its CPU inputs, whether all that is computed from the latter is for the GPU
+    "made there": (lambda x: (x * 2, torch.zeros(3)), (), False),
+    "computed there": (lambda x: (x * 2, torch.arange(3) + 1), (), False),
+    "a scalar": (lambda x, s: (x * 2, s.sin()), (SCALAR,), False),
+    "a scalar and a vector": (lambda x, s, v: (x * 2, v + s.sin()), (SCALAR, VECTOR), False),
+    "scalars": (lambda x, s, t: (x * 2, torch.stack([s, t])), (SCALAR, SCALAR), False),
+    "a scalar of both": (lambda x, s: (x * s, s + 1), (SCALAR,), False),
+    "an input": (lambda x, s: (x * s, s), (SCALAR,), False),
+    "written and returned": (lambda x, s: (x * 2, s.add_(1)), (SCALAR,), False),
+    "only for the GPU": (lambda x, s: (x * s,), (SCALAR,), True),
+    "written, and for the GPU": (counted, (SCALAR,), True),
+    "arithmetic for the GPU": (lambda x, s, t: (x * (s + t),), (SCALAR, SCALAR), True),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_are_where_the_program_has_them(name: str) -> None:
+    program, shapes, moved = PROGRAMS[name]
+    graph_module = traced(program, *shapes)
+    expected = devices(graph_module)
+    cpu_results.corrected_mover()("cuda", allow_inputs=True)(graph_module.graph)
+    graph_module.graph.lint()
+    graph_module.recompile()
+    assert devices(graph_module) == expected
+    assert copied_to_gpu(graph_module) == moved
+
+
+def test_constructors_for_the_gpu_are_made_there() -> None:
+    graph_module = traced(lambda x: (x[torch.arange(2)],))
+    cpu_results.corrected_mover()("cuda")(graph_module.graph)
+    (made,) = [node for node in graph_module.graph.nodes if "arange" in str(node.target)]
+    assert made.kwargs["device"] == torch.device("cuda:0")
+
+
+@pytest.mark.parametrize("name", ["made there", "a scalar", "a scalar and a vector", "written and returned"])
+def test_stocks_pass_moves_them(name: str) -> None:
+    """Where this fails, PyTorch has corrected its own pass, and `cpu_results` can go."""
+    program, shapes, _ = PROGRAMS[name]
+    graph_module = traced(program, *shapes)
+    expected = devices(graph_module)
+    ConstructorMoverPass("cuda", allow_outputs=True, allow_inputs=True)(graph_module.graph)
+    graph_module.recompile()
+    try:
+        found: Any = devices(graph_module)
+    except RuntimeError as error:
+        found = error
+    assert found != expected or copied_to_gpu(graph_module)
+
+
+def test_the_members_that_are_overridden_are_stocks() -> None:
+    for method in ("cannot_be_moved", "all_inputs_are_cpu_scalar_or_on_target_device", "is_on_target_device"):
+        assert tuple(inspect.signature(getattr(ConstructorMoverPass, method)).parameters) == ("self", "node")
+    parameters = tuple(inspect.signature(ConstructorMoverPass).parameters)
+    assert parameters == ("target", "allow_outputs", "allow_inputs")
+
+
+def graph_module_of(*devices_of_inputs: str) -> torch.fx.GraphModule:
+    mode, graph = FakeTensorMode(), torch.fx.Graph()
+    nodes = [graph.placeholder(f"input_{place}") for place in range(len(devices_of_inputs))]
+    for node, device in zip(nodes, devices_of_inputs, strict=True):
+        node.meta["example_value"] = FakeTensor(mode, torch.empty((), device="meta"), torch.device(device))
+    graph.output((nodes[0],))
+    return torch.fx.GraphModule({}, graph)
+
+
+@pytest.mark.parametrize(
+    ("on", "marked"), [(("cpu",), False), (("cuda:0",), False), (("cuda:0", "cpu"), True)], ids=str
+)
+def test_a_graph_with_values_on_both_is_marked(on: tuple[str, ...], marked: bool) -> None:
+    settings = {"triton.cudagraphs": True}
+    found = cpu_results.settings_for(graph_module_of(*on), (), settings)
+    assert (found is not settings) == marked
+    assert found["triton.cudagraphs"]
+
+
+@pytest.mark.parametrize("gone", ["ConstructorMoverPass", "CustomGraphPass"])
+def test_where_the_pass_is_another_one_nothing_is_marked(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = dataclasses.replace(torch_internals.NAMES[gone], attribute="NotThere")
+    monkeypatch.setitem(torch_internals.NAMES, gone, private)
+    monkeypatch.delitem(vars(torch_internals), gone, raising=False)
+    for made in (cpu_results.corrected_mover, cpu_results._mark):
+        made.cache_clear()
+    settings: dict[str, Any] = {}
+    assert cpu_results.settings_for(graph_module_of("cuda:0", "cpu"), (), settings) is settings
+
+
+class Pass(torch_internals.CustomGraphPass):  # type: ignore[misc,name-defined]
+    def __init__(self) -> None:
+        self.graphs: list[torch.fx.Graph] = []
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        self.graphs.append(graph)
+
+    def uuid(self) -> Any:
+        return "a user's"
+
+
+def test_a_mark_goes_to_other_processes() -> None:
+    mark = cpu_results.settings_for(graph_module_of("cuda:0", "cpu"), (), {})["post_grad_custom_post_pass"]
+    copied = copy.copy(mark)  # by what pickle goes by
+    assert type(copied) is type(mark)
+    assert copied.uuid() == mark.uuid()
+    assert pickle.dumps(mark)
+
+
+def test_a_pass_of_the_users_runs_as_well_and_is_part_of_the_key() -> None:
+    own, seen = Pass(), []
+    graph_module = graph_module_of("cuda:0", "cpu")
+    settings = {"post_grad_custom_post_pass": own}
+    mark = cpu_results.settings_for(graph_module, (), settings)["post_grad_custom_post_pass"]
+    mark(graph_module.graph)
+    assert own.graphs == [graph_module.graph]
+    alone = cpu_results.settings_for(graph_module, (), {})["post_grad_custom_post_pass"]
+    alone(graph_module.graph)
+    assert len({alone.uuid(), mark.uuid(), own.uuid()}) == 3
+    plain = cpu_results.settings_for(graph_module, (), {"post_grad_custom_post_pass": seen.append})
+    assert plain["post_grad_custom_post_pass"].uuid() is None
+    with torch_internals.inductor_config.patch(post_grad_custom_post_pass=own):
+        assert cpu_results.settings_for(graph_module, (), {})["post_grad_custom_post_pass"].uuid() == mark.uuid()
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_inductor_runs_the_corrected_pass_for_marked_graphs(marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keeps what it made of them in its cache, apart."""
+    post_grad, found = torch_internals.holder_of("move_constructors_to_gpu")[0], []
+    stock = post_grad.move_constructors_to_gpu
+    mover = cpu_results.corrected_mover()
+    monkeypatch.setattr(mover, "__call__", lambda self, graph: found.append(self.allow_inputs))
+    settings: dict[str, Any] = {"triton.cudagraphs": True, "fx_graph_cache": True}
+    marked_settings = cpu_results.settings_for(graph_module_of("cuda:0", "cpu"), (), settings)
+    with torch_internals.fresh_cache():
+        for chosen in (settings, marked_settings) if marked else (settings,):
+            for _ in range(2):
+                torch_internals.reset_dynamo()
+                inner = cpu_results.with_corrected_pass(torch_internals.compile_fx_inner)
+                compile_fx = functools.partial(torch_internals.compile_fx.compile_fx, inner_compile=inner)
+                run = torch.compile(lambda x: x.sin() + 1, backend=functools.partial(compile_fx, config_patches=chosen))
+                torch.testing.assert_close(run(torch.ones(3)), torch.ones(3).sin() + 1)
+    assert found == ([True] if marked else [])
+    assert post_grad.move_constructors_to_gpu is stock
