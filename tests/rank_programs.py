@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as distributed
+from rank_ends import leave
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -245,7 +246,7 @@ def main() -> None:
         init_method=f"file://{method}" if method else "env://",
         rank=RANK,
         world_size=WORLD,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=60 if ON_GPU else 180),  # on a CPU, ranks compile at different times
         device_id=DEVICE if ON_GPU else None,
     )
     found = {one: PROGRAMS[program](one) for one in mode.split(",")}
@@ -253,6 +254,8 @@ def main() -> None:
     if "graph" in mode.split(","):  # stock's graphs may hold collectives, and then this would not return
         distributed.barrier()
         os._exit(0)
+    if program != "ends" and not ON_GPU:
+        leave()
     if os.environ.get("ENDING") != "never destroys":
         distributed.destroy_process_group()
 

@@ -179,6 +179,7 @@ import json, os, sys, time
 import pytest, torch
 import torch.distributed as distributed
 from cuda_on_cpu import played_by_the_cpu
+from rank_ends import leave
 from trees_on_cpu import Compiled, Model, values
 from optimizations.agreement.store_exchange import current_ballot
 from optimizations.recording.generated import GeneratedCode
@@ -235,7 +236,7 @@ print("FOUND " + json.dumps({
 }), flush=True)
 if behave == "leaves" or "leaves" in os.environ["BEHAVE"]:
     os._exit(0)
-distributed.destroy_process_group()
+leave()
 """
 
 
@@ -283,3 +284,38 @@ def test_a_rank_that_dies_leaves_the_others_with_their_graphs(tmp_path: Path) ->
         assert one is not None
         assert one["reasons"] == []
         assert one["replays"] > 0  # type: ignore[operator]
+
+
+ENDS = """
+import sys, time
+from datetime import timedelta
+from torch.distributed import HashStore
+from optimizations.agreement import store_exchange
+from optimizations.agreement.ballot import Ballot
+from optimizations.agreement.votes import YES, Question, Topic, Vote
+
+store = HashStore()
+
+
+class Slow:
+    def post(self, key, rank, vote):
+        print("ASKED", flush=True)
+        store.wait(["never"], timedelta(milliseconds=800))
+
+
+class Last:
+    def __del__(self, sleep=time.sleep):  # the end of the interpreter takes longer than the answer
+        sleep(1.5)
+
+
+sys.last = Last()
+ballot = Ballot(0, Slow())
+store_exchange._current = (store, ballot)
+ballot.vote(Topic(Question.RECORDED, "f.0", (0, 1)), Vote(YES), print)
+time.sleep(0.2)
+"""
+
+
+def test_a_process_that_ends_while_its_votes_go_out_is_not_aborted(tmp_path: Path) -> None:
+    (ended,) = RankProgram(tmp_path, ENDS, 1).ended(60)
+    assert ended.code == 0 and "ASKED" in ended.output, ended.output[-2000:]

@@ -3,10 +3,14 @@
 A store answers at once whether a key is there, so nobody has to take part at the same time as others, which a
 collective would ask for: a rank that never compiles the function is never waited for. It serves every backend of
 process groups, and puts nothing on the GPUs.
+
+Note [The interpreter's end]. A thread that comes back from the store, in C++, to an interpreter that is ending would
+end the whole process with `terminate called without an active exception`. So the ballot's thread is waited for before.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,6 +23,9 @@ from optimizations.agreement.ballot import Ballot
 
 LONGEST_ANSWER = timedelta(seconds=5)
 """A store that does not answer within this is taken for gone."""
+
+LAST_WORDS_S = 1.0
+"""How long the end of the process waits for an answer of the store that is on its way."""
 
 _PREFIX = "encore/agreement/"
 _NEWS = _PREFIX + "news"
@@ -89,13 +96,21 @@ class _Nothing:
         raise RuntimeError("this ballot is closed, and nothing is exchanged for it")
 
 
-def close_current(reason: str) -> None:
-    """Exchange no more: the process group goes, or the process."""
+def close_current(reason: str, wait_s: float = 0.0) -> None:
+    """Exchange no more: the process group goes, or the process. Wait so many seconds for the thread to end."""
     global _current
     with _lock:
-        if _current is not None:
-            _current[1].close(reason)
-        _current = None
+        current, _current = _current, None
+    if current is not None:
+        current[1].close(reason)
+        if wait_s:
+            current[1].wait_for_end(wait_s)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Note [The interpreter's end]."""
+    close_current("the process ends", LAST_WORDS_S)
 
 
 def ranks_of(collectives: Sequence[str]) -> tuple[int, ...]:
