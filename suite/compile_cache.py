@@ -3,16 +3,16 @@
 Inductor keeps the source of each generated kernel there with the configuration that was the fastest, Triton the
 binaries. What Encore keeps (its kernels, verdicts of selection) is there too. Graphs are kept too, by the options they
 were compiled with; a graph that comes from the cache takes no time to compile and does not say why it was split. So
-each mode compiles its graphs itself, once (`own_graphs`), and the mode's later processes find them.
+each mode compiles its graphs itself, once: they are marked with its name (`LiveCell.compile`), and the mode's later
+processes find them.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from suite.modes import Mode
 from suite.schema import CompileConditions
 
 INDUCTOR = "inductor"
@@ -23,45 +23,41 @@ _GRAPHS = ("fxgraph", "aotautograd")
 
 
 class CompileCache:
-    """A folder that `enter_environment` of a worker makes its compilers use."""
+    """A folder that `enter_environment` of a worker makes its compilers use.
+
+    `has` says whether a mode's graphs are there, so that its next processes find all they need; `has_kernels` whether
+    its kernels are, so that it may compile next to others: nothing is left to tune.
+    """
 
     def __init__(self, folder: Path, *, kept: bool = False) -> None:
-        """`kept`: it may hold what earlier runs compiled."""
+        """`kept`: it may hold what earlier runs compiled; its kernels are used, its graphs are not."""
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self._kept = kept
         self._compiled: set[str] = set()
+        self._tuned: set[str] = set()
+        if kept:
+            for graphs in (found for name in _GRAPHS for found in self.folder.glob(f"**/{INDUCTOR}/{name}")):
+                shutil.rmtree(graphs, ignore_errors=True)
 
     def of_rank(self, rank: int) -> Path:
         """The folder of a rank, where a workload is split over GPUs: each tunes its kernels for itself, at the same
         time as the others, and must find its own again in the next mode."""
         return self.folder / f"rank{rank}" if rank else self.folder
 
-    def has(self, mode: str) -> bool:
-        """Whether this mode's graphs are there, so that its next processes may compile side by side."""
-        return mode in self._compiled
+    def has(self, mode: Mode) -> bool:
+        return mode.name in self._compiled
 
-    @contextmanager
-    def own_graphs(self, mode: str) -> Iterator[CompileConditions]:
-        """Compiled graphs of other modes are out of the way inside the block. Yields what there is for the mode."""
-        conditions = CompileConditions.KERNELS_ALONE if self._compiled or self._kept else CompileConditions.COLD_ALONE
-        with ExitStack() as stack:
-            for folder in (self.folder, *sorted(self.folder.glob("rank*"))):
-                stack.enter_context(_graphs_aside(folder))
-            yield conditions
-        self._compiled.add(mode)
+    def has_kernels(self, mode: Mode) -> bool:
+        return (mode.kernels_of or mode.name) in self._tuned
 
+    def conditions(self, modes: int) -> CompileConditions:
+        """What there is for so many modes that compile for the first time, at the same time."""
+        if modes > 1:
+            return CompileConditions.KERNELS_SIDE_BY_SIDE
+        return CompileConditions.KERNELS_ALONE if self._compiled or self._kept else CompileConditions.COLD_ALONE
 
-@contextmanager
-def _graphs_aside(folder: Path) -> Iterator[None]:
-    aside = folder / "graphs-aside"
-    found = [name for name in _GRAPHS if (folder / INDUCTOR / name).is_dir()]
-    for name in found:
-        aside.mkdir(exist_ok=True)
-        (folder / INDUCTOR / name).rename(aside / name)
-    try:
-        yield
-    finally:
-        for name in found:
-            shutil.copytree(aside / name, folder / INDUCTOR / name, dirs_exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
+    def compiled(self, mode: Mode) -> None:
+        """To be called when a mode has compiled here."""
+        self._compiled.add(mode.name)
+        self._tuned.add(mode.kernels_of or mode.name)

@@ -34,6 +34,7 @@ from suite.protocol import (
     Measured,
     Prepare,
     Prepared,
+    Settle,
     Start,
 )
 from suite.ranked_worker import RankedWorker, converse_ranked, end
@@ -117,10 +118,10 @@ class GroupSession:
     `known` holds the correctness of modes of this workload that were prepared before, for the bitwise comparison. What
     is prepared again, in another group, is one more to compare with.
 
-    Note [Tuning]: all modes share one compile cache. A mode that has not compiled before does so alone on the GPU, for
-    what compiles meanwhile would disturb the timing that Inductor's tuning goes by; the reference mode is the first,
-    and what it tuned the others find. Processes of modes that have compiled before compile side by side: nothing is
-    left to tune.
+    Note [Tuning]: all modes share one compile cache. A mode that may have kernels to tune compiles alone on the GPU,
+    for what compiles meanwhile would disturb the timing that Inductor's tuning goes by; the reference mode is the
+    first, and what it tuned the others find. Modes that run another's kernels (`Mode.kernels_of`), and later processes
+    of all, compile side by side. The first process of each mode settles alone: Encore's selection times its calls.
 
     Note [Later processes]: a mode's processes are measured one after another, but importing torch and starting the
     compilers takes as long as measuring. So those of later processes start while the first ones are built, and wait,
@@ -194,7 +195,7 @@ class GroupSession:
                     self.bench.display.phase(member.mode.name, "measure")
                 ask = self._measure_command(member, index, turn, cores)
                 turn += 1
-                if isinstance(answer := self._ask(member, ask), Measured):
+                if (answer := self._ask(member, ask)) is not None:
                     member.blocks.append(answer.block)
                     self.bench.display.block_measured(member.mode.name, index + 1, max(settings.blocks, index + 2))
         for member in members:
@@ -237,14 +238,14 @@ class GroupSession:
     def collect(self, members: Sequence[Member], whole: Collection[Member]) -> None:
         """Metrics, one member after the other: a profiler must not see its neighbours' load.
 
-        Those that are not in `whole` only say which kernels they run.
+        Those that are not in `whole` only say which kernels they run, all at the same time.
         """
-        for member in members:
-            if member.failure is None:
-                self.bench.display.phase(member.mode.name, "metrics")
-                ask = [CollectMetrics(kernels_only=member not in whole)] * len(member.worker.ranks)
-                if isinstance(answer := self._ask(member, ask), Collected):
-                    member.metrics = answer.metrics
+        living = [member for member in members if member.failure is None]
+        for member in living:
+            self.bench.display.phase(member.mode.name, "metrics")
+            if member in whole:
+                self._tell([member], CollectMetrics())
+        self._tell([member for member in living if member not in whole], CollectMetrics(kernels_only=True))
 
     def cell(
         self, processes: Sequence[Member], grouping: Grouping, group: Sequence[str], guests: Sequence[Member] = ()
@@ -326,14 +327,20 @@ class GroupSession:
                 told = self._prepare_commands(member, len(members), cache)
                 commands[member] = [Start(spec=each.spec) for each in told]
         self._converse(commands)
-        alone = [m for m in members if m.mode.backend is not None and not cache.has(m.mode.name)]
-        for member in sorted(alone, key=lambda m: m.mode.name != REFERENCE_MODE):
-            if member.failure is None:
-                with cache.own_graphs(member.mode.name) as conditions:
-                    self._converse({member: [Compile(conditions=conditions)] * len(member.worker.ranks)})
-        together = [m for m in members if m not in alone and m.failure is None]
-        warm = Compile(conditions=CompileConditions.WARM)
-        self._converse({m: [warm] * len(m.worker.ranks) for m in together})
+        fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
+        for member in sorted(fresh, key=lambda m: m.mode.name != REFERENCE_MODE):
+            if not cache.has_kernels(member.mode):
+                self._compile([member], cache.conditions(1))
+                self._settle([member])
+                cache.compiled(member.mode)
+        tuned = [m for m in fresh if not cache.has(m.mode)]
+        self._compile(tuned, cache.conditions(len(tuned)))
+        for member in tuned:
+            self._settle([member])
+            cache.compiled(member.mode)
+        together = [m for m in members if m not in fresh]
+        self._compile(together, CompileConditions.WARM)
+        self._settle(together)
         for member in members:
             if member.prepared is not None:
                 own = member.prepared.correctness or self._first[member.mode.name]
@@ -344,6 +351,16 @@ class GroupSession:
                 own = member.prepared.correctness or self._first[member.mode.name]
                 member.correctness = compare_bitwise(member.mode, own, self._known)
                 member.failure = bitwise_failure(member.mode, member.correctness)
+
+    def _compile(self, members: Sequence[Member], conditions: CompileConditions) -> None:
+        self._tell(members, Compile(conditions=conditions))
+
+    def _settle(self, members: Sequence[Member]) -> None:
+        self._tell(members, Settle())
+
+    def _tell(self, members: Sequence[Member], command: Command) -> None:
+        """Gives all of them that have not failed the same command, at the same time."""
+        self._converse({m: [command] * len(m.worker.ranks) for m in members if m.failure is None})
 
     def _converse(self, commands: Mapping[Member, Sequence[Command]]) -> None:
         """Gives each member its command (one for each rank), all at the same time, and keeps what it answers."""
@@ -359,6 +376,8 @@ class GroupSession:
             match answer.whole:
                 case Prepared() as prepared:
                     member.prepared = prepared
+                case Collected(metrics=metrics):
+                    member.metrics = metrics
                 case Built() as built:
                     toolchain = self.bench.toolchain
                     toolchain.vec_isa_ok = toolchain.vec_isa_ok or built.vec_isa_ok
@@ -392,7 +411,7 @@ class GroupSession:
             warm_up=settings.warm_up,
             check_inputs=settings.check_inputs,
             cpu_threads=share,
-            compile_threads=share if later or cache.has(mode.name) else cores,
+            compile_threads=share if later or cache.has(mode) or mode.kernels_of else cores,
             known_digests=first.digests if first and first.passed and first.deterministic else None,
             cache_dir=str(cache.folder),
             warm_cache=settings.warm_cache,
@@ -400,13 +419,13 @@ class GroupSession:
             headers_dir=str(self.bench.toolchain.headers) if self.bench.toolchain.headers else None,
         )
 
-    def _ask(self, member: Member, commands: Sequence[Command]) -> Measured | Collected | None:
+    def _ask(self, member: Member, commands: Sequence[Measure]) -> Measured | None:
         answer = converse_ranked({member.worker: commands}, self.bench.timeout_s)[member.worker]
         member.by_rank.append(answer.by_rank)
         if isinstance(answer.whole, Failed):
             member.failure, member.failed_rank = answer.whole, answer.failed_rank
             return None
-        assert isinstance(answer.whole, Measured | Collected), "converse lets only the answer to the command through"
+        assert isinstance(answer.whole, Measured), "converse lets only the answer to the command through"
         return answer.whole
 
 

@@ -30,6 +30,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
+import torch.compiler.config
 
 import optimizations
 from models.instance import Instance, instantiate
@@ -98,6 +99,7 @@ class LiveCell:
         self._eager: list[Results] | None = None
         self._trial_verdict: Agreement | None = None
         self._set_aside: Instance | None = None
+        self._compile_times: CompileTimes | None = None
 
     def build(self) -> Built:
         """Everything up to the real compilation.
@@ -117,20 +119,27 @@ class LiveCell:
             self._run_reference()
         return Built(vec_isa_ok=vec_isa_ok)
 
-    def compile(self, conditions: CompileConditions) -> Prepared:
-        """Bring the cell to the point where blocks can be measured.
+    def compile(self, conditions: CompileConditions) -> None:
+        """The real compilation, recordings and warm-up."""
+        # In the cache that all modes share, graphs of another mode, or of the trial, are not this one's.
+        torch.compiler.config.cache_key_tag = self._mode.name
+        self._compile_times = self._compile_and_warm_up(conditions)
+
+    def settle(self) -> Prepared:
+        """Bring the compiled cell to the point where blocks can be measured.
 
         Raises:
             Inaccurate: the results differ from eager's by more than their precision explains.
         """
-        compile_times = self._compile_and_warm_up(conditions)
+        assert self._compile_times is not None, "it is compiled before"
+        compile_times = self._settle(self._compile_times)
         correctness = None
         known = self._spec.known_digests
         if self._ranks.any(known is None or self._digests() != known):
             if self._eager is None:
                 self._run_reference()
                 if self._trial_verdict is not None:  # the trial has thrown away what was compiled
-                    self._compile_and_warm_up(CompileConditions.WARM, again=True)
+                    self._compile_again()
             correctness = self._check(self._results(self._iterate))
         self._eager = self._trial_verdict = self._set_aside = None
         self._states.clear()
@@ -345,10 +354,7 @@ class LiveCell:
         seed_all(spec.seed)
         restart_timers()
         restart_peak(device)
-        with ExitStack() as stack:
-            stack.enter_context(self._graphs.recording())
-            if device.type == "cuda" and self._mode.uses_cuda_graphs:
-                stack.enter_context(self._captures.recording())
+        with self._noting_graphs():
             begin = time.perf_counter()
             self._iterate_set(0)
             self._timer.synchronize()
@@ -358,30 +364,40 @@ class LiveCell:
                 self._iterate_set(position)
             self._timer.synchronize()
             warm_up_s = time.perf_counter() - begin
-            settle_calls = self._settle()
-        if self._captured is not None:
-            self._captured.require_replays()
-        for error in self._captures.errors:
-            print(f"captured nodes not counted: {error}")
-        self._compile_peak = peak(device)
         return CompileTimes(
             first_call_s=first_call_s,
             warm_up_s=warm_up_s,
             warm_cache=spec.warm_cache,
             parts=timer_seconds(),
             conditions=conditions,
-            settle_calls=settle_calls,
-            settled=optimizations.settled(),
         )
 
-    def _settle(self) -> int:
-        """Call on until no graph of Encore's waits for more calls, or time is up; how many calls that took."""
+    def _compile_again(self) -> None:
+        self._settle(self._compile_and_warm_up(CompileConditions.WARM, again=True))
+
+    def _settle(self, times: CompileTimes) -> CompileTimes:
+        """Call on until no graph of Encore's waits for more calls, or time is up; the times with what that took."""
         calls, begin = 0, time.perf_counter()
-        while self._ranks.any(not optimizations.settled() and time.perf_counter() - begin < SETTLE_S):
-            self._iterate_set(calls)
-            calls += 1
-        self._timer.synchronize()
-        return calls
+        with self._noting_graphs():
+            while self._ranks.any(not optimizations.settled() and time.perf_counter() - begin < SETTLE_S):
+                self._iterate_set(calls)
+                calls += 1
+            self._timer.synchronize()
+        if self._captured is not None:
+            self._captured.require_replays()
+        for error in self._captures.errors:
+            print(f"captured nodes not counted: {error}")
+        self._compile_peak = peak(self._instance.device)
+        return times.model_copy(update={"settle_calls": calls, "settled": optimizations.settled()})
+
+    @contextmanager
+    def _noting_graphs(self) -> Iterator[None]:
+        """What is compiled and captured inside the block is counted."""
+        with ExitStack() as stack:
+            stack.enter_context(self._graphs.recording())
+            if self._instance.device.type == "cuda" and self._mode.uses_cuda_graphs:
+                stack.enter_context(self._captures.recording())
+            yield
 
     def _iterate_set(self, position: int) -> None:
         self._iterate(self._input_sets[position % len(self._input_sets)])
@@ -393,7 +409,7 @@ class LiveCell:
         if verdict.undecided and verdict.widened_error is None:
             verdict = self._widened(verdict)
             if not isinstance(self._ranks, RankGroup):
-                self._compile_and_warm_up(CompileConditions.WARM, again=True)
+                self._compile_again()
         deterministic = digests == self._digests()
         correctness = self._correctness(verdict, digests, deterministic=deterministic)
         if isinstance(self._ranks, RankGroup):

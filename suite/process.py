@@ -27,6 +27,7 @@ from suite.protocol import (
     CollectMetrics,
     Command,
     Compile,
+    Compiled,
     Failed,
     Measure,
     Measured,
@@ -34,6 +35,7 @@ from suite.protocol import (
     Prepare,
     Prepared,
     Reply,
+    Settle,
     Start,
     Stop,
     encode,
@@ -52,7 +54,7 @@ COMPANION_GRACE_S = 5.0
 """Time for a worker to answer once another one, which it may be waiting for, has failed."""
 COMPANION_FAILED = "another one that had failed"
 
-Answer = Built | Prepared | Measured | Collected | Failed
+Answer = Built | Compiled | Prepared | Measured | Collected | Failed
 OnPhase = Callable[["Worker", str], None]
 
 
@@ -242,7 +244,9 @@ def _answers(message: Answer, command: Command) -> bool:
             return status is not Status.PASS
         case Measured(block=block), Measure() as asked:
             return (block.index, block.turn, len(block.host_us)) == (asked.index, asked.turn, asked.samples)
-        case (Built(), Start() | Prepare()) | (Prepared(), Compile()) | (Collected(), CollectMetrics()):
+        case (Built(), Start() | Prepare()) | (Compiled(), Compile()) | (Prepared(), Settle()):
+            return True
+        case Collected(), CollectMetrics():
             return True
     return False
 

@@ -6,7 +6,8 @@ each:
 
     start   -> built | failed                    import torch and start the compilers; may be left out
     prepare -> phase* then built | failed        build, run eager for comparison, start the compilers
-    compile -> phase* then prepared | failed     compile, warm up and record, compare with eager
+    compile -> phase* then compiled | failed     compile, warm up and record
+    settle  -> prepared | failed                 call on until nothing of Encore's waits, compare with eager
     measure -> block | failed                    one block of samples
     metrics -> metrics | failed                  profile one steady iteration
     stop    -> (the process ends)
@@ -22,7 +23,7 @@ from pydantic import Field, TypeAdapter
 
 from suite.schema import Block, CompileConditions, CompileTimes, Correctness, Metrics, Record, Status
 
-PHASES = ("build", "check", "compile", "warm-up", "measure", "metrics")
+PHASES = ("build", "check", "compile", "warm-up", "settle", "measure", "metrics")
 """Phases in the order a cell goes through them, as the progress display names them."""
 
 
@@ -78,6 +79,12 @@ class Compile(Record):
     conditions: CompileConditions
 
 
+class Settle(Record):
+    """Apart from `compile`, for Encore times calls here: cells compile side by side, but settle alone."""
+
+    do: Literal["settle"] = "settle"
+
+
 class Measure(Record):
     """`lead_in` iterations come before the samples; `core` is the one to bind the calling thread to, None for none."""
 
@@ -114,6 +121,10 @@ class Built(Record):
     vec_isa_ok: bool | None = None
 
 
+class Compiled(Record):
+    type: Literal["compiled"] = "compiled"
+
+
 class Prepared(Record):
     """`correctness` None: the digests are the known ones. `iteration_us` is the time of an iteration, roughly."""
 
@@ -145,8 +156,8 @@ class Failed(Record):
     correctness: Correctness | None = None
 
 
-Command = Annotated[Start | Prepare | Compile | Measure | CollectMetrics | Stop, Field(discriminator="do")]
-Reply = Annotated[Phase | Built | Prepared | Measured | Collected | Failed, Field(discriminator="type")]
+Command = Annotated[Start | Prepare | Compile | Settle | Measure | CollectMetrics | Stop, Field(discriminator="do")]
+Reply = Annotated[Phase | Built | Compiled | Prepared | Measured | Collected | Failed, Field(discriminator="type")]
 
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
 REPLIES: TypeAdapter[Reply] = TypeAdapter(Reply)

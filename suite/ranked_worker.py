@@ -15,7 +15,7 @@ from suite import process
 from suite.gpu import visible_gpus
 from suite.guard import make_folder, remove_folder
 from suite.process import Answer, Worker, converse
-from suite.protocol import Built, Collected, Command, Failed, Measured, Prepared
+from suite.protocol import Built, Collected, Command, Compiled, Failed, Measured, Prepared
 from suite.schema import Block, Correctness, Status
 
 OnPhase = Callable[["RankedWorker", str], None]
@@ -116,7 +116,7 @@ def _told_by_rank(failed: Sequence[tuple[int, Failed]]) -> Failed:
     return failed[0][1].model_copy(update={"error": text})
 
 
-def _built(answers: Sequence[Built]) -> Built:
+def _first(answers: Sequence[Answer]) -> Answer:
     return answers[0]
 
 
@@ -167,7 +167,8 @@ def _collected(answers: Sequence[Collected]) -> Collected:
 
 
 _WHOLE: Mapping[type, Callable[..., Answer]] = {
-    Built: _built,
+    Built: _first,
+    Compiled: _first,
     Prepared: _prepared,
     Measured: _measured,
     Collected: _collected,

@@ -204,6 +204,8 @@ class CompileConditions(StrEnum):
     """Nothing was cached but what the toolchain itself needs, and no other mode of the run was at work."""
     KERNELS_ALONE = "kernels cached, alone"
     """Kernels that modes before it in the list had compiled and tuned were cached, graphs were not."""
+    KERNELS_SIDE_BY_SIDE = "kernels cached, side by side"
+    """The same, while other modes of the workload compiled too."""
     WARM = "cached"
     """All was cached: kernels and graphs."""
 

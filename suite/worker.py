@@ -26,11 +26,13 @@ from suite.protocol import (
     Collected,
     CollectMetrics,
     Compile,
+    Compiled,
     Failed,
     Measure,
     Measured,
     Phase,
     Prepare,
+    Settle,
     Start,
     Stop,
     encode,
@@ -48,6 +50,7 @@ _STATUS_OF_PHASE = {
     "check": Status.RUN_ERROR,
     "compile": Status.COMPILE_ERROR,
     "warm-up": Status.RUN_ERROR,
+    "settle": Status.RUN_ERROR,
     "measure": Status.RUN_ERROR,
     "metrics": Status.RUN_ERROR,
 }
@@ -115,7 +118,11 @@ class Server:
                     self._cell = LiveCell(spec, self._announce)
                     yield self._cell.build()
                 case Compile(conditions=conditions):
-                    yield self._built.compile(conditions)
+                    self._built.compile(conditions)
+                    yield Compiled()
+                case Settle():
+                    self._phase = "settle"
+                    yield self._built.settle()
                 case Measure() as command:
                     self._phase = "measure"
                     yield Measured(block=self._built.measure(command))

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.compiler.config
 from tiny_workloads import WholeCell, workload_of
+from torch._dynamo.utils import counters
 
 import suite.live_cell
 from models import registry
@@ -23,6 +25,7 @@ def cell(monkeypatch, tmp_path_factory):
     cache = tmp_path_factory.getbasetemp() / "inductor"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
     cache.mkdir(exist_ok=True)
+    tag = torch.compiler.config.cache_key_tag
     precision = torch.get_float32_matmul_precision()
 
     def make(build, mode="eager", *, spec=(), **fields) -> WholeCell:
@@ -40,6 +43,7 @@ def cell(monkeypatch, tmp_path_factory):
 
     yield make
     torch.compiler.reset()
+    torch.compiler.config.cache_key_tag = tag
     torch.set_float32_matmul_precision(precision)
 
 
@@ -269,7 +273,7 @@ def test_a_cell_is_called_until_encores_graphs_have_settled(cell, monkeypatch):
     monkeypatch.setattr(suite.live_cell.optimizations, "settled", lambda: next(answers, True))
     live = cell(Mlp, spec={"warm_up": 11})
     live.build()
-    times = live._compile_and_warm_up(CompileConditions.COLD_ALONE)
+    times = live._settle(live._compile_and_warm_up(CompileConditions.COLD_ALONE))
     assert (len(calls), times.settle_calls, times.settled) == (11 + 3, 3, True)
 
 
@@ -278,7 +282,7 @@ def test_a_graph_that_never_settles_is_measured_all_the_same_and_the_row_says_so
     monkeypatch.setattr(suite.live_cell, "SETTLE_S", 0.05)
     live = cell(Mlp)
     live.build()
-    times = live._compile_and_warm_up(CompileConditions.COLD_ALONE)
+    times = live._settle(live._compile_and_warm_up(CompileConditions.COLD_ALONE))
     assert times.settle_calls > 0
     assert times.settled is False
 
@@ -341,6 +345,18 @@ def test_peaks_count_from_their_restart(monkeypatch):
     assert memory.peak(device) == memory.Peak(100, 200)
 
 
+@pytest.mark.parametrize(("second", "found"), [("indirection", 1), ("lean", 0)])
+def test_compiled_graphs_are_found_by_their_own_mode_only(cell, monkeypatch, tmp_path, second, found):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for mode in ("indirection", second):
+        torch.compiler.reset()
+        counters.clear()
+        live = cell(lambda: torch.nn.Linear(8, 8), mode)
+        live.build()
+        live.compile(CompileConditions.COLD_ALONE)
+    assert counters["inductor"]["fxgraph_cache_hit"] == found
+
+
 def test_a_cell_restarts_peaks_before_compiling_before_timing_and_before_replaying(cell, monkeypatch):
     events = []
     monkeypatch.setattr(suite.live_cell, "restart_peak", lambda device: events.append("restart"))
@@ -350,6 +366,7 @@ def test_a_cell_restarts_peaks_before_compiling_before_timing_and_before_replayi
     live.build()
     events.clear()
     live.compile(CompileConditions.COLD_ALONE)
+    live.settle()
     live.metrics()
     without_calls = [event for event in events if event != "call"]
     assert without_calls == ["restart", "peak", "restart", "restart", "peak"]

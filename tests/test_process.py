@@ -21,11 +21,13 @@ from suite.protocol import (
     CollectMetrics,
     Command,
     Compile,
+    Compiled,
     Failed,
     Measure,
     Measured,
     Prepare,
     Prepared,
+    Settle,
 )
 from suite.schema import CompileConditions, Status
 from suite.supervise import kill_strays
@@ -76,7 +78,7 @@ def failure(one: Worker, command: Command, timeout_s: float = 20.0) -> Failed:
 def test_a_good_worker_answers_each_command_and_announces_its_phases(tmp_path: Path) -> None:
     phases: list[str] = []
     with worker(tmp_path) as one:
-        for command, kind in ((prepare(), Built), (COMPILE, Prepared)):
+        for command, kind in ((prepare(), Built), (COMPILE, Compiled), (Settle(), Prepared)):
             answer = converse({one: command}, 20.0, lambda _, phase: phases.append(phase))[one]
             assert isinstance(answer, kind)
         assert phases == ["build", "check", "compile", "warm-up"]

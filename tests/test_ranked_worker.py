@@ -25,7 +25,7 @@ from suite.explain.targets import find_targets
 from suite.matrix import parse_degrees, require_whole, split_names
 from suite.measure.across_ranks import largest_spread
 from suite.modes import MODES
-from suite.protocol import Built, Collected, CollectMetrics, Command, Failed, Measured, Prepared
+from suite.protocol import Built, Collected, CollectMetrics, Command, Compiled, Failed, Measured, Prepared, Settle
 from suite.ranked_worker import Answered, RankedWorker, converse_ranked, end, worst
 from suite.schema import Status
 from suite.store import read_run
@@ -64,7 +64,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_answers_of_all_ranks_become_one(tmp_path: Path) -> None:
     with cell(tmp_path) as one:
         assert isinstance(ask(one, prepare()).whole, Built)
-        assert isinstance(ask(one, COMPILE).whole, Prepared)
+        assert isinstance(ask(one, COMPILE).whole, Compiled)
+        assert isinstance(ask(one, Settle()).whole, Prepared)
         measured = ask(one, MEASURE)
         assert isinstance(measured.whole, Measured)
         own = [answer.block.host_us for answer in measured.by_rank if isinstance(answer, Measured)]
@@ -232,7 +233,8 @@ def test_ranks_whose_results_differ_are_found() -> None:
 def test_the_worst_ranks_correctness_is_the_rows(tmp_path: Path) -> None:
     with cell(tmp_path) as one:
         ask(one, prepare())
-        answered = ask(one, COMPILE)
+        ask(one, COMPILE)
+        answered = ask(one, Settle())
     first, second = (answer.correctness for answer in answered.by_rank if isinstance(answer, Prepared))
     assert first is not None and second is not None
     wrong = second.model_copy(update={"max_relative_error": 0.3, "digests": ["other"], "deterministic": False})

@@ -25,7 +25,7 @@ from suite.report.paper.exhibit import NOT_MEASURED, Made
 from suite.report.paper.nanogpt import read_nanogpt
 from suite.report.provenance import Provenance
 from suite.report.published import load_published
-from suite.schema import Cell, RankPart, Status
+from suite.schema import Cell, CompileConditions, RankPart, Status
 from suite.store import RECORDED, list_runs
 
 PUBLISHED = load_published()
@@ -210,6 +210,27 @@ def test_memory_and_compile_time_are_over_stock_graphs() -> None:
     assert row(made("memory", run), "EOS")["replaying_ratio"] == pytest.approx(0.9)
     assert row(made("fig13", run), "EOS")["indirection_ratio"] == pytest.approx(1)
     assert row(made("fig13", run), "TEFD")["whole_published_s"] == 506
+
+
+def test_compile_times_are_compared_where_both_were_taken_under_the_same_conditions() -> None:
+    def compiled(mode: str, conditions: CompileConditions) -> Cell:
+        plain = cell("EOS", mode)
+        assert plain.compile is not None
+        return plain.model_copy(update={"compile": plain.compile.model_copy(update={"conditions": conditions})})
+
+    done = made(
+        "fig13",
+        results(
+            compiled("graph-unpartitioned", CompileConditions.KERNELS_SIDE_BY_SIDE),
+            compiled("placement", CompileConditions.KERNELS_ALONE),
+            compiled("encore", CompileConditions.KERNELS_SIDE_BY_SIDE),
+        ),
+    )
+    eos = row(done, "EOS")
+    assert eos["placement_ratio"] is None and eos["placement_s"] is not None
+    assert eos["encore_ratio"] == pytest.approx(1) and eos["conditions"] == "kernels cached, side by side"
+    assert isinstance(done.chart, Chart)
+    assert done.chart.bars["EOS", "placement"].failure == "other conditions"
 
 
 def selected(

@@ -114,18 +114,30 @@ def test_compiled_headers_are_in_one_folder_that_goes_with_the_run(bench: Bench)
     assert not Path(folders.pop()).exists()
 
 
-def test_modes_compile_one_after_another_the_reference_first_and_side_by_side_once_they_are_cached(
-    bench: Bench,
-) -> None:
-    bench.run(settings=SETTINGS.model_copy(update={"processes": 2}))
-    compiled = bench.compiled()
-    assert compiled[:4] == [
-        ("compile", "COLD_ALONE"),
-        ("graph", "KERNELS_ALONE"),
-        ("graph-unpartitioned", "KERNELS_ALONE"),
-        ("eager", "WARM"),
-    ], "eager has nothing to tune and comes with the rest"
-    assert sorted(compiled[4:]) == sorted((mode.name, "WARM") for mode in FOUR)
+def test_modes_with_kernels_to_tune_compile_alone_the_reference_first_and_the_rest_side_by_side(bench: Bench) -> None:
+    names = ("eager", "graph", "compile", "graph-unpartitioned", "placement", "indirection", "encore")
+    modes = [MODES[name] for name in names]
+    bench.run(modes=modes, settings=SETTINGS.model_copy(update={"processes": 2}))
+    compiled, done = bench.compiled(), bench.prepared()
+    assert compiled[:3] == [("compile", "COLD_ALONE"), ("graph", "KERNELS_ALONE"), ("placement", "KERNELS_ALONE")]
+    together = {(name, "KERNELS_SIDE_BY_SIDE") for name in ("graph-unpartitioned", "indirection", "encore")}
+    assert set(compiled[3:6]) == together
+    assert compiled[6] == ("eager", "WARM"), "it has nothing to tune"
+    assert sorted(compiled[7:]) == sorted((name, "WARM") for name in names)
+    alone = [f"{what} {name}" for name in ("compile", "graph", "placement") for what in ("compiled", "settled")]
+    assert done[:6] == alone
+    assert done[9:12] == ["settled graph-unpartitioned", "settled indirection", "settled encore"], "all compile before"
+
+
+def test_a_mode_whose_kernels_nobody_has_tuned_compiles_alone(bench: Bench) -> None:
+    bench.run(modes=[MODES[name] for name in ("compile", "indirection", "lean", "encore")])
+    assert bench.compiled()[:2] == [("compile", "COLD_ALONE"), ("indirection", "KERNELS_ALONE")]
+    assert set(bench.compiled()[2:]) == {("lean", "KERNELS_SIDE_BY_SIDE"), ("encore", "KERNELS_SIDE_BY_SIDE")}
+
+
+def test_a_mode_that_is_the_only_one_left_to_compile_does_so_alone(bench: Bench) -> None:
+    bench.run(modes=FOUR[1:])
+    assert bench.compiled()[2] == ("graph-unpartitioned", "KERNELS_ALONE")
 
 
 def test_all_modes_of_a_workload_share_one_cache_and_workloads_do_not(bench: Bench) -> None:

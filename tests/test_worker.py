@@ -21,6 +21,7 @@ from suite.protocol import (
     Collected,
     CollectMetrics,
     Compile,
+    Compiled,
     Failed,
     Measure,
     Measured,
@@ -28,6 +29,7 @@ from suite.protocol import (
     Prepare,
     Prepared,
     Reply,
+    Settle,
     Stop,
     encode,
 )
@@ -111,6 +113,8 @@ def test_a_real_workload_from_prepare_to_stop(worker, spec, workload, mode):
     assert isinstance(built, Built), (built, worker.log.read_text())
     assert worker.phases == ["build", "check"]
     worker.send(Compile(conditions=CompileConditions.COLD_ALONE))
+    assert isinstance(worker.answer(), Compiled), worker.log.read_text()
+    worker.send(Settle())
     prepared = worker.answer()
     assert isinstance(prepared, Prepared), (prepared, worker.log.read_text())
     assert worker.phases == ["build", "check", "compile", "warm-up"]

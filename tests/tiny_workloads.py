@@ -46,4 +46,5 @@ class WholeCell(LiveCell):
 
     def prepare(self) -> Prepared:
         self.build()
-        return self.compile(CompileConditions.COLD_ALONE)
+        self.compile(CompileConditions.COLD_ALONE)
+        return self.settle()

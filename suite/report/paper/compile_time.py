@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from suite.modes import DEFAULT_MODE, INDIRECTION_MODE, PLACEMENT_MODE, UNPARTITIONED_MODE
+from suite.report.cell_tables import compile_conditions
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.paper.exhibit import (
     NOT_MEASURED,
@@ -19,12 +20,14 @@ from suite.report.run_charts import GEOMEAN
 from suite.report.selected import judged_groups
 from suite.report.table import make_table
 
+OTHER_CONDITIONS = "other conditions"
 _MODES = (PLACEMENT_MODE, INDIRECTION_MODE, DEFAULT_MODE)
 _DIFFERS = (
-    "Time is from the first call to the end of warm-up, recording and whatever Encore decides then included, with an "
-    f"empty cache of compiled kernels; bars are over {UNPARTITIONED_MODE}, with seconds written on them. It is one "
-    "measurement per cell, made during other compilations, and has no interval. selection: what measuring took beyond "
-    f"the fastest way to serve those calls; its share is of {UNPARTITIONED_MODE}'s seconds."
+    f"Time is from the first call to the end of warm-up, recordings included; bars are over {UNPARTITIONED_MODE}, with "
+    "seconds written on them. It is one measurement per cell and has no interval. There is a bar where both compiled "
+    "under the same conditions (`conditions`: what was cached, and whether other modes compiled at the same time). "
+    "selection: what measuring took beyond the fastest way to serve those calls; its share is of "
+    f"{UNPARTITIONED_MODE}'s seconds."
 )
 
 
@@ -46,7 +49,9 @@ def make(exhibit: Exhibit, results: Results) -> Made:
         for mode in _MODES:
             seconds = _seconds(results, label, mode)
             row[f"{mode}_s"] = seconds
-            if seconds is not None and stock:
+            if seconds is not None and stock and not _alike(results, label, mode):
+                bars[label, mode] = Bar(failure=OTHER_CONDITIONS)
+            elif seconds is not None and stock:
                 row[f"{mode}_ratio"] = seconds / stock
                 ratios.setdefault(mode, []).append(seconds / stock)
                 bars[label, mode] = Bar(seconds / stock, label=f"{seconds:.3g} s")
@@ -58,6 +63,7 @@ def make(exhibit: Exhibit, results: Results) -> Made:
         if groups:
             excess_s = math.fsum(group.excess_s for group in groups)
             row |= {"selection_s": excess_s, "selection_share": excess_s / stock if stock else None}
+        row["conditions"] = _conditions(results, label, UNPARTITIONED_MODE)
         row["missing"] = reasons({mode: results.state(label, mode) for mode in (UNPARTITIONED_MODE, *_MODES)})
         rows.append(row)
     summary: dict[str, object] = {"workload": GEOMEAN}
@@ -78,7 +84,7 @@ def make(exhibit: Exhibit, results: Results) -> Made:
         "graphs_published_s",
         "whole_published_s",
     ]
-    columns += ["missing"]
+    columns += ["conditions", "missing"]
     title = exhibit.title(results.published)
     table = make_table(exhibit.stem, title, exhibit.note(results), columns, rows, [summary, published])
     measured = tuple(mode for mode in _MODES if results.run is not None and mode in results.run.modes)
@@ -96,6 +102,15 @@ def make(exhibit: Exhibit, results: Results) -> Made:
         shown=(1 / 8, 16),
     )
     return Made(table, chart_or_none(chart), results.provenance())
+
+
+def _alike(results: Results, label: str, mode: str) -> bool:
+    return _conditions(results, label, mode) == _conditions(results, label, UNPARTITIONED_MODE)
+
+
+def _conditions(results: Results, label: str, mode: str) -> str | None:
+    cell = results.passed(label, mode)
+    return compile_conditions(cell.compile) if cell is not None and cell.compile is not None else None
 
 
 def _seconds(results: Results, label: str, mode: str) -> float | None:

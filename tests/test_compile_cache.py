@@ -1,0 +1,47 @@
+"""The cache that all modes of a workload share: kernels are everybody's, graphs their own mode's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from suite.compile_cache import CompileCache
+from suite.modes import MODES
+from suite.schema import CompileConditions
+
+COMPILE, GRAPH, UNPARTITIONED = (MODES[name] for name in ("compile", "graph", "graph-unpartitioned"))
+
+
+def test_conditions_tell_what_was_there_and_who_was_at_work(tmp_path: Path) -> None:
+    cache = CompileCache(tmp_path)
+    assert cache.conditions(1) is CompileConditions.COLD_ALONE
+    cache.compiled(COMPILE)
+    assert cache.conditions(1) is CompileConditions.KERNELS_ALONE
+    assert cache.conditions(2) is CompileConditions.KERNELS_SIDE_BY_SIDE
+    assert CompileCache(tmp_path, kept=True).conditions(1) is CompileConditions.KERNELS_ALONE
+
+
+def test_a_mode_finds_the_kernels_of_the_one_it_shares_them_with(tmp_path: Path) -> None:
+    cache = CompileCache(tmp_path)
+    cache.compiled(COMPILE)
+    assert not cache.has_kernels(GRAPH) and not cache.has_kernels(UNPARTITIONED)
+    cache.compiled(UNPARTITIONED)
+    assert cache.has_kernels(GRAPH) and not cache.has(GRAPH)
+
+
+def test_a_kept_cache_keeps_kernels_and_no_graphs(tmp_path: Path) -> None:
+    kept = [tmp_path / "inductor" / "ab" / "kernel.py", tmp_path / "rank1" / "inductor" / "cd" / "kernel.py"]
+    gone = [tmp_path / "inductor" / "fxgraph" / "x", tmp_path / "rank1" / "inductor" / "aotautograd" / "y"]
+    for file in (*kept, *gone):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    CompileCache(tmp_path)
+    assert all(file.exists() for file in (*kept, *gone))
+    CompileCache(tmp_path, kept=True)
+    assert all(file.exists() for file in kept) and not any(file.exists() for file in gone)
+
+
+def test_every_mode_shares_kernels_with_one_that_compiles_before_it() -> None:
+    names = list(MODES)
+    for mode in MODES.values():
+        assert mode.kernels_of is None or names.index(mode.kernels_of) < names.index(mode.name)
+        assert mode.kernels_of is None or MODES[mode.kernels_of].kernels_of is None
