@@ -52,7 +52,7 @@ from suite.schema import (
     Status,
 )
 from suite.settings import RunSettings
-from suite.stats import narrow_enough
+from suite.stats import enough_processes, narrow_enough, speed_up
 
 WORKER_BYTES = 3 * 2**30
 """Memory of the host that is taken to be enough for a worker that has imported torch and waits."""
@@ -215,6 +215,21 @@ class GroupSession:
             for baseline in member.mode.compared_with
             if member.mode.name in samples and baseline in samples
         )
+
+    def enough_processes(self, processes: Mapping[str, Sequence[Member]]) -> bool:
+        """Whether these processes of each mode decide how modes with CUDA graphs compare (`suite.stats`)."""
+        samples = {
+            name: [[block.host_us for block in member.blocks] for member in members]
+            for name, members in processes.items()
+            if members and members[0].mode.uses_cuda_graphs and not any(member.failure for member in members)
+        }
+        pairs = [
+            (samples[baseline], own)
+            for name, own in samples.items()
+            for baseline in processes[name][0].mode.compared_with
+            if baseline in samples
+        ]
+        return enough_processes([speed_up(theirs, ours) for theirs, ours in pairs])
 
     def _measure_command(self, member: Member, index: int, turn: int, cores: Sequence[int]) -> list[Measure]:
         """A command for each rank: they differ in the core."""

@@ -15,20 +15,26 @@ from suite.schema import Environment, Record
 MATMUL_PRECISION: Literal["high"] = "high"
 """Of float32 matmuls, in PyTorch's terms: TF32 allowed, as the published runner has it for all workloads."""
 
+ENOUGH_TO_COMPARE = 3
+MOST_PROCESSES = 5
+"""Starts of each mode: at least, and where these differ much. See `suite.stats.enough_processes`."""
+
 
 class RunSettings(Record):
     """Options that shape the numbers: all rows of a run have the same.
 
-    Each mode is started `processes` times (None: three times on a GPU, once on a CPU). Each process measures at least
-    `blocks` blocks of at least `samples` samples, and more until its ratios are narrow enough, for `measure_s` seconds
-    or up to `most_blocks`. Inputs rotate over `input_sets` sets at different addresses. `warm_up` counts iterations
-    before the first sample, recording included. `check_inputs` input sets are compared with eager before
-    any timing. `warm_cache`: compiled kernels are kept from run to run, else every workload is
-    compiled and tuned afresh. `cold_compile_times`: each mode compiles once more, alone and with its own caches.
-    `variant` None means each workload's own default.
+    Each mode is started `processes` times (None: three times on a GPU, once on a CPU), and again, up to
+    `most_processes` times, where these differ so much that they decide little (None: up to five times, if `processes`
+    is three or more). Each process measures at least `blocks` blocks of at least `samples` samples, and more until its
+    ratios are narrow enough, for `measure_s` seconds or up to `most_blocks`. Inputs rotate over `input_sets` sets at
+    different addresses. `warm_up` counts iterations before the first sample, recording included. `check_inputs` input
+    sets are compared with eager before any timing. `warm_cache`: compiled kernels are kept from run to run, else every
+    workload is compiled and tuned afresh. `cold_compile_times`: each mode compiles once more, alone and with its own
+    caches. `variant` None means each workload's own default.
     """
 
     processes: int | None = None
+    most_processes: int | None = None
     blocks: int = 20
     samples: int = 2
     measure_s: float = 16.0
@@ -51,16 +57,25 @@ class RunSettings(Record):
         Raises:
             WrongUse: an option is out of range, or two do not go together.
         """
-        least = {"processes": 1, "samples": 1, "blocks": 1, "input_sets": self.check_inputs, "warm_up": 1}
+        processes = ENOUGH_TO_COMPARE if self.processes is None and self.device == "cuda" else self.processes or 1
+        most = MOST_PROCESSES if processes >= ENOUGH_TO_COMPARE else processes
+        least = {
+            "processes": 1,
+            "most_processes": processes,
+            "samples": 1,
+            "blocks": 1,
+            "input_sets": self.check_inputs,
+            "warm_up": 1,
+        }
         for name, bound in {**least, "measure_s": 0, "most_blocks": 1}.items():
             value = getattr(self, name)
             if value is not None and not bound <= value < float("inf"):
                 raise WrongUse(f"{_option(name)} {value} is out of range: it must be at least {bound}, and finite")
         if not 0 <= self.seed < 2**63:
             raise WrongUse(f"--seed {self.seed} is out of range: it must be from 0 to 2**63 - 1")
-        if self.processes is None:
-            return self.model_copy(update={"processes": 3 if self.device == "cuda" else 1})
-        return self
+        return self.model_copy(
+            update={"processes": processes, "most_processes": self.most_processes or max(processes, most)}
+        )
 
 
 class RunPlan(RunSettings):

@@ -22,7 +22,10 @@ Note [Verdicts]: a difference below `MARGIN` is ignored, whichever its sign. SAM
 one-sided tests at 5 % against the margin (TOST), that is: the 90 % interval lies within it. FAST and SLOW need an
 interval of 95 % that excludes 1 and reaches beyond the margin. So everything is decided once the interval is narrow
 enough, and sampling goes on until it is (`narrow_enough`) or there is no time left. That rule looks at the width and
-not at the verdict: stopping when a verdict comes out would find differences that are not there.
+not at the verdict: stopping when a verdict comes out would find differences that are not there. Where processes of
+one program differ by so much that three of them decide little, there are more of them (`enough_processes`). That looks
+at all ratios of a workload at once, for the width of a single one is hardly known from three processes: one that is
+narrow by chance would end it too early.
 `tests/test_stats_recorded_noise.py` has the rates of wrong and missed verdicts on blocks drawn from recorded ones.
 """
 
@@ -185,6 +188,13 @@ def narrow_enough(reference: Sequence[Sequence[float]], mode: Sequence[Sequence[
     theirs, ours = (resampled(log_medians(side), generator, replicates=200) for side in (reference, mode))
     half_width = 1.96 * float(np.std(theirs - ours)) / math.sqrt(processes)
     return half_width <= math.log1p(MARGIN) / 2
+
+
+def enough_processes(ratios: Sequence[Ratio]) -> bool:
+    """Whether another process of each mode would be of little use: the 90 % intervals of these ratios have half-widths
+    of at most two thirds of the margin, in the root mean square."""
+    squares = [math.log(ratio.same_high / ratio.same_low) ** 2 / 4 for ratio in ratios if ratio.same_low > 0]
+    return not squares or math.sqrt(math.fsum(squares) / len(squares)) <= math.log1p(MARGIN) * 2 / 3
 
 
 def geometric_mean(ratios: Sequence[Replicated]) -> GeometricMean:

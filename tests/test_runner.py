@@ -102,6 +102,24 @@ def test_processes_that_wait_are_ended_where_the_modes_do_not_fit_together(bench
     assert fake_workers_alive() == []
 
 
+@pytest.mark.parametrize(("behave", "processes"), [({}, 3), ({"graph": "differ"}, 5), ({"compile": "differ"}, 3)])
+def test_modes_with_graphs_are_started_again_where_their_processes_differ(
+    bench: Bench, behave: dict[str, str], processes: int
+) -> None:
+    bench.run(behave, settings=SETTINGS.model_copy(update={"processes": 3, "most_processes": 5}))
+    assert {cell.processes for cell in bench.cells().values()} == {processes}
+    assert {len(cell.blocks) for cell in bench.cells().values()} == {5 * processes}
+    assert fake_workers_alive() == []
+
+
+def test_a_mode_that_failed_is_no_reason_to_start_the_others_again(bench: Bench) -> None:
+    settings = SETTINGS.model_copy(update={"processes": 3, "most_processes": 5})
+    bench.run({"graph": "differ,later:exit:1"}, settings=settings)
+    assert {mode: cell.processes for mode, cell in bench.cells().items()} == {
+        "eager": 3, "compile": 3, "graph": 2, "graph-unpartitioned": 3,
+    }  # fmt: skip
+
+
 def test_compiled_headers_are_in_one_folder_that_goes_with_the_run(bench: Bench) -> None:
     bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[:3])
     folders = {

@@ -199,6 +199,7 @@ def test_a_written_duration_reads_back(seconds: int) -> None:
         ({"samples": 0}, "--samples 0"),
         ({"blocks": 0}, "--blocks 0"),
         ({"processes": 0}, "--processes 0"),
+        ({"most_processes": 2}, "--most-processes 2"),
         ({"measure_s": -1.0}, "--measure-s -1"),
         ({"measure_s": float("nan")}, "--measure-s nan"),
         ({"most_blocks": 0}, "--most-blocks 0"),
@@ -214,6 +215,9 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, int], words:
 
 def test_modes_are_started_three_times_on_a_gpu_and_once_on_a_cpu_unless_told() -> None:
     assert RunSettings().checked().processes == 3
+    assert RunSettings().checked().most_processes == 5
+    assert RunSettings(processes=6).checked().most_processes == 6
+    assert RunSettings(processes=2).checked().most_processes == 2
     assert RunSettings(device="cpu").checked().processes == 1
     assert RunSettings(device="cpu", processes=2).checked().processes == 2
 

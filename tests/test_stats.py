@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suite import stats
-from suite.stats import Ratio, Verdict
+from suite.stats import Ratio, Verdict, enough_processes
 
 times = st.floats(min_value=1.0, max_value=1e6, allow_nan=False)
 process = st.lists(st.lists(times, min_size=1, max_size=4), min_size=1, max_size=7)
@@ -201,3 +201,15 @@ def test_samples_that_are_no_times_are_refused(wrong):
 def test_modes_must_have_equally_many_processes():
     with pytest.raises(ValueError, match="1 and 2"):
         stats.speed_up([[[1.0]]], [[[1.0]], [[2.0]]])
+
+
+def test_more_processes_are_wanted_where_ratios_are_wide_on_the_whole() -> None:
+    def ratio(half_width: float) -> Ratio:
+        low, high = math.exp(-half_width), math.exp(half_width)
+        return Ratio(1.0, low, high, low, high, 3, 20, np.zeros(1))
+
+    assert enough_processes([])
+    assert enough_processes([ratio(0.019)] * 4)
+    assert not enough_processes([ratio(0.021)] * 4)
+    assert not enough_processes([ratio(0.001), ratio(0.04)]), "one that is narrow by chance is not enough"
+    assert enough_processes([ratio(0.03), *[ratio(0.001)] * 9])
