@@ -52,7 +52,7 @@ from suite.schema import (
     Status,
 )
 from suite.settings import RunSettings
-from suite.stats import enough_processes, narrow_enough, speed_up
+from suite.stats import enough_processes, narrow_enough, process_spread, speed_up
 
 WORKER_BYTES = 3 * 2**30
 """Memory of the host that is taken to be enough for a worker that has imported torch and waits."""
@@ -229,7 +229,8 @@ class GroupSession:
             for baseline in processes[name][0].mode.compared_with
             if baseline in samples
         ]
-        return enough_processes([speed_up(theirs, ours) for theirs, ours in pairs])
+        spread = process_spread(pairs, len(samples))
+        return enough_processes([speed_up(theirs, ours, spread=spread) for theirs, ours in pairs])
 
     def _measure_command(self, member: Member, index: int, turn: int, cores: Sequence[int]) -> list[Measure]:
         """A command for each rank: they differ in the core."""

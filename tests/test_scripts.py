@@ -19,6 +19,7 @@ SCRIPTS = (
     "tests/gpu/pytest.sh",
     "tests/gpu/run.sh",
     "tests/gpu/ranks.sh",
+    "tests/gpu/round.sh",
     "tests/gpu/shards.sh",
     "tests/gpu/stages.sh",
     ".ci/run",
@@ -392,8 +393,10 @@ def test_help_needs_no_set_up(checkout: Checkout, script: str) -> None:
     assert checkout.calls() == []
 
 
-def sharded(checkout: Checkout, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """tests/gpu/shards.sh with a `taskset` that writes down the GPU and the cores."""
+def sharded(
+    checkout: Checkout, *options: str, script: str = "shards.sh", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """tests/gpu/shards.sh, or another one, with a `taskset` that writes down the GPU and the cores."""
     tools = checkout.folder / "tools"
     tools.mkdir(exist_ok=True)
     (tools / "taskset").write_text(
@@ -404,7 +407,7 @@ def sharded(checkout: Checkout, *options: str, **variables: str) -> subprocess.C
         tool.chmod(0o755)
     path = f"{tools}:{os.environ['PATH']}"
     out = str(checkout.folder / "out")
-    return checkout.run("tests/gpu/shards.sh", out, *options, PATH=path, STUB_GPU="NVIDIA H200", **variables)
+    return checkout.run(f"tests/gpu/{script}", out, *options, PATH=path, STUB_GPU="NVIDIA H200", **variables)
 
 
 def test_every_gpu_measures_its_shard_on_cores_of_its_own(checkout: Checkout) -> None:
@@ -444,6 +447,41 @@ def test_shards_of_an_earlier_stay_are_resumed(checkout: Checkout) -> None:
     )
     assert "<--resume>" in resumed and "EOS" not in resumed
     assert "<--shard><2/2>" in new and "<EOS><ALNET>" in new
+
+
+@pytest.mark.parametrize(("gpus", "tested_on"), [(2, "001"), (4, "012")])
+def test_a_round_tests_three_times_fuzzes_and_measures_with_nothing_else_at_work(
+    checkout: Checkout, gpus: int, tested_on: str
+) -> None:
+    state = checkout.folder / "round"
+    done = sharded(checkout, "--gpus", str(gpus), "EOS", "ALNET", script="round.sh", ENCORE_ROUND=str(state))
+    assert done.returncode == 0, done.stderr + (state / "round.log").read_text()
+    assert done.stdout.rstrip().endswith("all is done")
+    calls = checkout.calls()
+    kinds = [next((kind for kind in ("<gpu and not alone>", "<gpu and alone>", "fuzz", "<run>") if kind in call), "")
+             for call in calls]  # fmt: skip
+    counts = {kind: kinds.count(kind) for kind in kinds if kind}
+    assert counts == {"<gpu and not alone>": 3, "<gpu and alone>": 3, "fuzz": 1, "<run>": 2}
+    assert [kind for kind in kinds if kind][-2:] == ["<run>", "<run>"]
+    bound = (checkout.folder / "bound").read_text().splitlines()
+    cores = 8 // gpus
+    first = [f"{gpu} on {int(gpu) * cores}-{int(gpu) * cores + cores - 1}" for gpu in tested_on]
+    assert all(bound.count(one) >= first.count(one) for one in first)
+    assert bound[-2:] == ["0 on 0-3", "1 on 4-7"] or bound[-2:] == ["1 on 4-7", "0 on 0-3"]
+    assert {path.name for path in (checkout.folder / "out").iterdir()} == {
+        "environment.json", "fuzz.log", "suite.tar.gz", "summary.txt",
+        "tests-1.log", "tests-2.log", "tests-3.log", "tests.tar.gz",
+    }  # fmt: skip
+
+
+def test_a_round_says_what_failed_and_a_later_call_begins_nothing_again(checkout: Checkout) -> None:
+    state = checkout.folder / "round"
+    for begun in (3, 0):
+        done = sharded(checkout, "--gpus", "3", "EOS", script="round.sh", ENCORE_ROUND=str(state), STUB_PYTEST="1")
+        assert done.returncode == 1
+        assert done.stdout.count("exit code 1") == 3 and "suite: exit code 0" in done.stdout
+        assert sum("<gpu and alone>" in call for call in checkout.calls()) == begun
+    assert sharded(checkout, "--timed", "no", script="round.sh", ENCORE_ROUND=str(state / "other")).returncode == 2
 
 
 def test_a_stay_with_several_gpus_says_how_it_is_used(checkout: Checkout) -> None:

@@ -213,3 +213,48 @@ def test_more_processes_are_wanted_where_ratios_are_wide_on_the_whole() -> None:
     assert not enough_processes([ratio(0.021)] * 4)
     assert not enough_processes([ratio(0.001), ratio(0.04)]), "one that is narrow by chance is not enough"
     assert enough_processes([ratio(0.03), *[ratio(0.001)] * 9])
+
+
+SIX_MODES = [(1, 0), (2, 0), (2, 1), (3, 0), (3, 2), (4, 0), (4, 3), (5, 0), (5, 4)]
+"""(mode, baseline) of six modes with CUDA graphs."""
+
+
+def test_processes_that_differ_are_no_reason_to_find_a_mode_to_differ_from_itself():
+    """Three processes that agree by chance must not decide what others of the workload show to be noise."""
+    generator, found = np.random.default_rng(3), {"alone": 0, "together": 0}
+    workloads = 40
+    for workload in range(workloads):
+        samples = [simulate(generator, 100.0, 0.01, spread=0.03) for _ in range(6)]
+        pairs = [(samples[baseline], samples[mode]) for mode, baseline in SIX_MODES]
+        spread = stats.process_spread(pairs, len(samples))
+        for key, least in (("alone", 0.0), ("together", spread)):
+            judged = [stats.judge(stats.speed_up(*pair, seed=(workload,), spread=least)) for pair in pairs]
+            found[key] += sum(verdict in (Verdict.FAST, Verdict.SLOW) for verdict in judged)
+    share = {key: count / (workloads * len(SIX_MODES)) for key, count in found.items()}
+    assert share["together"] <= 0.08 and share["alone"] > 0.12
+
+
+def test_the_spread_of_processes_is_that_of_all_pairs():
+    def apart(*times: float) -> list[list[list[float]]]:
+        return [[[time]] * 10 for time in times]
+
+    calm, wide = apart(100, 100, 100), apart(100 / math.e, 100, 100 * math.e)
+    many = 10**6  # modes: Student's t is the normal distribution then
+    assert stats.process_spread([(calm, wide)], many) == pytest.approx(1.0)
+    assert stats.process_spread([(calm, wide), (calm, calm)], many) == pytest.approx(math.sqrt(0.5))
+    assert stats.process_spread([(calm, wide)], 2) == pytest.approx(4.303 / 1.960, rel=1e-3), (
+        "of two degrees of freedom"
+    )
+    assert stats.process_spread([], 2) == stats.process_spread([(apart(100), apart(90))], 2) == 0.0
+
+
+@pytest.mark.parametrize("times", [(99.0, 100.0, 101.0), (100.0, 100.0, 100.0), (100.0, 104.0)])
+def test_processes_are_taken_to_differ_by_no_less_than_the_spread(times):
+    reference = [[[100.0]] * 20 for _ in times]
+    mode = [[[time]] * 20 for time in times]
+    narrow, wide = stats.speed_up(reference, mode), stats.speed_up(reference, mode, spread=0.05)
+    assert wide.value == pytest.approx(narrow.value)
+    assert math.log(wide.high / wide.low) >= math.log(narrow.high / narrow.low)
+    assert np.std(wide.log_replicates) == pytest.approx(0.05 / math.sqrt(len(times)), rel=0.1)
+    same = stats.speed_up(reference, mode, spread=1e-9)
+    assert (same.low, same.high) == pytest.approx((narrow.low, narrow.high))

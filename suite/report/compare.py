@@ -107,12 +107,43 @@ def compare(run: Run) -> tuple[Comparison, ...]:
     Raises:
         EncoreError: a recorded time is not positive.
     """
+    spreads = {
+        (label, metric): spread_of(run, label, metric)
+        for label in dict.fromkeys(map(cell_label, run.cells))
+        for metric in TimeKind
+    }
     return tuple(
-        _compare_cell(run, cell, baseline, metric)
+        _compare_cell(run, cell, baseline, metric, spreads[cell_label(cell), metric])
         for cell in run.cells
         for baseline in baselines(cell)
         for metric in TimeKind
     )
+
+
+def spread_of(run: Run, label: str, metric: TimeKind) -> float:
+    """By how much processes of a row's modes with CUDA graphs differ (`stats.process_spread`).
+
+    Raises:
+        EncoreError: a recorded time is not positive.
+    """
+    graphed = {
+        cell.mode: cell
+        for cell in run.cells
+        if cell_label(cell) == label
+        and cell.status is Status.PASS
+        and cell.mode in MODES
+        and MODES[cell.mode].uses_cuda_graphs
+    }
+    pairs = []
+    for cell in graphed.values():
+        for reference in (graphed[mode] for mode in baselines(cell) if mode in graphed):
+            ours, theirs, alternating = _samples(cell, reference, metric)
+            if ours and alternating:
+                pairs.append((theirs, ours))
+    try:
+        return stats.process_spread(pairs, len(graphed))
+    except ValueError as error:
+        raise EncoreError(f"the recorded {metric} samples of {label} cannot be compared: {error}") from error
 
 
 def against(run: Run, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY) -> Comparison:
@@ -121,7 +152,7 @@ def against(run: Run, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY
     Raises:
         EncoreError: a recorded time is not positive.
     """
-    return _compare_cell(run, cell, mode, metric)
+    return _compare_cell(run, cell, mode, metric, spread_of(run, cell_label(cell), metric))
 
 
 def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: TimeKind) -> Comparison | None:
@@ -156,8 +187,8 @@ def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
     return tuple(means)
 
 
-def compare_cells(cell: Cell, reference: Cell, metric: TimeKind) -> Comparison:
-    """One cell against another of its row, in the processes that both have.
+def compare_cells(cell: Cell, reference: Cell, metric: TimeKind, spread: float) -> Comparison:
+    """One cell against another of its row, in the processes that both have. `spread`: see `spread_of`.
 
     Raises:
         EncoreError: a recorded time is not positive.
@@ -167,7 +198,7 @@ def compare_cells(cell: Cell, reference: Cell, metric: TimeKind) -> Comparison:
     if not ours:
         return Comparison(cell, reference.mode, metric, None, None, False, f"no {metric} samples")
     try:
-        ratio = stats.speed_up(theirs, ours, seed=(zlib.crc32(f"{name} {metric}".encode()),))
+        ratio = stats.speed_up(theirs, ours, seed=(zlib.crc32(f"{name} {metric}".encode()),), spread=spread)
     except ValueError as error:
         raise EncoreError(f"the recorded {metric} samples of {name} cannot be compared: {error}") from error
     kernels = compare_kernels(cell, reference, ratio.value)
@@ -175,11 +206,11 @@ def compare_cells(cell: Cell, reference: Cell, metric: TimeKind) -> Comparison:
     return Comparison(cell, reference.mode, metric, ratio, verdict, alternating, None, kernels)
 
 
-def _compare_cell(run: Run, cell: Cell, baseline: str, metric: TimeKind) -> Comparison:
+def _compare_cell(run: Run, cell: Cell, baseline: str, metric: TimeKind, spread: float) -> Comparison:
     reference = run.find(cell_label(cell), baseline)
     missing = _missing(cell, baseline, reference)
     if missing is None and reference is not None:
-        return compare_cells(cell, reference, metric)
+        return compare_cells(cell, reference, metric, spread)
     return Comparison(cell, baseline, metric, None, None, False, missing)
 
 

@@ -3,7 +3,7 @@
 # those that measure time, waits or memory. The exit code is that of the first part that failed.
 #
 # Usage: tests/gpu/pytest.sh PYTHON [pytest options]
-# ENCORE_RESULTS names a folder for together.xml and alone.xml.
+# ENCORE_RESULTS names a folder for together.xml and alone.xml, ENCORE_TEST_PROCESSES how many (6).
 set -uo pipefail
 python="${1:?Usage: tests/gpu/pytest.sh PYTHON [pytest options]}"
 shift
@@ -20,7 +20,7 @@ part() {
     "$python" -m pytest -m "$markers" ${ENCORE_RESULTS:+--junitxml "$ENCORE_RESULTS/$name.xml"} "$@"
 }
 
-part together "gpu and not alone" --numprocesses 6 --dist worksteal "$@"
+part together "gpu and not alone" --numprocesses "${ENCORE_TEST_PROCESSES:-6}" --dist worksteal "$@"
 together=$?
 [ "$together" -ne "$interrupted" ] || exit "$together"
 part alone "gpu and alone" "$@"

@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# All that is to be shown on GPUs before a version is trusted, on a host with several of them.
+set -uo pipefail
+root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
+
+usage() {
+    cat <<'TEXT'
+Usage: tests/gpu/round.sh OUT [--minutes N] [--gpus N] [--timed N] [WORKLOAD... and options of `encore run`]
+
+Three times all tests that need one GPU, each on a GPU of its own as far as there are so many, and random programs
+(tests/fuzz) on one that is left, or for two minutes; then `tests/gpu/shards.sh` with nothing else on the host. All of
+it goes on in the background: where a call may not last long enough, call again with the same OUT. Writes to OUT:
+
+  summary.txt       what ran, with exit codes and seconds; the last line says whether it goes on
+  tests-1.log ...   the log of each run of the tests; tests.tar.gz has their results as XML
+  fuzz.log
+  suite.tar.gz      what shards.sh wrote
+
+  --minutes N   how long this call waits (9)
+  --gpus N      use so many (all)
+  --timed N     time on so many of them at once (2): with more, neighbours disturb
+
+ENCORE_ROUND names the folder of the background's files (encore-round among the temporary ones); remove it to begin
+again. PYTHON names the interpreter (.venv/bin/python, else python3). The exit code is 1 if something failed so far.
+TEXT
+}
+
+state="${ENCORE_ROUND:-${TMPDIR:-/tmp}/encore-round}"
+minutes=9
+gpus=
+timed=2
+declare -A options=([--minutes]=minutes [--gpus]=gpus [--timed]=timed)
+# shellcheck source=tests/gpu/stages.sh
+source "$root/tests/gpu/stages.sh"
+[[ "$timed" =~ ^[1-9][0-9]*$ ]] || { echo "$timed is not a whole number above 0 (see --help)" >&2 && exit 2; }
+[ -n "$gpus" ] || gpus="$(nvidia-smi --list-gpus | wc -l)"
+[ "$gpus" -gt 0 ] || { echo "there is no GPU, or nvidia-smi does not list it" >&2 && exit 2; }
+[ "$timed" -le "$gpus" ] || timed="$gpus"
+cores=$(($(nproc) / gpus))
+[ "$cores" -gt 0 ] || cores=1
+
+# bound GPU COMMAND...: on this GPU (from 1), and on its share of the cores
+bound() {
+    local first=$((($1 - 1) * cores))
+    mkdir -p "$state/tmp-$1"
+    CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=$(($1 - 1)) TMPDIR="$state/tmp-$1" \
+        taskset --cpu-list "$first-$((first + cores - 1))" "${@:2}"
+}
+
+# said NAME COMMAND...: with its output in NAME.log and its end in the summary
+said() {
+    local name="$1" begun=$SECONDS status
+    "${@:2}" >"$state/$name.log" 2>&1
+    status=$?
+    echo "$name: exit code $status after $((SECONDS - begun)) s" >>"$state/summary.txt"
+    [ "$status" -eq 0 ] || touch "$state/failed"
+}
+
+tests() { # NUMBER GPU
+    mkdir -p "$state/results/tests-$1"
+    ENCORE_RESULTS="$state/results/tests-$1" ENCORE_TEST_PROCESSES=$((cores > 2 ? cores - 2 : 1)) \
+        said "tests-$1" bound "$2" "$root/tests/gpu/pytest.sh" "$python" -p no:cacheprovider -q
+}
+
+fuzz() { # GPU SECONDS
+    said fuzz bound "$1" "$python" -m tests.fuzz.on_gpu --seconds "$2" --jobs $((cores > 2 ? cores - 2 : 1))
+}
+
+everything() {
+    local number=1 gpu side
+    while [ "$number" -le 3 ]; do
+        for ((gpu = 1; gpu <= gpus && number <= 3; gpu++, number++)); do
+            tests "$number" "$gpu" &
+        done
+        if [ "$gpu" -le "$gpus" ]; then
+            fuzz "$gpu" 400 &
+            side=1
+        fi
+        wait
+    done
+    [ -n "${side:-}" ] || fuzz 1 120
+    said suite "$root/tests/gpu/shards.sh" "$state/suite" --gpus "$timed" --minutes 60 "$@"
+    touch "$state/done"
+}
+
+brought() {
+    cp -- "$state/summary.txt" "$out/"
+    cp -- "$state"/tests-?.log "$state/fuzz.log" "$out/" 2>/dev/null
+    [ ! -d "$state/results" ] || tar -C "$state" -czf "$out/tests.tar.gz" results
+    [ ! -d "$state/suite" ] || tar -C "$state" -czf "$out/suite.tar.gz" suite
+}
+
+if [ ! -e "$state/summary.txt" ]; then
+    start
+    mkdir -p "$state" || exit 2
+    cp -- "$out/environment.json" "$state/" && : >"$state/summary.txt" || exit 2
+    export -f everything tests fuzz said bound
+    export root state gpus timed cores python PYTHON="$python"
+    setsid nohup bash -c 'everything "$@"' round "$@" >"$state/round.log" 2>&1 &
+else
+    started=$SECONDS
+fi
+while [ ! -e "$state/done" ] && [ "$(left)" -gt 0 ]; do
+    sleep 1
+done
+brought
+if [ -e "$state/done" ]; then
+    echo "all is done" >>"$out/summary.txt"
+else
+    echo "it goes on: call again with the same OUT" >>"$out/summary.txt"
+fi
+cat -- "$out/summary.txt"
+[ ! -e "$state/failed" ]
