@@ -16,11 +16,10 @@ from pathlib import Path
 import psutil
 
 from models.registry import Workload
+from suite.bitwise import bitwise_failure, compare_bitwise
 from suite.compile_cache import CompileCache
-from suite.environment import without_paths
-from suite.measure.kernels import difference
-from suite.modes import GRAPH_MODE, REFERENCE_MODE, Mode
-from suite.process import Answer
+from suite.member import Member, cell_of
+from suite.modes import REFERENCE_MODE, Mode
 from suite.progress import Display
 from suite.protocol import (
     Built,
@@ -39,18 +38,7 @@ from suite.protocol import (
 )
 from suite.ranked_worker import RankedWorker, converse_ranked, end
 from suite.schedule import BLOCKS_PER_CORE, THROUGHPUT_EVERY, core_for, orders, sampling_for
-from suite.schema import (
-    SCHEMA_VERSION,
-    Block,
-    Cell,
-    CompileConditions,
-    CompileTimes,
-    Correctness,
-    Grouping,
-    Metrics,
-    RankPart,
-    Status,
-)
+from suite.schema import Cell, CompileConditions, CompileTimes, Correctness, Grouping
 from suite.settings import RunSettings
 from suite.stats import enough_processes, narrow_enough, process_spread, speed_up
 
@@ -81,35 +69,6 @@ class Bench:
     worker_command: Sequence[str]
     display: Display
     toolchain: Toolchain = field(default_factory=Toolchain)
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """A process of a mode (or several, one for each rank), and what it has brought so far.
-
-    `failure` set means its worker is not asked again. `by_rank` are the answers of all ranks, where there are several.
-    """
-
-    mode: Mode
-    process: int
-    worker: RankedWorker
-    started_at: datetime
-    started: float
-    correctness: Correctness | None = None
-    prepared: Prepared | None = None
-    blocks: list[Block] = field(default_factory=list)
-    metrics: Metrics | None = None
-    failure: Failed | None = None
-    failed_rank: int = 0
-    by_rank: list[tuple[Answer, ...]] = field(default_factory=list)
-
-    @property
-    def out_of_memory(self) -> bool:
-        return self.failure is not None and self.failure.status is Status.OOM
-
-    @property
-    def kernels(self) -> dict[str, int] | None:
-        return self.metrics.kernels if self.metrics else None
 
 
 class GroupSession:
@@ -266,52 +225,8 @@ class GroupSession:
     def cell(
         self, processes: Sequence[Member], grouping: Grouping, group: Sequence[str], guests: Sequence[Member] = ()
     ) -> Cell:
-        """The row of a mode from its processes. `guests` are those of its group whose own rows have other blocks.
-
-        A mode one of whose processes failed has failed.
-        """
-        first, settings = processes[0], self.bench.settings
-        member = next((one for one in processes if one.failure), first)
-        failure, prepared = member.failure, first.prepared
-        log_tail = without_paths(member.worker.ranks[member.failed_rank].log_tail()) if failure else None
-        baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
-        return Cell(
-            schema_version=SCHEMA_VERSION,
-            workload=self.workload.acronym,
-            name=self.workload.name,
-            suite=self.workload.suite,
-            task=self.workload.task,
-            batch=self.workload.batch,
-            dtype_policy=self.workload.dtype_policy,
-            variant=self.variant,
-            size=settings.size,
-            mode=member.mode.name,
-            baselines=list(member.mode.baselines),
-            device=settings.device,
-            with_optimizer=settings.with_optimizer,
-            seed=settings.seed,
-            status=failure.status if failure else Status.PASS,
-            error=without_paths(_told(member, failure)) if failure else None,
-            log_tail=log_tail or None,
-            started_at=first.started_at.isoformat(timespec="seconds"),
-            wall_s=round(time.monotonic() - first.started, 3),
-            grouping=grouping,
-            group=list(group),
-            parameters=prepared.parameters if prepared else None,
-            input_bytes=prepared.input_bytes if prepared else None,
-            correctness=member.correctness or first.correctness,
-            compile=prepared.compile if prepared else None,
-            metrics=first.metrics,
-            blocks=[block for one in processes for block in one.blocks],
-            baseline_blocks={
-                name: [block for guest in baselines if guest.mode.name == name for block in guest.blocks]
-                for name in dict.fromkeys(guest.mode.name for guest in baselines)
-            },
-            processes=len(processes),
-            other_kernels=sorted(_retuned(processes) | _retuned(baselines)),
-            tp=self.workload.tp,
-            ranks=_rank_parts(processes),
-        )
+        """The row of a mode from its processes: see `cell_of`."""
+        return cell_of(self.workload, self.variant, self.bench.settings, processes, grouping, group, guests)
 
     def cold_compile_times(self, mode: Mode, cache: CompileCache) -> CompileTimes | None:
         """What the mode takes to compile alone with an empty cache; None if it fails."""
@@ -443,72 +358,3 @@ class GroupSession:
             return None
         assert isinstance(answer.whole, Measured), "converse lets only the answer to the command through"
         return answer.whole
-
-
-def _rank_parts(processes: Sequence[Member]) -> list[RankPart]:
-    """What each rank brought, where there are several: all blocks, and of the first process the rest."""
-    parts = []
-    for rank in range(len(processes[0].worker.ranks)):
-        own = [[answers[rank] for answers in member.by_rank] for member in processes]
-        prepared = next((answer for answer in own[0] if isinstance(answer, Prepared)), None)
-        collected = next((answer for answer in own[0] if isinstance(answer, Collected)), None)
-        parts.append(
-            RankPart(
-                rank=rank,
-                correctness=prepared.correctness if prepared else None,
-                compile=prepared.compile if prepared else None,
-                metrics=collected.metrics if collected else None,
-                blocks=[answer.block for answers in own for answer in answers if isinstance(answer, Measured)],
-            )
-        )
-    return parts if len(parts) > 1 else []
-
-
-def _told(member: Member, failure: Failed) -> str:
-    """What failed; of a later process, which one."""
-    return f"process {member.process + 1}: {failure.error}" if member.process else failure.error
-
-
-def _retuned(processes: Sequence[Member]) -> set[int]:
-    """Processes that ran other kernels than the first process of the same mode."""
-    first: dict[str, dict[str, int]] = {}
-    found = set()
-    for member in processes:
-        if member.kernels is not None:
-            before = first.setdefault(member.mode.name, member.kernels)
-            if difference(member.kernels, before).retuned:
-                found.add(member.process)
-    return found
-
-
-def compare_bitwise(mode: Mode, own: Correctness, known: Mapping[str, Sequence[Correctness]]) -> Correctness:
-    """`own` with the bitwise comparison filled in, where the mode has one to make.
-
-    Modes with CUDA graphs are compared with `bitwise_with`, or for information with stock graphs; only if the other
-    mode is deterministic with itself, since otherwise a difference would say nothing. It is enough to equal one of
-    them. The verdict is None if it equals none of them and they differ from one another, too: then the bits depend on
-    the process, because each tunes its kernels by itself or computes part of the program elsewhere.
-    """
-    others = mode.bitwise_with or ((GRAPH_MODE,) if mode.uses_cuda_graphs and mode.name != GRAPH_MODE else ())
-    if not others:
-        return own
-    found = {name: [one.digests for one in known.get(name, ()) if one.deterministic] for name in others}
-    equal = next((name for name in others if own.digests in found[name]), None)
-    bits = [digests for several in found.values() for digests in several]
-    agreed = bool(bits) and all(digests == bits[0] for digests in bits)
-    if equal is not None:
-        return own.model_copy(update={"bitwise_with": equal, "bitwise": True})
-    compared = next((name for name in others if found[name]), others[0])
-    return own.model_copy(update={"bitwise_with": compared, "bitwise": False if agreed else None})
-
-
-def bitwise_failure(mode: Mode, correctness: Correctness) -> Failed | None:
-    """The failure of a mode that must equal another one bit for bit and does not."""
-    if not mode.bitwise_with or correctness.bitwise is not False:
-        return None
-    return Failed(
-        status=Status.FAIL_ACCURACY,
-        error=f"outputs must equal those of {' or '.join(mode.bitwise_with)} bit for bit (a mode that is deterministic "
-        "with itself), and do not",
-        correctness=correctness,
-    )

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from models.registry import Workload
 from suite.compile_cache import CompileCache
-from suite.group import Bench, GroupSession, Member, Toolchain
+from suite.group import Bench, GroupSession, Toolchain
 from suite.guard import temporary_folder
+from suite.member import Member
 from suite.modes import Mode
 from suite.process import WORKER_COMMAND
 from suite.progress import Display

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from suite.group import bitwise_failure, compare_bitwise
+from suite.bitwise import bitwise_failure, compare_bitwise
 from suite.modes import MODES, Mode
 from suite.schema import Correctness
 

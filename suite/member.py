@@ -1,0 +1,140 @@
+"""A process of a mode while it is measured, what it has brought, and the row that all processes of the mode make."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from models.registry import Workload
+from suite.environment import without_paths
+from suite.measure.kernels import difference
+from suite.modes import Mode
+from suite.process import Answer
+from suite.protocol import Collected, Failed, Measured, Prepared
+from suite.ranked_worker import RankedWorker
+from suite.schema import SCHEMA_VERSION, Block, Cell, Correctness, Grouping, Metrics, RankPart, Status
+from suite.settings import RunSettings
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A process of a mode (or several, one for each rank), and what it has brought so far.
+
+    `failure` set means its worker is not asked again. `by_rank` are the answers of all ranks, where there are several.
+    """
+
+    mode: Mode
+    process: int
+    worker: RankedWorker
+    started_at: datetime
+    started: float
+    correctness: Correctness | None = None
+    prepared: Prepared | None = None
+    blocks: list[Block] = field(default_factory=list)
+    metrics: Metrics | None = None
+    failure: Failed | None = None
+    failed_rank: int = 0
+    by_rank: list[tuple[Answer, ...]] = field(default_factory=list)
+
+    @property
+    def out_of_memory(self) -> bool:
+        return self.failure is not None and self.failure.status is Status.OOM
+
+    @property
+    def kernels(self) -> dict[str, int] | None:
+        return self.metrics.kernels if self.metrics else None
+
+
+def cell_of(
+    workload: Workload,
+    variant: str,
+    settings: RunSettings,
+    processes: Sequence[Member],
+    grouping: Grouping,
+    group: Sequence[str],
+    guests: Sequence[Member] = (),
+) -> Cell:
+    """The row of a mode from its processes. `guests` are those of its group whose own rows have other blocks.
+
+    A mode one of whose processes failed has failed.
+    """
+    first = processes[0]
+    member = next((one for one in processes if one.failure), first)
+    failure, prepared = member.failure, first.prepared
+    log_tail = without_paths(member.worker.ranks[member.failed_rank].log_tail()) if failure else None
+    baselines = [guest for guest in guests if guest.mode.name in first.mode.baselines]
+    return Cell(
+        schema_version=SCHEMA_VERSION,
+        workload=workload.acronym,
+        name=workload.name,
+        suite=workload.suite,
+        task=workload.task,
+        batch=workload.batch,
+        dtype_policy=workload.dtype_policy,
+        variant=variant,
+        size=settings.size,
+        mode=member.mode.name,
+        baselines=list(member.mode.baselines),
+        device=settings.device,
+        with_optimizer=settings.with_optimizer,
+        seed=settings.seed,
+        status=failure.status if failure else Status.PASS,
+        error=without_paths(_told(member, failure)) if failure else None,
+        log_tail=log_tail or None,
+        started_at=first.started_at.isoformat(timespec="seconds"),
+        wall_s=round(time.monotonic() - first.started, 3),
+        grouping=grouping,
+        group=list(group),
+        parameters=prepared.parameters if prepared else None,
+        input_bytes=prepared.input_bytes if prepared else None,
+        correctness=member.correctness or first.correctness,
+        compile=prepared.compile if prepared else None,
+        metrics=first.metrics,
+        blocks=[block for one in processes for block in one.blocks],
+        baseline_blocks={
+            name: [block for guest in baselines if guest.mode.name == name for block in guest.blocks]
+            for name in dict.fromkeys(guest.mode.name for guest in baselines)
+        },
+        processes=len(processes),
+        other_kernels=sorted(_retuned(processes) | _retuned(baselines)),
+        tp=workload.tp,
+        ranks=_rank_parts(processes),
+    )
+
+
+def _rank_parts(processes: Sequence[Member]) -> list[RankPart]:
+    """What each rank brought, where there are several: all blocks, and of the first process the rest."""
+    parts = []
+    for rank in range(len(processes[0].worker.ranks)):
+        own = [[answers[rank] for answers in member.by_rank] for member in processes]
+        prepared = next((answer for answer in own[0] if isinstance(answer, Prepared)), None)
+        collected = next((answer for answer in own[0] if isinstance(answer, Collected)), None)
+        parts.append(
+            RankPart(
+                rank=rank,
+                correctness=prepared.correctness if prepared else None,
+                compile=prepared.compile if prepared else None,
+                metrics=collected.metrics if collected else None,
+                blocks=[answer.block for answers in own for answer in answers if isinstance(answer, Measured)],
+            )
+        )
+    return parts if len(parts) > 1 else []
+
+
+def _told(member: Member, failure: Failed) -> str:
+    """What failed; of a later process, which one."""
+    return f"process {member.process + 1}: {failure.error}" if member.process else failure.error
+
+
+def _retuned(processes: Sequence[Member]) -> set[int]:
+    """Processes that ran other kernels than the first process of the same mode."""
+    first: dict[str, dict[str, int]] = {}
+    found = set()
+    for member in processes:
+        if member.kernels is not None:
+            before = first.setdefault(member.mode.name, member.kernels)
+            if difference(member.kernels, before).retuned:
+                found.add(member.process)
+    return found
