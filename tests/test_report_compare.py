@@ -62,6 +62,27 @@ def test_processes_are_compared_with_those_that_were_alive_beside_them():
     assert item.verdict is stats.Verdict.AMBG, "two processes do not decide"
 
 
+@pytest.mark.parametrize("passed", [True, False])
+def test_processes_that_agree_by_chance_do_not_decide_where_other_modes_show_how_they_differ(passed: bool):
+    def in_three(*times):
+        blocks = [block(i, [t] * 3, i).model_copy(update={"process": p}) for p, t in enumerate(times) for i in range(6)]
+        return {"blocks": blocks, "processes": 3}
+
+    wide = cell(mode="graph-unpartitioned", **in_three(93.0, 100.0, 107.0))
+    run = run_of(
+        cell(mode="compile", **in_three(200.0, 200.0, 200.0)),
+        cell(mode="graph", **in_three(100.0, 100.0, 100.0)),
+        wide if passed else failed_cell("EOS", "graph-unpartitioned", Status.CRASH),
+        cell(mode="placement", **in_three(96.0, 96.1, 95.9)),
+        cell(mode="placement", workload="ALNET", **in_three(96.0, 96.1, 95.9)),
+    )
+    placement = run.cells[3]
+    item = compare.find(compare.compare(run), placement, "graph", TimeKind.LATENCY)
+    assert item is not None and item.ratio.value == pytest.approx(100 / 96, rel=1e-3)
+    assert item.verdict is (stats.Verdict.AMBG if passed else stats.Verdict.FAST)
+    assert compare.against(run, placement, "graph").ratio == item.ratio
+
+
 def test_device_time_has_a_verdict_of_its_own():
     run = run_of(
         cell(mode="compile", **steady([100] * 6)),

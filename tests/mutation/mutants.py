@@ -78,6 +78,9 @@ class Named:
 
 NAMED = (
     Named("suite/stats.py", "math.sqrt(processes / (processes - 1))", "1.0", ("tests/test_stats.py",)),
+    Named("suite/stats.py", "float(np.std(log_ratios, ddof=1)) >= spread", "True", ("tests/test_stats.py",)),
+    Named("suite/report/compare.py", "return stats.process_spread(pairs, len(graphed))", "return 0.0",
+          ("tests/test_report_compare.py",)),
     Named("suite/stats.py", "TRIMMED = (0.1, 0.5)", "TRIMMED = (0.1, 0.9)", ("tests/test_stats.py",)),
     Named("suite/stats.py", "MINIMUM_PROCESSES = 3", "MINIMUM_PROCESSES = 1", ("tests/test_stats.py",)),
     Named("suite/stats.py", "EQUIVALENCE_CONFIDENCE = 0.90", "EQUIVALENCE_CONFIDENCE = 0.5",
@@ -96,6 +99,9 @@ NAMED = (
           '"cache_dir": str(cache.folder / member.mode.name)', ("tests/test_runner.py",)),
     Named("suite/group.py", "key=lambda m: m.mode.name != REFERENCE_MODE",
           "key=lambda m: m.mode.name == REFERENCE_MODE", ("tests/test_runner.py",)),
+    Named("suite/group.py", "if not cache.has_kernels(member.mode):", "if False:", ("tests/test_runner.py",)),
+    Named("suite/live_cell.py", "torch.compiler.config.cache_key_tag = self._mode.name", "pass",
+          ("tests/test_live_cell.py",)),
     Named("suite/measure/correctness.py", "MOST_ERROR = 0.5", "MOST_ERROR = 50.0",
           ("tests/test_measure_verdicts.py",)),
     Named("suite/measure/kernels.py", 'return " ".join((name.replace(" ", "_"), "x".join(map(str, grid)), ',
