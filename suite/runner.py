@@ -177,7 +177,7 @@ def measure_group(
     """
     processes: dict[str, list[Member]] = {mode.name: [] for mode in modes}
     count = session.bench.settings.processes or 1
-    most = max(count, session.bench.settings.most_processes or count)
+    most = session.bench.settings.most_processes or count
     with session.later_processes(modes, count - 1):
         for process in range(most):
             waiting = [mode for mode in modes if not any(member.failure for member in processes[mode.name])]

@@ -44,7 +44,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats as distributions
+from scipy.special import ndtri, stdtrit
 
 Samples = Sequence[Sequence[Sequence[float]]]
 
@@ -156,7 +156,7 @@ def process_spread(pairs: Sequence[tuple[Samples, Samples]], modes: int) -> floa
         return 0.0
     freedom = (min(map(len, found)) - 1) * (modes - 1)
     tail = (1 + CONFIDENCE) / 2
-    widened = float(distributions.t.ppf(tail, freedom) / distributions.norm.ppf(tail))
+    widened = float(stdtrit(freedom, tail) / ndtri(tail))
     return widened * math.sqrt(math.fsum(float(np.var(one, ddof=1)) for one in found) / len(found))
 
 

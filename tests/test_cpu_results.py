@@ -32,7 +32,7 @@ def traced(program: Callable[..., Any], *cpu_shapes: tuple[int, ...]) -> torch.f
 
 
 def devices(graph_module: torch.fx.GraphModule) -> list[str]:
-    """Of the results, computed anew from the inputs by fake tensors: a mix of devices raises."""
+    """Devices of the results, as fake tensors compute them from the inputs. Raises where devices are mixed."""
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     inputs = [node.meta["val"] for node in placeholders]
     mode = inputs[0].fake_mode

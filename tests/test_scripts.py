@@ -32,7 +32,9 @@ case "$*" in
 --version) echo "Python 3.12.0"; exit ;;
 "-m venv --clear "*) mkdir -p "${4}/bin"; cp "$0" "${4}/bin/python" ;;
 esac
-{ printf '<%s>' "$@"; echo; } >>"$STUB_LOG"
+# In one write: calls at the same time must not end up in one line.
+printf -v call '<%s>' "$@"
+echo "$call" >>"$STUB_LOG"
 echo "${PYTHONPATH:-}" >>"$STUB_LOG.paths"
 case "$*" in
 "-m pip install"*) exit ${STUB_PIP:-0} ;;

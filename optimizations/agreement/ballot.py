@@ -113,11 +113,10 @@ class Ballot:
         self.closed = self.closed or reason
         self._wake.set()
 
-    def wait_for_end(self, within_s: float) -> bool:
-        """Wait for the thread of a closed ballot; whether it has ended."""
+    def wait_for_end(self, within_s: float) -> None:
+        """Wait for the thread of a closed ballot, so long and no longer."""
         if self._thread is not None:
             self._thread.join(within_s)
-        return self._thread is None or not self._thread.is_alive()
 
     def _step(self) -> bool:
         with self._lock:

@@ -187,7 +187,7 @@ def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
     return tuple(means)
 
 
-def compare_cells(cell: Cell, reference: Cell, metric: TimeKind, spread: float) -> Comparison:
+def _compare_cells(cell: Cell, reference: Cell, metric: TimeKind, spread: float) -> Comparison:
     """One cell against another of its row, in the processes that both have. `spread`: see `spread_of`.
 
     Raises:
@@ -210,7 +210,7 @@ def _compare_cell(run: Run, cell: Cell, baseline: str, metric: TimeKind, spread:
     reference = run.find(cell_label(cell), baseline)
     missing = _missing(cell, baseline, reference)
     if missing is None and reference is not None:
-        return compare_cells(cell, reference, metric, spread)
+        return _compare_cells(cell, reference, metric, spread)
     return Comparison(cell, baseline, metric, None, None, False, missing)
 
 

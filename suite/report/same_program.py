@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from suite import stats
 from suite.modes import MODES
-from suite.report.compare import Comparison, Kernels, TimeKind, compare_cells, spread_of
+from suite.report.compare import Comparison, Kernels, TimeKind, against
 from suite.report.load import Run, cell_label
 from suite.report.table import Table, make_table
 from suite.schema import Cell, Status
@@ -48,7 +48,7 @@ def same_program_pairs(run: Run) -> list[Comparison]:
         for other in MODES[mode].same_as if mode in MODES else ():
             reference = passed.get((label, other))
             if reference is not None and same_work(cell, reference):
-                pairs = [compare_cells(cell, reference, metric, spread_of(run, label, metric)) for metric in METRICS]
+                pairs = [against(run, cell, other, metric) for metric in METRICS]
                 found += [pair for pair in pairs if pair.kernels is Kernels.SAME]
     return found
 

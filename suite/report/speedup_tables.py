@@ -113,7 +113,7 @@ def over_graphs(run: Run, comparisons: Sequence[Comparison]) -> Table:
 
 
 def headline(run: Run, comparisons: Sequence[Comparison]) -> Table:
-    """One row per workload that ran in the backend's default mode: beside stock, and its distance to the floor."""
+    """A row for each workload that ran in the default mode: how much faster than stock, and how far from the floor."""
     rows: list[Row] = []
     for label in run.labels:
         reference, cell = run.find(label, REFERENCE_MODE), run.find(label, DEFAULT_MODE)
