@@ -3,7 +3,8 @@
 # those that measure time, waits or memory. The exit code is that of the first part that failed.
 #
 # Usage: tests/gpu/pytest.sh PYTHON [pytest options]
-# ENCORE_RESULTS names a folder for together.xml and alone.xml, ENCORE_TEST_PROCESSES how many (6).
+# ENCORE_RESULTS names a folder for together.xml and alone.xml, ENCORE_TEST_PROCESSES how many (6), ENCORE_TEST_PART the
+# only part that runs (together or alone).
 set -uo pipefail
 python="${1:?Usage: tests/gpu/pytest.sh PYTHON [pytest options]}"
 shift
@@ -20,10 +21,21 @@ part() {
     "$python" -m pytest -m "$markers" ${ENCORE_RESULTS:+--junitxml "$ENCORE_RESULTS/$name.xml"} "$@"
 }
 
-part together "gpu and not alone" --numprocesses "${ENCORE_TEST_PROCESSES:-6}" --dist worksteal "$@"
+together() { part together "gpu and not alone" --numprocesses "${ENCORE_TEST_PROCESSES:-6}" --dist worksteal "$@"; }
+alone() { part alone "gpu and alone" "$@"; }
+
+case "${ENCORE_TEST_PART:-}" in
+"") ;;
+together | alone)
+    "$ENCORE_TEST_PART" "$@"
+    exit
+    ;;
+*) echo "ENCORE_TEST_PART is $ENCORE_TEST_PART, neither together nor alone" >&2 && exit 2 ;;
+esac
+together "$@"
 together=$?
 [ "$together" -ne "$interrupted" ] || exit "$together"
-part alone "gpu and alone" "$@"
+alone "$@"
 alone=$?
 echo "== together: exit code $together, alone: exit code $alone"
 # Options such as -k may leave nothing for one of the parts.

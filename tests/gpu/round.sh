@@ -7,9 +7,10 @@ usage() {
     cat <<'TEXT'
 Usage: tests/gpu/round.sh OUT [--minutes N] [--gpus N] [--timed N] [WORKLOAD... and options of `encore run`]
 
-Three times all tests that need one GPU, each on a GPU of its own as far as there are so many, and random programs
-(tests/fuzz) on one that is left, or for two minutes; then `tests/gpu/shards.sh` with nothing else on the host. All of
-it goes on in the background: where a call may not last long enough, call again with the same OUT. Writes to OUT:
+Three times all tests that need one GPU. They compile most of the time, so all three go at once, on the GPUs in turn;
+then those that must be alone on a GPU, and random programs (tests/fuzz) on a GPU that is left or becomes free. At last
+`tests/gpu/shards.sh`, with nothing else on the host. All of it goes on in the background: where a call may not last
+long enough, call again with the same OUT. Writes to OUT:
 
   summary.txt       what ran, with exit codes and seconds; the last line says whether it goes on
   tests-1.log ...   the log of each run of the tests; tests.tar.gz has their results as XML
@@ -29,6 +30,8 @@ state="${ENCORE_ROUND:-${TMPDIR:-/tmp}/encore-round}"
 minutes=9
 gpus=
 timed=2
+runs=3
+nproc="$(nproc)"
 declare -A options=([--minutes]=minutes [--gpus]=gpus [--timed]=timed)
 # shellcheck source=tests/gpu/stages.sh
 source "$root/tests/gpu/stages.sh"
@@ -36,50 +39,52 @@ source "$root/tests/gpu/stages.sh"
 [ -n "$gpus" ] || gpus="$(nvidia-smi --list-gpus | wc -l)"
 [ "$gpus" -gt 0 ] || { echo "there is no GPU, or nvidia-smi does not list it" >&2 && exit 2; }
 [ "$timed" -le "$gpus" ] || timed="$gpus"
-cores=$(($(nproc) / gpus))
-[ "$cores" -gt 0 ] || cores=1
 
-# bound GPU COMMAND...: on this GPU (from 1), and on its share of the cores
+# bound GPU FIRST CORES COMMAND...: on this GPU (from 0), on so many cores from the first
 bound() {
-    local first=$((($1 - 1) * cores))
     mkdir -p "$state/tmp-$1"
-    CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=$(($1 - 1)) TMPDIR="$state/tmp-$1" \
-        taskset --cpu-list "$first-$((first + cores - 1))" "${@:2}"
+    CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES="$1" TMPDIR="$state/tmp-$1" \
+        taskset --cpu-list "$2-$(($2 + $3 - 1))" "${@:4}"
 }
 
-# said NAME COMMAND...: with its output in NAME.log and its end in the summary
+# said NAME LOG COMMAND...: with its output behind what is in LOG.log, and its end in the summary
 said() {
     local name="$1" begun=$SECONDS status
-    "${@:2}" >"$state/$name.log" 2>&1
+    "${@:3}" >>"$state/$2.log" 2>&1
     status=$?
     echo "$name: exit code $status after $((SECONDS - begun)) s" >>"$state/summary.txt"
     [ "$status" -eq 0 ] || touch "$state/failed"
 }
 
-tests() { # NUMBER GPU
+tests() { # NUMBER PART GPU FIRST CORES
     mkdir -p "$state/results/tests-$1"
-    ENCORE_RESULTS="$state/results/tests-$1" ENCORE_TEST_PROCESSES=$((cores > 2 ? cores - 2 : 1)) \
-        said "tests-$1" bound "$2" "$root/tests/gpu/pytest.sh" "$python" -p no:cacheprovider -q
+    ENCORE_RESULTS="$state/results/tests-$1" ENCORE_TEST_PART="$2" ENCORE_TEST_PROCESSES=$(($5 > 2 ? $5 - 2 : 1)) \
+        said "tests-$1 $2" "tests-$1" bound "${@:3}" "$root/tests/gpu/pytest.sh" "$python" -p no:cacheprovider -q
 }
 
-fuzz() { # GPU SECONDS
-    said fuzz bound "$1" "$python" -m tests.fuzz.on_gpu --seconds "$2" --jobs $((cores > 2 ? cores - 2 : 1))
+fuzz() { # SECONDS GPU FIRST CORES
+    said fuzz fuzz bound "${@:2}" "$python" -m tests.fuzz.on_gpu --seconds "$1" --jobs $(($4 > 2 ? $4 - 2 : 1))
 }
 
 everything() {
-    local number=1 gpu side
-    while [ "$number" -le 3 ]; do
-        for ((gpu = 1; gpu <= gpus && number <= 3; gpu++, number++)); do
-            tests "$number" "$gpu" &
-        done
-        if [ "$gpu" -le "$gpus" ]; then
-            fuzz "$gpu" 400 &
-            side=1
-        fi
-        wait
+    local number gpu lanes=$((gpus > runs ? runs + 1 : runs)) cores
+    cores=$((nproc / lanes > 0 ? nproc / lanes : 1))
+    for ((number = 1; number <= runs; number++)); do
+        tests "$number" together $(((number - 1) % gpus)) $(((number - 1) * cores)) "$cores" &
     done
-    [ -n "${side:-}" ] || fuzz 1 120
-    said suite "$root/tests/gpu/shards.sh" "$state/suite" --gpus "$timed" --minutes 60 "$@"
+    [ "$gpus" -le "$runs" ] || fuzz 400 "$runs" $((runs * cores)) "$cores" &
+    wait
+    cores=$((nproc / gpus > 0 ? nproc / gpus : 1))
+    for ((gpu = 0; gpu < gpus; gpu++)); do
+        {
+            for ((number = gpu + 1; number <= runs; number += gpus)); do
+                tests "$number" alone "$gpu" $((gpu * cores)) "$cores"
+            done
+            [ "$gpu" -ne $((gpus - 1)) ] || [ "$gpus" -gt "$runs" ] || fuzz 150 "$gpu" $((gpu * cores)) "$cores"
+        } &
+    done
+    wait
+    said suite suite "$root/tests/gpu/shards.sh" "$state/suite" --gpus "$timed" --minutes 60 "$@"
     touch "$state/done"
 }
 
@@ -87,7 +92,7 @@ brought() {
     cp -- "$state/summary.txt" "$out/"
     cp -- "$state"/tests-?.log "$state/fuzz.log" "$out/" 2>/dev/null
     [ ! -d "$state/results" ] || tar -C "$state" -czf "$out/tests.tar.gz" results
-    [ ! -d "$state/suite" ] || tar -C "$state" -czf "$out/suite.tar.gz" suite
+    [ ! -d "$state/suite" ] || tar -C "$state" -czf "$out/suite.tar.gz" suite suite.log
 }
 
 if [ ! -e "$state/summary.txt" ]; then
@@ -95,7 +100,7 @@ if [ ! -e "$state/summary.txt" ]; then
     mkdir -p "$state" || exit 2
     : >"$state/summary.txt" || exit 2
     export -f everything tests fuzz said bound
-    export root state gpus timed cores python PYTHON="$python"
+    export root state gpus timed runs nproc python PYTHON="$python"
     setsid nohup bash -c 'everything "$@"' round "$@" >"$state/round.log" 2>&1 &
 else
     started=$SECONDS
