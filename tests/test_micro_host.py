@@ -113,11 +113,42 @@ def test_the_table_shows_what_lies_between_the_layers() -> None:
         program="P", mode="graph", lean=None, parameters=2, buffers=1, issue_us=[50.0], whole_us=[60.0],
         without_guards_us=[], floor_us=[40.0],
         layers=[LayerTime(layer=name, host_us=us, fastest_us=us, calls=1) for name, us in times],
+        whole_by_stream_us=[58.0], whole_by_event_us=[59.0],
+        judged=(host.Judged(kept="none", median_us={"none": 25.0, "copy": 30.04}),),
     )  # fmt: skip
     run = HostRun.model_construct(device="cuda", size="full", costs=[cost])
     cells = [str(next(iter(column.cells))) for column in host.table(run).columns]
-    times = ["60.0", "60.0", "50.0", "40.0", "1.50", "18.0", "8.5", "21.5"]
-    assert cells == ["P", "graph", "", "3", *times, host.NONE]
+    times = ["60.0", "60.0", "50.0", "40.0", "1.50", "18.0", "8.5", "21.5", "58.0", "59.0"]
+    assert cells == ["P", "graph", "", "3", *times, host.NONE, "none (none 25.0, copy 30.0)"]
+
+
+def test_each_way_to_wait_is_used_in_turns_and_ends_the_time_of_its_calls() -> None:
+    now, waited = [0], []
+
+    def wait(name: str, us: int) -> Callable[[], None]:
+        def waiting() -> None:
+            waited.append(name)
+            now[0] += 1000 * us
+
+        return waiting
+
+    def step(index: int) -> None:
+        now[0] += 7000
+
+    waits = [wait("device", 3), wait("stream", 2), wait("event", 1)]
+    issue, whole = host._sample(step, 2, lambda: now[0], waits)
+    assert (issue, whole) == ([7.0, 7.0], [[10.0, 10.0], [9.0, 9.0], [8.0, 8.0]])
+    assert waited == ["device", "device", "device", "stream", "device", "event"] * 2
+
+
+def test_what_selection_found_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        SimpleNamespace(kept="copy", candidates=[SimpleNamespace(candidate="none", median_us=48.0),
+                                                 SimpleNamespace(candidate="copy", median_us=None)]),
+        SimpleNamespace(kept=None, candidates=[]),
+    ]  # fmt: skip
+    monkeypatch.setattr(optimizations, "report", lambda: [SimpleNamespace(selection=found)])
+    assert host._judged() == (host.Judged(kept="copy", median_us={"none": 48.0}),)
 
 
 def cost_of(whole_us: list[float], **ways: Any) -> host.HostCost:
@@ -142,7 +173,7 @@ def test_the_table_says_how_many_calls_were_steady_and_the_first_reason_why_othe
         "full_calls": [host.FullCalls(reason=reason, calls=25) for reason in ("the first", "the second")],
     }
     run = HostRun.model_construct(device="cuda", size="full", costs=[cost_of([1.0], **ways)])
-    assert [str(next(iter(column.cells))) for column in host.table(run).columns][-1] == "75% (the first)"
+    assert [str(next(iter(column.cells))) for column in host.table(run).columns][-2] == "75% (the first)"
 
 
 def test_what_is_counted_is_what_happened_in_the_sampled_iterations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,17 +87,30 @@ class FullCalls(Record):
     calls: int
 
 
+class Judged(Record):
+    """What selection found for one function: which candidate it keeps, and the median time of each that it measured.
+
+    Its times begin where Encore is entered and end where an event behind the call is reached.
+    """
+
+    kept: str
+    median_us: dict[str, float]
+
+
 class HostCost(Record):
     """A program in a mode. Every sample is in microseconds; `floor_us` is empty where nothing was recorded.
 
     Attributes:
         lean: whether Encore's option of this name was on; None for modes that are not Encore's.
         issue_us: until the call returned, nothing waited for.
-        whole_us: until its work was done.
+        whole_us: until its work was done, as `torch.cuda.synchronize` tells it.
+        whole_by_stream_us, whole_by_event_us: in turns with it, where the stream is waited for, or an event that is
+            recorded behind the call. Empty on a CPU.
         without_guards_us: `issue_us` with Dynamo's guards skipped, as far as it skips them.
         floor_us: the recorded CUDA graphs of an iteration alone, launched and waited for.
         replays: of Encore's graphs in the iterations of `whole_us`; `steady_replays`: those that were steady calls.
         full_calls: why others were not, in these iterations, the first reason first.
+        judged: by selection, one for each function; empty where it is off or has decided nothing.
     """
 
     program: str
@@ -113,6 +126,9 @@ class HostCost(Record):
     replays: int = 0
     steady_replays: int = 0
     full_calls: tuple[FullCalls, ...] = ()
+    whole_by_stream_us: tuple[float, ...] = ()
+    whole_by_event_us: tuple[float, ...] = ()
+    judged: tuple[Judged, ...] = ()
 
     @property
     def uneven(self) -> bool:
@@ -270,10 +286,11 @@ def measure(case: Case) -> HostCost:
     step = program.iterate(callable_for(_with_options(case), program.module))
     _settle(step, synchronize)
     before = _Ways.now()
-    issue, whole = _sample(step, case.calls, case.now_ns, synchronize)
+    issue, (whole, *others) = _sample(step, case.calls, case.now_ns, _waits(case.device))
     ways = _Ways.now().since(before)
     with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
-        without_guards, _ = _sample(step, case.calls // 2, case.now_ns, synchronize)
+        without_guards, _ = _sample(step, case.calls // 2, case.now_ns, [synchronize])
+    judged = _judged()
     floor = graphs_us(functools.partial(step, 0), synchronize, case.calls) if case.device == "cuda" else []
     del step
     _forget()
@@ -293,6 +310,9 @@ def measure(case: Case) -> HostCost:
         replays=ways.replays,
         steady_replays=ways.steady_replays,
         full_calls=tuple(FullCalls(reason=reason, calls=calls) for reason, calls in ways.full_calls.items()),
+        whole_by_stream_us=tuple(others[0]) if others else (),
+        whole_by_event_us=tuple(others[1]) if others else (),
+        judged=judged,
     )
 
 
@@ -365,19 +385,48 @@ def _settle(step: Callable[[int], Any], synchronize: Callable[[], Any]) -> None:
         index += 1
 
 
+def _waits(device: str) -> list[Callable[[], Any]]:
+    """Ways to wait for a call: for the device, and on a GPU for its stream, and for an event behind it."""
+    if device == "cpu":
+        return [lambda: None]
+    event: Any = torch.cuda.Event()
+
+    def by_event() -> None:
+        event.record()
+        event.synchronize()
+
+    return [torch.cuda.synchronize, lambda: torch.cuda.current_stream().synchronize(), by_event]
+
+
 def _sample(
-    step: Callable[[int], Any], calls: int, now_ns: Callable[[], int], synchronize: Callable[[], Any]
-) -> tuple[list[float], list[float]]:
-    issue, whole = [], []
-    for index in range(calls):
-        synchronize()
+    step: Callable[[int], Any], calls: int, now_ns: Callable[[], int], waits: Sequence[Callable[[], Any]]
+) -> tuple[list[float], list[list[float]]]:
+    """So many calls for each way to wait, in turns: until the call returned (first way only), and until it was over."""
+    issue: list[float] = []
+    whole: list[list[float]] = [[] for _ in waits]
+    for index in range(calls * len(waits)):
+        turn = index % len(waits)
+        waits[0]()
         start = now_ns()
         step(index)
         returned = now_ns()
-        synchronize()
-        whole.append((now_ns() - start) / 1e3)
-        issue.append((returned - start) / 1e3)
+        waits[turn]()
+        whole[turn].append((now_ns() - start) / 1e3)
+        if turn == 0:
+            issue.append((returned - start) / 1e3)
     return issue, whole
+
+
+def _judged() -> tuple[Judged, ...]:
+    return tuple(
+        Judged(
+            kept=one.kept,
+            median_us={time.candidate: time.median_us for time in one.candidates if time.median_us is not None},
+        )
+        for graph in optimizations.report()
+        for one in graph.selection
+        if one.kept is not None
+    )
 
 
 def _layers(case: Case, program: _Program, synchronize: Callable[[], Any]) -> list[LayerTime]:
@@ -466,13 +515,16 @@ def _forget() -> None:
 def table(run: HostRun) -> Table:
     """Medians for a terminal: whole, issue and floor; before the entry, from there to the graph, and inside it.
 
+    `by stream` and `by event` are whole times where these were waited for. `kept` is what selection keeps, of the times
+    that it measured.
+
     A `~` marks a whole time that is uneven; `least` is what a twentieth of the iterations took or less. `steady` is the
     share of replays that were steady calls, with the first reason why others were not.
     """
     shown = Table(
         "program", "mode", "lean", "tensors", "whole", "least", "issue", "floor", "whole / floor", "before entry",
-        "to graph", "graph", "steady", title=f"Host time, \N{MICRO SIGN}s per iteration ({run.device})",
-        title_justify="left",
+        "to graph", "graph", "by stream", "by event", "steady", "kept",
+        title=f"Host time, \N{MICRO SIGN}s per iteration ({run.device})", title_justify="left",
     )  # fmt: skip
     for cost in run.costs:
         call, entry, graph = (cost.layer_us(name) for name in (CALL, ENTRY, GRAPH))
@@ -486,7 +538,9 @@ def table(run: HostRun) -> Table:
             *map(_shown, (_least(cost.whole_us), _median(cost.issue_us), floor)),
             f"{whole / floor:.2f}" if floor else NONE,
             *map(_shown, (_less(call, entry), _less(entry, graph), graph)),
+            *map(_shown, (_median(cost.whole_by_stream_us), _median(cost.whole_by_event_us))),
             _steady(cost),
+            "; ".join(map(_kept, cost.judged)) or NONE,
         )
     return shown
 
@@ -496,11 +550,15 @@ def _steady(cost: HostCost) -> str:
     return f"{share} ({cost.full_calls[0].reason})" if cost.full_calls else share
 
 
+def _kept(judged: Judged) -> str:
+    return f"{judged.kept} (" + ", ".join(f"{name} {us:.1f}" for name, us in judged.median_us.items()) + ")"
+
+
 def _least(samples: Sequence[float]) -> float:
     return sorted(samples)[len(samples) // 20]
 
 
-def _median(samples: list[float]) -> float | None:
+def _median(samples: Sequence[float]) -> float | None:
     return statistics.median(samples) if samples else None
 
 
