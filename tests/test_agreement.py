@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -154,18 +155,19 @@ def test_an_exchange_that_fails_ends_it_and_nothing_else() -> None:
 
 
 def test_the_thread_tells_and_a_vote_does_not_wait_for_a_slow_exchange() -> None:
+    let_on = threading.Event()
+
     class Slow(Dictionary):
         def news(self) -> int:
-            time.sleep(0.2)
+            assert let_on.wait(60)
             return super().news()
 
     exchange = Slow()
     ballot = Ballot(0, exchange)
     topic = ballot.topic(Question.RECORDED, ["all_reduce"], (0, 1))
     told: list[Decision] = []
-    began = time.monotonic()
     ballot.vote(topic, Vote(YES), told.append)
-    assert time.monotonic() - began < 0.15
+    let_on.set()
     exchange.post(topic.key, 1, Vote(NO, "no memory").encode())
     deadline = time.monotonic() + 10
     while not told and time.monotonic() < deadline:
@@ -209,7 +211,7 @@ if behave == "dies":
     print("DIES", flush=True)
     os._exit(9)
 if behave == "slow":
-    time.sleep(2.0)
+    time.sleep(4.0)
 
 
 def call():
@@ -270,12 +272,12 @@ def test_a_rank_that_fails_to_record_makes_all_run_without_a_graph(tmp_path: Pat
 
 
 def test_ranks_that_all_record_replay_and_a_slow_one_is_not_waited_for(tmp_path: Path) -> None:
-    first, second = play(tmp_path, "records", "slow", seconds=4.0)
+    first, second = play(tmp_path, "records", "slow", seconds=6.0)
     assert first is not None and second is not None
     for one in (first, second):
         assert one["reasons"] == [] and one["closed"] is None
         assert one["replays"] >= one["calls"] - 3, "as stock has it"  # type: ignore[operator]
-    assert first["longest"] < 1.5, "no call waited for the other rank"  # type: ignore[operator]
+    assert first["longest"] < 3.5, "no call waited for the other rank"  # type: ignore[operator]
 
 
 def test_a_rank_that_dies_leaves_the_others_with_their_graphs(tmp_path: Path) -> None:

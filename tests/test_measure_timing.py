@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ import torch
 from models.instance import instantiate
 from models.registry import Inputs, find
 from suite.iteration import IterationOutput
+from suite.measure import timing
 from suite.measure.timing import (
     HostTimer,
     InputsShareMemory,
@@ -40,6 +41,21 @@ class ScriptedTimer:
 
     def elapsed_us(self) -> float:
         return 7.0
+
+
+class Clock:
+    now_ns = 0
+
+    def pass_us(self, us: int) -> None:
+        self.now_ns += 1000 * us
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """What blocks take for the time; it stands still by itself."""
+    clock = Clock()
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter_ns=lambda: clock.now_ns))
+    return clock
 
 
 def sets(count: int) -> list[Inputs]:
@@ -76,20 +92,17 @@ def test_inputs_rotate_and_go_on_where_the_last_block_ended():
     assert used[LEAD_IN:] == second.input_sets
 
 
-def test_a_slow_sample_is_kept():
+def test_a_slow_sample_is_kept(clock):
     calls = 0
 
     def iterate(inputs: Inputs) -> IterationOutput:
         nonlocal calls
         calls += 1
-        if calls == LEAD_IN + 3:
-            time.sleep(0.05)
+        clock.pass_us(50_000 if calls == LEAD_IN + 3 else 40)
         return IterationOutput(None, None)
 
     block = block_of(iterate, sets(2), samples=20)
-    assert len(block.host_us) == 20
-    assert block.host_us[2] >= 50_000
-    assert block.host_us[2] == max(block.host_us)
+    assert block.host_us == [40.0] * 2 + [50_000.0] + [40.0] * 17
     assert block.device_us is None
 
 
@@ -107,14 +120,15 @@ def test_each_sample_awaits_the_device_and_throughput_awaits_it_once():
     assert block.throughput_iterations == 3
 
 
-def test_throughput_is_the_mean_of_its_iterations():
+def test_throughput_is_the_mean_of_its_iterations(clock):
+    took_us = iter([*[9_000] * (LEAD_IN + 1), 1_000, 2_000, 3_000, 4_000, 5_000, *[9_000] * (LEAD_IN + 1)])
+
     def iterate(inputs: Inputs) -> IterationOutput:
-        time.sleep(0.004)
+        clock.pass_us(next(took_us))
         return IterationOutput(None, None)
 
     block = block_of(iterate, sets(2), samples=1, throughput_iterations=5)
-    assert block.throughput_us is not None
-    assert 4_000 <= block.throughput_us < 20_000
+    assert block.throughput_us == 3_000
     assert block_of(iterate, sets(2), samples=1).throughput_us is None
 
 
@@ -148,20 +162,18 @@ def test_one_tensor_passed_twice_within_a_set_is_fine_and_so_are_empty_ones():
     require_distinct_addresses([made(), made()])
 
 
-def test_iterations_that_lead_in_are_neither_kept_nor_told_from_samples():
+def test_iterations_that_lead_in_are_neither_kept_nor_told_from_samples(clock):
     """What the first iterations of a block pay for, the samples do not."""
     calls = 0
 
     def iterate(inputs: Inputs) -> IterationOutput:
         nonlocal calls
         calls += 1
-        if calls <= LEAD_IN:
-            time.sleep(0.02)
+        clock.pass_us(20_000 if calls <= LEAD_IN else 30)
         return IterationOutput(None, None)
 
     block = block_of(iterate, sets(2), samples=4, timer=ScriptedTimer([]))
-    assert (len(block.host_us), len(block.device_us or [])) == (4, 4)
-    assert max(block.host_us) < 20_000
+    assert (block.host_us, block.device_us) == ([30.0] * 4, [7.0] * 4)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no thread to a core")
@@ -195,11 +207,11 @@ def test_a_core_that_cannot_be_had_is_not_noted(monkeypatch):
     assert block.core is None
 
 
-def test_the_time_of_an_iteration_is_that_of_most():
-    naps = iter([0.05, 0.002, 0.002, 0.002, 0.002])
+def test_the_time_of_an_iteration_is_that_of_most(clock):
+    took_us = iter([50_000, 2_000, 2_000, 2_000, 2_000])
 
     def iterate(inputs: Inputs) -> IterationOutput:
-        time.sleep(next(naps))
+        clock.pass_us(next(took_us))
         return IterationOutput(None, None)
 
-    assert 2_000 <= iteration_us(iterate, sets(2), HostTimer()) < 20_000
+    assert iteration_us(iterate, sets(2), HostTimer()) == 2_000

@@ -89,12 +89,12 @@ def test_a_good_worker_answers_each_command_and_announces_its_phases(tmp_path: P
 
 
 def test_workers_answer_side_by_side(tmp_path: Path) -> None:
-    with worker(tmp_path, "slow:1.0") as first, worker(tmp_path, "slow:1.0") as second:
+    with worker(tmp_path, "slow:2.0") as first, worker(tmp_path, "slow:2.0") as second:
         for one in (first, second):  # the interpreter's start is not what is timed
             assert isinstance(ask(one, prepare()), Built)
         started = time.monotonic()
         answers = converse({first: prepare(), second: prepare()}, 20.0)
-        assert time.monotonic() - started < 1.8
+        assert time.monotonic() - started < 3.8
     assert all(isinstance(answer, Built) for answer in answers.values())
 
 
