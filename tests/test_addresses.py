@@ -162,3 +162,57 @@ def test_memory_ranges_are_searched_by_address_and_by_range(
     assert (address in memory) == any(address in one for one in ranges)
     places = range(address, address + size)
     assert memory.overlap(address, size) == any(place in one for one in ranges for place in places)
+
+
+def memory(tensor: torch.Tensor) -> MemoryRange:
+    return MemoryRange(address=tensor.data_ptr(), size_bytes=tensor.nbytes)
+
+
+def writing_tracker(
+    pointers: FakePointers, weight: torch.Tensor, filled: list[Any], *, follows: bool
+) -> AddressTracker:
+    """Of a graph that reads input 0 in place and writes input 1, at a fixed address or followed."""
+    inputs = [TrackedInput(0, 16, PLACEHOLDER), *([TrackedInput(1, 16, None)] if follows else [])]
+    return AddressTracker(
+        inputs,
+        [PLACEHOLDER, weight.data_ptr() if follows else None],
+        pointers,
+        MemoryRanges([]),
+        lambda index, value: filled.append(index),
+        {1: memory(weight)},
+    )
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_view_of_what_the_graph_writes_is_copied(follows: bool) -> None:
+    pointers, filled = FakePointers(), []  # type: ignore[var-annotated]
+    weight, apart = aligned(64), aligned(64)
+    tracker = writing_tracker(pointers, weight, filled, follows=follows)
+    tracker.follow([apart, weight])
+    assert (tracker.addresses[0], filled) == (apart.data_ptr(), [])
+    for _ in range(2):
+        tracker.follow([weight[16:], weight])
+        assert tracker.addresses[0] == PLACEHOLDER
+    assert filled == [0, 0]
+    tracker.follow([apart, weight])
+    assert (tracker.addresses[0], filled) == (apart.data_ptr(), [0, 0])
+
+
+def test_what_the_graph_writes_may_move_onto_an_input_and_away_again() -> None:
+    pointers, filled = FakePointers(), []  # type: ignore[var-annotated]
+    weight, other = aligned(64), aligned(64)
+    tracker = writing_tracker(pointers, weight, filled, follows=True)
+    view = other[16:]
+    tracker.follow([view, weight])
+    assert tracker.addresses == [view.data_ptr(), weight.data_ptr()]
+    assert not tracker.refuses([view, other])
+    tracker.follow([view, other])
+    assert (tracker.addresses, filled) == ([PLACEHOLDER, other.data_ptr()], [0])
+    assert not tracker.refuses([view, weight]), "what it writes may go back to where it was"
+    tracker.follow([view, weight])
+    assert (tracker.addresses, filled) == ([view.data_ptr(), weight.data_ptr()], [0])
+
+
+def test_memory_may_be_joined() -> None:
+    both = MemoryRanges([MemoryRange(address=16, size_bytes=8)]).joined([MemoryRange(address=24, size_bytes=8)])
+    assert (both.borders, 31 in both, 32 in both) == ([16, 32], True, False)

@@ -81,3 +81,31 @@ def test_import_directions_are_kept() -> None:
     done = subprocess.run([sys.executable, "-c", code, "--no-cache"], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert "5 kept, 0 broken" in done.stdout
+
+
+CONSTRUCTORS = frozenset(
+    (
+        *("arange", "as_tensor", "empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randint"),
+        *("randn", "randperm", "scalar_tensor", "tensor", "zeros"),
+    )
+)
+
+
+def constructors_without_a_device(path: Path) -> Iterator[str]:
+    """Calls such as `torch.empty(3)`: inside of the program's calls its default device decides where they lie."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=name), keywords=keywords):
+                if name in CONSTRUCTORS and "device" not in {keyword.arg for keyword in keywords}:
+                    yield f"{path.name}:{node.lineno}: torch.{name}"
+
+
+def test_the_search_finds_constructors_without_a_device(tmp_path: Path) -> None:
+    source = tmp_path / "module.py"
+    source.write_text("torch.empty(3)\ntorch.zeros(2, device='cpu')\ntorch.add(1, 2)\nx.new_zeros(3)\n")
+    assert list(constructors_without_a_device(source)) == ["module.py:1: torch.empty"]
+
+
+def test_tensors_are_made_on_a_device_that_is_named() -> None:
+    ours = [path for path in SOURCES if path.is_relative_to(REPOSITORY / "optimizations")]
+    assert not [found for path in ours for found in constructors_without_a_device(path)]

@@ -80,6 +80,12 @@ def data_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_strided((elements,), (1,)).view(torch.uint8)
 
 
+def storage_of(tensor: torch.Tensor) -> MemoryRange:
+    """The memory that `tensor` is a view of."""
+    storage = tensor.untyped_storage()
+    return MemoryRange(address=storage.data_ptr(), size_bytes=storage.nbytes())
+
+
 def memory_of(tensor: torch.Tensor) -> MemoryRange:
     """Where the data of `tensor` lies, from its first element to the end of its last."""
     return MemoryRange(address=tensor.data_ptr(), size_bytes=size_bytes(tensor))

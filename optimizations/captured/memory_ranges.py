@@ -26,6 +26,11 @@ class MemoryRanges:
             else:
                 self.borders += [memory.address, end]
 
+    def joined(self, ranges: Iterable[MemoryRange]) -> MemoryRanges:
+        """These and those."""
+        own = zip(self.borders[::2], self.borders[1::2], strict=True)
+        return MemoryRanges([*(MemoryRange(address=start, size_bytes=end - start) for start, end in own), *ranges])
+
     def __contains__(self, address: int) -> bool:
         return bool(bisect_right(self.borders, address) & 1)
 

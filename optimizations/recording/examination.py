@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
-from optimizations.captured.displaced import buffer_bytes, displace, memory_of, size_bytes
+from optimizations.captured.displaced import buffer_bytes, displace, memory_of, size_bytes, storage_of
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import Capture, CapturedGraph, KernelNode, MemoryRange, NodePath, Placeholder
 from optimizations.captured.memory_ranges import MemoryRanges
@@ -72,6 +72,7 @@ class Recorded:
         inputs: where the graph reads each input: placeholders, inputs at fixed addresses, results of earlier graphs.
         copied: inputs that stock copies before each replay.
         fixed: inputs at fixed addresses; results of earlier graphs are not among them.
+        written: those of `fixed` that the function writes.
         returned: copied inputs whose placeholder an output shares memory with.
         pool: handle of the graph's memory pool.
         seconds: how long the recording took.
@@ -81,6 +82,7 @@ class Recorded:
     inputs: Sequence[Any]
     copied: Sequence[int]
     fixed: Sequence[int]
+    written: Sequence[int]
     returned: frozenset[int]
     pool: Any
     seconds: float
@@ -356,8 +358,12 @@ class Examination:
         )
 
     def owned(self) -> MemoryRanges:
-        """Memory that the graph writes."""
+        """Memory of the graph's own, which it writes."""
         return MemoryRanges(pool_memory(self.recorded.pool))
+
+    def written(self) -> dict[int, MemoryRange]:
+        """By input at a fixed address that the function writes: the memory that it was recorded in."""
+        return {index: storage_of(self.recorded.inputs[index]) for index in self.recorded.written}
 
     def candidate(self, findings: Findings) -> Candidate:
         """A copy of the recorded graph that is changed as planned.

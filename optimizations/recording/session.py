@@ -394,9 +394,10 @@ class Session:
     def _readable_in_place(self, inputs: Sequence[Any]) -> bool:
         assert self.findings is not None and self._candidate is not None
         owned = self.examination.owned()
+        overwritten = owned.joined(self.examination.written().values())
         for one in self.examination.tracked(self.findings):
             address = inputs[one.index].data_ptr()
-            if address % one.alignment_bytes or address in owned:
+            if address % one.alignment_bytes or address in (owned if one.placeholder is None else overwritten):
                 return False
         return True
 
@@ -427,7 +428,8 @@ class Session:
         def fill(index: int, value: torch.Tensor) -> None:
             self.host.fill({index: value})
 
-        self.host.use_tracker(AddressTracker(tracked, addresses, applied, owned, fill), findings.unused)
+        written = self.examination.written()
+        self.host.use_tracker(AddressTracker(tracked, addresses, applied, owned, fill, written), findings.unused)
         self.committed = True
         self.in_place = frozenset(one.index for one in tracked) & frozenset(self.recorded.copied)
         self._end()

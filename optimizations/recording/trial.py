@@ -109,11 +109,11 @@ class Pending:
     def __init__(self, numbers: Sequence[torch.Tensor], device: torch.device) -> None:
         self._event: Any = None
         if not numbers:
-            self._host = torch.empty(0, dtype=torch.float64)
+            self._host = torch.empty(0, dtype=torch.float64, device="cpu")
             return
         together = torch.stack([number.to(torch.float64) for number in numbers])
         if device.type == "cuda":
-            self._host = torch.empty(together.shape, dtype=torch.float64, pin_memory=True)
+            self._host = torch.empty(together.shape, dtype=torch.float64, device="cpu", pin_memory=True)
             self._host.copy_(together, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record()

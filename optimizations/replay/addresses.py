@@ -4,8 +4,9 @@ Note [When an input is copied after all]. An input that moved is copied into its
 does, and the graph reads that, when
 
 * its address is not aligned as the kernels may rely on, or
-* it lies in the memory the graph itself writes (a result of an earlier replay that is passed back in). Stock copies an
-  input before the graph runs; a graph that reads it in place may have overwritten it by then.
+* it lies in the memory the graph itself writes: a result of an earlier replay that is passed back in, or a view of a
+  buffer that the function changes. Stock copies an input before the graph runs; a graph that reads it in place may have
+  overwritten it by then.
 
 An input at a fixed address (a parameter) has no placeholder. Where such an input cannot be followed the recording does
 not fit the call (`refuses`), and stock records again.
@@ -34,6 +35,8 @@ from typing import Any, Protocol
 import torch
 
 from optimizations import torch_internals
+from optimizations.captured.displaced import storage_of
+from optimizations.captured.graph import MemoryRange
 from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.replay.swaps import Swaps
 
@@ -67,8 +70,9 @@ class AddressTracker:
         inputs: what is read in place.
         recorded: by input, the address that the graph holds now; None for an input that is not read in place.
         pointers: changes the addresses.
-        owned: memory the graph writes.
+        owned: memory of the graph's own, which it writes.
         fill: copies an input, by its index, into its placeholder.
+        written: inputs at fixed addresses that the graph writes, each with the memory that it is a view of.
 
     Attributes:
         indices: the inputs that are read in place, ascending.
@@ -90,6 +94,7 @@ class AddressTracker:
         pointers: Pointers,
         owned: MemoryRanges,
         fill: Callable[[int, torch.Tensor], None],
+        written: Mapping[int, MemoryRange] | None = None,
     ) -> None:
         inputs = sorted(inputs, key=lambda one: one.index)
         self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder) for one in inputs]
@@ -100,10 +105,13 @@ class AddressTracker:
         self._moving_indices = [index for index, _, _ in self._moving]
         self._pointers = pointers
         self._owned = owned
+        self._written = dict(written or {})
+        self._overwritten = owned.joined(self._written.values())
+        self._followed_and_written = [index for index in self._fixed_indices if index in self._written]
         self._fill = fill
         # Note [What a launch has done]: written for the next launch; or written by one, so that they need not be again.
         self.pending = False
-        self._written = False
+        self._launched = False
         self.indices = [one.index for one in inputs]
         self.addresses: list[int | None] = list(recorded)
         self.moves = 0
@@ -132,17 +140,18 @@ class AddressTracker:
         indices = self._moving_indices if fixed_in_place else self.indices
         if not _data_ptrs_equal(inputs, self.addresses, indices):
             self._move(inputs, self._moving if fixed_in_place else self._checks)
-        elif self._written:
+        elif self._launched:
             self._pointers.settle()
-            self._written = False
+            self._launched = False
 
     def _move(self, inputs: Sequence[Any], checks: Sequence[tuple[int, int, int | None]]) -> None:
-        addresses, borders = self.addresses, self._owned.borders
-        self._written = False
+        again = bool(self._followed_and_written) and self._written_moved(inputs)
+        addresses, borders = self.addresses, self._overwritten.borders
+        self._launched = False
         moved: dict[int, int] = {}
         for index, below_alignment, placeholder in checks:
             address = inputs[index].data_ptr()
-            if address == addresses[index]:
+            if address == addresses[index] and not again:
                 continue
             if placeholder is not None and (address & below_alignment or bisect_right(borders, address) & 1):
                 # Note [When an input is copied after all]
@@ -162,10 +171,20 @@ class AddressTracker:
             self.swaps.patched(inputs, time.perf_counter() - started)
         self.moves += 1
 
+    def _written_moved(self, inputs: Sequence[Any]) -> bool:
+        """Whether an input that the graph writes has moved: what others lie in its memory is to be found out again."""
+        followed = self._followed_and_written
+        moved = [index for index in followed if inputs[index].data_ptr() != self.addresses[index]]
+        for index in moved:
+            self._written[index] = storage_of(inputs[index])
+        if moved:
+            self._overwritten = self._owned.joined(self._written.values())
+        return bool(moved)
+
     def _point(self, moved: Mapping[int, int]) -> None:
         try:
             self.pointer_bytes += self._pointers.point(moved)
-            self.pending, self._written = True, False
+            self.pending, self._launched = True, False
             for index, address in moved.items():
                 self.addresses[index] = address
         except BaseException:
@@ -204,7 +223,7 @@ class AddressTracker:
     def launched(self) -> None:
         """To be called after each launch."""
         if self.pending:
-            self.pending, self._written = False, True
+            self.pending, self._launched = False, True
 
 
 _data_ptrs_equal = torch_internals.data_ptrs_equal

@@ -31,7 +31,7 @@ class Recorded:
 def next_number() -> int:
     """Nodes of autograd made by this thread from now on have this number or a higher one."""
     with torch.inference_mode(False), torch.enable_grad():
-        node: Any = torch.zeros((), requires_grad=True).view(()).grad_fn
+        node: Any = torch.zeros((), device="cpu", requires_grad=True).view(()).grad_fn
     return int(node._sequence_nr()) + 1
 
 

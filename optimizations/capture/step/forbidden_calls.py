@@ -108,7 +108,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
     def tensor(*arguments: Any, **keywords: Any) -> torch.Tensor:
         return (stock_tensor if elsewhere() else filled)(*arguments, **keywords)
 
-    nothing = torch.empty(0, dtype=torch.uint8)
+    nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
     cpu_is_gpu = observer.holds(nothing)
     stock_tensor = torch.tensor
     filled = filling(stock_tensor, is_gpu, dtype_of)

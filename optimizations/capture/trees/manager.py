@@ -64,6 +64,10 @@ TreeManagerContainer: Any = trees.TreeManagerContainer
 KEPT = "the program holds a result that the graph would overwrite"
 FORWARD_UNCAPTURED = "its forward ran without a graph"
 
+WRITES_INPUT = "it writes an input that is neither a parameter nor a result of another graph"
+RECORDED_TOO_OFTEN = "inputs at fixed addresses moved more often than Inductor's cudagraph_unexpected_rerecord_limit"
+"""Why stock's code leaves a function without a graph."""
+
 INSIDE_CAPTURE = "it was called inside of a capture of the program's own"
 INSIDE_FUNCTION = "it was called by a backward that an operator of another function runs"
 
@@ -108,7 +112,7 @@ class EncoreManager(PoolManager):
         self.inside_capture = False
         self.uncaptured_forwards = 0
         self.running = False
-        self._runs_function = False
+        self._runs_function = self._took_part = False
         super().__init__(device_index)
 
     # Calls
@@ -140,7 +144,7 @@ class EncoreManager(PoolManager):
                 return self.run_without_graph(new_inputs, function_id, reason)
             returned = {place: new_inputs[index] for place, index in function.returned_inputs.items()}
             self.running = True
-            self._checkpoint_due = False
+            self._took_part = self._checkpoint_due = False
             refused: tuple[EncoreNode, str, bool] | None = None  # not the error, which would hold this frame
             try:
                 outputs = super().run(new_inputs, function_id)
@@ -150,6 +154,9 @@ class EncoreManager(PoolManager):
                 self.running = False
             if refused is not None:
                 return self.not_launched(*refused, new_inputs, function_id)
+            if not self._took_part:
+                function.ran_without_graph(self._left_by_stock(function_id))
+                return outputs
             if returned:
                 outputs = with_inputs(outputs, returned)
             return self.kept_copied(function, outputs) if function.kept_outputs else outputs
@@ -162,6 +169,11 @@ class EncoreManager(PoolManager):
         if self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD and self.uncaptured_forwards:
             self.uncaptured_forwards -= not self._any_from_the_pool(inputs)
         return self.run_without_graph(inputs, function_id, INSIDE_FUNCTION)
+
+    def _left_by_stock(self, function_id: Any) -> str:
+        """Why stock's code just called a function as it is."""
+        too_often = self.exceed_rerecord_limit(self._get_node_id(), function_id)
+        return RECORDED_TOO_OFTEN if too_often else WRITES_INPUT
 
     def execute_node(self, node: Any, new_inputs: list[Any]) -> Any:
         """As stock's; the next call like this one may be a steady one."""
@@ -268,8 +280,9 @@ class EncoreManager(PoolManager):
 
     @contextlib.contextmanager
     def _running_a_function(self) -> Iterator[None]:
-        """Note [Functions inside of functions]."""
+        """Note [Functions inside of functions]. What is neither warmed up, recorded nor replayed does not come here."""
         before, self._runs_function = self._runs_function, True
+        self._took_part = True
         try:
             yield
         finally:

@@ -90,6 +90,7 @@ class EncoreNode(ResultsNode):
         self._seen: list[Any] = []
         self._returned: dict[int, int] = {}
         self._fixed: list[int] = []
+        self._written: list[int] = []
         self._copied: list[int] = []
         self._in_place: list[int] = []
         self._copying: bool | None = None
@@ -176,6 +177,10 @@ class EncoreNode(ResultsNode):
         function = self.function
         self._fixed = list(self.non_managed_static_input_idxs)
         self._copied = list(self.non_static_input_idx)
+        mutated = set(self.wrapped_function.mutated_input_idxs)
+        self._written = [
+            index for index in self._fixed if index in mutated and isinstance(self._seen[index], torch.Tensor)
+        ]
         tensors = [index for index in self.non_static_input_idx if isinstance(self._seen[index], torch.Tensor)]
         self.copied_per_replay = sum(self._seen[index].nbytes for index in tensors)
         recorded = Recorded(
@@ -183,6 +188,7 @@ class EncoreNode(ResultsNode):
             inputs=self._seen,
             copied=tensors,
             fixed=[index for index in self._fixed if isinstance(self._seen[index], torch.Tensor)],
+            written=self._written,
             returned=frozenset(self._returned.values()),
             pool=self.cuda_graphs_pool,
             seconds=seconds,
@@ -351,12 +357,8 @@ class EncoreNode(ResultsNode):
             for index in self.cudagraph_managed_idxs
             if isinstance(self._seen[index], torch.Tensor)
         }
-        mutated = set(self.wrapped_function.mutated_input_idxs)
-        written = [
-            inputs[index].detach()
-            for index in self._fixed
-            if index in mutated and isinstance(inputs[index], torch.Tensor)
-        ]
+        # Not `detach`, which shares the version counter: what a trial puts back is no write of the program's.
+        written = [inputs[index].data for index in self._written]
         return Effects(
             destroyed=[self.borrowed_storage(one) for address, one in earlier.items() if address],
             written=written,
