@@ -4,12 +4,14 @@ Each runs eager, under stock and under Encore, and notes what it computes. They 
 """
 
 from kinds import (
+    around,
     autograd,
     between,
     callers,
     control_flow,
     device_only,
     function,
+    holders,
     lifetimes,
     modes,
     modules,
@@ -17,6 +19,7 @@ from kinds import (
     outside,
     shapes,
     subclasses,
+    weights,
     wrapped,
 )
 from kinds.world import KINDS, Kind, World
@@ -25,12 +28,14 @@ __all__ = [
     "KINDS",
     "Kind",
     "World",
+    "around",
     "autograd",
     "between",
     "callers",
     "control_flow",
     "device_only",
     "function",
+    "holders",
     "lifetimes",
     "modes",
     "modules",
@@ -38,5 +43,6 @@ __all__ = [
     "outside",
     "shapes",
     "subclasses",
+    "weights",
     "wrapped",
 ]
