@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+
+import pytest
 import torch
 from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
 from simulated_work import aligned
 from torch import nn
 
 import optimizations
+from optimizations import torch_internals
 
 __all__ = ["compiled_on_cpu"]
 
@@ -58,6 +62,19 @@ def test_trial_calls_count_no_versions(compiled_on_cpu: CompiledOnCpu) -> None:
             counted.append(net.mean._version - before)
     assert any(report.proof_runs for report in optimizations.recordings())
     assert set(counted[2:]) == {1}
+
+
+@pytest.mark.parametrize("calls", range(5, 9))
+def test_trials_under_way_keep_nothing_of_the_program_alive(compiled_on_cpu: CompiledOnCpu, calls: int) -> None:
+    net = Averaging()
+    run = torch.compile(net, backend="encore")
+    with torch.no_grad():
+        for step in range(calls):
+            run(_values(step))
+    memory = torch_internals.cudagraph_trees.StorageWeakRef(net.mean.untyped_storage())
+    del net, run
+    gc.collect()
+    assert memory.expired()
 
 
 def _writing(x: torch.Tensor) -> torch.Tensor:

@@ -103,6 +103,9 @@ class Effects:
         return copies + (max(values, default=0) if spread else max((one.nbytes for one in self.outputs), default=0))
 
 
+_NONE = Effects((), (), (), ())
+
+
 class Pending:
     """Numbers on their way from the device. `take` gives them, once they are there."""
 
@@ -188,8 +191,8 @@ class TrialCall:
             # Whatever happened, an interrupt too: the program sees what the copying graph did.
             for kept, now in zip(self._after, outcome, strict=True):
                 now.copy_(kept)
-            # Later work of this stream may have the memory: outcomes come much later than that.
-            self._before, self._after, self._earlier = [], [], {}
+            # Later work of this stream may have the memory: outcomes come much later than that, or never.
+            self._before, self._after, self._earlier, self._effects = [], [], {}, _NONE
         return results
 
     def result(self) -> Observed | None:
