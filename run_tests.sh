@@ -45,8 +45,7 @@ check "lint-imports" -c 'from importlinter.cli import lint_imports_command; lint
 # Two at a time: the tests start compilers and workers themselves.
 # First, in their own processes, files that count what Dynamo and autocast do: other tests leave state behind that
 # `reset` does not take back.
-apart=(tests/test_kinds.py tests/test_strange_programs.py tests/test_models_constructs.py tests/test_step_programs.py
-    tests/test_placement_examples.py
+apart=(tests/test_models_constructs.py tests/test_step_programs.py tests/test_placement_examples.py
     tests/test_measure_correctness.py tests/test_measure_mixed_inputs.py tests/test_measure_stochastic.py
     tests/test_measure_useless_references.py tests/test_measure_graphs.py)
 "$encore_python" -m pytest -m "not gpu" --numprocesses 2 --dist loadfile "${apart[@]}"

@@ -29,10 +29,18 @@ settings.load_profile("encore")
 
 @pytest.fixture(autouse=True)
 def no_compiled_code_of_another_test() -> None:
-    """Tests compile the same library code with many backends. After a number of them Dynamo would compile no more."""
+    """Tests compile the same library code with many backends. After a number of them Dynamo would compile no more.
+
+    Nor would it compile what comes after a graph break once two threads were in functions compiled with
+    `fullgraph=True` at the same time: "skip the frames below" is set for the process and not for the thread, so one of
+    them puts back what the other had set (PyTorch 2.11).
+    """
     if "torch._dynamo" in sys.modules:
+        from torch._C._dynamo import eval_frame
+
         from optimizations import torch_internals
 
+        eval_frame.set_eval_frame_override(eval_frame._EvalFrameOverride.NONE)
         torch_internals.reset_dynamo()
 
 

@@ -17,8 +17,6 @@ def _net() -> nn.Module:
 
 
 def _steps(world: World, run: Any, net: nn.Module) -> None:
-    """Once a compiled function was called from two threads, PyTorch 2.11 compiles nothing inside of a wrapper that is
-    compiled whole, with any backend. Other tests do so in the same process: such programs need not be captured."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.05, foreach=False)
     for step in range(STEPS):
         loss = run(world.values(step)).square().mean()
@@ -33,7 +31,7 @@ def _whole(p: torch.Tensor) -> torch.Tensor:
     return p.full_tensor() if hasattr(p, "full_tensor") else p.detach()
 
 
-@kind(captured=False)  # see `_steps`
+@kind()
 def compiled_around_data_parallel(world: World) -> None:
     with world_of_one(world.device):
         net = nn.parallel.DistributedDataParallel(world.module(TwoLayers()))
@@ -48,7 +46,7 @@ def compiled_inside_data_parallel(world: World) -> None:
         _steps(world, net, inner)
 
 
-@kind(captured=False)  # see `_steps`
+@kind()
 def compiled_layers_that_are_sharded(world: World) -> None:
     from torch.distributed.fsdp import fully_shard
 
