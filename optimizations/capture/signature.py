@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,8 +58,11 @@ class Same:
         return self is other or (isinstance(other, Same) and (mine := self._get()) is not None and mine is other._get())
 
 
-def flatten(nest: Any, tensors: list[torch.Tensor]) -> Hashable:
-    """The structure of `nest`; its tensors are appended to `tensors`, in order."""
+def flatten(nest: Any, tensors: list[torch.Tensor], inside: tuple[int, ...] = ()) -> Hashable:
+    """The structure of `nest`; its tensors are appended to `tensors`, in order.
+
+    `inside`: ids of the dataclasses that it stands in. One that leads back to itself is an object like others.
+    """
     kind = type(nest)
     if kind is torch.Tensor or isinstance(nest, torch.Tensor):
         tensors.append(nest)
@@ -66,22 +70,63 @@ def flatten(nest: Any, tensors: list[torch.Tensor]) -> Hashable:
     if kind in PLAIN:
         return exact(nest)
     if kind is dict or isinstance(nest, Mapping):
-        return kind, tuple(nest), tuple([flatten(nest[key], tensors) for key in nest]), attributes(nest)
+        return kind, tuple(nest), tuple([flatten(nest[key], tensors, inside) for key in nest]), attributes(nest)
     if isinstance(nest, (list, tuple)):
-        return kind, tuple([flatten(member, tensors) for member in nest]), attributes(nest)
-    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
-        members = [flatten(getattr(nest, field.name), tensors) for field in dataclasses.fields(nest)]
+        return kind, tuple([flatten(member, tensors, inside) for member in nest]), attributes(nest)
+    if is_dataclass(nest) and id(nest) not in inside:
+        inside = (*inside, id(nest))
+        members = [(name, flatten(member, tensors, inside)) for name, member in fields(nest)]
         return kind, tuple(members), attributes(nest)
     if kind in torch_internals.pytree.SUPPORTED_NODES:
         members, spec = torch_internals.pytree.tree_flatten(nest)
-        return kind, str(spec), tuple([flatten(member, tensors) for member in members])
+        return kind, str(spec), tuple([flatten(member, tensors, inside) for member in members])
     return Same(nest)
 
 
+def is_dataclass(nest: Any) -> bool:
+    """Whether it is an object of a dataclass."""
+    return dataclasses.is_dataclass(nest) and not isinstance(nest, type)
+
+
+def fields(nest: Any) -> list[tuple[str, Any]]:
+    """The fields of a dataclass that hold something, by name."""
+    named = [field.name for field in dataclasses.fields(nest)]
+    return [(name, getattr(nest, name)) for name in named if hasattr(nest, name)]
+
+
 def attributes(nest: Any) -> Hashable:
-    """Numbers and strings that a container of the program's own class keeps next to what it contains."""
-    held = getattr(nest, "__dict__", None)
-    return tuple((name, exact(value)) for name, value in held.items() if type(value) in PLAIN) if held else ()
+    """Numbers, strings and tensors that a container of the program's own class keeps next to what it contains.
+
+    Without what it contains as well, as results of Hugging Face's models do, and what it computed of it.
+    """
+    if not (held := getattr(nest, "__dict__", None)):
+        return ()
+    found = [(name, _value(value)) for name, value in held.items()]
+    if any(isinstance(value, Same) for _, value in found):
+        contained = set(map(id, _contained(nest)))
+        found = [
+            (name, value)
+            for name, value in found
+            if not (isinstance(value, Same) and (id(value.value) in contained or _is_computed(nest, name)))
+        ]
+    return tuple([item for item in found if item[1] is not None])
+
+
+def _value(value: Any) -> Hashable:
+    """A number, a string, or a list or tuple of such, so that it can be compared; a tensor; None for all else."""
+    if type(value) in (list, tuple):
+        return (type(value), *map(exact, value)) if all(type(member) in PLAIN for member in value) else None
+    return exact(value) if type(value) in PLAIN else Same(value) if isinstance(value, torch.Tensor) else None
+
+
+def _contained(nest: Any) -> Iterable[Any]:
+    if isinstance(nest, Mapping):
+        return nest.values()
+    return [value for _, value in fields(nest)] if is_dataclass(nest) else nest
+
+
+def _is_computed(nest: Any, name: str) -> bool:
+    return isinstance(getattr(type(nest), name, None), functools.cached_property)
 
 
 def without_objects(structure: Any) -> Hashable:
@@ -98,71 +143,108 @@ def class_of_objects(structure: Any) -> str:
     return next(filter(None, map(class_of_objects, structure)), "") if type(structure) is tuple else ""
 
 
-def replaced(nest: Any, tensors: Iterator[Any]) -> Any:
-    """A copy of `nest` with its tensors, in the order of `flatten`, replaced by those given."""
+def replaced(nest: Any, tensors: Iterator[Any], inside: tuple[int, ...] = ()) -> Any:
+    """A copy of `nest` with its tensors, in the order of `flatten`, replaced by those given.
+
+    Raises:
+        TypeError: a copy would change what it is a copy of.
+    """
     kind = type(nest)
     if isinstance(nest, torch.Tensor):
         return next(tensors)
     if kind in PLAIN:
         return nest
     if kind is dict:
-        return {key: replaced(value, tensors) for key, value in nest.items()}
+        return {key: replaced(value, tensors, inside) for key, value in nest.items()}
     if isinstance(nest, Mapping):
-        changed: Any = copy.copy(nest)
-        for key in list(nest):
-            changed[key] = replaced(nest[key], tensors)
-        return changed
-    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
-        return kind(*[replaced(member, tensors) for member in nest])
+        return _with_values(nest, {key: replaced(nest[key], tensors, inside) for key in nest})
     if isinstance(nest, (list, tuple)):
-        return kind([replaced(member, tensors) for member in nest])
-    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        members = [replaced(member, tensors, inside) for member in nest]
+        return members if kind is list else _with_members(nest, members)
+    if is_dataclass(nest) and id(nest) not in inside:
         changed = copy.copy(nest)
-        for field in dataclasses.fields(nest):
-            object.__setattr__(changed, field.name, replaced(getattr(nest, field.name), tensors))
+        for name, member in fields(nest):
+            object.__setattr__(changed, name, replaced(member, tensors, (*inside, id(nest))))
         return changed
     if kind in torch_internals.pytree.SUPPORTED_NODES:
         members, spec = torch_internals.pytree.tree_flatten(nest)
-        return torch_internals.pytree.tree_unflatten([replaced(member, tensors) for member in members], spec)
+        return torch_internals.pytree.tree_unflatten([replaced(one, tensors, inside) for one in members], spec)
     return nest
+
+
+def _with_values(nest: Mapping[Any, Any], values: Mapping[Any, Any]) -> Any:
+    """A copy of a mapping, with other values."""
+    changed: Any = copy.copy(nest)
+    for key, value in values.items():
+        before = nest[key]
+        changed[key] = value
+        if value is not before and nest[key] is value:  # a copy that shares what it holds
+            changed[key] = before
+            raise TypeError(f"a copy of a {type(nest).__qualname__} holds its values in the same memory")
+    return changed
+
+
+def _with_members(nest: Any, members: list[Any]) -> Any:
+    """A copy of a tuple, or of a list of the program's own class, with other members."""
+    kind = type(nest)
+    if isinstance(nest, list):
+        changed = copy.copy(nest)
+        list.__setitem__(changed, slice(None), members)
+        return changed
+    try:
+        made = tuple.__new__(kind, members)
+    except TypeError:  # one of C
+        return kind(members)
+    if held := getattr(nest, "__dict__", None):
+        vars(made).update(held)
+    return made
 
 
 def names(nest: Any, prefix: str) -> Iterator[str]:
     """How a program would write each tensor of `nest`, in the order of `flatten`."""
-    if isinstance(nest, torch.Tensor):
-        yield prefix
-    elif isinstance(nest, Mapping):
-        for key in nest:
-            yield from names(nest[key], f"{prefix}[{key!r}]")
-    elif isinstance(nest, (list, tuple)):
-        for index, member in enumerate(nest):
-            yield from names(member, f"{prefix}[{index}]")
-    elif dataclasses.is_dataclass(nest) and not isinstance(nest, type):
-        for field in dataclasses.fields(nest):
-            yield from names(getattr(nest, field.name), f"{prefix}.{field.name}")
-    elif type(nest) in torch_internals.pytree.SUPPORTED_NODES:
-        for index, member in enumerate(torch_internals.pytree.tree_flatten(nest)[0]):
-            yield from names(member, f"{prefix}.{index}")
+    return (name for name, leaf in _leaves(nest, prefix) if isinstance(leaf, torch.Tensor))
 
 
 def objects(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """What `nest` holds that is none of tensors, numbers and containers, and how a program would write each."""
-    if isinstance(nest, torch.Tensor) or type(nest) in PLAIN:
+    return ((name, leaf) for name, leaf in _leaves(nest, prefix) if not isinstance(leaf, torch.Tensor))
+
+
+def _leaves(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """What is no number and no container, in the order of `flatten`, and how a program would write each."""
+    if type(nest) in PLAIN:
         return
-    if isinstance(nest, Mapping):
+    if isinstance(nest, torch.Tensor):
+        members = None
+    elif isinstance(nest, Mapping):
         members = [(f"{prefix}[{key!r}]", nest[key]) for key in nest]
     elif isinstance(nest, (list, tuple)):
         members = [(f"{prefix}[{index}]", member) for index, member in enumerate(nest)]
-    elif dataclasses.is_dataclass(nest) and not isinstance(nest, type):
-        members = [(f"{prefix}.{field.name}", getattr(nest, field.name)) for field in dataclasses.fields(nest)]
+    elif is_dataclass(nest) and id(nest) not in inside:
+        members = [(f"{prefix}.{name}", member) for name, member in fields(nest)]
+        inside = (*inside, id(nest))
     elif type(nest) in torch_internals.pytree.SUPPORTED_NODES:
         found = torch_internals.pytree.tree_flatten(nest)[0]
         members = [(f"{prefix}.{index}", member) for index, member in enumerate(found)]
     else:
+        members = None
+    if members is None:
         yield prefix, nest
         return
     for name, member in members:
-        yield from objects(member, name)
+        yield from _leaves(member, name, inside)
+
+
+def copies(nest: Any) -> bool:
+    """Whether `replaced` makes what looks the same."""
+    tensors: list[torch.Tensor] = []
+    structure = flatten(nest, tensors)
+    others: list[torch.Tensor] = []
+    try:
+        again = flatten(replaced(nest, iter([tensor.detach() for tensor in tensors])), others)
+    except Exception:  # whatever a class of the program's own raises when it is copied
+        return False
+    return len(others) == len(tensors) and again == structure
 
 
 def tensor_key(tensor: torch.Tensor) -> Hashable:

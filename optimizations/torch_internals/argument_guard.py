@@ -95,12 +95,14 @@ def _add_gradients(node: Any, parameters: Sequence[torch.Tensor], expected: Sequ
 class Held:
     """What stands in a dict under keys, in a list, or in a closure cell (under any key).
 
-    `size` is how many there are, None where that does not matter.
+    `size` is how many there are, None where that does not matter. `attributes`: the entries are attributes of `holder`,
+    an object with slots or a class.
     """
 
     holder: Any
     entries: tuple[tuple[Any, Any], ...]
     size: int | None
+    attributes: bool = False
 
 
 def can_be_asked(holder: Any, entries: Sequence[tuple[Any, Any]], *, sized: bool = False) -> bool:
@@ -143,7 +145,7 @@ def _add_values(tree: Any, held: Sequence[Held]) -> tuple[Any, ...]:
     kind = torch_internals.GuardManagerType.GUARD_MANAGER
     for index, one in enumerate(held):
         name = f"held {index}"
-        is_dict = type(one.holder) in _DICTS
+        is_dict = type(one.holder) in _DICTS and not one.attributes
         if is_dict and not _by_name(one.entries):  # all of its entries: see `can_be_asked`
             node = tree.tuple_getitem_manager(index, name, one.holder, kind)
             node.add_dict_version_guard(one.holder, (name,), None)
@@ -152,7 +154,9 @@ def _add_values(tree: Any, held: Sequence[Held]) -> tuple[Any, ...]:
         if one.size is not None:
             (node.add_dict_length_check_guard if is_dict else node.add_length_check_guard)(one.size, (name,), None)
         for key, value in one.entries:
-            if is_dict:
+            if one.attributes:
+                leaf = node.getattr_manager(key, name, value, kind)
+            elif is_dict:
                 leaf = node.dict_getitem_manager(key, name, value, kind)
             elif type(one.holder) is list:
                 leaf = node.list_getitem_manager(key, name, value, kind)

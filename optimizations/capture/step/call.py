@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from optimizations.byte_units import format_bytes
-from optimizations.capture.signature import names, refused_tensor
+from optimizations.capture.signature import copies, names, refused_tensor
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import storage
@@ -71,11 +71,22 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Ref
     for name, tensor in zip(call.labels, call.tensors, strict=False):
         if (refusal := refused_tensor(name, tensor, holds)) is not None:
             return refusal, False
+    for name, value in [*((f"argument {index}", one) for index, one in enumerate(call.args)), *call.kwargs.items()]:
+        if not copies(value):
+            return Refusal(
+                f"{name} is a {type(value).__qualname__}, or holds one, of which no copy can be made",
+                "pass a dict, a list or a dataclass",
+            ), False
     state = call.state
     if state.iterators:
         return Refusal(
             f"reads from an iterator, {state.iterators[0]}",
             "call next() before the step and pass what it gives as an argument",
+        ), False
+    if state.queues:
+        return Refusal(
+            f"reads from a queue, {state.queues[0]}, or writes into it",
+            "call get() before the step and pass what it gives as an argument",
         ), False
     if not state.complete:
         return Refusal("reaches too many Python objects to watch", "pass what it needs as arguments"), False

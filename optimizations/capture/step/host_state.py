@@ -93,14 +93,15 @@ class Rebound:
 
 @dataclass(slots=True)
 class HostState:
-    """What a step reaches. `tensors` by path; `iterators` are paths of objects that `next` changes; `generators` are
-    sources of random numbers on the host, by path."""
+    """What a step reaches. `tensors` by path; `iterators` are paths of objects that `next` changes, `queues` those of
+    queues; `generators` are sources of random numbers on the host, by path."""
 
     containers: list[Container] = field(default_factory=list)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
     iterators: list[str] = field(default_factory=list)
+    queues: list[str] = field(default_factory=list)
     generators: dict[str, Any] = field(default_factory=dict)
     compiled: bool = False
     complete: bool = True
@@ -188,6 +189,19 @@ class Slots(dict):
     def update(self, content: Any) -> None:  # type: ignore[override]
         for name, member in content.items():
             object.__setattr__(self.value, name, member)
+
+
+class ClassData(Slots):
+    """What a class holds for all its objects, its own bases' included."""
+
+    def clear(self) -> None:
+        """Nothing: `update` writes what is other than it was, where it stands."""
+
+    def update(self, content: Any) -> None:  # type: ignore[override]
+        for name, member in content.items():
+            if getattr(self.value, name, _ABSENT) is not member:
+                holder = next((base for base in self.value.__mro__ if name in vars(base)), self.value)
+                type.__setattr__(holder, name, member)
 
 
 class Scope(dict):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from optimizations.capture.device import Device
-from optimizations.capture.signature import flatten
+from optimizations.capture.signature import copies, flatten
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import gradients
@@ -27,6 +27,10 @@ CHECKPOINT_DRAWS = Refusal(
 )
 
 
+NO_COPY = Refusal(
+    "returns an object of a class of which no copy can be made, and each launch would return one",
+    "return a dict, a list or a dataclass",
+)
 RETURNS_RATE = Refusal(
     "returns the learning rate of an optimizer, a number that changes from call to call",
     "read it behind the step: `optimizer.param_groups[0]['lr']`",
@@ -90,6 +94,8 @@ def observe(
     returned = rates.as_numbers(with_tensors)
     if returned is not with_tensors:
         findings.append(RETURNS_RATE)
+    if not copies(returned):
+        findings.append(NO_COPY)
     findings += _unfinished(returned, observer, call)
     findings += _wandering(observer, call, seen_outside)
     structure = flatten(returned, [])

@@ -2,24 +2,26 @@
 
 Note [How far it looks]. Variables of the step and of the functions it calls (closures, defaults, globals they name),
 what containers hold, modules, optimizers, schedulers and scalers, and attributes of the program's own objects by names
-that occur in this code. What a training loop keeps in the same object as the step (a counter, a data loader) has
-another name, and may change. Of objects of installed libraries all attributes count, and of their functions all
-variables around them, since their code is not read. What a C extension keeps is not seen.
+that occur in this code; likewise what its classes, modules, functions and containers have as attributes. What a
+training loop keeps in the same object as the step (a counter, a data loader) has another name, and may change. Of
+objects of installed libraries all attributes count, and of their functions all variables around them, since their code
+is not followed. What a C extension keeps is not seen.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import functools
 import gc
+import operator
+import os
 import random
 import sys
-import sysconfig
 import threading
 import types
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ import torch
 from optimizations.capture.signature import PLAIN
 from optimizations.capture.step.host_state import (
     MODULE_HOOKS,
+    ClassData,
     Container,
     HostState,
     Scope,
@@ -34,15 +37,30 @@ from optimizations.capture.step.host_state import (
     cell_content,
     is_array,
 )
+from optimizations.capture.step.program_code import (
+    CACHED,
+    MAKING,
+    PARTIALS,
+    data,
+    inherited,
+    is_implicit,
+    is_users,
+    is_users_file,
+    methods,
+    names,
+    slots,
+    used_by,
+)
 from optimizations.torch_internals import hook_registry
 
 MOST_OBJECTS = 200_000
-_LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
-_CACHED = type(functools.lru_cache(lambda: None))
-_PARTIALS = (functools.partial, functools.partialmethod)
-_STATEFUL = ("torch.amp.grad_scaler", "torch.optim", "torch.cuda.amp")
+_STATEFUL = ("torch.amp.grad_scaler", "torch.optim", "torch.cuda.amp", "torch.distributions.", "torch.utils.data.")
 """Modules of PyTorch whose objects hold state of a training loop in Python."""
 _PLAIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace)
+_QUEUES = ("queue", "_queue", "multiprocessing.queues")
+"""Modules whose objects give something else each time they are asked."""
+_LOOKED_INTO = ("configparser", "concurrent.futures._base")
+"""Modules of Python whose objects hold what programs decide by."""
 _KEEPS_BOOKS = ("torch.nn.parallel",)
 """Modules of PyTorch whose modules note something for themselves in every call, which no graph needs."""
 _NOT_LOOKED_INTO = (*sorted(sys.stdlib_module_names - {"__main__"}), "torch", "numpy", "optimizations", "triton")
@@ -58,6 +76,19 @@ def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) ->
     return _Walk(hooks_of_tensors).run([*roots, *hooks])
 
 
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """One of the program's own, of whose `kind` methods may run. `container`: attributes that count by their names.
+
+    `is_made`: code names the class, and may make others.
+    """
+
+    path: str
+    kind: type
+    container: Container | None = None
+    is_made: bool = False
+
+
 class _Walk:
     """`names` are all that occur in code of the step; objects are looked at again when there are more."""
 
@@ -65,8 +96,10 @@ class _Walk:
         self._hooks_of_tensors = hooks_of_tensors
         self.state = HostState()
         self.names: set[str] = set()
-        self._objects: list[tuple[Container | None, Any]] = []
-        self._tensors: list[Container] = []
+        self._objects: list[_Object] = []
+        self._sparse: list[Container] = []
+        self._classes: set[type] = set()
+        self._inherited: dict[type, Mapping[str, frozenset[str]]] = {}
         self._waiting: collections.deque[tuple[str, Any]] = collections.deque()
         self._seen: dict[int, Any] = {}
 
@@ -86,33 +119,40 @@ class _Walk:
 
     def _look_again(self) -> None:
         """Attributes, methods and properties of the program's objects whose names have occurred since."""
-        self._look_at_tensors()
-        for container, owner in self._objects:
-            kind, path = (type(owner), container.path) if container is not None else (owner, owner.__qualname__)
-            if container is not None:
+        self._look_at_sparse()
+        for one in self._objects:
+            of_libraries = self._inherited[one.kind]
+            if (container := one.container) is not None:
                 assert container.names is not None
                 content = container.content()
-                for name in self.names - container.names:
+                used = self.names | used_by(of_libraries, self.names) if of_libraries else self.names
+                for name in used - container.names:
                     if name in content:
                         container.names.add(name)
                         self._waiting.append((f"{container.path}.{name}", content[name]))
-                container.absent = frozenset(self.names.difference(content))
+                container.absent = frozenset(used.difference(content))
             self._waiting.extend(
-                (f"{path}.{name}", code)
-                for name, code in _methods(kind)
-                if (name in self.names or _is_implicit(name) or (container is None and name in _MAKING))
+                (f"{one.path}.{name}", code)
+                for name, code in methods(one.kind)
+                if (name in self.names or is_implicit(name) or name in of_libraries or (one.is_made and name in MAKING))
                 and id(code) not in self._seen
             )
 
-    def _look_at_tensors(self) -> None:
-        """Attributes that programs give to tensors, by names that occur: most tensors have none that do."""
-        for container in self._tensors:
+    def _look_at_sparse(self) -> None:
+        """Attributes of tensors, functions, classes and modules by names that occur: most have none that do."""
+        for container in self._sparse:
             assert container.names is not None
-            for name in self.names.intersection(container.held).difference(container.names):
+            scope = container.held if isinstance(container.held, Scope) else None
+            content = scope.scope if scope is not None else container.content()
+            for name in self.names.intersection(content).difference(container.names):
+                if scope is not None:
+                    if isinstance(content[name], Iterator):
+                        continue  # another function's, for all that is known
+                    scope.names.add(name)
                 if not container.names:
                     self.state.containers.append(container)
                 container.names.add(name)
-                self._waiting.append((f"{container.path}.{name}", container.held[name]))
+                self._waiting.append((f"{container.path}.{name}", content[name]))
 
     def _members(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Notes `value` in the state and gives what it leads to."""
@@ -123,7 +163,7 @@ class _Walk:
                 state.containers.append(Container(vars(value), path, is_attributes=True, always_read=True))
                 yield from ((f"{path}.{name}", member) for name, member in list(vars(value).items()))
             elif attributes := getattr(value, "__dict__", None):
-                self._tensors.append(Container(attributes, path, is_attributes=True, names=set()))
+                self._sparse.append(Container(attributes, path, is_attributes=True, names=set()))
             for held in hook_registry.tensor_hooks(value) if self._hooks_of_tensors else ():
                 yield from ((f"{path}.hook", hook) for hook in list(held.values()))
         elif is_array(value):
@@ -135,8 +175,10 @@ class _Walk:
         elif isinstance(value, (dict, list, set, collections.deque)):
             state.containers.append(Container(value, path))
             yield from _of_container(path, value)
+            self._of_subclass(path, value)
         elif isinstance(value, (tuple, frozenset)):
             yield from _of_container(path, value)
+            self._of_subclass(path, value)
         elif isinstance(value, types.CellType):
             state.containers.append(Container(value, path))
             if (content := cell_content(value)) is not value:
@@ -146,53 +188,96 @@ class _Walk:
         elif isinstance(value, types.MethodType):
             yield _owner_name(path, value), value.__self__
             yield path, value.__func__
+            if not is_users_file(getattr(getattr(value.__func__, "__code__", None), "co_filename", "")):
+                self.names.add(value.__name__)  # a library's, of which the name is all that is known
         elif isinstance(value, (collections.UserDict, collections.UserList, collections.ChainMap)):
             state.containers.append(Container(vars(value), path, is_attributes=True))
             yield from ((f"{path}.{name}", member) for name, member in vars(value).items())
+            self._of_code(path, type(value))
         elif isinstance(value, (weakref.WeakValueDictionary, weakref.WeakKeyDictionary, weakref.WeakSet)):
-            yield from _of_container(path, value if isinstance(value, weakref.WeakSet) else dict(value))
+            yield path, vars(value)["data"]
         elif isinstance(value, threading.local):
             self._of_object(path, value)
         elif isinstance(value, types.MappingProxyType):
             yield from ((path, behind) for behind in gc.get_referents(value))
         elif isinstance(value, weakref.ref):
             yield path, value()
-        elif isinstance(value, _CACHED):
+        elif isinstance(value, CACHED):
             yield path, value.__wrapped__
-        elif isinstance(value, _PARTIALS):
+        elif isinstance(value, PARTIALS):
             yield f"{path}.func", value.func
             yield f"{path}.args", value.args
             yield f"{path}.keywords", value.keywords
         elif isinstance(value, Iterator):
             state.iterators.append(path)
-        elif isinstance(value, type) and _is_users(value.__module__):
-            names = tuple(name for name, member in vars(value).items() if _is_data(name, member))
-            state.containers.append(Container(Slots(value, names), path, is_attributes=True))
-            yield from ((f"{path}.{name}", getattr(value, name)) for name in names)
-            self._objects.append((None, value))
-        elif isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
+        elif any(base.__module__ in _QUEUES for base in type(value).__mro__):
+            state.queues.append(path)
+        elif isinstance(value, type) and is_users(value.__module__):
+            self._of_class(path, value)
+            self._inherited.setdefault(value, inherited(value))
+            self._objects.append(_Object(path, value, is_made=True))
+        elif isinstance(value, types.ModuleType) and is_users(value.__name__):
+            self._sparse.append(Container(Scope(vars(value), set()), path, is_attributes=True, names=set()))
+        elif isinstance(value, types.BuiltinFunctionType):
+            yield path, value.__self__  # of `settings.get`; a module where it is a function
+        elif isinstance(value, (operator.attrgetter, operator.methodcaller)):
+            for name in (one for one in value.__reduce__()[1] if isinstance(one, str)):
+                self.names.update(name.split("."))
+        elif isinstance(value, (type, types.ModuleType)):
             return
+        elif isinstance(value, type(os.environ)):
+            yield path, vars(value)["_data"]
         elif isinstance(value, torch.optim.Optimizer):
             state.optimizers[path] = value
             yield from self._of_library(path, value)
-        elif type(value).__module__.startswith(_STATEFUL):
+            self._of_code(path, type(value))
+        elif any(base.__module__.startswith(_STATEFUL) for base in type(value).__mro__):
             yield from self._of_library(path, value)
-        elif _is_users(type(value).__module__) or isinstance(value, _PLAIN_OBJECTS):
+            self._of_code(path, type(value))
+        elif is_users(type(value).__module__) or isinstance(value, _PLAIN_OBJECTS):
             self._of_object(path, value)
-            if call := dict(_methods(type(value))).get("__call__"):
+            if call := dict(methods(type(value))).get("__call__"):
                 yield f"{path}.__call__", call
-        elif hasattr(value, "__dict__") and not _belongs_to(type(value).__module__, _NOT_LOOKED_INTO):
+        elif hasattr(value, "__dict__") and (
+            not _belongs_to(type(value).__module__, _NOT_LOOKED_INTO)
+            or isinstance(value, threading.Event)
+            or type(value).__module__ in _LOOKED_INTO
+        ):
             yield from self._of_library(path, value)
 
     def _of_object(self, path: str, value: Any) -> None:
-        if slots := _slots(type(value)):
-            self._note(Container(Slots(value, slots), path, is_attributes=True, names=set()), value)
-        if hasattr(value, "__dict__"):
-            self._note(Container(vars(value), path, is_attributes=True, names=set()), value)
+        kind = type(value)
+        found = [Slots(value, names) for names in [slots(kind)] if names]
+        found += [vars(value)] if getattr(value, "__dict__", value) is not value else []
+        for held in found:
+            self._note(Container(held, path, is_attributes=True, names=set()), kind)
+        if not found:
+            self._of_code(path, kind)
 
-    def _note(self, container: Container, owner: Any) -> None:
+    def _of_subclass(self, path: str, value: Any) -> None:
+        """What a container of a class of the program's own has next to what it contains."""
+        if is_users(type(value).__module__):
+            self._of_object(path, value)
+
+    def _note(self, container: Container, kind: type) -> None:
         self.state.containers.append(container)
-        self._objects.append((container, owner))
+        self._of_code(container.path, kind, container)
+
+    def _of_code(self, path: str, kind: type, container: Container | None = None) -> None:
+        """What a class of the program's own holds and runs for an object of it."""
+        self._inherited.setdefault(kind, inherited(kind))
+        self._objects.append(_Object(path, kind, container))
+        if is_users(kind.__module__):
+            self._of_class(kind.__name__, kind)
+
+    def _of_class(self, path: str, kind: type) -> None:
+        if kind in self._classes:
+            return
+        self._classes.add(kind)
+        if found := data(kind):
+            self._sparse.append(Container(ClassData(kind, found), path, is_attributes=True, names=set()))
+        if is_users(type(kind).__module__):
+            self._of_code(path, type(kind))
 
     def _of_library(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         """An object of an installed library: which of its attributes its code uses is not known."""
@@ -209,10 +294,11 @@ class _Walk:
     def _of_module(self, path: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         self.state.modules[path] = module
         attributes = vars(module)
-        users = _is_users(type(module).__module__)
+        users = is_users(type(module).__module__)
         if users:
             # Its `training` is used, and the numbers of its own code.
-            self._note(Container(attributes, path, is_attributes=True, names={"training"}), module)
+            self.names.add("forward")
+            self._note(Container(attributes, path, is_attributes=True, names={"training"}), type(module))
         elif not type(module).__module__.startswith(_KEEPS_BOOKS):
             self.state.containers.append(Container(attributes, path, is_attributes=True))
             for name, member in list(attributes.items()):
@@ -238,25 +324,30 @@ class _Walk:
             self.state.compiled = True
             yield path, original
             return
-        if not _is_users_file(function.__code__.co_filename):
+        if not is_users_file(function.__code__.co_filename):
             if (wrapped := getattr(function, "__wrapped__", None)) is not None:
                 yield path, wrapped
+                yield path, getattr(function, "registry", None)  # of `functools.singledispatch`
             if not _belongs_to(function.__module__, _NOT_LOOKED_INTO):
                 yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
             return
-        named = set(_names(function.__code__))
+        named = set(names(function.__code__))
         self.names |= named
+        if vars(function):
+            self._sparse.append(Container(vars(function), path, is_attributes=True, names=set()))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             yield name, cell
         for name, default in (function.__kwdefaults__ or {}).items():
             yield name, default
         yield f"{path}.defaults", function.__defaults__ or ()
+        if not named.isdisjoint(("environ", "getenv")):
+            yield "os.environ", os.environ
         scope = function.__globals__
         used = {name for name in named if name in scope}
         self.state.containers.append(Container(Scope(scope, used), ""))
-        imported = {name: sys.modules[name] for name in named - used if name in sys.modules and _is_users(name)}
+        imported = {name: sys.modules[name] for name in named - used if name in sys.modules and is_users(name)}
         for name, value in [*((name, scope[name]) for name in sorted(used)), *sorted(imported.items())]:
-            if isinstance(value, types.ModuleType) and _is_users(value.__name__):
+            if isinstance(value, types.ModuleType) and is_users(value.__name__):
                 members = {member for member in named if member in vars(value)}
                 self.state.containers.append(Container(Scope(vars(value), members), name, is_attributes=True))
                 yield from ((f"{name}.{member}", vars(value)[member]) for member in members)
@@ -276,94 +367,17 @@ def _belongs_to(module: str | None, packages: Iterable[str]) -> bool:
     return module is None or module.split(".")[0] in packages
 
 
-def _is_data(name: str, member: Any) -> bool:
-    """Whether a class's attribute holds data that instances share, rather than code."""
-    return not name.startswith("__") and not callable(member) and not hasattr(member, "__get__")
-
-
 def _of_container(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, member in list(value.items()):
             name = f"[{key!r}]" if isinstance(key, PLAIN) else "[...]"
             yield f"{path}{name}", member
-            if isinstance(key, torch.Tensor):
+            if isinstance(key, (torch.Tensor, weakref.ref)):
                 yield f"{path}.keys.{id(key)}", key
     else:
         for index, member in enumerate(list(value)):
             yield f"{path}[{index}]", member
 
 
-def _methods(kind: type) -> Iterator[tuple[str, Any]]:
-    """Code of the program's own classes among the bases of `kind`: functions, and objects that stand for such."""
-    for base in reversed(kind.__mro__):
-        if _is_users(base.__module__):
-            for name, value in vars(base).items():
-                code = _code(value)
-                if isinstance(code, (types.FunctionType, _CACHED, *_PARTIALS)) or _is_users_object(code):
-                    yield name, code
-
-
-def _code(member: Any) -> Any:
-    """What a member of a class runs when it is looked up, or called."""
-    if isinstance(member, property):
-        return member.fget
-    if isinstance(member, functools.cached_property):
-        return member.func
-    return getattr(member, "__func__", member)
-
-
-def _is_users_object(value: Any) -> bool:
-    """Whether it is an object of the program's own that acts as a method or property."""
-    kind = type(value)
-    acts = any(name in vars(base) for base in kind.__mro__ for name in ("__get__", "__call__"))
-    return acts and _is_users(kind.__module__) and not isinstance(value, type)
-
-
-def _is_implicit(name: str) -> bool:
-    """Whether Python calls a method of this name by itself: for operators, `with`, iteration, attributes."""
-    return name.startswith("__") and name.endswith("__") and name not in _NOT_IN_A_STEP
-
-
-_MAKING = frozenset({"__init__", "__new__", "__post_init__"})
-"""Called for objects that the step makes, of classes it names; not for those that are there."""
-_NOT_IN_A_STEP = frozenset(
-    {"__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"}
-    | _MAKING
-    | {"__deepcopy__", "__init_subclass__", "__class_getitem__", "__set_name__", "__dir__", "__sizeof__"}
-)
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    found = [vars(base).get("__slots__", ()) for base in kind.__mro__]
-    flat = [name for names in found for name in ((names,) if isinstance(names, str) else names)]
-    return tuple(name for name in flat if not name.startswith("__"))
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Names that code uses: of globals and attributes, and strings that may be such (`getattr`)."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, str) and constant.isidentifier():
-            yield constant
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
-
-
 def _owner_name(path: str, method: types.MethodType) -> str:
     return path.rsplit(".", 1)[0] if "." in path else type(method.__self__).__name__
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_users(module: str) -> bool:
-    """Whether a module is part of the user's program, and not of Python or an installed library."""
-    root = module.split(".")[0]
-    if root in sys.stdlib_module_names and root != "__main__":
-        return False
-    if root in ("torch", "optimizations", "numpy"):
-        return False
-    path = getattr(sys.modules.get(module), "__file__", None)
-    return path is None or _is_users_file(path)
-
-
-def _is_users_file(path: str) -> bool:
-    return not path.startswith(_LIBRARIES) and "site-packages" not in path and not path.startswith("<frozen")

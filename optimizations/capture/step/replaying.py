@@ -19,7 +19,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.steady import precision_now
+from optimizations.capture.step.steady import anomalies_now, precision_now
 from optimizations.capture.step.surroundings import watched_by_others
 from optimizations.capture.step.watch import PROBE_EVERY, SLOW, UNREADABLE
 from optimizations.torch_internals import hook_registry
@@ -121,7 +121,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     data_ptr, handles = torch.Tensor.data_ptr, hook_registry.HANDLES
     registered, hooks_unchanged, in_python = remaining.hooks_registered, remaining.hooks, remaining.in_python
     held, addresses_of_held, places_of_held = remaining.tensors, remaining.addresses, remaining.indices
-    precision_is = precision_now
+    precision_is, anomalies_are, anomalies = precision_now, anomalies_now, anomalies_now()
     region, bound, written, mutated = recording.region, bool(recording.bound), recording.written, recording.mutated
     rare: list[Callable[[Recording, list[torch.Tensor]], bool]] = []
     if not (tensors or watch.tensors):  # in which looks would show it
@@ -145,7 +145,9 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     def serve(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal same, rest, next_look
         found = take(args, kwargs)
-        if found is None or not same((tuple(found), rest)) or precision_is() != precision:
+        if found is None or not same((tuple(found), rest)):
+            return MISSED
+        if precision_is() != precision or anomalies_are() is not anomalies:
             return MISSED
         for one in rare:
             if not one(recording, found):

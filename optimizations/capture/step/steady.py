@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.signature import PLAIN, alias_pattern, attributes, exact
+from optimizations.capture.signature import PLAIN, alias_pattern, attributes, exact, fields, is_dataclass
 from optimizations.capture.step.surroundings import modes
 from optimizations.torch_internals.argument_guard import same_looks
 
@@ -42,6 +42,7 @@ class Arguments:
         self._looks = same_looks(tensors)
         self._settings: Any = torch_internals.GlobalStateGuard().check
         self._inference, self._precision = torch.is_inference_mode_enabled(), precision_now()
+        self._anomalies = anomalies_now()
         self._modes = modes()
 
     def tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
@@ -52,6 +53,8 @@ class Arguments:
         if len(set(map(id, found))) < len(found) if self.distinct else alias_pattern(found) != self._aliases:
             return None
         if torch.is_inference_mode_enabled() is not self._inference or precision_now() != self._precision:
+            return None
+        if anomalies_now() is not self._anomalies:
             return None
         if modes() != self._modes:
             return None
@@ -76,6 +79,8 @@ class Arguments:
 
 
 precision_now: Callable[[], str] = torch_internals.get_float32_matmul_precision
+anomalies_now: Callable[[], bool] = torch.is_anomaly_enabled
+"""Whether a backward looks for NaN, which ends it with an error."""
 
 _TakeAll = Callable[[tuple[Any, ...], dict[str, Any]], list[Any] | None]
 """The tensors of a call's arguments, None where it is another."""
@@ -90,7 +95,7 @@ def _taker_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TakeAll:
         keys = list(args[0])
 
         def take_dict(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-            if kwargs or len(args) != 1 or type(only := args[0]) is not dict or list(only) != keys:
+            if kwargs or not args or args[1:] or type(only := args[0]) is not dict or list(only) != keys:
                 return None
             return [*only.values()]
 
@@ -130,7 +135,7 @@ def _taker(nest: Any) -> _Take | None:
         return _with_attributes(nest, _of_sequence(kind, nest))
     if isinstance(nest, Mapping) and all(type(key) is str for key in nest):
         return _with_attributes(nest, _of_mapping(kind, nest))
-    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+    if is_dataclass(nest):
         return _with_attributes(nest, _of_dataclass(kind, nest))
     return None
 
@@ -209,10 +214,10 @@ def _holds_tensors(nest: Mapping[Any, Any]) -> bool:
 
 
 def _of_dataclass(kind: Any, nest: Any) -> _Take | None:
-    names = [field.name for field in dataclasses.fields(nest)]
-    values = _of_sequence(tuple, tuple(getattr(nest, name) for name in names))
-    if values is None or not names:
+    names, members = [name for name, _ in fields(nest)], tuple(member for _, member in fields(nest))
+    values = _of_sequence(tuple, members)
+    if values is None or not names or len(names) < len(dataclasses.fields(nest)):
         return None
     get = operator.attrgetter(*names)
-    members = get if len(names) > 1 else lambda value: (get(value),)
-    return lambda value, found: type(value) is kind and values(members(value), found)
+    now = get if len(names) > 1 else lambda value: (get(value),)
+    return lambda value, found: type(value) is kind and values(now(value), found)

@@ -66,5 +66,6 @@ def ambient() -> Hashable:
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
+        torch.is_anomaly_enabled(),
         modes(),
     )

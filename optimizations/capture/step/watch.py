@@ -176,18 +176,20 @@ class Watch:
                 sized = None  # entries that are ignored may come and go
             guarded = whole and owner is container.held and can_be_guarded(owner) and _is_a_librarys(container)
             size = None if sized is None else len(sized)
-            holder = owner.cell if isinstance(owner, _Cell) else owner
-            askable = can_be_asked(holder, watched, sized=sized is holder) and (sized is None or sized is holder)
+            attributes = isinstance(owner, Slots)
+            holder = owner.cell if isinstance(owner, _Cell) else owner.value if attributes else owner
+            askable = attributes or can_be_asked(holder, watched, sized=sized is holder)
+            askable = askable and (sized is None or sized is holder)
             entries_of = self._in_dicts if guarded else self._asked if askable else self._others
             if guarded and (watched or size is not None):
                 held_in_dicts.append(HeldEntries(owner, tuple(watched), size))
             elif askable and not guarded and (watched or size is not None):
-                held.append(Held(holder, tuple(watched), size))
+                held.append(Held(holder, tuple(watched), size, attributes))
             entries_of.add(owner, watched, may_view=plain, sized=sized)
             if isinstance(container.held, set) and len(container.held) <= LONG:
                 self._sets.append((container.held, frozenset(container.held)))
             absent = container.absent - {"forward"} if not own_forwards else container.absent
-            if absent and isinstance(container.held, dict):
+            if absent and isinstance(container.held, dict) and not isinstance(container.held, (Scope, Slots)):
                 self._without.append((container.held.keys(), absent))
         for module in state.modules.values():
             for name in MODULE_HOOKS:
@@ -360,7 +362,7 @@ def _as_now(held: HeldEntries) -> HeldEntries:
 
 def _held_now(held: Held) -> Held:
     holder = held.holder
-    values = _Cell(holder) if isinstance(holder, types.CellType) else holder
+    values = Slots(holder, ()) if held.attributes else _Cell(holder) if isinstance(holder, types.CellType) else holder
     return replace(held, entries=tuple([(key, values[key]) for key, _ in held.entries]))
 
 
@@ -431,7 +433,8 @@ def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[
             if (names is None or key in names) and not ignore(held, key)
         ]
         if container.is_attributes:
-            found = [(key, value) for key, value in found if not _is_own(key, value)]
+            by_name = names is not None
+            found = [(key, value) for key, value in found if not _is_own(key, value, by_name=by_name)]
         return held, found, not any(ignore(held, key) for key in held)
     return held, list(enumerate(held)) if isinstance(held, (list, deque)) and len(held) <= LONG else [], True
 
@@ -448,9 +451,14 @@ def _is_watched(value: Any, container: Container) -> bool:
     return True
 
 
-def _is_own(key: Any, value: Any) -> bool:
-    """What objects of libraries keep for themselves: containers are looked at on their own, and hooks do not change."""
-    return isinstance(key, str) and key.startswith("_") and (isinstance(value, (dict, list)) or key in _MODULES_OWN)
+def _is_own(key: Any, value: Any, *, by_name: bool) -> bool:
+    """What objects of libraries keep for themselves: containers are looked at on their own, and hooks do not change.
+
+    `by_name`: the program's code uses what has this name.
+    """
+    return key in _MODULES_OWN or (
+        not by_name and isinstance(key, str) and key.startswith("_") and isinstance(value, (dict, list))
+    )
 
 
 _MODULES_OWN = frozenset({"_is_full_backward_hook", "_compiled_call_impl", "_backward_hooks", "_forward_hooks"})

@@ -1,0 +1,134 @@
+"""The program's own code among what a step reaches: whose it is, which names it uses, which methods may run.
+
+The code of installed libraries is not followed. But where a class of the program's own inherits of a library's, what
+that code uses of the object is known by its names, and it may call whatever the program's class overrides.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import sysconfig
+import types
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+_LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+PARTIALS = (functools.partial, functools.partialmethod)
+CACHED = type(functools.lru_cache(lambda: None))
+
+MAKING = frozenset({"__init__", "__new__", "__post_init__"})
+"""Called for objects that the step makes, of classes it names; not for those that are there."""
+_NOT_IN_A_STEP = frozenset(
+    {"__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"}
+    | MAKING
+    | {"__deepcopy__", "__init_subclass__", "__class_getitem__", "__set_name__", "__dir__", "__sizeof__"}
+)
+
+
+def methods(kind: type) -> Iterator[tuple[str, Any]]:
+    """Code of the program's own classes among the bases of `kind`: functions, and objects that stand for such."""
+    for base in reversed(kind.__mro__):
+        if is_users(base.__module__):
+            for name, value in vars(base).items():
+                code = _code(value)
+                if isinstance(code, (types.FunctionType, CACHED, *PARTIALS)) or _is_users_object(code):
+                    yield name, code
+
+
+def inherited(kind: type) -> Mapping[str, frozenset[str]]:
+    """Methods of libraries' classes among the bases of a class of the program's own, with the names in their code.
+
+    Those of `torch.nn.Module` itself are left out: of it is known which may matter.
+    """
+    found: dict[str, frozenset[str]] = {}
+    for base in kind.__mro__ if is_users(kind.__module__) else ():
+        if base not in (object, torch.nn.Module) and not is_users(base.__module__):
+            for name, value in vars(base).items():
+                code = inspect.unwrap(_code(value)) if callable(_code(value)) else None
+                if isinstance(code, types.FunctionType) and name not in _NOT_IN_A_STEP:
+                    found[name] = found.get(name, frozenset()).union(names(code.__code__))
+    return found
+
+
+def used_by(of_libraries: Mapping[str, frozenset[str]], called: Collection[str]) -> set[str]:
+    """Names in those of the `inherited` methods that run where `called` are called, by name or by one of these."""
+    found: set[str] = set()
+    waiting = [name for name in of_libraries if name in called or is_implicit(name)]
+    done = set(waiting)
+    while waiting:
+        new = of_libraries[waiting.pop()]
+        found |= new
+        waiting += (more := [name for name in new if name in of_libraries and name not in done])
+        done.update(more)
+    return found
+
+
+def _code(member: Any) -> Any:
+    """What a member of a class runs when it is looked up, or called."""
+    if isinstance(member, property):
+        return member.fget
+    if isinstance(member, functools.cached_property):
+        return member.func
+    if isinstance(member, functools.singledispatchmethod):
+        return member.dispatcher
+    return getattr(member, "__func__", member)
+
+
+def _is_users_object(value: Any) -> bool:
+    """Whether it is an object of the program's own that acts as a method or property."""
+    kind = type(value)
+    acts = any(name in vars(base) for base in kind.__mro__ for name in ("__get__", "__call__"))
+    return acts and is_users(kind.__module__) and not isinstance(value, type)
+
+
+def is_implicit(name: str) -> bool:
+    """Whether Python calls a method of this name by itself: for operators, `with`, iteration, attributes."""
+    return name.startswith("__") and name.endswith("__") and name not in _NOT_IN_A_STEP
+
+
+def slots(kind: type) -> tuple[str, ...]:
+    """Names of the slots of a class's instances."""
+    found = [vars(base).get("__slots__", ()) for base in kind.__mro__]
+    flat = [name for names in found for name in ((names,) if isinstance(names, str) else names)]
+    return tuple(name for name in flat if not name.startswith("__"))
+
+
+def data(kind: type) -> tuple[str, ...]:
+    """Names of what the program's own classes among the bases of `kind` hold that is no code of theirs."""
+    found = (item for base in kind.__mro__ if is_users(base.__module__) for item in vars(base).items())
+    return tuple(dict.fromkeys(name for name, member in found if _is_data(name, member)))
+
+
+def _is_data(name: str, member: Any) -> bool:
+    return not name.startswith("__") and not hasattr(member, "__get__")
+
+
+def names(code: types.CodeType) -> Iterator[str]:
+    """Names that code uses: of globals and attributes, and strings that may be such (`getattr`)."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, str) and constant.isidentifier():
+            yield constant
+        if isinstance(constant, types.CodeType):
+            yield from names(constant)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(module: str) -> bool:
+    """Whether a module is part of the user's program, and not of Python or an installed library."""
+    root = module.split(".")[0]
+    if root in sys.stdlib_module_names and root != "__main__":
+        return False
+    if root in ("torch", "optimizations", "numpy"):
+        return False
+    path = getattr(sys.modules.get(module), "__file__", None)
+    return path is None or is_users_file(path)
+
+
+def is_users_file(path: str) -> bool:
+    """Whether the program's own code stands in a file, and not Python's or an installed library's."""
+    return not path.startswith(_LIBRARIES) and "site-packages" not in path and not path.startswith("<frozen")

@@ -1,0 +1,458 @@
+"""Values that a step reads through a class, a module, a function or a library's code: a change is seen.
+
+Each case is as in `test_step_settings`: a function that the step calls, and one that changes what it will give.
+"""
+
+from __future__ import annotations
+
+import array
+import configparser
+import functools
+import operator
+import os
+import queue
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_parts import batches
+from test_step_settings import Case, losses
+from torch import nn
+
+from optimizations.capture.step.graphed_step import GraphedStep
+
+CASES: dict[str, Callable[[], Case]] = {}
+
+
+def case(make: Callable[[], Case]) -> Callable[[], Case]:
+    CASES[make.__name__] = make
+    return make
+
+
+def of_attribute(read: Callable[[], Any], owner: Any) -> Case:
+    """`weight` of `owner` is 2, and becomes 3."""
+    return read, lambda: setattr(owner, "weight", 3.0)
+
+
+def of_dict(make: Callable[[dict[str, float]], Callable[[], Any]]) -> Case:
+    """What `make` gives reads the dict that it is given."""
+    settings = {"weight": 2.0}
+    return make(settings), lambda: settings.update(weight=3.0)
+
+
+# Data that classes hold for their objects.
+
+
+class Base:
+    weight = 2.0
+
+    class inner:
+        weight = 2.0
+
+
+class Derived(Base):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def without_a_package_of_settings() -> Iterator[None]:
+    yield
+    sys.modules.pop("settings_of_a_package", None)
+
+
+def of_class(read: Callable[[], Any], owner: Any) -> Case:
+    """As `of_attribute`, with classes as they are above."""
+    Base.weight = Base.inner.weight = 2.0
+    if "weight" in vars(Derived):
+        del Derived.weight
+    return of_attribute(read, owner)
+
+
+class Meta(type):
+    def weigh(cls) -> float:
+        return getattr(cls, "weight", 2.0)
+
+
+class OfMeta(metaclass=Meta):
+    weight = 2.0
+
+
+class Network(nn.Module):
+    weight = 2.0
+    criterion: ClassVar[nn.Module] = nn.Threshold(0.5, 2.0)
+
+    def forward(self) -> float:
+        return self.weight
+
+
+@case
+def a_class_through_its_object() -> Case:
+    one = Base()
+    return of_class(lambda: one.weight, Base)
+
+
+@case
+def a_class_through_that_of_an_object() -> Case:
+    one = Base()
+    return of_class(lambda: type(one).weight, Base)
+
+
+@case
+def a_base_of_a_class() -> Case:
+    return of_class(lambda: Derived.weight, Base)
+
+
+@case
+def a_class_that_overrides_its_base_later() -> Case:
+    one = Derived()
+    return of_class(lambda: one.weight, Derived)
+
+
+@case
+def a_class_in_a_class() -> Case:
+    return of_class(lambda: Base.inner.weight, Base.inner)
+
+
+@case
+def a_class_of_a_class() -> Case:
+    OfMeta.weight = 2.0
+    return of_attribute(lambda: OfMeta.weigh(), OfMeta)
+
+
+@case
+def a_class_of_modules() -> Case:
+    Network.weight = 2.0
+    module = Network()
+    return of_attribute(lambda: module(), Network)
+
+
+@case
+def a_module_that_a_class_holds() -> Case:
+    Network.criterion.value = 2.0  # type: ignore[assignment]
+    zero = torch.zeros(())
+    return lambda: Network.criterion(zero), lambda: setattr(Network.criterion, "value", 3.0)
+
+
+# Modules of Python, and functions.
+
+
+@case
+def a_module_in_a_variable() -> Case:
+    settings: Any = types.ModuleType("settings")
+    settings.weight = 2.0
+    return of_attribute(lambda: settings.weight, settings)
+
+
+@case
+def a_module_in_an_attribute() -> Case:
+    settings: Any = types.ModuleType("settings")
+    settings.weight = 2.0
+    held = types.SimpleNamespace(settings=settings)
+    return of_attribute(lambda: held.settings.weight, settings)
+
+
+@case
+def a_module_in_a_package() -> Case:
+    package: Any = types.ModuleType("settings_of_a_package")
+    package.training = types.ModuleType("settings_of_a_package.training")
+    package.training.weight = 2.0
+    sys.modules["settings_of_a_package"] = package
+
+    def read() -> float:
+        import settings_of_a_package  # type: ignore[import-not-found]
+
+        return float(settings_of_a_package.training.weight)
+
+    return of_attribute(read, package.training)
+
+
+@case
+def an_attribute_of_a_function() -> Case:
+    def read() -> float:
+        return read.weight  # type: ignore[attr-defined, no-any-return]
+
+    read.weight = 2.0  # type: ignore[attr-defined]
+    return of_attribute(read, read)
+
+
+@case
+def a_function_for_each_type() -> Case:
+    def make(settings: dict[str, float]) -> Callable[[], float]:
+        weigh = functools.singledispatch(lambda of: 0.0)
+        weigh.register(int, lambda of: settings["weight"])
+        return lambda: weigh(1)
+
+    return of_dict(make)
+
+
+@case
+def a_method_for_each_type() -> Case:
+    def make(settings: dict[str, float]) -> Callable[[], float]:
+        found = functools.singledispatchmethod(lambda self, of: 0.0)
+        found.register(int, lambda self, of: settings["weight"])
+        one = type("Owner", (), {"__module__": __name__, "weigh": found})()
+        return lambda: one.weigh(1)
+
+    return of_dict(make)
+
+
+@case
+def a_method_of_a_dict() -> Case:
+    def make(settings: dict[str, float]) -> Callable[[], float]:
+        get = settings.get
+        return lambda: get("weight")  # type: ignore[return-value]
+
+    return of_dict(make)
+
+
+@case
+def a_getter_of_an_attribute() -> Case:
+    held, get = types.SimpleNamespace(weight=2.0), operator.attrgetter("weight")
+    return of_attribute(lambda: get(held), held)
+
+
+@case
+def a_caller_of_a_method() -> Case:
+    one, call = Decided(), operator.methodcaller("weigh")
+    return of_attribute(lambda: call(one), one)
+
+
+class Decided:
+    def __init__(self) -> None:
+        self.weight = 2.0
+
+    def weigh(self) -> float:
+        return self.weight
+
+
+# Classes of the program's own that inherit of a library's.
+
+
+class OwnThreshold(nn.Threshold):
+    """Its base reads `value`."""
+
+
+FACTOR = {"weight": 2.0}
+"""Named by methods that PyTorch calls, and by nothing else."""
+
+
+def of_factor(read: Callable[[], Any]) -> Case:
+    FACTOR["weight"] = 2.0
+    return read, lambda: FACTOR.update(weight=3.0)
+
+
+class OwnLoss(nn.MSELoss):
+    def forward(self, given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(given, wanted) * FACTOR["weight"]
+
+
+class OwnConfig(configparser.RawConfigParser):
+    pass
+
+
+class OwnScaler(torch.amp.GradScaler):
+    pass
+
+
+class OwnSchedule(torch.optim.lr_scheduler.LambdaLR):
+    def weigh(self) -> float:
+        return float(self.get_last_lr()[0])
+
+
+@case
+def what_the_base_of_a_module_reads() -> Case:
+    module, zero = OwnThreshold(0.5, 2.0), torch.zeros(())
+    return lambda: module(zero), lambda: setattr(module, "value", 3.0)
+
+
+@case
+def what_an_overridden_method_reads() -> Case:
+    loss, one = OwnLoss(), torch.ones(())
+    return of_factor(lambda: loss(one, one * 0))
+
+
+@case
+def what_a_class_of_pythons_reads() -> Case:
+    settings = OwnConfig()
+    settings.read_dict({"step": {"weight": "2.0"}})
+    return lambda: settings.getfloat("step", "weight"), lambda: settings.set("step", "weight", "3.0")
+
+
+@case
+def what_a_scaler_of_the_programs_own_keeps() -> Case:
+    scaler = OwnScaler("cpu", growth_factor=2.0)
+    return lambda: scaler.get_growth_factor(), lambda: scaler.set_growth_factor(3.0)
+
+
+@case
+def what_a_scheduler_of_the_programs_own_keeps() -> Case:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=2.0)
+    schedule = OwnSchedule(optimizer, lambda epoch: 1.0 if epoch < 1 else 1.5)
+    return lambda: schedule.weigh(), lambda: (optimizer.step(), schedule.step())
+
+
+class OwnFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * FACTOR["weight"]
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+@case
+def what_a_differentiable_function_reads() -> Case:
+    one = torch.ones(())
+    return of_factor(lambda: OwnFunction.apply(one))
+
+
+class OwnOptimizer(torch.optim.Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.fill_(FACTOR["weight"])
+
+
+@case
+def what_an_optimizer_of_the_programs_own_reads() -> Case:
+    parameter = nn.Parameter(torch.zeros(()))
+    optimizer = OwnOptimizer([parameter])
+
+    def read() -> torch.Tensor:
+        optimizer.step()
+        return parameter.detach().clone()
+
+    return of_factor(read)
+
+
+@case
+def what_a_distribution_keeps() -> Case:
+    held = torch.distributions.transforms.AffineTransform(2.0, 1.0)
+    return lambda: held(torch.zeros(())), lambda: setattr(held, "loc", 3.0)
+
+
+# Containers with more than they contain, and what is exchanged in one.
+
+
+class OwnDict(dict):  # type: ignore[type-arg]
+    weight = 0.0
+
+
+class OwnTuple(tuple):  # type: ignore[type-arg]
+    settings: ClassVar = {"weight": 2.0}
+
+    def weigh(self) -> float:
+        return self.settings["weight"]
+
+
+@case
+def an_attribute_of_a_dict() -> Case:
+    held = OwnDict()
+    held.weight = 2.0
+    return of_attribute(lambda: held.weight, held)
+
+
+@case
+def a_method_of_a_tuple() -> Case:
+    OwnTuple.settings["weight"] = 2.0
+    held = OwnTuple()
+    return lambda: held.weigh(), lambda: OwnTuple.settings.update(weight=3.0)
+
+
+@case
+def a_dict_with_weak_keys() -> Case:
+    one = Decided()
+    held = weakref.WeakKeyDictionary({one: 2.0})
+    return lambda: held[one], lambda: held.__setitem__(one, 3.0)
+
+
+@case
+def a_list_with_a_private_name_that_is_exchanged() -> Case:
+    held = types.SimpleNamespace(_weights=[2.0])
+    return lambda: held._weights[0], lambda: setattr(held, "_weights", [3.0])
+
+
+@case
+def the_environment() -> Case:
+    os.environ["WEIGHT_OF_A_STEP"] = "2.0"
+    return lambda: float(os.environ["WEIGHT_OF_A_STEP"]), lambda: os.environ.update(WEIGHT_OF_A_STEP="3.0")
+
+
+@case
+def an_event() -> Case:
+    event = threading.Event()
+    return lambda: 3.0 if event.is_set() else 2.0, lambda: event.set()
+
+
+@case
+def a_forward_of_a_module_alone() -> Case:
+    module = Network()
+    return lambda: module(), lambda: setattr(module, "forward", lambda: 3.0)
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_change_is_seen(name: str) -> None:
+    expected, _ = losses(CASES[name], graphed=False)
+    found, step = losses(CASES[name], graphed=True)
+    assert all(map(torch.equal, found, expected))
+    report = step.report()
+    assert report.refusals == ()
+    assert 3 + 4 <= report.replays <= 3 + 8
+
+
+def test_a_queue_is_refused() -> None:
+    waiting: queue.SimpleQueue[float] = queue.SimpleQueue()
+    step = GraphedStep(lambda batch: batch["x"].sum() * waiting.get(), device=CpuDevice())
+    for index, batch in enumerate(batches("cpu", 6)):
+        waiting.put(float(index))
+        with nullcontext() if index else pytest.warns(UserWarning, match="reads from a queue, waiting"):
+            assert torch.equal(step(*batch), batch[0]["x"].sum() * index)
+
+
+class Last:
+    hidden: Any = None
+    calls = 0
+
+
+def test_a_class_keeps_the_last_result_of_each_call() -> None:
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        Last.hidden = batch["x"] * 2
+        return batch["x"].sum()
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for batch in batches("cpu", 7):
+        graphed(*batch)
+        assert torch.equal(Last.hidden, batch[0]["x"] * 2)
+    assert graphed.report().replays == 4
+
+
+def test_what_a_class_holds_is_put_back_after_a_capture_that_fails() -> None:
+    Last.calls = 0
+    fails = array.array("i", [0])
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if fails[0]:
+            fails[0] = 0
+            Last.calls += 1
+            raise RuntimeError("once")
+        return batch["x"].sum()
+
+    device = CpuDevice()
+    graphed = GraphedStep(step, device=device)
+    with pytest.warns(UserWarning, match="once"):
+        for index, batch in enumerate(batches("cpu", 5)):
+            fails[0] = index == 3
+            assert torch.equal(graphed(*batch), batch[0]["x"].sum())
+    assert (device.captures, Last.calls) == (1, 0)
