@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import array
 import itertools
+import queue
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -464,3 +465,71 @@ def batches_of_a_class_that_is_unknown(device: str) -> Refused:
     return Refused(
         lambda batch: train(batch.content), model, "is given another batches_of_a_class", line=False, batches=calls
     )
+
+
+class Store(MutableMapping):  # type: ignore[type-arg]
+    """Its copies hold what it holds."""
+
+    def __init__(self, content: dict[str, torch.Tensor]) -> None:
+        self.content = content
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self.content[key]
+
+    def __setitem__(self, key: str, value: torch.Tensor) -> None:
+        self.content[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.content[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.content)
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+
+@refused
+def batches_whose_copies_share_what_they_hold(device: str) -> Refused:
+    model = network(device)
+    calls = [(Store(batch),) for (batch,) in batches(device)]
+    return Refused(trained(model), model, "argument 0 is a Store", line=False, batches=calls)
+
+
+@refused
+def results_whose_copies_share_what_they_hold(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    words = "returns an object of a class of which no copy can be made"
+    return Refused(lambda batch: Store({"loss": train(batch)}), model, words, line=False)
+
+
+@dataclass
+class Stage:
+    factor: float
+    before: Stage | None = None
+
+
+@refused
+def a_dataclass_that_leads_back_to_itself(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    stage = Stage(2.0, Stage(1.0))
+    stage.before.before = stage  # type: ignore[union-attr]
+    calls = [(*batch, stage) for batch in batches(device)]
+    return Refused(
+        lambda batch, stage: train(batch) * stage.factor, model, "argument 1 is a Stage", line=False, batches=calls
+    )
+
+
+@refused
+def a_queue(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    waiting: queue.SimpleQueue[float] = queue.SimpleQueue()
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        waiting.put(1.0)
+        return train(batch) * waiting.get()
+
+    return Refused(step, model, "reads from a queue, waiting", line=False)

@@ -12,7 +12,7 @@ from graphs_on_cpu import CpuDevice
 from torch import nn
 
 from optimizations.capture.callables.graph_callables import GraphedCallables, WrongOrder, graph_callables
-from optimizations.capture.callables.graphed import Overwritten
+from optimizations.capture.callables.graphed import NotTwice, Overwritten
 from optimizations.capture.callables.results import StillInUse
 from optimizations.capture.step.observer import StepRefused
 
@@ -240,6 +240,26 @@ def test_parameters_that_a_module_does_not_register_get_their_gradients() -> Non
         (x @ weight).square().sum().backward()
     assert same([found], [weight.grad])
     assert call.calls_without_graph == 0
+
+
+def test_a_gradient_of_a_gradient_is_refused_and_never_left_out() -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    reference = copy.deepcopy(module)
+    graphed(module, [(torch.randn(2, 3, requires_grad=True),)])
+    for _ in range(3):
+        x = torch.randn(2, 3, requires_grad=True)
+        result = module(x)
+        (slope,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+        with pytest.raises(NotTwice, match="inside of the callable"):
+            (result.sum() + slope.square().sum()).backward()
+        del result, slope
+    module.zero_grad()
+    for one in (module, reference):  # one that nobody differentiates is no reason
+        one(x).square().sum().backward(create_graph=True)
+    found, expected = gradients(module), gradients(reference)
+    assert same(
+        [one.detach() for one in found if one is not None], [one.detach() for one in expected if one is not None]
+    )
 
 
 def test_leaves_that_a_callable_makes_are_no_parameters() -> None:

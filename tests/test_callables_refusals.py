@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import queue
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +13,7 @@ from unittest import mock
 import numpy
 import pytest
 import torch
+from step_refusals import Store
 from test_callables_differentiation import batches, graphed, same
 from test_callables_programs import Scaled
 from torch import nn
@@ -180,3 +183,21 @@ def test_a_result_that_is_no_plain_tensor_is_refused() -> None:
         graphed(lambda x: (x, Scaled(x.detach(), x.detach().sum())), batches(1))
     with pytest.raises(StepRefused, match=r"callable 1 returns a tensor of layout torch\.sparse_coo"):
         graphed(lambda x: torch.sparse_coo_tensor(places, x.detach()[0], (3,), check_invariants=False), batches(1))
+
+
+@pytest.mark.parametrize("kind", ["an iterator", "a queue"])
+def test_what_gives_something_else_each_time_is_refused_before_it_is_asked(kind: str) -> None:
+    numbers: Any = itertools.cycle([1.0, 1.0, 1.0, 1.0, 2.0]) if kind == "an iterator" else queue.SimpleQueue()
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * (next(numbers) if kind == "an iterator" else numbers.get(timeout=0.1))
+
+    with pytest.raises(StepRefused, match=f"callable 1 reads from {kind}, numbers"):
+        graphed(scaled, [(torch.ones(3, requires_grad=True),)])
+    assert kind == "a queue" or [next(numbers) for _ in range(5)] == [1.0, 1.0, 1.0, 1.0, 2.0]
+
+
+def test_arguments_whose_copies_share_what_they_hold_are_refused() -> None:
+    sample = Store({"x": torch.ones(3, requires_grad=True)})
+    with pytest.raises(StepRefused, match="callable 1 is given an object of a class of which no copy can be made"):
+        graphed(lambda batch: batch["x"] * 2, [(sample,)])

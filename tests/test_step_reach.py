@@ -10,13 +10,11 @@ import configparser
 import functools
 import operator
 import os
-import queue
 import sys
 import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import pytest
@@ -410,15 +408,6 @@ def test_a_change_is_seen(name: str) -> None:
     report = step.report()
     assert report.refusals == ()
     assert 3 + 4 <= report.replays <= 3 + 8
-
-
-def test_a_queue_is_refused() -> None:
-    waiting: queue.SimpleQueue[float] = queue.SimpleQueue()
-    step = GraphedStep(lambda batch: batch["x"].sum() * waiting.get(), device=CpuDevice())
-    for index, batch in enumerate(batches("cpu", 6)):
-        waiting.put(float(index))
-        with nullcontext() if index else pytest.warns(UserWarning, match="reads from a queue, waiting"):
-            assert torch.equal(step(*batch), batch[0]["x"].sum() * index)
 
 
 class Last:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import collections
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 import pytest
 import torch
 from transformers import BatchEncoding
+from transformers.modeling_outputs import CausalLMOutput
 
 from optimizations import torch_internals
 from optimizations.capture.device import any_word_in
 from optimizations.capture.inputs import CopiedInputs, copy_all
-from optimizations.capture.signature import names, refused_tensor, replaced, signature
+from optimizations.capture.signature import copies, names, refused_tensor, replaced, signature
 from optimizations.capture.step.forbidden_calls import Asked, watched
 from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation, first_difference
@@ -32,12 +33,49 @@ class Batch:
 
 Pair = collections.namedtuple("Pair", "first second")
 
+
+class Padded(list):  # type: ignore[type-arg]
+    """Takes its members apart, and has a number next to them."""
+
+    def __init__(self, first: Any, second: Any, factor: float) -> None:
+        super().__init__([first, second])
+        self.factor = factor
+
+
+class Named(tuple):  # type: ignore[type-arg]
+    name = ""
+
+
+class OfOne(Pair):
+    """Made of something else than its members."""
+
+    def __new__(cls, first: torch.Tensor) -> OfOne:
+        return super().__new__(cls, first, first + 1)
+
+
+@dataclass
+class Unset:
+    x: torch.Tensor
+    seen: torch.Tensor = field(init=False)
+
+
+def named() -> Named:
+    found = Named([torch.ones(2)])
+    found.name = "a name"
+    return found
+
+
 NESTS: dict[str, Any] = {
     "dict": {"x": torch.ones(2), "n": 3},
     "list in tuple": ([torch.ones(2), torch.ones(3)], "name"),
     "dataclass": Batch(torch.ones(2), 0.5),
     "named tuple": Pair(torch.ones(2), None),
     "ordered": collections.OrderedDict(a=torch.ones(1), b=torch.ones(2)),
+    "list with a number": Padded(torch.ones(2), torch.ones(3), 2.0),
+    "tuple with a name": named(),
+    "named tuple with a constructor": OfOne(torch.ones(2)),
+    "dataclass with a field that is not set": Unset(torch.ones(2)),
+    "a model's": CausalLMOutput(loss=torch.ones(()), logits=torch.ones(2)),
     "tokenizer's": BatchEncoding({"input_ids": torch.ones(2, dtype=torch.int64)}),
 }
 
@@ -50,6 +88,8 @@ def test_a_nest_is_taken_apart_and_put_together(name: str) -> None:
     assert tensors and hash(key) == hash(signature(nest, []))
     doubled = replaced(nest, iter([tensor * 2 for tensor in tensors]))
     assert type(doubled) is type(nest)
+    assert copies(nest)
+    assert getattr(nest, "name", 0) == getattr(doubled, "name", 0)
     found: list[torch.Tensor] = []
     assert signature(doubled, found) == key
     assert all(torch.equal(new, old * 2) for new, old in zip(found, tensors, strict=True))
@@ -74,6 +114,14 @@ def test_a_nest_is_taken_apart_and_put_together(name: str) -> None:
     ],
 )
 def test_what_needs_another_graph_has_another_signature(one: Any, other: Any) -> None:
+    assert signature(one, []) != signature(other, [])
+
+
+def test_a_tensor_next_to_what_a_container_holds_is_part_of_its_signature() -> None:
+    one, other = named(), named()
+    one.mask = other.mask = torch.ones(2)  # type: ignore[attr-defined]
+    assert signature(one, []) == signature(other, [])
+    other.mask = torch.ones(2)  # type: ignore[attr-defined]
     assert signature(one, []) != signature(other, [])
 
 

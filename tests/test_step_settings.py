@@ -448,6 +448,25 @@ def test_a_default_device_that_changes_is_noticed() -> None:
         torch.set_default_device(None)
 
 
+def test_a_backward_that_looks_for_nan_finds_it() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        weight.grad = None
+        loss = (weight * x).sqrt().sum()
+        loss.backward()
+        return loss.detach()
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index in range(6):
+        graphed(torch.full((3,), index + 1.0))
+    assert graphed.report().replays == 3
+    with torch.autograd.detect_anomaly(), pytest.raises(RuntimeError, match="returned nan"):
+        graphed(torch.full((3,), -1.0))
+    graphed(torch.ones(3))
+    assert graphed.report().replays == 4
+
+
 @pytest.mark.parametrize("pair", [(0.0, -0.0), (1, True), (1, 1.0), (float("inf"), float("-inf"))])
 def test_numbers_that_look_alike_have_graphs_of_their_own(pair: tuple[Any, Any]) -> None:
     def step(batch: dict[str, torch.Tensor], number: Any) -> torch.Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from optimizations.capture.callables.installed import as_it_is
 from optimizations.capture.device import CudaDevice, Device
-from optimizations.capture.signature import Same, flatten, objects, refused_tensor
+from optimizations.capture.signature import Same, copies, flatten, objects, refused_tensor
+from optimizations.capture.step.call import refused_sources
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import StepRefused
 from optimizations.capture.step.reach import reach
@@ -106,6 +108,16 @@ def reached_by(number: int, function: Callable[..., Any], sample: Sample) -> Hos
     return reach([(name, function), (name, as_it_is(function)), *held], hooks_of_tensors=False)
 
 
+def check_sources(name: str, state: HostState) -> None:
+    """Refuse what gives another value each time it is asked, before it is.
+
+    Raises:
+        StepRefused: there is such.
+    """
+    if (refusal := refused_sources(state)) is not None:
+        raise StepRefused(replace(refusal, reason=f"{name} {refusal.reason}"))
+
+
 def check_callables(
     callables: Sequence[Callable[..., Any]], samples: Sequence[Sample], holds: Callable[[torch.Tensor], bool]
 ) -> None:
@@ -126,6 +138,13 @@ def check_callables(
             _check_module(number, function)
         tensors: list[torch.Tensor] = []
         flatten(sample, tensors)
+        if not copies(sample):
+            raise StepRefused(
+                Refusal(
+                    f"callable {number} is given an object of a class of which no copy can be made",
+                    "pass a dict, a list or a dataclass",
+                )
+            )
         for index, tensor in enumerate(tensors):
             refusal = refused_tensor(f"tensor {index} of callable {number}", tensor.detach(), holds)
             if refusal is not None:

@@ -20,6 +20,7 @@ from optimizations.capture.callables.arguments import (
     Sample,
     arguments_of,
     check_callables,
+    check_sources,
     device_of,
     modes_of,
     parameters_of,
@@ -82,6 +83,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._states = [
             reached_by(number, *pair) for number, pair in enumerate(zip(callables, samples, strict=True), start=1)
         ]
+        for number, state in enumerate(self._states, start=1):
+            check_sources(f"callable {number}", state)
         outset = [state.snapshot() for state in self._states]
         try:
             members, update = self._warm_up(samples, after_step, warm_up)
@@ -253,6 +256,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """Run everything on the side stream, then put back what that changed."""
         states = self._device.random_states()
         updated = reach([("after_step", after_step)]) if after_step is not None else HostState()
+        check_sources("after_step", updated)
         tensors = {id(one): one for state in [*self._states, updated] for one in state.tensors.values()}.values()
         # What a tensor holds that holds others is among these itself.
         plain = [tensor for tensor in tensors if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__]

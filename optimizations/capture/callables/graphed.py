@@ -222,10 +222,32 @@ class Graphed(torch.autograd.Function):
         return found
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         ctx.left.check(ctx.slot)
-        return None, None, *ctx.slot.run_backward(tangents, [node for node, _ in ctx.next_functions])
+        with torch.no_grad():
+            found = ctx.slot.run_backward(tangents, [node for node, _ in ctx.next_functions])
+        if torch.is_grad_enabled():  # under create_graph=True
+            found = [None if one is None else Once.apply(one.detach().requires_grad_()) for one in found]
+        return None, None, *found
+
+
+class Once(torch.autograd.Function):
+    """A gradient that a graph computed: nothing is known of how it depends on anything, so it is not differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Any) -> Any:
+        raise NotTwice(
+            "a gradient that passed through a graphed callable is differentiated, and its backward is a graph, which "
+            "cannot be; compute the gradient inside of the callable, or leave the module out of graph_callables"
+        )
+
+
+class NotTwice(RuntimeError):
+    """A gradient of a gradient was asked for."""
 
 
 _apply: Any = super(torch.autograd.Function, Graphed).apply

@@ -78,16 +78,8 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Ref
                 "pass a dict, a list or a dataclass",
             ), False
     state = call.state
-    if state.iterators:
-        return Refusal(
-            f"reads from an iterator, {state.iterators[0]}",
-            "call next() before the step and pass what it gives as an argument",
-        ), False
-    if state.queues:
-        return Refusal(
-            f"reads from a queue, {state.queues[0]}, or writes into it",
-            "call get() before the step and pass what it gives as an argument",
-        ), False
+    if (refusal := refused_sources(state)) is not None:
+        return refusal, False
     if not state.complete:
         return Refusal("reaches too many Python objects to watch", "pass what it needs as arguments"), False
     arrays = state.arrays()
@@ -103,3 +95,18 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Ref
             f"works on several GPUs ({', '.join(sorted(devices))})", "capture the part on each GPU as its own step"
         ), False
     return refused_modules(state.modules)
+
+
+def refused_sources(state: HostState) -> Refusal | None:
+    """Why code that reaches this cannot be repeated: something in it gives another value each time it is asked."""
+    if state.iterators:
+        return Refusal(
+            f"reads from an iterator, {state.iterators[0]}",
+            "call next() before it and pass what it gives as an argument",
+        )
+    if state.queues:
+        return Refusal(
+            f"reads from a queue, {state.queues[0]}, or writes into it",
+            "call get() before it and pass what it gives as an argument",
+        )
+    return None
