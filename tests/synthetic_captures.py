@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from hypothesis import assume
+from hypothesis import assume, settings
 from hypothesis import strategies as st
 
 from optimizations.captured.graph import (
@@ -187,6 +188,11 @@ def kernel(parameters: Sequence[bytes], **fields: Any) -> KernelNode:
 
 
 Triple = tuple[Node, Node, Node]
+
+
+def examples(count: int) -> settings:
+    """So many with ENCORE_FULL_SWEEP=1, and a third of them without."""
+    return settings(max_examples=count if os.environ.get("ENCORE_FULL_SWEEP") == "1" else count // 3, deadline=None)
 
 
 @st.composite

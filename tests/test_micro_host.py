@@ -45,8 +45,8 @@ def case(parameters: int, lean: bool | None = True) -> Case:
 def test_times_are_nested_and_a_bound_parameter_costs_next_to_nothing() -> None:
     before = {True: float("inf"), False: float("inf")}
     for lean in (True, False) * 3:
-        cost = measure(case(300, lean))
-        assert (cost.parameters, cost.buffers, cost.lean) == (300, 0, lean)
+        cost = measure(case(150, lean))
+        assert (cost.parameters, cost.buffers, cost.lean) == (150, 0, lean)
         assert len(cost.issue_us) == len(cost.whole_us) == 100
         assert all(whole >= issue > 0 for issue, whole in zip(cost.issue_us, cost.whole_us, strict=True))
         assert cost.without_guards_us

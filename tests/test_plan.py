@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 from fake_tensor_map import make_tensor_map, replace_address
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_captures import Case, cases, kernel, word
+from synthetic_captures import Case, cases, examples, kernel, word
 
 from optimizations.appliers.prelude import PreludeNode
 from optimizations.appliers.ptx import PtxNode
@@ -141,7 +141,7 @@ def refusals(graph: CapturedGraph) -> st.SearchStrategy[dict[NodePath, tuple[str
     return st.fixed_dictionaries({}, optional=at_hand)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(data=st.data(), case=cases(), choice=st.sampled_from(Choice))
 def test_replay_by_the_plan_gives_every_node_the_new_addresses(data: st.DataObject, case: Case, choice: Choice) -> None:
     off = {applier: f"no {applier}" for applier in data.draw(st.sets(st.sampled_from(list(APPLIERS))))}
@@ -172,7 +172,7 @@ def test_replay_by_the_plan_gives_every_node_the_new_addresses(data: st.DataObje
         assert set(verdict.reasons) <= set(one.reasons)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(case=cases(), choice=st.sampled_from([choice for choice in Choice if choice is not Choice.OFF]))
 def test_with_the_host_applier_no_input_is_copied_for_want_of_an_applier(case: Case, choice: Choice) -> None:
     analysis = find_pointer_uses(case.first, case.second, control=case.control)
@@ -182,7 +182,7 @@ def test_with_the_host_applier_no_input_is_copied_for_want_of_an_applier(case: C
         assert one.indirect == (verdict.indirect and not in_child_graph)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(case=cases(), choice=st.sampled_from(Choice))
 def test_recorded_captures_give_the_plan_of_the_captures_themselves(
     tmp_path_factory: pytest.TempPathFactory, case: Case, choice: Choice

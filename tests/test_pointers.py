@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from fake_tensor_map import make_hidden_map, replace_hidden_address
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
-from synthetic_captures import Case, cases, kernel, word
+from synthetic_captures import Case, cases, examples, kernel, word
 
 from optimizations.captured.graph import (
     Capture,
@@ -56,7 +56,7 @@ def codes(analysis: Analysis) -> list[set[ReasonCode]]:
     return [{reason.code for reason in verdict.reasons} for verdict in analysis.verdicts]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(case=cases())
 def test_every_pointer_is_found_and_no_other(case: Case) -> None:
     analysis = find_pointer_uses(case.first, case.second, control=case.control)
@@ -73,7 +73,7 @@ def test_every_pointer_is_found_and_no_other(case: Case) -> None:
         assert verdict.indirect == (not expected)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(case=cases())
 def test_without_a_control_padding_is_a_doubt_and_no_pointer(case: Case) -> None:
     analysis = find_pointer_uses(case.first, case.second)
@@ -119,7 +119,7 @@ def move(capture: Capture, uses: Sequence[PointerUse], target: Capture) -> Captu
     return graph(capture.graph, ())
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(case=cases(padding=False))
 def test_replacing_what_was_found_turns_the_first_capture_into_the_second(case: Case) -> None:
     assume(case.layout.owned[0] == case.layout.owned[1])
@@ -131,7 +131,7 @@ def test_replacing_what_was_found_turns_the_first_capture_into_the_second(case: 
     assert move(case.first, analysis.uses, case.second) == case.second.graph
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(case=cases(minimum_inputs=2), index=st.integers(0, 1), shift=st.integers(1, 12))
 def test_a_value_computed_from_an_address_makes_every_input_a_copy(case: Case, index: int, shift: int) -> None:
     values = [addresses[index] >> shift for addresses in (case.layout.first, case.layout.second)]
@@ -237,7 +237,7 @@ def test_half_an_address_left_over_beside_a_value_is_padding() -> None:
     assert codes(find_pointer_uses(*beyond)) == [{ReasonCode.OUTSIDE}]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(case=cases(), content=st.binary(min_size=4, max_size=4))
 def test_a_repeat_tells_padding_that_a_control_leaves_a_doubt(case: Case, content: bytes) -> None:
     """Bytes that happened to be the same in the first capture and its control."""
@@ -256,7 +256,7 @@ def test_a_repeat_tells_padding_that_a_control_leaves_a_doubt(case: Case, conten
     assert find_pointer_uses(first, second, control=control, repeat=second).doubtful == (content != bytes(4))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(case=cases(), content=st.binary(min_size=4, max_size=4), moves=st.booleans())
 def test_what_stays_when_all_inputs_move_once_more_is_no_address(case: Case, content: bytes, moves: bool) -> None:
     """Bytes of the stack that come out the same whenever the same is captured, and differ between two addresses."""
@@ -279,7 +279,7 @@ def test_what_stays_when_all_inputs_move_once_more_is_no_address(case: Case, con
     assert find_pointer_uses(first, second, further=[control, second, third]) == analysis
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(case=cases(), content=st.binary(min_size=4, max_size=4), one=st.sampled_from(["as first", "as second"]))
 def test_one_more_capture_may_tell_what_four_have_left_a_doubt(case: Case, content: bytes, one: str) -> None:
     """Bytes of the stack that came out the same by chance wherever that mattered."""
