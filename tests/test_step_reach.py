@@ -410,6 +410,24 @@ def test_a_change_is_seen(name: str) -> None:
     assert 3 + 4 <= report.replays <= 3 + 8
 
 
+class Samples(torch.utils.data.Dataset[int]):
+    """More than is looked through."""
+
+    def __init__(self) -> None:
+        self.items = [[index] for index in range(250_000)]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+def test_a_loader_next_to_the_step_is_not_looked_through() -> None:
+    trainer = types.SimpleNamespace(loader=torch.utils.data.DataLoader(Samples(), batch_size=100_000))
+    step = GraphedStep(lambda batch: batch["x"].sum() / len(trainer.loader), device=CpuDevice())
+    for batch in batches("cpu", 5):
+        assert torch.equal(step(*batch), batch[0]["x"].sum() / 3)
+    assert step.report().replays == 2
+
+
 class Last:
     hidden: Any = None
     calls = 0

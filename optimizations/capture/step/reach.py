@@ -54,7 +54,7 @@ from optimizations.capture.step.program_code import (
 from optimizations.torch_internals import hook_registry
 
 MOST_OBJECTS = 200_000
-_STATEFUL = ("torch.amp.grad_scaler", "torch.optim", "torch.cuda.amp", "torch.distributions.", "torch.utils.data.")
+_STATEFUL = ("torch.amp.grad_scaler", "torch.optim", "torch.cuda.amp", "torch.distributions.")
 """Modules of PyTorch whose objects hold state of a training loop in Python."""
 _PLAIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace)
 _QUEUES = ("queue", "_queue", "multiprocessing.queues")
