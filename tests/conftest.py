@@ -45,11 +45,13 @@ def no_compiled_code_of_another_test() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_lock_is_left_taken() -> Iterator[None]:
-    """A test that raises in the midst of code which holds a lock would let a later one wait for it without end."""
+def no_group_or_lock_is_left() -> Iterator[None]:
+    """A test that raises in the midst of code which holds a lock would let a later one wait for it without end. And
+    what was compiled in a test may live on in a cycle, where nobody calls it: it would never settle."""
     yield
     groups = sys.modules.get("optimizations.selection.group")
     if groups is not None:
+        groups._GROUPS.clear()
         held = 0
         while groups._LOCK._is_owned():
             groups._LOCK.release()
