@@ -173,6 +173,31 @@ def test_a_mutated_input_is_left_to_stock_and_the_caller_sees_it() -> None:
     assert recordings() == []
 
 
+def test_a_view_of_a_buffer_that_is_written_is_copied_as_stock_copies_it() -> None:
+    class Averaging(torch.nn.Module):
+        mean: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4096, device="cuda"))
+
+        def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+            self.mean[places] = x.tanh().sum() * 0.1
+            return x * self.mean.sum()  # reads `x` after that
+
+    net, twin = Averaging(), Averaging()
+    function, reference = encore(net), stock(twin)
+    places = torch.arange(0, 4096, 3, device="cuda")
+    kept = []
+    for step in range(32):
+        kept.append(torch.randn(4096, generator=torch.Generator("cuda").manual_seed(step), device="cuda"))
+        assert same(call(function, kept[-1], places), call(reference, kept[-1].clone(), places)), step
+    assert any(one.indirect for recording in recordings() for one in recording.inputs), said()
+    for step in range(4):
+        assert same(call(function, net.mean.view(4096), places), call(reference, twin.mean.clone(), places)), step
+        assert torch.equal(net.mean, twin.mean)
+
+
 def test_a_dead_input_changes_nothing() -> None:
     function = encore(lambda x, unused: x + 1)
     for step in range(6):
