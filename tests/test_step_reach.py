@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import array
 import configparser
-import contextvars
 import functools
 import operator
 import os
@@ -387,25 +386,6 @@ def a_list_with_a_private_name_that_is_exchanged() -> Case:
 def the_environment() -> Case:
     os.environ["WEIGHT_OF_A_STEP"] = "2.0"
     return lambda: float(os.environ["WEIGHT_OF_A_STEP"]), lambda: os.environ.update(WEIGHT_OF_A_STEP="3.0")
-
-
-@case
-def a_context_variable() -> Case:
-    variable = contextvars.ContextVar("weight", default=2.0)
-    return lambda: variable.get(), lambda: variable.set(3.0)
-
-
-@case
-def a_context_variable_that_has_no_value_at_first() -> Case:
-    variable: contextvars.ContextVar[float] = contextvars.ContextVar("weight")
-    return lambda: variable.get(2.0), lambda: variable.set(3.0)
-
-
-@case
-def a_context_variable_that_was_set() -> Case:
-    variable: contextvars.ContextVar[dict[str, float]] = contextvars.ContextVar("settings")
-    variable.set({"weight": 2.0})
-    return lambda: variable.get()["weight"], lambda: variable.get().update(weight=3.0)
 
 
 @case

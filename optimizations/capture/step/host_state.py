@@ -8,7 +8,6 @@ recording changed before it failed has to be put back, because the call then run
 from __future__ import annotations
 
 import collections
-import contextvars
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -203,29 +202,6 @@ class ClassData(Slots):
             if getattr(self.value, name, _ABSENT) is not member:
                 holder = next((base for base in self.value.__mro__ if name in vars(base)), self.value)
                 type.__setattr__(holder, name, member)
-
-
-class Variable(Slots):
-    """A context variable, as an object with one entry."""
-
-    def __init__(self, value: contextvars.ContextVar[Any]) -> None:
-        super().__init__(value, ("value",))
-
-    def content(self) -> dict[str, Any]:
-        try:
-            return {"value": self.value.get()}
-        except LookupError:  # neither a value nor a default
-            return {"value": _ABSENT}
-
-    def __getitem__(self, name: str) -> Any:
-        return self.content()[name]
-
-    def clear(self) -> None:
-        """Nothing: `update` sets it."""
-
-    def update(self, content: Any) -> None:  # type: ignore[override]
-        if content["value"] is not _ABSENT:  # which cannot be put back
-            self.value.set(content["value"])
 
 
 class Scope(dict):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextvars
 import gc
 import operator
 import os
@@ -35,7 +34,6 @@ from optimizations.capture.step.host_state import (
     HostState,
     Scope,
     Slots,
-    Variable,
     cell_content,
     is_array,
 )
@@ -202,10 +200,6 @@ class _Walk:
             self._of_object(path, value)
         elif isinstance(value, types.MappingProxyType):
             yield from ((path, behind) for behind in gc.get_referents(value))
-        elif isinstance(value, contextvars.ContextVar):
-            variable = Variable(value)
-            state.containers.append(Container(variable, path, is_attributes=True, names={"value"}))
-            yield from ((path, held) for held in variable.content().values())
         elif isinstance(value, weakref.ref):
             yield path, value()
         elif isinstance(value, CACHED):

@@ -24,16 +24,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.signature import PLAIN, exact
 from optimizations.capture.step.hooks import Hooks
-from optimizations.capture.step.host_state import (
-    MODULE_HOOKS,
-    Container,
-    HostState,
-    Scope,
-    Slots,
-    Variable,
-    copy_of,
-    key_name,
-)
+from optimizations.capture.step.host_state import MODULE_HOOKS, Container, HostState, Scope, Slots, copy_of, key_name
 from optimizations.capture.step.host_tensors import HostTensors
 from optimizations.capture.step.tensor_marks import looks
 from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_looks, same_values
@@ -185,7 +176,7 @@ class Watch:
                 sized = None  # entries that are ignored may come and go
             guarded = whole and owner is container.held and can_be_guarded(owner) and _is_a_librarys(container)
             size = None if sized is None else len(sized)
-            attributes = isinstance(owner, Slots) and not isinstance(owner, Variable)
+            attributes = isinstance(owner, Slots)
             holder = owner.cell if isinstance(owner, _Cell) else owner.value if attributes else owner
             askable = attributes or can_be_asked(holder, watched, sized=sized is holder)
             askable = askable and (sized is None or sized is holder)
