@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ from optimizations.capture.callables import graph_callables as module
 from optimizations.capture.callables import graphed as launches
 from optimizations.capture.callables.graph_callables import GraphedCallables, WrongOrder, graph_callables
 from optimizations.capture.callables.order import one_forward_one_backward
-from optimizations.capture.callables.results import StillInUse
 from optimizations.capture.step.observer import StepRefused
 
 
@@ -235,21 +235,28 @@ def test_a_result_that_is_kept_stays_valid() -> None:
     assert torch.equal(kept, value)
 
 
-def test_a_view_of_a_result_is_an_error_before_it_is_overwritten_unless_results_are_copied() -> None:
+def test_a_view_of_a_result_stays_valid_and_costs_the_graph_of_one_call_unless_results_are_copied() -> None:
     module = nn.Linear(4, 4)
-    for outputs in ("static", "copied"):
+    for outputs, without_graph in (("static", 1), ("copied", 0)):
         call = graph_callables([module], [(torch.randn(2, 4),)], device=CpuDevice(), outputs=outputs)  # type: ignore[arg-type]
         out = call[0](torch.randn(2, 4))
         view = out.detach()[0]
         value = view.clone()
         out.sum().backward()
         del out
-        if outputs == "static":
-            with pytest.raises(StillInUse, match="outputs='copied'"):
-                call[0](torch.randn(2, 4))
-        else:
-            call[0](torch.randn(2, 4))
-        assert torch.equal(view, value)
+        for batch in torch.randn(2, 2, 4):
+            module.zero_grad()
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                again = call[0](batch)
+            held = ["held through a view" in str(one.message) for one in warned]
+            assert held == [True] * (without_graph and view is not value)
+            assert torch.equal(again, nn.functional.linear(batch, module.weight, module.bias))
+            again.sum().backward()
+            assert torch.equal(module.weight.grad, batch.sum(0).expand(4, 4))
+            assert torch.equal(view, value)
+            view = value
+        assert call.calls_without_graph == without_graph
         call.close()
 
 

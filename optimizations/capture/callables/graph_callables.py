@@ -201,9 +201,21 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if fits and not self._watches[number - 1].unchanged():
             fits = False
             if self._in_mode(number):
-                self._warn_of_change(number)
+                self._warn(
+                    number,
+                    "it uses other tensors or numbers than those they were captured with; write new values into the "
+                    "same tensors, or call close() and graph_callables again",
+                )
         slot = self._slots[number, micro_batch]
-        if not fits or slot.shares(tensors) or not slot.makes_room():
+        fits = fits and not slot.shares(tensors)
+        if fits and not slot.makes_room():
+            fits = False
+            self._warn(
+                number,
+                "a result of an earlier call is held through a view, or because its backward did not run; drop it "
+                "before, clone what you keep, or pass outputs='copied'",
+            )
+        if not fits:
             self._passed(number, skip=True)
             self.calls_without_graph += 1
             return function(*args, **kwargs)
@@ -227,14 +239,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         """Whether training or evaluation, and autocast, are those of the capture."""
         return modes_of(self._callables[number - 1]) == self._modes[number - 1]
 
-    def _warn_of_change(self, number: int) -> None:
+    def _warn(self, number: int, reason: str) -> None:
+        """Say once, for each callable, why one of its calls has no graph."""
         if number not in self._warned:
             self._warned.add(number)
-            warnings.warn(
-                f"callable {number} runs without its graphs: it uses other tensors or numbers than those they were "
-                "captured with; write new values into the same tensors, or call close() and graph_callables again",
-                stacklevel=4,
-            )
+            warnings.warn(f"callable {number} runs without its graphs: {reason}", stacklevel=4)
 
     def _end_of_step(self) -> None:
         """Behind the last launch of a step."""

@@ -74,9 +74,7 @@ class Slot:
     backwards: int = 0
 
     def run_forward(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Launch the forward for these inputs."""
-        if not self.copied:
-            self.results.rescue()
+        """Launch the forward for these inputs, for which there is room."""
         self.inputs.bind(inputs)
         self.forward.replay()
         self.forwards += 1
@@ -90,10 +88,11 @@ class Slot:
         return tuple(copies(handed)) if self.copied else handed
 
     def makes_room(self) -> bool:
-        """Before a forward: let results of `mates` leave. They may lie where this graph writes on its way, for that
-        memory was free when they were captured. The order says that they are over, but not that nobody holds their
-        results. False where one cannot leave, and would be overwritten."""
-        return all(mate.results.leave() for mate in self.mates if mate.results.are_out)
+        """Before a forward: let the results of the one before leave, and those of `mates`. These may lie where this
+        graph writes on its way, for that memory was free when they were captured. The order says that they are over,
+        but not that nobody holds their results. False where one cannot leave, and would be overwritten."""
+        own = self.copied or self.results.leave()
+        return own and all(mate.results.leave() for mate in self.mates if mate.results.are_out)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The results of a forward of these inputs, as autograd takes part in it."""

@@ -3,7 +3,8 @@
 The next launch of the graph writes its results to the same memory, and so may a launch of any other in its pool: what
 one graph computes on its way may lie where another, captured later, has its results. A tensor that somebody still holds
 then gets memory of its own before that, with its values. Views of it, and an autograd graph whose backward did not run,
-cannot be given memory of their own; that is an error, raised before anything is overwritten.
+cannot be given memory of their own; a forward that would overwrite them runs without its graph, and a backward raises
+an error before anything is overwritten.
 """
 
 from __future__ import annotations
@@ -77,14 +78,14 @@ class HandedOut:
         return True
 
     def rescue(self) -> None:
-        """Before a launch: `leave`.
+        """Before a backward: `leave`.
 
         Raises:
             StillInUse: a view of a result is held, or its backward did not run.
         """
         if not self.leave():
             raise StillInUse(
-                "a result of the call before is still in use through a view, or because its backward did not run; "
+                "a result of another call is still in use through a view, or because its backward did not run; "
                 "clone what you keep, or pass outputs='copied' to graph_callables"
             )
 
