@@ -75,7 +75,7 @@ def fake(tmp_path: Path) -> Fake:
     return Fake(tmp_path)
 
 
-def test_help_imports_no_torch_and_answers_in_half_a_second() -> None:
+def test_help_imports_no_torch_and_answers_at_once() -> None:
     code = """if True:
         import sys
         from suite.cli import main
@@ -86,12 +86,12 @@ def test_help_imports_no_torch_and_answers_in_half_a_second() -> None:
             assert not heavy, heavy
     """
     spent = [(processor_s(code), processor_s("import numpy")) for _ in range(3)]
-    on_this_machine = min(unit for _, unit in spent) / 0.17  # NumPy's import took 0.17 s where this took 0.39
-    assert min(ours for ours, _ in spent) < 0.5 * max(1.0, on_this_machine), spent
+    # 2 to 3 times as long on several machines, idle and busy; 0.4 s on one where PyTorch's import takes 2 s.
+    assert min(ours for ours, _ in spent) < 6 * min(unit for _, unit in spent), spent
 
 
 def processor_s(code: str) -> float:
-    """Of a process that runs it. Other work on the machine does not count, but slows both down."""
+    """Of a process that runs it. Other work on the machine does not count, but slows it down."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
