@@ -38,9 +38,12 @@ check() {
 }
 check "ruff check" -m ruff check .
 check "ruff format" -m ruff format --check .
-check "mypy" -m mypy
 check "lint-imports" -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
-[ ${#failed[@]} -eq 0 ] || echo "== failed before the tests: ${failed[*]}" >&2
+# It takes a minute, on one core: the first tests run meanwhile.
+types="$(mktemp)"
+"$encore_python" -m mypy >"$types" 2>&1 &
+mypy=$!
+trap 'kill "$mypy" 2>/dev/null; rm -f -- "$types"' EXIT
 
 # Two at a time: the tests start compilers and workers themselves.
 # First, in their own processes, files that count what Dynamo and autocast do: other tests leave state behind that
@@ -50,6 +53,10 @@ apart=(tests/test_models_constructs.py tests/test_step_programs.py tests/test_pl
     tests/test_measure_useless_references.py tests/test_measure_graphs.py)
 "$encore_python" -m pytest -m "not gpu" --numprocesses 2 --dist loadfile "${apart[@]}"
 first=$?
+echo "== mypy" >&2
+wait "$mypy" || failed+=("mypy")
+cat -- "$types" >&2
+[ ${#failed[@]} -eq 0 ] || echo "== failed so far: ${failed[*]}" >&2
 "$encore_python" -m pytest -m "not gpu" --numprocesses 2 --dist worksteal "${apart[@]/#/--ignore=}"
 status=$?
 [ ${#failed[@]} -eq 0 ] || exit 1
