@@ -195,7 +195,8 @@ def measure_host(
 
     from suite import environment
     from suite.gpu import require_gpu
-    from suite.micro.host import PARAMETERS, HostRun, cases, measure, require_program, synthetic, table
+    from suite.micro.host import PARAMETERS, cases, measure, require_program, synthetic
+    from suite.micro.host_cost import HostRun, table
     from suite.micro.records import MICRO_SCHEMA_VERSION
     from suite.modes import select_modes
     from suite.store import describe, write_atomically

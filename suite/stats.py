@@ -131,7 +131,7 @@ def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,), spre
         raise ValueError(f"both modes need equally many processes; got {len(reference)} and {len(mode)}")
     generator = np.random.default_rng(seed)
     pairs = [(log_medians(theirs), log_medians(ours)) for theirs, ours in zip(reference, mode, strict=True)]
-    log_ratios = np.array([location(theirs) - location(ours) for theirs, ours in pairs])
+    log_ratios = _log_ratios(pairs)
     log_ratio = float(np.mean(log_ratios))
     drawn = np.array([[resampled(side, generator) for side in pair] for pair in pairs])
     apart = _spread_out(log_ratios, spread) - log_ratios
@@ -148,7 +148,7 @@ def process_spread(pairs: Sequence[tuple[Samples, Samples]], modes: int) -> floa
         ValueError: as `speed_up`.
     """
     found = [
-        np.array([location(log_medians(theirs)) - location(log_medians(ours)) for theirs, ours in both])
+        _log_ratios([(log_medians(theirs), log_medians(ours)) for theirs, ours in both])
         for pair in pairs
         if len(both := list(zip(*pair, strict=True))) > 1
     ]
@@ -158,6 +158,11 @@ def process_spread(pairs: Sequence[tuple[Samples, Samples]], modes: int) -> floa
     tail = (1 + CONFIDENCE) / 2
     widened = float(stdtrit(freedom, tail) / ndtri(tail))
     return widened * math.sqrt(math.fsum(float(np.var(one, ddof=1)) for one in found) / len(found))
+
+
+def _log_ratios(pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> NDArray[np.float64]:
+    """One for each process, from the `log_medians` of its blocks: of the reference, and of the mode."""
+    return np.array([location(theirs) - location(ours) for theirs, ours in pairs])
 
 
 def _spread_out(log_ratios: NDArray[np.float64], spread: float) -> NDArray[np.float64]:

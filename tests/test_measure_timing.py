@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
+from manual_clock import Clock
 
 from models.instance import instantiate
 from models.registry import Inputs, find
@@ -43,19 +43,9 @@ class ScriptedTimer:
         return 7.0
 
 
-class Clock:
-    now_ns = 0
-
-    def pass_us(self, us: int) -> None:
-        self.now_ns += 1000 * us
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    """What blocks take for the time; it stands still by itself."""
-    clock = Clock()
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter_ns=lambda: clock.now_ns))
-    return clock
+    return Clock(monkeypatch, timing)
 
 
 def sets(count: int) -> list[Inputs]:

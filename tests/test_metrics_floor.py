@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from manual_clock import Clock
 
 from suite.measure import launches
 from suite.measure.launches import graphs_us, timed_launches
@@ -15,19 +16,10 @@ from suite.metrics.floor import METRIC, SAMPLES
 from suite.modes import MODES
 
 
-class Clock:
-    now_ns = 0
-
-    def pass_us(self, us: int) -> None:
-        self.now_ns += 1000 * us
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """What the suite takes for the time. Only launches and iterations take any."""
-    clock = Clock()
-    monkeypatch.setattr(launches, "time", SimpleNamespace(perf_counter_ns=lambda: clock.now_ns))
-    return clock
+    """Only launches and iterations take time."""
+    return Clock(monkeypatch, launches)
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from optimizations.report.recordings import FullWay
 from suite.cli import app, main
 from suite.errors import EXIT_WRONG_USE
 from suite.micro import host
-from suite.micro.host import CALL, ENTRY, GRAPH, Case, HostRun, LayerTime, measure
+from suite.micro.host import Case, measure
+from suite.micro.host_cost import CALL, ENTRY, GRAPH, NONE, FullCalls, HostCost, HostRun, Judged, LayerTime, table
 from suite.modes import MODES
 
 
@@ -109,17 +110,17 @@ def test_the_command_records_each_case_and_prints_it(tmp_path: Path) -> None:
 
 def test_the_table_shows_what_lies_between_the_layers() -> None:
     times = ((CALL, 48.0), (ENTRY, 30.0), (GRAPH, 21.5))
-    cost = host.HostCost(
+    cost = HostCost(
         program="P", mode="graph", lean=None, parameters=2, buffers=1, issue_us=[50.0], whole_us=[60.0],
         without_guards_us=[], floor_us=[40.0],
         layers=[LayerTime(layer=name, host_us=us, fastest_us=us, calls=1) for name, us in times],
         whole_by_stream_us=[58.0], whole_by_event_us=[59.0],
-        judged=(host.Judged(kept="none", median_us={"none": 25.0, "copy": 30.04}),),
+        judged=(Judged(kept="none", median_us={"none": 25.0, "copy": 30.04}),),
     )  # fmt: skip
     run = HostRun.model_construct(device="cuda", size="full", costs=[cost])
-    cells = [str(next(iter(column.cells))) for column in host.table(run).columns]
+    cells = [str(next(iter(column.cells))) for column in table(run).columns]
     times = ["60.0", "60.0", "50.0", "40.0", "1.50", "18.0", "8.5", "21.5", "58.0", "59.0"]
-    assert cells == ["P", "graph", "", "3", *times, host.NONE, "none (none 25.0, copy 30.0)"]
+    assert cells == ["P", "graph", "", "3", *times, NONE, "none (none 25.0, copy 30.0)"]
 
 
 def test_each_way_to_wait_is_used_in_turns_and_ends_the_time_of_its_calls() -> None:
@@ -148,11 +149,11 @@ def test_what_selection_found_is_recorded(monkeypatch: pytest.MonkeyPatch) -> No
         SimpleNamespace(kept=None, candidates=[]),
     ]  # fmt: skip
     monkeypatch.setattr(optimizations, "report", lambda: [SimpleNamespace(selection=found)])
-    assert host._judged() == (host.Judged(kept="copy", median_us={"none": 48.0}),)
+    assert host._judged() == (Judged(kept="copy", median_us={"none": 48.0}),)
 
 
-def cost_of(whole_us: list[float], **ways: Any) -> host.HostCost:
-    return host.HostCost(
+def cost_of(whole_us: list[float], **ways: Any) -> HostCost:
+    return HostCost(
         program="P", mode="indirection", lean=True, parameters=0, buffers=0, issue_us=whole_us, whole_us=whole_us,
         without_guards_us=[], floor_us=[], layers=[], **ways,
     )  # fmt: skip
@@ -162,7 +163,7 @@ def test_times_that_change_for_a_while_are_marked_and_single_outliers_are_not() 
     assert not cost_of([50.0] * 19 + [500.0] + [55.0] * 20).uneven
     assert cost_of([50.0] * 60 + [80.0] * 140).uneven
     run = HostRun.model_construct(device="cuda", size="full", costs=[cost_of([50.0] * 60 + [80.0] * 140)])
-    cells = [str(next(iter(column.cells))) for column in host.table(run).columns]
+    cells = [str(next(iter(column.cells))) for column in table(run).columns]
     assert cells[4:6] == ["~80.0", "50.0"]
 
 
@@ -170,10 +171,10 @@ def test_the_table_says_how_many_calls_were_steady_and_the_first_reason_why_othe
     ways = {
         "replays": 200,
         "steady_replays": 150,
-        "full_calls": [host.FullCalls(reason=reason, calls=25) for reason in ("the first", "the second")],
+        "full_calls": [FullCalls(reason=reason, calls=25) for reason in ("the first", "the second")],
     }
     run = HostRun.model_construct(device="cuda", size="full", costs=[cost_of([1.0], **ways)])
-    assert [str(next(iter(column.cells))) for column in host.table(run).columns][-2] == "75% (the first)"
+    assert [str(next(iter(column.cells))) for column in table(run).columns][-2] == "75% (the first)"
 
 
 def test_what_is_counted_is_what_happened_in_the_sampled_iterations(monkeypatch: pytest.MonkeyPatch) -> None:

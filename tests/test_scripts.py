@@ -252,7 +252,7 @@ def test_all_checks_run_and_pytest_speaks_last(checkout: Checkout) -> None:
     done = checkout.run("run_tests.sh")
     assert done.returncode == 0
     checks = checkout.calls()[3:]
-    checks.remove("<-m><mypy>")  # beside the first tests
+    checks.remove("<-m><mypy>")  # it runs at the same time as the first tests, so its place is not fixed
     for call, words in zip(
         checks, ("<ruff><check>", "<ruff><format>", "importlinter", "<pytest>", "<pytest>"), strict=True
     ):

@@ -1,6 +1,6 @@
 """Values that a step reads through a class, a module, a function or a library's code: a change is seen.
 
-Each case is as in `test_step_settings`: a function that the step calls, and one that changes what it will give.
+Others are in `test_step_settings`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,12 @@ import pytest
 import torch
 from graphs_on_cpu import CpuDevice
 from step_parts import batches
-from test_step_settings import Case, losses
 from torch import nn
+from value_changes import Case, Cases
 
 from optimizations.capture.step.graphed_step import GraphedStep
 
-CASES: dict[str, Callable[[], Case]] = {}
-
-
-def case(make: Callable[[], Case]) -> Callable[[], Case]:
-    CASES[make.__name__] = make
-    return make
+CASES = case = Cases()
 
 
 def of_attribute(read: Callable[[], Any], owner: Any) -> Case:
@@ -402,12 +397,7 @@ def a_forward_of_a_module_alone() -> Case:
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_change_is_seen(name: str) -> None:
-    expected, _ = losses(CASES[name], graphed=False)
-    found, step = losses(CASES[name], graphed=True)
-    assert all(map(torch.equal, found, expected))
-    report = step.report()
-    assert report.refusals == ()
-    assert 3 + 4 <= report.replays <= 3 + 8
+    CASES.check(name, most_behind=8)
 
 
 class Samples(torch.utils.data.Dataset[int]):

@@ -23,16 +23,11 @@ import torch
 from graphs_on_cpu import CpuDevice
 from step_parts import batches
 from torch.utils._python_dispatch import TorchDispatchMode
+from value_changes import Case, Cases
 
 from optimizations.capture.step.graphed_step import GraphedStep
 
-Case = tuple[Callable[[], float], Callable[[], Any]]
-CASES: dict[str, Callable[[], Case]] = {}
-
-
-def case(make: Callable[[], Case]) -> Callable[[], Case]:
-    CASES[make.__name__] = make
-    return make
+CASES = case = Cases()
 
 
 class Special:
@@ -299,21 +294,6 @@ def an_attribute_of_a_tensor() -> Case:
     return lambda: held.weight, lambda: setattr(held, "weight", 3.0)
 
 
-def losses(make: Callable[[], Case], graphed: bool) -> tuple[list[torch.Tensor], Any]:
-    read, change = make()
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return batch["x"].sum() * read()
-
-    call = GraphedStep(step, device=CpuDevice()) if graphed else step
-    found = []
-    for index, batch in enumerate(batches("cpu", 14)):
-        if index == 6:
-            change()
-        found.append(call(*batch))
-    return found, call
-
-
 @pytest.fixture(autouse=True)
 def without_a_module_of_settings() -> Iterator[None]:
     yield
@@ -322,12 +302,7 @@ def without_a_module_of_settings() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_change_is_seen_and_what_did_not_change_is_replayed(name: str) -> None:
-    expected, _ = losses(CASES[name], graphed=False)
-    found, step = losses(CASES[name], graphed=True)
-    assert all(map(torch.equal, found, expected))
-    report = step.report()
-    assert report.refusals == ()
-    assert 3 + 4 <= report.replays <= 3 + 6  # three calls before the change; behind it some are looked at
+    CASES.check(name, most_behind=6)
 
 
 class Batch(dict[str, Any]):

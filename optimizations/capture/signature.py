@@ -211,7 +211,7 @@ def objects(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """What is no number and no container, in the order of `flatten`, and how a program would write each."""
+    """Tensors and other objects in containers, in the order of `flatten`, and how a program would write each."""
     if type(nest) in PLAIN:
         return
     if isinstance(nest, torch.Tensor):

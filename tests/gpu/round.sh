@@ -31,21 +31,12 @@ minutes=9
 gpus=
 timed=2
 runs=3
-nproc="$(nproc)"
 declare -A options=([--minutes]=minutes [--gpus]=gpus [--timed]=timed)
 # shellcheck source=tests/gpu/stages.sh
 source "$root/tests/gpu/stages.sh"
 [[ "$timed" =~ ^[1-9][0-9]*$ ]] || { echo "$timed is not a whole number above 0 (see --help)" >&2 && exit 2; }
-[ -n "$gpus" ] || gpus="$(nvidia-smi --list-gpus | wc -l)"
-[ "$gpus" -gt 0 ] || { echo "there is no GPU, or nvidia-smi does not list it" >&2 && exit 2; }
+count_gpus
 [ "$timed" -le "$gpus" ] || timed="$gpus"
-
-# bound GPU FIRST CORES COMMAND...: on this GPU (from 0), on so many cores from the first
-bound() {
-    mkdir -p "$state/tmp-$1"
-    CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES="$1" TMPDIR="$state/tmp-$1" \
-        taskset --cpu-list "$2-$(($2 + $3 - 1))" "${@:4}"
-}
 
 # said NAME LOG COMMAND...: with its output behind what is in LOG.log, and its end in the summary
 said() {
@@ -59,22 +50,24 @@ said() {
 tests() { # NUMBER PART GPU FIRST CORES
     mkdir -p "$state/results/tests-$1"
     ENCORE_RESULTS="$state/results/tests-$1" ENCORE_TEST_PART="$2" ENCORE_TEST_PROCESSES=$(($5 > 2 ? $5 - 2 : 1)) \
-        said "tests-$1 $2" "tests-$1" bound "${@:3}" "$root/tests/gpu/pytest.sh" "$python" -p no:cacheprovider -q
+        said "tests-$1 $2" "tests-$1" bound "$state/tmp-$3" "${@:3}" \
+        "$root/tests/gpu/pytest.sh" "$python" -p no:cacheprovider -q
 }
 
 fuzz() { # SECONDS GPU FIRST CORES
-    said fuzz fuzz bound "${@:2}" "$python" -m tests.fuzz.on_gpu --seconds "$1" --jobs $(($4 > 2 ? $4 - 2 : 1))
+    said fuzz fuzz bound "$state/tmp-$2" "${@:2}" \
+        "$python" -m tests.fuzz.on_gpu --seconds "$1" --jobs $(($4 > 2 ? $4 - 2 : 1))
 }
 
 everything() {
     local number gpu lanes=$((gpus > runs ? runs + 1 : runs)) cores
-    cores=$((nproc / lanes > 0 ? nproc / lanes : 1))
+    cores="$(share "$lanes")"
     for ((number = 1; number <= runs; number++)); do
         tests "$number" together $(((number - 1) % gpus)) $(((number - 1) * cores)) "$cores" &
     done
     [ "$gpus" -le "$runs" ] || fuzz 400 "$runs" $((runs * cores)) "$cores" &
     wait
-    cores=$((nproc / gpus > 0 ? nproc / gpus : 1))
+    cores="$(share "$gpus")"
     for ((gpu = 0; gpu < gpus; gpu++)); do
         {
             for ((number = gpu + 1; number <= runs; number += gpus)); do
@@ -99,8 +92,8 @@ if [ ! -e "$state/summary.txt" ]; then
     start
     mkdir -p "$state" || exit 2
     : >"$state/summary.txt" || exit 2
-    export -f everything tests fuzz said bound
-    export root state gpus timed runs nproc python PYTHON="$python"
+    export -f everything tests fuzz said bound share
+    export root state gpus timed runs python PYTHON="$python"
     setsid nohup bash -c 'everything "$@"' round "$@" >"$state/round.log" 2>&1 &
 else
     started=$SECONDS

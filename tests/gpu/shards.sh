@@ -29,14 +29,12 @@ gpus=
 declare -A options=([--minutes]=minutes [--gpus]=gpus [--runs]=archive)
 # shellcheck source=tests/gpu/stages.sh
 source "$root/tests/gpu/stages.sh"
-[ -n "$gpus" ] || gpus="$(nvidia-smi --list-gpus | wc -l)"
-[ "$gpus" -gt 0 ] || { echo "there is no GPU, or nvidia-smi does not list it" >&2 && exit 2; }
+count_gpus
 start
 runs="$work/shards"
 mkdir -p "$runs"
 [ -z "$archive" ] || tar -C "$work" -xzf "$archive" || exit 2
-cores=$(($(nproc) / gpus))
-[ "$cores" -gt 0 ] || cores=1
+cores="$(share "$gpus")"
 
 # Rows may be written meanwhile (tar says 1 then): the next archive has them whole.
 save() {
@@ -46,16 +44,13 @@ save() {
 
 # shard NUMBER ARGUMENTS...
 shard() {
-    local number="$1" run="$runs/shard-$1" begun=$SECONDS where status first
+    local number="$1" run="$runs/shard-$1" begun=$SECONDS where status
     shift
-    first=$(((number - 1) * cores))
     where=(--out "$run" --shard "$number/$gpus")
     # A resumed run knows its workloads and options.
     [ ! -e "$run/environment.json" ] || { where=(--resume "$run") && set --; }
-    mkdir -p "$work/tmp-$number"
-    CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=$((number - 1)) TMPDIR="$work/tmp-$number" \
+    bound "$work/tmp-$number" $((number - 1)) $(((number - 1) * cores)) "$cores" \
         timeout --signal=INT --kill-after=20 $(($(left) - 20)) \
-        taskset --cpu-list "$first-$((first + cores - 1))" \
         "$python" -P -m suite run "${where[@]}" "$@" >"$out/shard-$number.log" 2>&1
     status=$?
     echo "shard $number: exit code $status after $((SECONDS - begun)) s" >>"$out/summary.txt"

@@ -4,6 +4,7 @@
 # It takes `root`, the function `usage`, and `options`: which variable each option sets, `minutes` and `archive` among
 # them. It gives `out`, leaves the arguments behind the options to the script, and defines `start`, which gives
 # `python`, `encore`, `work` (a folder that goes at the end) and `failed`; `left` and `stage` can be used behind it.
+# `count_gpus` and `share` are for scripts that use several GPUs at once, and `bound` is for what each of them does.
 # shellcheck disable=SC2154  # they are the caller's
 
 case "${1:-}" in "" | -h | --help)
@@ -64,6 +65,26 @@ stage() {
     echo "$name: exit code $status after $((SECONDS - begun)) s" | tee -a "$out/summary.txt"
     tail -n 3 -- "$out/$name.log"
     [ "$status" -eq 0 ] || failed=1
+}
+
+# count_gpus: into `gpus`, where no option set it
+count_gpus() {
+    [ -n "$gpus" ] || gpus="$(nvidia-smi --list-gpus | wc -l)"
+    [ "$gpus" -gt 0 ] || { echo "there is no GPU, or nvidia-smi does not list it" >&2 && exit 2; }
+}
+
+# share COUNT: how many of the host's cores each of so many gets
+share() {
+    local cores=$(($(nproc) / $1))
+    echo $((cores > 0 ? cores : 1))
+}
+
+# bound TMP GPU FIRST CORES COMMAND...: with a folder of its own for temporary files, TMP; on this GPU, from 0, and on so
+# many cores from the first
+bound() {
+    mkdir -p "$1"
+    CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES="$2" TMPDIR="$1" \
+        taskset --cpu-list "$3-$(($3 + $4 - 1))" "${@:5}"
 }
 
 # report: of the run in `work`, which is packed with it

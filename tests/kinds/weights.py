@@ -30,7 +30,7 @@ def weights_in_one_vector(world: World) -> None:
 
 @kind()
 def weights_under_masks(world: World) -> None:
-    """A hook makes the weight anew in each call, until the mask is made permanent."""
+    """A hook computes the weight in each call. Then the mask is made permanent, and the hook is gone."""
     net = _net(world)
     prune.l1_unstructured(net[0], "weight", amount=0.5)
     run = world.compile(net)

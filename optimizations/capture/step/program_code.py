@@ -98,7 +98,7 @@ def slots(kind: type) -> tuple[str, ...]:
 
 
 def data(kind: type) -> tuple[str, ...]:
-    """Names of what the program's own classes among the bases of `kind` hold that is no code of theirs."""
+    """Names of the values, not methods or properties, in `kind` and its bases, as far as the program defines these."""
     found = (item for base in kind.__mro__ if is_users(base.__module__) for item in vars(base).items())
     return tuple(dict.fromkeys(name for name, member in found if _is_data(name, member)))
 

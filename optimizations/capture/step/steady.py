@@ -214,10 +214,10 @@ def _holds_tensors(nest: Mapping[Any, Any]) -> bool:
 
 
 def _of_dataclass(kind: Any, nest: Any) -> _Take | None:
-    names, members = [name for name, _ in fields(nest)], tuple(member for _, member in fields(nest))
-    values = _of_sequence(tuple, members)
-    if values is None or not names or len(names) < len(dataclasses.fields(nest)):
+    held = dict(fields(nest))
+    values = _of_sequence(tuple, tuple(held.values()))
+    if values is None or not held or len(held) < len(dataclasses.fields(nest)):
         return None
-    get = operator.attrgetter(*names)
-    now = get if len(names) > 1 else lambda value: (get(value),)
-    return lambda value, found: type(value) is kind and values(now(value), found)
+    get = operator.attrgetter(*held)
+    members = get if len(held) > 1 else lambda value: (get(value),)
+    return lambda value, found: type(value) is kind and values(members(value), found)

@@ -178,8 +178,9 @@ class Watch:
             size = None if sized is None else len(sized)
             attributes = isinstance(owner, Slots)
             holder = owner.cell if isinstance(owner, _Cell) else owner.value if attributes else owner
-            askable = attributes or can_be_asked(holder, watched, sized=sized is holder)
-            askable = askable and (sized is None or sized is holder)
+            askable = (sized is None or sized is holder) and (
+                attributes or can_be_asked(holder, watched, sized=sized is holder)
+            )
             entries_of = self._in_dicts if guarded else self._asked if askable else self._others
             if guarded and (watched or size is not None):
                 held_in_dicts.append(HeldEntries(owner, tuple(watched), size))

@@ -357,7 +357,7 @@ class EncoreNode(ResultsNode):
             for index in self.cudagraph_managed_idxs
             if isinstance(self._seen[index], torch.Tensor)
         }
-        # Not `detach`, which shares the version counter: what a trial puts back is no write of the program's.
+        # `detach` would share the version counter, and a trial that puts values back would count as a write.
         written = [inputs[index].data for index in self._written]
         return Effects(
             destroyed=[self.borrowed_storage(one) for address, one in earlier.items() if address],

@@ -1,0 +1,52 @@
+"""Cases of one value of Python that a step reads, and that changes between its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from graphs_on_cpu import CpuDevice
+from step_parts import batches
+
+from optimizations.capture.step.graphed_step import GraphedStep
+
+Case = tuple[Callable[[], float], Callable[[], Any]]
+"""A function that the step calls, and one that changes what it will give."""
+
+CALLS, CHANGED = 14, 6
+BEFORE = 3
+"""Replays between the recording and the change."""
+
+
+class Cases(dict[str, Callable[[], Case]]):
+    """What makes each case, by name. It is also a decorator."""
+
+    def __call__(self, make: Callable[[], Case]) -> Callable[[], Case]:
+        self[make.__name__] = make
+        return make
+
+    def check(self, name: str, most_behind: int) -> None:
+        """Results are eager's. At least 4 calls behind the change are replayed, and no more than `most_behind`: some
+        are looked at."""
+        expected, _ = _losses(self[name], graphed=False)
+        found, step = _losses(self[name], graphed=True)
+        assert all(map(torch.equal, found, expected))
+        report = step.report()
+        assert report.refusals == ()
+        assert BEFORE + 4 <= report.replays <= BEFORE + most_behind
+
+
+def _losses(make: Callable[[], Case], graphed: bool) -> tuple[list[torch.Tensor], Any]:
+    read, change = make()
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return batch["x"].sum() * read()
+
+    call = GraphedStep(step, device=CpuDevice()) if graphed else step
+    found = []
+    for index, batch in enumerate(batches("cpu", CALLS)):
+        if index == CHANGED:
+            change()
+        found.append(call(*batch))
+    return found, call
