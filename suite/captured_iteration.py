@@ -57,7 +57,7 @@ def captured_iteration(
     if instance.workload.task != "training":
         raise Unsupported(f"mode {mode.name} captures training iterations, and this workload is for inference")
     if mode.captures == "step":
-        return StepIteration(iteration(instance, call, uses_cuda_graphs=False, optimizer=optimizer), outputs=outputs)
+        return StepIteration(iteration(instance, call, marks_steps=False, optimizer=optimizer), outputs=outputs)
     return CallableIteration(instance, call, optimizer, outputs=outputs)
 
 

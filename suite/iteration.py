@@ -51,19 +51,19 @@ def iteration(
     instance: Instance,
     call: Callable[..., Any],
     *,
-    uses_cuda_graphs: bool,
+    marks_steps: bool,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> Iterate:
     """The function that runs `instance` once through `call` (its module, or the module compiled).
 
     Inference: forward under `no_grad`. Training: gradients set to None, forward and loss, backward, and a step of
-    `optimizer` if there is one. Autocast surrounds forward and loss where the dtype policy is amp. Modes with CUDA
-    graphs mark the beginning of each step, as PyTorch asks its users to.
+    `optimizer` if there is one. Autocast surrounds forward and loss where the dtype policy is amp. `marks_steps`: each
+    begins with a mark, as PyTorch asks of programs whose CUDA graphs it makes.
     """
     parameters = list(instance.module.parameters())
 
     def infer(inputs: Inputs) -> IterationOutput:
-        if uses_cuda_graphs:
+        if marks_steps:
             torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad(), instance.autocast():
             return IterationOutput(call(*inputs.args, **inputs.kwargs), None)
@@ -71,7 +71,7 @@ def iteration(
     def train(inputs: Inputs) -> IterationOutput:
         for parameter in parameters:
             parameter.grad = None
-        if uses_cuda_graphs:
+        if marks_steps:
             torch.compiler.cudagraph_mark_step_begin()
         with instance.autocast():
             output = call(*inputs.args, **inputs.kwargs)

@@ -231,8 +231,13 @@ class LiveCell:
         self._timer = self._ranks.timer(timer_for(self._instance.device))
         self._read_gpu = gpu_reader(_gpu_uuid(self._instance.device))
 
+    @property
+    def _marks_steps(self) -> bool:
+        """In all modes alike, those that need no marks among them: they differ in what is compiled, in nothing else."""
+        return self._instance.device.type == "cuda"
+
     def _iteration(self, call: Callable[..., object]) -> Iterate:
-        return iteration(self._instance, call, uses_cuda_graphs=self._mode.uses_cuda_graphs)
+        return iteration(self._instance, call, marks_steps=self._marks_steps)
 
     def _compiled_iteration(self, call: Callable[..., object]) -> Iterate:
         """The iteration with what the mode makes of the module, captured as the mode says."""
@@ -274,7 +279,7 @@ class LiveCell:
 
     def _run_reference(self) -> None:
         with self._whole() as (whole, states):
-            iterate = iteration(whole, whole.module, uses_cuda_graphs=self._mode.uses_cuda_graphs)
+            iterate = iteration(whole, whole.module, marks_steps=self._marks_steps)
             self._eager = _results_of(whole, iterate, self._checked, states, self._spec.seed)
         self._trial_verdict = self._trial(self._eager)
 
@@ -339,7 +344,7 @@ class LiveCell:
             self._checked[0],
             self._states[0],
             self._spec.seed,
-            uses_cuda_graphs=self._mode.uses_cuda_graphs,
+            marks_steps=self._marks_steps,
             calls=CALLS_TO_REPLAY,
         )
         self._forget_compiled()
@@ -464,9 +469,7 @@ class LiveCell:
         elif optimizer is None:
             return
         else:
-            self._iterate = iteration(
-                self._instance, self._call, uses_cuda_graphs=self._mode.uses_cuda_graphs, optimizer=optimizer
-            )
+            self._iterate = iteration(self._instance, self._call, marks_steps=self._marks_steps, optimizer=optimizer)
         calls = len(self._input_sets) + (CALLS_TO_CAPTURE if self._captured is not None else 0)
         for position in range(calls):
             self._iterate_set(position)

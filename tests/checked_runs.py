@@ -24,7 +24,7 @@ def mlp() -> torch.nn.Module:
 def results_of(instance: Instance, call: Callable[..., object], index: int = 0) -> Results:
     inputs = instance.inputs(index)
     state = State(instance.module, inputs)
-    return run_checked(instance, iteration(instance, call, uses_cuda_graphs=False), inputs, state, SEED)
+    return run_checked(instance, iteration(instance, call, marks_steps=False), inputs, state, SEED)
 
 
 def verdict_on(instance: Instance, call: Callable[..., object]) -> Agreement:
@@ -32,7 +32,7 @@ def verdict_on(instance: Instance, call: Callable[..., object]) -> Agreement:
     inputs = instance.inputs(0)
     state = State(instance.module, inputs)
     eager, compiled = (
-        run_checked(instance, iteration(instance, either, uses_cuda_graphs=False), inputs, state, SEED)
+        run_checked(instance, iteration(instance, either, marks_steps=False), inputs, state, SEED)
         for either in (instance.module, call)
     )
     return compare_with_eager(compiled, eager, instance, inputs, state, SEED)

@@ -140,7 +140,7 @@ def test_both_train_as_the_plain_iteration_does(outputs: bool, graphs: list[Any]
     for kind in ("plain", *CAPTURING):
         instance = instance_of(Mlp, task="training", loss=loss, optimizer="sgd")
         optimizer = instance.optimizer()
-        run: Any = iteration(instance, instance.module, uses_cuda_graphs=False, optimizer=optimizer)
+        run: Any = iteration(instance, instance.module, marks_steps=False, optimizer=optimizer)
         if kind == "step":
             run = StepIteration(run, outputs=outputs)
         elif kind == "callables":

@@ -16,14 +16,14 @@ def linear() -> torch.nn.Module:
 
 def test_inference_makes_no_autograd_graph():
     instance = instance_of(linear)
-    outcome = iteration(instance, instance.module, uses_cuda_graphs=False)(instance.inputs(0))
+    outcome = iteration(instance, instance.module, marks_steps=False)(instance.inputs(0))
     assert not outcome.output.requires_grad and outcome.loss is None
     torch.testing.assert_close(outcome.output, instance.module(*instance.inputs(0).args))
 
 
 def test_training_leaves_the_gradients_of_this_iteration_alone():
     instance = instance_of(linear, task="training", loss=lambda output: output.sum())
-    run = iteration(instance, instance.module, uses_cuda_graphs=False)
+    run = iteration(instance, instance.module, marks_steps=False)
     first, second = instance.inputs(0), instance.inputs(1)
     run(first)
     outcome = run(second)
@@ -41,7 +41,7 @@ def test_autocast_surrounds_forward_and_loss_but_not_backward(task):
         return output.float().sum()
 
     instance = instance_of(linear, dtype_policy="amp", task=task, loss=loss)
-    outcome = iteration(instance, instance.module, uses_cuda_graphs=False)(instance.inputs(0))
+    outcome = iteration(instance, instance.module, marks_steps=False)(instance.inputs(0))
     assert outcome.output.dtype == torch.bfloat16
     assert seen == ({"loss": True, "backward": False} if task == "training" else {})
 
@@ -55,22 +55,22 @@ def test_the_loss_is_outside_of_what_is_called():
         outputs.append(instance.module(x))
         return outputs[-1]
 
-    outcome = iteration(instance, call, uses_cuda_graphs=False)(instance.inputs(0))
+    outcome = iteration(instance, call, marks_steps=False)(instance.inputs(0))
     assert outcome.output is outputs[0] and outputs[0].shape == (4, 3)
 
 
 def test_the_optimizer_steps_only_if_asked_for():
     instance = instance_of(linear, task="training", optimizer="sgd")
     before = instance.module.weight.detach().clone()
-    iteration(instance, instance.module, uses_cuda_graphs=False)(instance.inputs(0))
+    iteration(instance, instance.module, marks_steps=False)(instance.inputs(0))
     assert torch.equal(instance.module.weight, before)
     optimizer = instance.optimizer()
-    iteration(instance, instance.module, uses_cuda_graphs=False, optimizer=optimizer)(instance.inputs(0))
+    iteration(instance, instance.module, marks_steps=False, optimizer=optimizer)(instance.inputs(0))
     assert not torch.equal(instance.module.weight, before)
 
 
 @pytest.mark.parametrize("task", ["inference", "training"])
-def test_modes_with_cuda_graphs_mark_each_step_before_the_call(monkeypatch, task):
+def test_a_mark_stands_before_the_call_of_each_step(monkeypatch, task):
     events: list[str] = []
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: events.append("mark"))
     instance = instance_of(linear, task=task)
@@ -79,10 +79,10 @@ def test_modes_with_cuda_graphs_mark_each_step_before_the_call(monkeypatch, task
         events.append("call")
         return instance.module(x)
 
-    marked = iteration(instance, call, uses_cuda_graphs=True)
+    marked = iteration(instance, call, marks_steps=True)
     marked(instance.inputs(0))
     marked(instance.inputs(1))
-    iteration(instance, call, uses_cuda_graphs=False)(instance.inputs(0))
+    iteration(instance, call, marks_steps=False)(instance.inputs(0))
     assert events == ["mark", "call", "mark", "call", "call"]
 
 
@@ -92,7 +92,7 @@ def test_keyword_inputs_arrive():
         return type(made)(kwargs={"input": made.args[0]})
 
     instance = instance_of(linear, inputs)
-    assert iteration(instance, instance.module, uses_cuda_graphs=False)(instance.inputs(0)).output.shape == (4, 3)
+    assert iteration(instance, instance.module, marks_steps=False)(instance.inputs(0)).output.shape == (4, 3)
 
 
 def test_eager_calls_the_module_itself_and_other_modes_their_backend():

@@ -215,7 +215,7 @@ def test_what_a_workload_leaves_out_of_the_comparison_counts_for_bits_alone():
     instance = instance_of(TwoValues, compared=lambda output: output["scores"].sort().values)
     inputs = instance.inputs(0)
     state = State(instance.module, inputs)
-    run = iteration(instance, instance.module, uses_cuda_graphs=False)
+    run = iteration(instance, instance.module, marks_steps=False)
     eager = run_checked(instance, run, inputs, state, SEED)
     instance.module.shift = 1.0
     shifted = run_checked(instance, run, inputs, state, SEED)
@@ -228,7 +228,7 @@ def test_what_a_workload_leaves_out_of_the_comparison_counts_for_bits_alone():
 def test_mask_rcnn_is_compared_by_how_sure_it_is_of_what_it_finds():
     instance = instantiate(registry.find("VM"), size="tiny", device="cpu", seed=3)
     inputs = instance.inputs(0)
-    run = iteration(instance, instance.module, uses_cuda_graphs=False)
+    run = iteration(instance, instance.module, marks_steps=False)
     found = run_checked(instance, run, inputs, State(instance.module, inputs), SEED)
     (scores,) = found.tensors.values()
     assert 0 < len(scores) <= 4
@@ -279,7 +279,7 @@ def test_two_inputs_give_different_results():
     first, second = (
         run_checked(
             instance,
-            iteration(instance, instance.module, uses_cuda_graphs=False),
+            iteration(instance, instance.module, marks_steps=False),
             inputs,
             State(instance.module, inputs),
             SEED,

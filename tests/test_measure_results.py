@@ -78,7 +78,7 @@ def test_two_checked_iterations_start_alike_and_leave_nothing_behind():
     before = inputs.args[0].clone()
     address = inputs.args[0].data_ptr()
     state = State(instance.module, inputs)
-    iterate = iteration(instance, instance.module, uses_cuda_graphs=False)
+    iterate = iteration(instance, instance.module, marks_steps=False)
     first, second = (run_checked(instance, iterate, inputs, state, seed=5) for _ in range(2))
 
     assert first.digest() == second.digest()
@@ -113,7 +113,7 @@ def test_gradients_of_an_earlier_iteration_do_not_add_up():
     instance = instance_of(lambda: torch.nn.Linear(8, 1), task="training")
     inputs = instance.inputs(0)
     state = State(instance.module, inputs)
-    iterate = iteration(instance, instance.module, uses_cuda_graphs=False)
+    iterate = iteration(instance, instance.module, marks_steps=False)
     iterate(inputs)
     iterate(inputs)
     checked = run_checked(instance, iterate, inputs, state, seed=0)

@@ -189,7 +189,7 @@ def test_noise_in_inference_is_the_same_in_higher_precision(workload):
     assert draws_float32_noise(instance)
     inputs = instance.inputs(0)
     state, dtype = State(instance.module, inputs), compute_dtype(instance, inputs)
-    run = iteration(instance, instance.module, uses_cuda_graphs=False)
+    run = iteration(instance, instance.module, marks_steps=False)
     eager, other = (run_checked(instance, run, inputs, state, seed) for seed in (SEED, SEED + 1))
     precise = higher_precision(instance, inputs, state, SEED, dtype)
     assert precise is not None

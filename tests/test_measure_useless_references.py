@@ -32,7 +32,7 @@ def losing_verdict(wrong: Callable[[torch.Tensor], torch.Tensor]) -> Agreement:
     instance = instance_of(Losing, dtype_policy="bf16")
     inputs = instance.inputs(0)
     state = State(instance.module, inputs)
-    eager = run_checked(instance, iteration(instance, instance.module, uses_cuda_graphs=False), inputs, state, 1)
+    eager = run_checked(instance, iteration(instance, instance.module, marks_steps=False), inputs, state, 1)
     results = Results({"output": wrong(inputs.args[0]).to(torch.bfloat16)})
     return compare_with_eager(results, eager, instance, inputs, state, 1)
 
@@ -97,8 +97,6 @@ def test_the_program_compiled_in_float32_decides_then(wrong, passed):
         assert inputs.args[0].dtype is torch.bfloat16
         return lambda x: (calls.append(x.dtype), wrong(module(x)))[1]
 
-    verdict = compare_widened(
-        compiled, instance, inputs, State(instance.module, inputs), 1, uses_cuda_graphs=False, calls=3
-    )
+    verdict = compare_widened(compiled, instance, inputs, State(instance.module, inputs), 1, marks_steps=False, calls=3)
     assert verdict.passed is passed
     assert calls == [torch.float32] * 3

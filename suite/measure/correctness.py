@@ -266,7 +266,7 @@ def error_without_dropout(
     try:
         state.restore()
         calm = replace(instance, module=without_dropout(instance.module))
-        run, start = iteration(calm, calm.module, uses_cuda_graphs=False), State(calm.module, inputs)
+        run, start = iteration(calm, calm.module, marks_steps=False), State(calm.module, inputs)
         rounded, again = (run_checked(calm, run, inputs, start, either) for either in (seed, seed + 1))
     except torch.OutOfMemoryError:
         raise
@@ -310,7 +310,7 @@ def higher_precision(instance: Instance, inputs: Inputs, state: State, seed: int
         state.restore()
         precise, wide_inputs = widened(instance, inputs, dtype)
         with full_precision():
-            run = iteration(precise, precise.module, uses_cuda_graphs=False)
+            run = iteration(precise, precise.module, marks_steps=False)
             return run_checked(precise, run, wide_inputs, State(precise.module, wide_inputs), seed)
     except torch.OutOfMemoryError:
         raise
@@ -343,7 +343,7 @@ def compare_widened(
     state: State,
     seed: int,
     *,
-    uses_cuda_graphs: bool,
+    marks_steps: bool,
     calls: int,
 ) -> Agreement:
     """Verdict on the program compiled in higher precision, against eager there: see Note [Useless references].
@@ -354,7 +354,7 @@ def compare_widened(
         inputs: one input set of it.
         state: of the instance, with these inputs.
         seed: of the random numbers of each call.
-        uses_cuda_graphs: whether the mode does.
+        marks_steps: as of `iteration`.
         calls: which call's results are compared; the first ones replay nothing.
 
     Raises:
@@ -365,10 +365,8 @@ def compare_widened(
     precise, wide_inputs = widened(instance, inputs, compute_dtype(instance, inputs))
     start = State(precise.module, wide_inputs)
     with full_precision():
-        eager = run_checked(
-            precise, iteration(precise, precise.module, uses_cuda_graphs=False), wide_inputs, start, seed
-        )
-        run = iteration(precise, compile_module(precise.module), uses_cuda_graphs=uses_cuda_graphs)
+        eager = run_checked(precise, iteration(precise, precise.module, marks_steps=False), wide_inputs, start, seed)
+        run = iteration(precise, compile_module(precise.module), marks_steps=marks_steps)
         for _ in range(calls):
             compiled = run_checked(precise, run, wide_inputs, start, seed)
         return compare_with_eager(compiled, eager, precise, wide_inputs, start, seed)

@@ -258,7 +258,7 @@ def _program(case: Case) -> _Program:
 
         def synthetic_iteration(call: Callable[..., Any]) -> Callable[[int], Any]:
             def step(index: int) -> Any:
-                if case.mode.uses_cuda_graphs:
+                if case.device == "cuda":
                     torch.compiler.cudagraph_mark_step_begin()
                 with torch.no_grad():
                     return call(sets[index % INPUT_SETS])
@@ -272,7 +272,7 @@ def _program(case: Case) -> _Program:
     inputs = [instance.inputs(index) for index in range(INPUT_SETS)]
 
     def workload_iteration(call: Callable[..., Any]) -> Callable[[int], Any]:
-        run = iteration(instance, call, uses_cuda_graphs=case.mode.uses_cuda_graphs)
+        run = iteration(instance, call, marks_steps=case.device == "cuda")
         return lambda index: run(inputs[index % INPUT_SETS])
 
     return _Program(instance.module, workload_iteration)

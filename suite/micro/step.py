@@ -143,7 +143,7 @@ def _make(name: str, way: str, with_optimizer: bool, size: Size) -> Made:
     compiled = callable_for(mode, instance.module)
     if way == CALLABLES:
         return _callables(instance, compiled, sets, optimizer)
-    iterate = iteration(instance, compiled, uses_cuda_graphs=mode.uses_cuda_graphs, optimizer=optimizer)
+    iterate = iteration(instance, compiled, marks_steps=way in COMPILED, optimizer=optimizer)
     if way == STEP:
         return _step(iterate, sets)
     if way in (BY_HAND, BARE):

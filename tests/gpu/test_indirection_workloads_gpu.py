@@ -90,7 +90,7 @@ def check_copies(acronym: str, copied_bytes: int) -> str:
 
 def workload_iteration(instance: Instance, mode: str) -> Callable[[Inputs], Any]:
     chosen = MODES[mode]
-    return iteration(instance, callable_for(chosen, instance.module), uses_cuda_graphs=chosen.uses_cuda_graphs)
+    return iteration(instance, callable_for(chosen, instance.module), marks_steps=chosen.uses_cuda_graphs)
 
 
 @pytest.fixture

@@ -122,8 +122,14 @@ def test_dropout_under_cuda_graphs_agrees_with_eager(cell):
 
 
 def test_graphs_with_and_without_partitions_give_the_same_bits(cell):
-    first, second = (cell(Mlp, mode).prepare().correctness.digests for mode in ("graph", "graph-unpartitioned"))
-    assert first == second and len(set(first)) == 2
+    """As far as two processes with the same graphs do: kernels are tuned by time, and a busy GPU draws others."""
+    found = []
+    for mode in ("graph", "graph", "graph-unpartitioned"):
+        live = cell(Mlp, mode)
+        correctness = live.prepare().correctness
+        found.append((correctness.digests, correctness.deterministic, live.metrics().kernels))
+    *stock, own = (digests for digests, _, _ in found)
+    assert own in stock and len(set(own)) == 2, found
 
 
 class TableOnTheCpu(torch.nn.Module):

@@ -26,7 +26,7 @@ def test_eager_takes_what_was_estimated_and_not_far_more(acronym: str) -> None:
     torch.cuda.reset_peak_memory_stats()
     instance = instantiate(workload, device="cuda", seed=0)
     inputs = instance.inputs(0)
-    iteration(instance, instance.module, uses_cuda_graphs=False)(inputs)
+    iteration(instance, instance.module, marks_steps=False)(inputs)
     torch.cuda.synchronize()
     taken = torch.cuda.max_memory_allocated() - before
     assert need.peak <= taken
