@@ -11,7 +11,9 @@ what keeps several published programs from being captured, and it must survive.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -78,16 +80,22 @@ class Instance:
         distinct = {id(tensor): tensor for tensor in tensors_of((inputs.args, inputs.kwargs))}
         return sum(tensor.numel() * tensor.element_size() for tensor in distinct.values())
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Around forward and loss: autocast to float16 (on a CPU bfloat16) under the amp policy, else nothing."""
-        if self.workload.dtype_policy != "amp":
-            return contextlib.nullcontext()
-        dtype = torch.bfloat16 if self.device.type == "cpu" else torch.float16
-        return torch.autocast(self.device.type, dtype=dtype)
+    @property
+    def autocast(self) -> Callable[[], AbstractContextManager[Any]]:
+        """Around forward and loss: autocast to float16 (on a CPU bfloat16) under the amp policy, else nothing.
 
-    def loss(self, output: Any) -> torch.Tensor:
-        """The scalar tensor a training iteration differentiates (see `models.losses`)."""
-        return (self.workload.loss or losses.mean_loss)(output)
+        Like `loss` a function that knows nothing of the instance. A captured loop that took both beforehand does not
+        look in each call whether the instance, and all workloads that its code could reach, are as they were.
+        """
+        if self.workload.dtype_policy != "amp":
+            return contextlib.nullcontext
+        dtype = torch.bfloat16 if self.device.type == "cpu" else torch.float16
+        return functools.partial(torch.autocast, self.device.type, dtype=dtype)
+
+    @property
+    def loss(self) -> Callable[[Any], torch.Tensor]:
+        """Of a module's output the scalar tensor that a training iteration differentiates (see `models.losses`)."""
+        return self.workload.loss or losses.mean_loss
 
     def optimizer(self) -> torch.optim.Optimizer:
         """A new optimizer over the module's parameters, as the papers configure it for this workload.

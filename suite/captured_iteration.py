@@ -131,11 +131,12 @@ class CallableIteration:
         outputs: bool,
     ) -> None:
         taken = self._outputs = Outputs(wanted=outputs)
+        autocast, loss_of = instance.autocast, instance.loss
 
         def forward(inputs: Inputs) -> tuple[list[torch.Tensor], torch.Tensor]:
-            with instance.autocast():
+            with autocast():
                 output = call(*inputs.args, **inputs.kwargs)
-                return taken.taken_apart(output), instance.loss(output)
+                return taken.taken_apart(output), loss_of(output)
 
         self._forward = forward
         self._parameters = list(instance.module.parameters())

@@ -61,11 +61,12 @@ def iteration(
     begins with a mark, as PyTorch asks of programs whose CUDA graphs it makes.
     """
     parameters = list(instance.module.parameters())
+    autocast, loss_of = instance.autocast, instance.loss
 
     def infer(inputs: Inputs) -> IterationOutput:
         if marks_steps:
             torch.compiler.cudagraph_mark_step_begin()
-        with torch.no_grad(), instance.autocast():
+        with torch.no_grad(), autocast():
             return IterationOutput(call(*inputs.args, **inputs.kwargs), None)
 
     def train(inputs: Inputs) -> IterationOutput:
@@ -73,9 +74,9 @@ def iteration(
             parameter.grad = None
         if marks_steps:
             torch.compiler.cudagraph_mark_step_begin()
-        with instance.autocast():
+        with autocast():
             output = call(*inputs.args, **inputs.kwargs)
-            loss = instance.loss(output)
+            loss = loss_of(output)
         loss.backward()
         if optimizer is not None:
             optimizer.step()

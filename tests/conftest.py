@@ -1,7 +1,8 @@
 """What all tests share: `gpu` tests are collected everywhere and skipped where there is no CUDA device; a slow machine
 fails no property test, whose examples are limited in number and not in time; compiled kernels are cached for one
 session only, so that no test depends on what an earlier one left on the machine. Where there is no GPU, C++ kernels are
-compiled without vector instructions: each process finds out for half a minute which ones it can use."""
+compiled without vector instructions: each process finds out for half a minute which ones it can use. On a GPU processes
+share what was found out once, and Triton's kernels, in the folder ENCORE_TEST_TOOLCHAIN (`gpu/toolchain.py`)."""
 
 from __future__ import annotations
 
@@ -16,12 +17,18 @@ from hypothesis import HealthCheck, settings
 
 _CACHES = tempfile.TemporaryDirectory(prefix="encore-tests-")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{_CACHES.name}/inductor"
-os.environ["TRITON_CACHE_DIR"] = f"{_CACHES.name}/triton"
+_TOOLCHAIN = os.environ.get("ENCORE_TEST_TOOLCHAIN")
+os.environ["TRITON_CACHE_DIR"] = f"{_TOOLCHAIN or _CACHES.name}/triton"
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several processes: threads of theirs would wait for each other's cores
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
+
+if _TOOLCHAIN:
+    from suite.measure.compile_times import share_toolchain
+
+    share_toolchain(Path(_TOOLCHAIN, "vec_isa_ok").exists(), f"{_TOOLCHAIN}/headers")
 
 settings.register_profile("encore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("encore")

@@ -122,11 +122,14 @@ def fails_on_one(mode: str) -> dict[str, Any]:
     return {**found, "reasons": reasons}
 
 
-def _train(module: nn.Module, call: Any, steps: int, timed: int) -> dict[str, Any]:
+def _train(module: nn.Module, call: Any) -> dict[str, Any]:
+    """STEPS whose losses count, UNTIMED in which graphs settle, TIMED; as many on all ranks."""
+    numbers = {"STEPS": 8, "UNTIMED": 0, "TIMED": 30}
+    steps, untimed, timed = (int(os.environ.get(name, default)) for name, default in numbers.items())
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     generator = torch.Generator(DEVICE).manual_seed(100 + RANK)
     losses, times = [], []
-    for step in range(steps + timed):
+    for step in range(steps + untimed + timed):
         tokens = torch.randint(64, (4, 32), device=DEVICE, generator=generator)
         synchronize()
         began = time.perf_counter()
@@ -139,7 +142,7 @@ def _train(module: nn.Module, call: Any, steps: int, timed: int) -> dict[str, An
         times.append(time.perf_counter() - began)
         if step < steps:
             losses.append(float(loss.detach()))
-    return {"losses": losses, "step_us": 1e6 * statistics.median(times[steps:]) if timed else None}
+    return {"losses": losses, "step_us": 1e6 * statistics.median(times[-timed:]) if timed else None}
 
 
 def _model() -> Decoder:
@@ -153,7 +156,7 @@ def _model() -> Decoder:
 def ddp(mode: str) -> dict[str, Any]:
     """Training with DistributedDataParallel around the module, compiled as a whole."""
     model = nn.parallel.DistributedDataParallel(_model(), device_ids=[DEVICE.index] if ON_GPU else None)
-    return _train(model, compiled(model, mode), int(os.environ.get("STEPS", "8")), int(os.environ.get("TIMED", "30")))
+    return _train(model, compiled(model, mode))
 
 
 def fsdp(mode: str) -> dict[str, Any]:
@@ -169,7 +172,7 @@ def fsdp(mode: str) -> dict[str, Any]:
             block.compile(**settings)
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    return _train(model, model, int(os.environ.get("STEPS", "8")), int(os.environ.get("TIMED", "30")))
+    return _train(model, model)
 
 
 def selects(mode: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from manual_clock import Clock
 from suite.measure import launches
 from suite.measure.launches import graphs_us, timed_launches
 from suite.metrics import PreparedCell, metrics
-from suite.metrics.floor import METRIC, SAMPLES
+from suite.metrics.floor import FEWEST, METRIC, MOST
 from suite.modes import MODES
 
 
@@ -50,15 +50,21 @@ def test_an_iteration_is_compared_with_its_graphs_alone(cuda: Any, clock: Clock)
     assert METRIC.values(cell(iterate)) == {"floor_us": 500.0, "whole_us": 1500.0, "over_floor_ratio": 3.0}
 
 
-def test_inputs_move_as_in_the_timed_blocks(cuda: Any) -> None:
+@pytest.mark.parametrize(
+    ("iteration_us", "samples"), [(0, MOST), (499_500, FEWEST), (99_500, 20), (10_000_000, FEWEST)]
+)
+def test_inputs_move_as_in_the_timed_blocks_for_two_seconds_or_so(
+    cuda: Any, clock: Clock, iteration_us: int, samples: int
+) -> None:
     graph, numbers = cuda(), []
 
     def iterate(number: int) -> None:
         numbers.append(number)
+        clock.pass_us(iteration_us)
         graph.replay()
 
     METRIC.values(cell(iterate))
-    assert numbers == list(range(1 + 2 * SAMPLES))
+    assert numbers == list(range(2 + 2 * samples))
 
 
 def test_graphs_are_launched_where_the_program_launches_them_and_never_without_it(cuda: Any, clock: Clock) -> None:

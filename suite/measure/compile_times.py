@@ -32,16 +32,21 @@ def start_toolchain(device: torch.device, vec_isa_ok: bool | None = None, header
     Returns:
         Whether C++ can use all vector instructions that the CPU has; None where only some, or where it is not known.
     """
-    if vec_isa_ok:
-        torch_internals.cpu_vec_isa.VecISA.check_build = lambda isa, code: True
-    if headers is not None:
-        torch_internals.codecache._HEADER_DIR = headers
-        torch_internals.codecache._HEADER_LOCK_DIR = str(Path(headers, "locks"))
+    share_toolchain(vec_isa_ok, headers)
     all_instructions = _all_vector_instructions()
     for each in dict.fromkeys((device, torch.device("cpu"))):
         torch.compile(_trivial, backend="inductor")(torch.zeros(64, device=each))
     torch.compiler.reset()
     return all_instructions or None
+
+
+def share_toolchain(vec_isa_ok: bool | None, headers: str | None) -> None:
+    """Of `start_toolchain` what it takes from other processes; the arguments are the same."""
+    if vec_isa_ok:
+        torch_internals.cpu_vec_isa.VecISA.check_build = lambda isa, code: True
+    if headers is not None:
+        torch_internals.codecache._HEADER_DIR = headers
+        torch_internals.codecache._HEADER_LOCK_DIR = str(Path(headers, "locks"))
 
 
 def _all_vector_instructions() -> bool:

@@ -12,11 +12,17 @@ from statistics import median
 
 from suite.metrics import Metric, PreparedCell
 
-SAMPLES = 100
+FEWEST, MOST = 10, 100
+LONGEST_S = 2.0
+
+
+def samples_of(iteration_us: float) -> int:
+    """How many iterations are taken: as many as fit into `LONGEST_S`, not fewer than `FEWEST` or more than `MOST`."""
+    return min(MOST, max(FEWEST, int(LONGEST_S * 1e6 / max(iteration_us, 1.0))))
 
 
 def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
-    """Medians of `SAMPLES` iterations, and of as many of their graphs, each waited for.
+    """Medians of some iterations (`samples_of`), and of as many of their graphs, each waited for.
 
     All are taken on one core, the same for every mode. The inputs move from iteration to iteration as in the timed
     blocks: on inputs that stay, selection would begin to measure once more.
@@ -39,10 +45,11 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
 
     with bound_to(min(os.sched_getaffinity(0))):
         iterate()
-        graphs = graphs_us(iterate, wait, SAMPLES)
+        samples = samples_of(waited_us(iterate, wait))
+        graphs = graphs_us(iterate, wait, samples)
         if not graphs:
             return {}
-        whole = median(waited_us(iterate, wait) for _ in range(SAMPLES))
+        whole = median(waited_us(iterate, wait) for _ in range(samples))
     floor = median(graphs)
     return {"floor_us": floor, "whole_us": whole, "over_floor_ratio": whole / floor}
 

@@ -177,9 +177,11 @@ def _callables(
 ) -> Made:
     """The module as one callable, forward and loss; backward through autograd; the optimizer as it is."""
 
+    autocast, loss_of = instance.autocast, instance.loss
+
     def forward(inputs: Inputs) -> torch.Tensor:
-        with instance.autocast():
-            return instance.loss(compiled(*inputs.args, **inputs.kwargs))
+        with autocast():
+            return loss_of(compiled(*inputs.args, **inputs.kwargs))
 
     try:
         call = optimizations.graph_callables(forward, [(sets[0],)])

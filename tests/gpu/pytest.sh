@@ -4,12 +4,21 @@
 #
 # Usage: tests/gpu/pytest.sh PYTHON [pytest options]
 # ENCORE_RESULTS names a folder for together.xml and alone.xml, ENCORE_TEST_PROCESSES how many (6), ENCORE_TEST_PART the
-# only part that runs (together or alone).
+# only part that runs (together or alone), ENCORE_TEST_TOOLCHAIN a folder for what processes of several runs share.
 set -uo pipefail
 python="${1:?Usage: tests/gpu/pytest.sh PYTHON [pytest options]}"
 shift
 # Six times Inductor's default number of compiler processes would be too many for any machine.
 export TORCHINDUCTOR_COMPILE_THREADS=4
+if [ -z "${ENCORE_TEST_TOOLCHAIN:-}" ]; then
+    ENCORE_TEST_TOOLCHAIN="$(mktemp -d)" || exit 2
+    trap 'rm -rf -- "$ENCORE_TEST_TOOLCHAIN"' EXIT
+fi
+export ENCORE_TEST_TOOLCHAIN
+root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
+[ -e "$ENCORE_TEST_TOOLCHAIN/made" ] || PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" \
+    "$python" "$root/tests/gpu/toolchain.py" "$ENCORE_TEST_TOOLCHAIN" ||
+    echo "pytest.sh: each process finds out by itself what C++ can use" >&2
 nothing_collected=5
 interrupted=2
 
