@@ -94,6 +94,34 @@ def test_layers_that_run_several_times_are_counted_per_iteration(monkeypatch: py
     assert clocks.spent[GRAPH][0] == 0
 
 
+def test_inside_is_the_time_of_a_graphs_function_from_one_wait_to_the_next() -> None:
+    now, events = [0], []
+
+    def wait() -> None:
+        events.append("wait")
+        now[0] += 1000
+
+    inside = host._Inside(lambda: now[0], wait)
+
+    def graph() -> str:
+        events.append("graph")
+        now[0] += 20_000
+        return "result"
+
+    timed = inside.around(graph)
+
+    def step(index: int) -> None:
+        now[0] += 500_000
+        for _ in range(index):
+            assert timed() == "result"
+
+    assert inside.take(3, step, idle_us=0) == (0.0, 21.0, 42.0)
+    call = ["wait", "graph", "wait"]
+    assert events == ["wait", *["wait", *call], *["wait", *call, *call]], "and before each iteration"
+    assert timed() == "result" and events[-1] == "graph", "none is waited for elsewhere"
+    assert inside.take(2, lambda index: None, idle_us=1) == ()
+
+
 def test_the_command_records_each_case_and_prints_it(tmp_path: Path) -> None:
     arguments = ["micro", "host", "parameters-2", "EOS", "--device", "cpu", "--size", "tiny", "--calls", "3"]
     done = CliRunner().invoke(app, [*arguments, "--modes", "eager,indirection", "--out", str(tmp_path)])
@@ -114,12 +142,12 @@ def test_the_table_shows_what_lies_between_the_layers() -> None:
         program="P", mode="graph", lean=None, parameters=2, buffers=1, issue_us=[50.0], whole_us=[60.0],
         without_guards_us=[], floor_us=[40.0],
         layers=[LayerTime(layer=name, host_us=us, fastest_us=us, calls=1) for name, us in times],
-        whole_by_stream_us=[58.0], whole_by_event_us=[59.0],
+        whole_by_stream_us=[58.0], whole_by_event_us=[59.0], inside_us=[31.0], inside_idle_us=[35.5],
         judged=(Judged(kept="none", median_us={"none": 25.0, "copy": 30.04}),),
     )  # fmt: skip
     run = HostRun.model_construct(device="cuda", size="full", costs=[cost])
     cells = [str(next(iter(column.cells))) for column in table(run).columns]
-    times = ["60.0", "60.0", "50.0", "40.0", "1.50", "18.0", "8.5", "21.5", "58.0", "59.0"]
+    times = ["60.0", "60.0", "50.0", "40.0", "1.50", "18.0", "8.5", "21.5", "58.0", "59.0", "31.0", "35.5"]
     assert cells == ["P", "graph", "", "3", *times, NONE, "none (none 25.0, copy 30.0)"]
 
 

@@ -453,3 +453,27 @@ def test_what_a_class_holds_is_put_back_after_a_capture_that_fails() -> None:
             fails[0] = index == 3
             assert torch.equal(graphed(*batch), batch[0]["x"].sum())
     assert (device.captures, Last.calls) == (1, 0)
+
+
+def test_the_report_counts_what_each_call_compares() -> None:
+    """A registry that the step names is compared with all that its entries hold."""
+
+    class Entry:
+        __slots__ = ("first", "weight")
+
+        def __init__(self, weight: float) -> None:
+            self.first, self.weight = 1.0, weight
+
+    registry = {str(number): Entry(float(number)) for number in range(10)}
+    weight = registry["3"].weight
+
+    def watched(read: Callable[[], float]) -> int:
+        step = GraphedStep(lambda x: x * read(), device=CpuDevice())
+        for index in range(6):
+            step(torch.full((4,), float(index)))
+        (recording,) = step.report().recordings
+        return recording.watched
+
+    through_registry, taken_out = watched(lambda: registry["3"].weight), watched(lambda: weight)
+    assert through_registry - taken_out >= 10, "the attribute that is named, of every entry"
+    assert 0 < taken_out < 10

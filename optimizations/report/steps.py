@@ -34,6 +34,7 @@ class RecordedStep:
         copied_bytes: data copied into placeholders before each replay, of `copied_tensors`.
         tensors_followed: inputs that are read where they lie, though they lie elsewhere in each call.
         tensors_in_place: inputs that were the same tensors in all calls before it, and are read where they lie.
+        watched: values that the step can reach in Python, and that each call compares before the launch.
         pool_bytes: memory that its graphs' pool grew by.
         replays: how often it was launched.
         record_s: time from the beginning of the recording to its first launch.
@@ -45,6 +46,7 @@ class RecordedStep:
     copied_tensors: int
     tensors_in_place: int
     tensors_followed: int
+    watched: int
     pool_bytes: int
     replays: int
     record_s: float

@@ -45,6 +45,9 @@ SETTLING = 12
 INPUT_SETS = 4
 SEED = 1337
 
+IDLE_US = 200
+"""How long the device has nothing to do before some of the calls: selection's own work between two is of that order."""
+
 TREES = (
     ("manager run", "CUDAGraphTreeManager", "run"),
     ("check invariants", "CUDAGraphNode", "check_invariants"),
@@ -175,6 +178,45 @@ class _Clocks:
         return clocked
 
 
+class _Inside:
+    """Nanoseconds of each iteration in the functions of graphs, the device waited for before and behind each call."""
+
+    def __init__(self, now_ns: Callable[[], int], wait: Callable[[], Any]) -> None:
+        self._now_ns = now_ns
+        self._wait = wait
+        self._on = False
+        self.spent: list[int] = []
+
+    def take(self, iterations: int, step: Callable[[int], Any], idle_us: int) -> tuple[float, ...]:
+        """Microseconds of so many iterations; none where no graph was called."""
+        self.spent = []
+        for index in range(iterations):
+            self._wait()
+            ready = time.perf_counter_ns() + idle_us * 1000
+            while time.perf_counter_ns() < ready:
+                pass
+            self.spent.append(0)
+            self._on = True
+            step(index)
+            self._on = False
+        return tuple(spent / 1e3 for spent in self.spent) if any(self.spent) else ()
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            if not self._on:
+                return function(*arguments, **keywords)
+            self._wait()
+            start = self._now_ns()
+            try:
+                result = function(*arguments, **keywords)
+                self._wait()
+                return result
+            finally:
+                self.spent[-1] += self._now_ns() - start
+
+        return timed
+
+
 @dataclass(frozen=True, slots=True)
 class _Program:
     module: nn.Module
@@ -198,7 +240,7 @@ def measure(case: Case) -> HostCost:
     floor = graphs_us(functools.partial(step, 0), synchronize, case.calls) if case.device == "cuda" else []
     del step
     _forget()
-    layers = _layers(case, program, synchronize)
+    layers, inside, inside_idle = _inner_times(case, program, synchronize)
     _forget()
     return HostCost(
         program=case.program,
@@ -217,6 +259,8 @@ def measure(case: Case) -> HostCost:
         whole_by_stream_us=tuple(others[0]) if others else (),
         whole_by_event_us=tuple(others[1]) if others else (),
         judged=judged,
+        inside_us=inside,
+        inside_idle_us=inside_idle,
     )
 
 
@@ -333,9 +377,12 @@ def _judged() -> tuple[Judged, ...]:
     )
 
 
-def _layers(case: Case, program: _Program, synchronize: Callable[[], Any]) -> list[LayerTime]:
-    clocks = _Clocks(case.now_ns)
-    with _clocked_graphs(clocks), _clocked_trees(clocks):
+def _inner_times(
+    case: Case, program: _Program, synchronize: Callable[[], Any]
+) -> tuple[list[LayerTime], tuple[float, ...], tuple[float, ...]]:
+    """Of each layer; and of graphs' functions waited for, right behind one another, and behind a pause."""
+    clocks, inside = _Clocks(case.now_ns), _Inside(case.now_ns, _waits(case.device)[-1])
+    with _clocked_graphs(lambda graph: inside.around(clocks.around(GRAPH, graph))), _clocked_trees(clocks):
         call: Callable[..., Any] = program.module
         if case.mode.backend is not None:
             call = torch.compile(program.module, backend=_clocked_backend(case, clocks))
@@ -347,10 +394,12 @@ def _layers(case: Case, program: _Program, synchronize: Callable[[], Any]) -> li
             step(index)
             clocks.on = False
         synchronize()
-    return [
+        waited = [inside.take(case.calls, step, idle_us) for idle_us in (0, IDLE_US)]
+    layers = [
         _layer_time(layer, [*spent, *[0] * (case.calls - len(spent))], clocks.calls[layer])
         for layer, spent in clocks.spent.items()
     ]
+    return layers, waited[0], waited[1]
 
 
 def _layer_time(layer: str, spent_ns: list[int], calls: int) -> LayerTime:
@@ -378,14 +427,14 @@ def _clocked_backend(case: Case, clocks: _Clocks) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _clocked_graphs(clocks: _Clocks) -> Iterator[None]:
+def _clocked_graphs(clocked: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """A clock around the function of each graph that is compiled in the block."""
     owner, attribute = torch_internals.holder_of("post_compile")
     stock = getattr(owner, attribute)
 
     def post_compile(graph: Any, *arguments: Any, **keywords: Any) -> Any:
         result = stock(graph, *arguments, **keywords)
-        graph.current_callable = clocks.around(GRAPH, graph.current_callable)
+        graph.current_callable = clocked(graph.current_callable)
         return result
 
     with torch_internals.replaced("post_compile", post_compile):

@@ -247,19 +247,20 @@ def capture(
     if carry:
         _follow(device, graph, pool, inputs, launches, set(written))
     outputs.prepare()  # what the driver does not take shows here, while the capture can be thrown away
+    watch = Watch(
+        call.state,
+        ignored,
+        _reads(device, graph, observer, call),
+        unknown,
+        host=_host_tensors(device, observer, call, progress, unknown),
+    )
     return Recording(
         graph=graph,
         pool=pool,
         inputs=inputs,
         written=written,
         gradients=Gradients(call.parameters, call.before, after, indifferent=indifferent),
-        watch=Watch(
-            call.state,
-            ignored,
-            _reads(device, graph, observer, call),
-            unknown,
-            host=_host_tensors(device, observer, call, progress, unknown),
-        ),
+        watch=watch,
         outputs=outputs,
         mutated=mutated,
         written_memory=WrittenMemory([*mutated, *_both(call.before, after)]),
@@ -274,6 +275,7 @@ def capture(
             copied_tensors=inputs.copied_tensors,
             tensors_in_place=len(inputs.in_place),
             tensors_followed=len(inputs.followed),
+            watched=len(watch),
             pool_bytes=pool_bytes - pool_before,
             replays=0,
             record_s=0.0,
