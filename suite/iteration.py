@@ -62,6 +62,8 @@ def iteration(
     """
     parameters = list(instance.module.parameters())
     autocast, loss_of = instance.autocast, instance.loss
+    if marks_steps:
+        torch.compiler.cudagraph_mark_step_begin()  # imports Inductor, which is not to be in the first iteration's time
 
     def infer(inputs: Inputs) -> IterationOutput:
         if marks_steps:

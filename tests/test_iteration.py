@@ -85,7 +85,7 @@ def test_a_mark_stands_before_the_call_of_each_step(monkeypatch, task):
     marked(instance.inputs(0))
     marked(instance.inputs(1))
     iteration(instance, call, marks_steps=False)(instance.inputs(0))
-    assert events == ["mark", "call", "mark", "call", "call"]
+    assert events == ["mark", "mark", "call", "mark", "call", "call"], "the first where the iteration is made"
 
 
 def test_keyword_inputs_arrive():
