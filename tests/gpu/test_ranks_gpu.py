@@ -163,9 +163,15 @@ def test_training_on_two_gpus_is_right_and_not_slower_than_stock(tmp_path: Path,
     assert slowest["encore"] <= 1.15 * slowest["graph"], slowest
 
 
-@pytest.mark.parametrize("ending", ["destroys", "never destroys", "raises on one", "is interrupted"])
-def test_all_processes_end_within_ten_seconds(tmp_path: Path, ending: str) -> None:
-    launched = launch(tmp_path, 2, "ends", "encore", ENDING=ending)
+@pytest.mark.parametrize(
+    ("ending", "mode"),
+    [
+        *((ending, "encore") for ending in ("destroys", "never destroys", "raises on one", "is interrupted")),
+        ("destroys", "compile"),  # how long it takes without graphs
+    ],
+)
+def test_all_processes_end_within_ten_seconds(tmp_path: Path, ending: str, mode: str) -> None:
+    launched = launch(tmp_path, 2, "ends", mode, ENDING=ending)
     try:
         launched.said("READY", 2)
         workers = launched.workers()
@@ -176,7 +182,9 @@ def test_all_processes_end_within_ten_seconds(tmp_path: Path, ending: str) -> No
         began = time.monotonic()
         _, alive = psutil.wait_procs(workers, timeout=40)
         seconds = time.monotonic() - began
-        note(f"ends-{ending.replace(' ', '-')}", {"seconds": seconds, "alive": len(alive)})
+        said = [line for line in launched.text().splitlines() if line.startswith("encore:")]
+        name = f"ends-{ending.replace(' ', '-')}" + ("" if mode == "encore" else f"-{mode}")
+        note(name, {"seconds": seconds, "alive": len(alive), "said": said})
         assert not alive, launched.text()[-4000:]
         assert seconds < LONGEST_END_S, launched.text()[-4000:]
         assert (launched.process.wait(20) == 0) == ("destroys" in ending), launched.text()[-4000:]
