@@ -86,6 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
     if torch.cuda.is_available():
+        items.sort(key=lambda item: item.get_closest_marker("long") is None)
         return
     skip = pytest.mark.skip(reason="needs an NVIDIA GPU (run ./run_tests.sh --gpu on a machine with one)")
     for item in gpu_items:

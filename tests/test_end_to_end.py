@@ -51,6 +51,7 @@ def test_two_workloads_run_on_the_cpu_and_are_reported_as_such(tmp_path: Path) -
 
 
 @pytest.mark.gpu
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_workload_runs_on_the_gpu_in_all_stock_modes(tmp_path: Path) -> None:
     run = tmp_path / "run"

@@ -296,8 +296,13 @@ ALONE = "<-m><pytest><-m><gpu and alone>"
 
 
 def test_gpu_tests_run_several_at_a_time_and_then_those_that_measure_alone(checkout: Checkout) -> None:
-    assert checkout.run("run_tests.sh", "--gpu", "-x", STUB_GPU="NVIDIA H200").returncode == 0
-    assert checkout.calls()[-2:] == [f"{TOGETHER}<--numprocesses><6><--dist><worksteal><-x>", f"{ALONE}<-x>"]
+    for name in ("found", "other"):
+        (checkout.root / "tests" / f"test_{name}.py").write_text("@pytest.mark.gpu\n" if name == "found" else "")
+    in_turns = f"{TOGETHER}<--numprocesses><6><--dist><load><--maxschedchunk><1><-x>"
+    for given in ((), ("tests/test_other.py",), ("tests/test_other.py::test_it",)):
+        assert checkout.run("run_tests.sh", "--gpu", "-x", *given, STUB_GPU="NVIDIA H200").returncode == 0
+        files = "".join(f"<{name}>" for name in given or ("tests/test_found.py",))
+        assert checkout.calls()[-2:] == [f"{in_turns}{files}", f"{ALONE}<-x>{files}"]
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -2,7 +2,7 @@
 # The tests that need a GPU: several at a time, for they compile longer than they use it, and then one after another
 # those that measure time, waits or memory. The exit code is that of the first part that failed.
 #
-# Usage: tests/gpu/pytest.sh PYTHON [pytest options]
+# Usage: tests/gpu/pytest.sh PYTHON [pytest options] [files; all that have such tests]
 # ENCORE_RESULTS names a folder for together.xml and alone.xml, ENCORE_TEST_PROCESSES how many (6), ENCORE_TEST_PART the
 # only part that runs (together or alone), ENCORE_TEST_TOOLCHAIN a folder for what processes of several runs share.
 set -uo pipefail
@@ -19,6 +19,15 @@ root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
 [ -e "$ENCORE_TEST_TOOLCHAIN/made" ] || PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" \
     "$python" "$root/tests/gpu/toolchain.py" "$ENCORE_TEST_TOOLCHAIN" ||
     echo "pytest.sh: each process finds out by itself what C++ can use" >&2
+cd -- "$root" || exit 2
+some=
+for argument in "$@"; do
+    [ ! -e "${argument%%::*}" ] || some=1
+done
+if [ -z "$some" ]; then # every process would import all other test files only to find nothing in them
+    mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
+    set -- "$@" "${files[@]}"
+fi
 nothing_collected=5
 interrupted=2
 
@@ -30,7 +39,7 @@ part() {
     "$python" -m pytest -m "$markers" ${ENCORE_RESULTS:+--junitxml "$ENCORE_RESULTS/$name.xml"} "$@"
 }
 
-together() { part together "gpu and not alone" --numprocesses "${ENCORE_TEST_PROCESSES:-6}" --dist worksteal "$@"; }
+together() { part together "gpu and not alone" --numprocesses "${ENCORE_TEST_PROCESSES:-6}" --dist load --maxschedchunk 1 "$@"; }
 alone() { part alone "gpu and alone" "$@"; }
 
 case "${ENCORE_TEST_PART:-}" in

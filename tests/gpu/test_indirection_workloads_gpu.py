@@ -138,6 +138,7 @@ def relative_difference(value: torch.Tensor, reference: torch.Tensor) -> float:
     return float((one - other)[finite].abs().norm() / other[finite].abs().norm().clamp_min(1e-30))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("acronym", sorted(workloads()))
 def test_a_workload_replays_bit_for_bit_as_stock_does(
     acronym: str, searched: list[Searched], record_property: Callable[[str, object], None], deterministic: None

@@ -363,6 +363,7 @@ def curve(graphed: bool, *, name: str, steps: int, fp16: bool) -> tuple[list[flo
     return [loss.item() for loss in kept], call
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "fp16"), [("small GPT", True), ("small GPT", False), ("DGPT2", True)])
 def test_two_hundred_steps_give_the_loss_curve_of_eager_within_its_own_spread(name: str, fp16: bool) -> None:
     steps = 200
@@ -382,6 +383,7 @@ def test_two_hundred_steps_give_the_loss_curve_of_eager_within_its_own_spread(na
     assert found[-1] < 0.5 * found[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("workload", "mode"), [("DCGAN", "step"), ("DGPT2", "step"), ("DCGAN", "callables")])
 def test_a_workload_in_a_mode_that_captures_its_iteration(tmp_path: Path, workload: str, mode: str) -> None:
     spec = CellSpec(
