@@ -44,11 +44,10 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
         torch.cuda.synchronize(cell.device)
 
     with bound_to(min(os.sched_getaffinity(0))):
-        iterate()
+        if not graphs_us(iterate, wait, 1):
+            return {}
         samples = samples_of(waited_us(iterate, wait))
         graphs = graphs_us(iterate, wait, samples)
-        if not graphs:
-            return {}
         whole = median(waited_us(iterate, wait) for _ in range(samples))
     floor = median(graphs)
     return {"floor_us": floor, "whole_us": whole, "over_floor_ratio": whole / floor}
