@@ -101,25 +101,28 @@ def test_inside_is_the_time_of_a_graphs_function_from_one_wait_to_the_next() -> 
         events.append("wait")
         now[0] += 1000
 
-    inside = host._Inside(lambda: now[0], wait)
+    inside = host._Clocks(lambda: now[0], wait)
 
     def graph() -> str:
         events.append("graph")
         now[0] += 20_000
         return "result"
 
-    timed = inside.around(graph)
+    timed = inside.around(GRAPH, graph)
 
     def step(index: int) -> None:
         now[0] += 500_000
         for _ in range(index):
             assert timed() == "result"
 
-    assert inside.take(3, step, idle_us=0) == (0.0, 21.0, 42.0)
+    inside.take(3, step, wait)
+    assert inside.of(GRAPH) == [0, 21_000, 42_000]
     call = ["wait", "graph", "wait"]
     assert events == ["wait", *["wait", *call], *["wait", *call, *call]], "and before each iteration"
     assert timed() == "result" and events[-1] == "graph", "none is waited for elsewhere"
-    assert inside.take(2, lambda index: None, idle_us=1) == ()
+    other = host._Clocks(lambda: now[0], wait)
+    other.take(2, lambda index: None, wait)
+    assert other.of(GRAPH) == []
 
 
 def test_the_command_records_each_case_and_prints_it(tmp_path: Path) -> None:

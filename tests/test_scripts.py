@@ -47,7 +47,7 @@ case "$*" in
 *"suite explain"*) exit ${STUB_EXPLAIN:-0} ;;
 "-m ruff check"*) echo "a line too long"; exit ${STUB_RUFF:-0} ;;
 "-m mypy") echo "a wrong type"; exit ${STUB_MYPY:-0} ;;
-*"tests/gpu/toolchain.py "*) [ -n "${STUB_TOOLCHAIN:-}" ] && exit 1; mkdir -p "${@: -1}"; touch "${@: -1}/made" ;;
+"-m tests.gpu.toolchain "*) [ -n "${STUB_TOOLCHAIN:-}" ] && exit 1; mkdir -p "${@: -1}"; touch "${@: -1}/made" ;;
 "-m pytest -m gpu and alone"*) exit ${STUB_ALONE:-0} ;;
 "-m pytest"*) echo "=== 3 passed in 0.01s ==="; exit ${STUB_PYTEST:-0} ;;
 esac
@@ -310,7 +310,7 @@ def test_what_c_plus_plus_can_use_is_found_out_once_for_gpu_tests(checkout: Chec
     done = checkout.run("run_tests.sh", "--gpu", STUB_GPU="NVIDIA H200", STUB_TOOLCHAIN="1" if fails else "")
     assert done.returncode == 0
     made, *parts = checkout.calls()[-3:]
-    assert "tests/gpu/toolchain.py" in made and len(parts) == 2
+    assert "<tests.gpu.toolchain>" in made and len(parts) == 2
     assert ("each process finds out by itself" in done.stderr) == fails
     folder = Path(made.split("<")[-1].rstrip(">"))
     assert folder.is_absolute() and not folder.exists()
@@ -384,7 +384,7 @@ def test_a_stay_on_a_gpu_machine_runs_tests_microbenchmarks_and_workloads(checko
         "a share of what is left; a minute to pack"
     )
     toolchain, together, alone, micro, run = (call for call in calls if not call.startswith("timeout "))
-    assert "tests/gpu/toolchain.py" in toolchain, "for both parts"
+    assert "<tests.gpu.toolchain>" in toolchain, "for both parts"
     assert together.startswith(TOGETHER) and "/together.xml>" in together
     assert alone.startswith(ALONE) and "/alone.xml>" in alone
     assert all(call.endswith("<-p><no:cacheprovider><tests/test_found.py>") for call in (together, alone))
@@ -496,7 +496,7 @@ def test_a_round_tests_three_times_fuzzes_and_measures_with_nothing_else_at_work
     suite = min(gpus, 2) * ["<run>"]
     assert sorted(filter(None, kinds)) == sorted([*3 * words[:2], "fuzz", *suite])
     assert kinds[-len(suite) :] == suite
-    assert sum("tests/gpu/toolchain.py" in call for call in checkout.calls()) == 1
+    assert sum("<tests.gpu.toolchain>" in call for call in checkout.calls()) == 1
     bound = (checkout.folder / "bound").read_text().splitlines()
     assert sorted(bound[:7]) == sorted(ROUNDS[gpus])
     assert sorted(bound[7:]) == (["0 on 0-7"] if gpus == 1 else ["0 on 0-3", "1 on 4-7"])

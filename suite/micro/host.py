@@ -149,9 +149,10 @@ class Parameters(nn.Module):
 
 @dataclass(slots=True)
 class _Clocks:
-    """Nanoseconds of each iteration, and calls, by layer, while `on`."""
+    """Nanoseconds of each iteration, and calls, by layer, while `on`. `wait`: before and behind each of these calls."""
 
     now_ns: Callable[[], int]
+    wait: Callable[[], Any] | None = None
     on: bool = False
     iterations: int = 0
     spent: dict[str, list[int]] = field(default_factory=dict)
@@ -161,13 +162,31 @@ class _Clocks:
         self.on = True
         self.iterations += 1
 
+    def take(self, iterations: int, step: Callable[[int], Any], before: Callable[[], Any]) -> None:
+        """So many iterations by their numbers, `before` called before each."""
+        for index in range(iterations):
+            before()
+            self.begin()
+            step(index)
+            self.on = False
+
+    def of(self, layer: str) -> list[int]:
+        """What was spent in a layer in each iteration; empty if it was called in none."""
+        spent = self.spent.get(layer)
+        return [] if spent is None else [*spent, *[0] * (self.iterations - len(spent))]
+
     def around(self, layer: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def clocked(*arguments: Any, **keywords: Any) -> Any:
             if not self.on:
                 return function(*arguments, **keywords)
+            if self.wait is not None:
+                self.wait()
             start = self.now_ns()
             try:
-                return function(*arguments, **keywords)
+                result = function(*arguments, **keywords)
+                if self.wait is not None:
+                    self.wait()
+                return result
             finally:
                 took_ns = self.now_ns() - start
                 spent = self.spent.setdefault(layer, [])
@@ -176,45 +195,6 @@ class _Clocks:
                 self.calls[layer] += 1
 
         return clocked
-
-
-class _Inside:
-    """Nanoseconds of each iteration in the functions of graphs, the device waited for before and behind each call."""
-
-    def __init__(self, now_ns: Callable[[], int], wait: Callable[[], Any]) -> None:
-        self._now_ns = now_ns
-        self._wait = wait
-        self._on = False
-        self.spent: list[int] = []
-
-    def take(self, iterations: int, step: Callable[[int], Any], idle_us: int) -> tuple[float, ...]:
-        """Microseconds of so many iterations; none where no graph was called."""
-        self.spent = []
-        for index in range(iterations):
-            self._wait()
-            ready = time.perf_counter_ns() + idle_us * 1000
-            while time.perf_counter_ns() < ready:
-                pass
-            self.spent.append(0)
-            self._on = True
-            step(index)
-            self._on = False
-        return tuple(spent / 1e3 for spent in self.spent) if any(self.spent) else ()
-
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **keywords: Any) -> Any:
-            if not self._on:
-                return function(*arguments, **keywords)
-            self._wait()
-            start = self._now_ns()
-            try:
-                result = function(*arguments, **keywords)
-                self._wait()
-                return result
-            finally:
-                self.spent[-1] += self._now_ns() - start
-
-        return timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,25 +361,28 @@ def _inner_times(
     case: Case, program: _Program, synchronize: Callable[[], Any]
 ) -> tuple[list[LayerTime], tuple[float, ...], tuple[float, ...]]:
     """Of each layer; and of graphs' functions waited for, right behind one another, and behind a pause."""
-    clocks, inside = _Clocks(case.now_ns), _Inside(case.now_ns, _waits(case.device)[-1])
-    with _clocked_graphs(lambda graph: inside.around(clocks.around(GRAPH, graph))), _clocked_trees(clocks):
+    wait = _waits(case.device)[-1]
+    clocks, inside = _Clocks(case.now_ns), _Clocks(case.now_ns, wait)
+    with _clocked_graphs(lambda graph: inside.around(GRAPH, clocks.around(GRAPH, graph))), _clocked_trees(clocks):
         call: Callable[..., Any] = program.module
         if case.mode.backend is not None:
             call = torch.compile(program.module, backend=_clocked_backend(case, clocks))
         step = program.iterate(clocks.around(CALL, call))
         _settle(step, synchronize)
-        for index in range(case.calls):
-            synchronize()
-            clocks.begin()
-            step(index)
-            clocks.on = False
+        clocks.take(case.calls, step, synchronize)
         synchronize()
-        waited = [inside.take(case.calls, step, idle_us) for idle_us in (0, IDLE_US)]
-    layers = [
-        _layer_time(layer, [*spent, *[0] * (case.calls - len(spent))], clocks.calls[layer])
-        for layer, spent in clocks.spent.items()
-    ]
-    return layers, waited[0], waited[1]
+        for idle_us in (0, IDLE_US):
+            inside.take(case.calls, step, functools.partial(_pause, wait, idle_us))
+    layers = [_layer_time(layer, clocks.of(layer), clocks.calls[layer]) for layer in clocks.spent]
+    inside_us = tuple(spent / 1e3 for spent in inside.of(GRAPH))
+    return layers, inside_us[: case.calls], inside_us[case.calls :]
+
+
+def _pause(wait: Callable[[], Any], idle_us: int) -> None:
+    wait()
+    ready = time.perf_counter_ns() + idle_us * 1000
+    while time.perf_counter_ns() < ready:
+        pass
 
 
 def _layer_time(layer: str, spent_ns: list[int], calls: int) -> LayerTime:

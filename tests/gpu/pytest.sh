@@ -16,10 +16,9 @@ if [ -z "${ENCORE_TEST_TOOLCHAIN:-}" ]; then
 fi
 export ENCORE_TEST_TOOLCHAIN
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
-[ -e "$ENCORE_TEST_TOOLCHAIN/made" ] || PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" \
-    "$python" "$root/tests/gpu/toolchain.py" "$ENCORE_TEST_TOOLCHAIN" ||
-    echo "pytest.sh: each process finds out by itself what C++ can use" >&2
 cd -- "$root" || exit 2
+[ -e "$ENCORE_TEST_TOOLCHAIN/made" ] || "$python" -m tests.gpu.toolchain "$ENCORE_TEST_TOOLCHAIN" ||
+    echo "pytest.sh: each process finds out by itself what C++ can use" >&2
 some=
 for argument in "$@"; do
     [ ! -e "${argument%%::*}" ] || some=1
@@ -39,7 +38,9 @@ part() {
     "$python" -m pytest -m "$markers" ${ENCORE_RESULTS:+--junitxml "$ENCORE_RESULTS/$name.xml"} "$@"
 }
 
-together() { part together "gpu and not alone" --numprocesses "${ENCORE_TEST_PROCESSES:-6}" --dist load --maxschedchunk 1 "$@"; }
+together() {
+    part together "gpu and not alone" --numprocesses "${ENCORE_TEST_PROCESSES:-6}" --dist load --maxschedchunk 1 "$@"
+}
 alone() { part alone "gpu and alone" "$@"; }
 
 case "${ENCORE_TEST_PART:-}" in

@@ -62,8 +62,7 @@ fuzz() { # SECONDS GPU FIRST CORES
 everything() {
     local number gpu lanes=$((gpus > runs ? runs + 1 : runs)) cores
     export ENCORE_TEST_TOOLCHAIN="$state/toolchain"
-    PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" said toolchain toolchain \
-        "$python" "$root/tests/gpu/toolchain.py" "$ENCORE_TEST_TOOLCHAIN"
+    said toolchain toolchain "$python" -m tests.gpu.toolchain "$ENCORE_TEST_TOOLCHAIN"
     cores="$(share "$lanes")"
     for ((number = 1; number <= runs; number++)); do
         tests "$number" together $(((number - 1) % gpus)) $(((number - 1) * cores)) "$cores" &
