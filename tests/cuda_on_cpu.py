@@ -232,7 +232,7 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (torch_internals, "release_pool", lambda *_: None),
         (torch.cuda, "graph", cuda.capture),
         (torch.cuda, "graph_pool_handle", cuda.new_pool),
-        (torch.cuda, "memory_snapshot", lambda **_: []),
+        (torch.cuda, "memory_snapshot", lambda pool=None, **_: cuda.segments(pool) if pool else []),
         (trees, "torch", TorchOfTrees()),
         (trees, "_use_cuda_memory_pool_manager", nothing),
         (trees, "clear_cublas_manager", nothing),

@@ -48,6 +48,8 @@ class Workspaces:
     full: bool = False
     streams: int = 100
     waits: list[int] = field(default_factory=list)
+    given: list[tuple[int, str, int]] = field(default_factory=list)
+    """What streams were given: waits for other streams, and work with memory."""
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -77,7 +79,12 @@ class Workspaces:
 
     def new_stream(self, device: int) -> Any:
         self.streams += 1
-        return SimpleNamespace(cuda_stream=self.streams)
+        number = self.streams
+
+        def wait_stream(other: Any) -> None:
+            self.given.append((number, "waits for", other.cuda_stream))
+
+        return SimpleNamespace(cuda_stream=number, wait_stream=wait_stream)
 
     # The allocator.
 
@@ -159,6 +166,7 @@ def workspaces(monkeypatch: pytest.MonkeyPatch) -> Workspaces:
 
     def run_in_backward(device: int, do: Any) -> None:
         stream = made.stream
+        made.given.append((stream, "writes", 0))
         tasks.append((stream, do))
         wake.set()
         done.wait(10)
@@ -200,12 +208,12 @@ def workspaces(monkeypatch: pytest.MonkeyPatch) -> Workspaces:
         ("memory_snapshot", made.snapshot),
         ("device", lambda index: contextlib.nullcontext()),
         ("stream", made.on),
+        ("current_stream", lambda index: SimpleNamespace(cuda_stream=made.stream)),
         ("synchronize", lambda index: made.waits.append(index)),
     ):
         monkeypatch.setattr(torch.cuda, name, function)
     for module in (side_stream, recapture):
         monkeypatch.setattr(module, "own_stream", made.new_stream)
-    monkeypatch.setattr(torch_internals.cudagraph_trees, "get_cudagraph_segments", made.snapshot)
     monkeypatch.setattr(torch_internals.cudagraph_trees, "clear_cublass_cache", made.clear)
     monkeypatch.setattr(torch.cuda, "empty_cache", made.empty_cache)
     monkeypatch.setattr(recapture, "_apart", {})

@@ -47,7 +47,7 @@ class Allocator:
         self.captures += 1
         yield
 
-    def segments(self, pool: Any) -> list[dict[str, int]]:
+    def segments(self, pool: Any, include_traces: bool = True) -> list[dict[str, int]]:
         assert self.references[pool] > 0, "read before it goes"
         return [{"address": 4096, "total_size": self.size}]
 
@@ -64,7 +64,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     monkeypatch.setattr(torch_internals, "begin_allocating", found.begin)
     monkeypatch.setattr(torch_internals, "end_allocating", found.end)
     monkeypatch.setattr(torch_internals, "release_pool", found.release)
-    monkeypatch.setattr(torch_internals.cudagraph_trees, "get_cudagraph_segments", found.segments)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", found.segments)
     return found
 
 

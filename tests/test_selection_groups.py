@@ -127,6 +127,10 @@ def test_a_group_that_is_not_called_any_more_makes_way(make: Any, cuda_on_cpu: C
     run(second, 400)
     assert selection(second).state == "decided"
     assert selection(first).state == "waiting"
+    assert optimizations.settled(), "the program may never call the first one again"
+    run(first, 5)
+    assert selection(first).state == "measuring"
+    assert not optimizations.settled(), "it does"
 
 
 class FakeFunction:

@@ -87,6 +87,21 @@ def test_a_workspace_elsewhere_is_noticed_in_either_thread(workspaces: Workspace
     assert all(one.pool != DEFAULT for one in products(workspaces, streams))
 
 
+def test_nothing_is_given_to_the_stream_before_it_waits_for_the_program(workspaces: Workspaces) -> None:
+    """What the program let go of may still be read, in memory that is the side stream's again."""
+    streams = SideStreams(0)
+    side = streams.current.cuda_stream
+    for current, waits in ((0, [0]), (0, [0]), (7, [0, 7]), (7, [7]), (0, [7, 0])):
+        workspaces.given.clear()
+        with workspaces.on(current):
+            assert streams.ready()
+        assert workspaces.given == [*((side, "waits for", one) for one in waits), (side, "writes", 0)]
+        workspaces.given.clear()
+        with workspaces.on(current):
+            streams.follow()
+        assert workspaces.given == [(side, "waits for", current)]
+
+
 def test_a_thread_that_comes_later_gets_a_workspace_in_the_pool(workspaces: Workspaces) -> None:
     streams = SideStreams(0)
     assert streams.ready()

@@ -142,7 +142,7 @@ class CudaDevice:
         stream = self._stream
         with torch.cuda.device(self.index), at_rest():
             outside = torch.cuda.current_stream()
-            stream.wait_stream(outside)
+            self._streams.follow()
             try:
                 with torch.cuda.stream(stream):
                     yield

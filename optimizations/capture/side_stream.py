@@ -13,6 +13,11 @@ it. Freed, they go back to that pool, from which nothing else is allocated, and 
 things can put one elsewhere. Something else may use the stream: so it is not one of the 32 that PyTorch gives everybody
 in turn. Or workspaces are freed in the midst of a warm-up, by a recording in another thread. `keep_workspaces` notices
 both: PyTorch does not tell where a workspace lies, but one that is not there yet is allocated where it is told to.
+
+Note [Memory of two streams]. Gradients and results of a warm-up are in memory of the side stream. The program works
+with them on its own stream and lets them go, and the side stream may have that memory again at once, while the other
+stream is still to read it. So nothing is given to the side stream, not even a number to run a backward with, before it
+waits for the stream that is current, and for the one that was current before, if that is another.
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.captured.own_stream import own_stream
 from optimizations.captured.pools import Pool
+from optimizations.torch_internals.memory_segments import memory_segments
 
 ATTEMPTS = 4
 """Streams that are tried, the last one new. One that takes no workspace either means that this PyTorch keeps none."""
@@ -47,6 +53,16 @@ class SideStream:
         self.stream = own_stream(device)
         self._pool = Pool(device)
         self._kept: dict[int, int] = {}
+        self._followed: torch.cuda.Stream | None = None
+
+    def follow(self) -> None:
+        """What comes next on the stream waits for what the current stream was given so far. Note [Memory of two
+        streams]."""
+        current = torch.cuda.current_stream(self._device)
+        if self._followed is not None and self._followed != current:
+            self.stream.wait_stream(self._followed)
+        self.stream.wait_stream(current)
+        self._followed = current
 
     def keep_workspaces(self) -> bool:
         """See Note [Workspaces are freed]. To be called before work on the stream, by the thread that will do it.
@@ -59,6 +75,7 @@ class SideStream:
         """
         if self._blocks() < sum(self._kept.values()):
             self._kept.clear()  # all were freed
+        self.follow()
         with torch.cuda.device(self._device), torch.cuda.stream(self.stream):
             found = [self._keep()]
             _run_in_backward(self._device, lambda: found.append(self._keep()))
@@ -90,7 +107,7 @@ class SideStream:
 
     def _blocks(self) -> int:
         """How many blocks of the pool are in use."""
-        segments = torch.cuda.memory_snapshot(self._pool.id, include_traces=False)
+        segments = memory_segments(self._pool.id)
         return sum(block["state"] == "active_allocated" for segment in segments for block in segment["blocks"])
 
 
@@ -129,6 +146,12 @@ class SideStreams:
                 return False
         self._keeps = False
         return False
+
+    def follow(self) -> None:
+        """`SideStream.follow` of the stream to warm up on."""
+        if not self._used:
+            self._take()
+        self._used[-1].follow()
 
     def keeps_workspace(self) -> bool:
         """Whether a product of matrices that runs now computes in a workspace that is kept."""

@@ -18,6 +18,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.captured.graph import MemoryRange
+from optimizations.torch_internals.memory_segments import memory_segments
 
 NO_POOL = (0, 0)
 """What PyTorch calls the memory that is in no pool."""
@@ -39,7 +40,7 @@ def claim(pool: Any) -> None:
 
 def others_have_pools() -> bool:
     """Whether memory lies in pools that are not Encore's: the program may have captured graphs by hand."""
-    found = {tuple(one["segment_pool_id"]) for one in torch.cuda.memory_snapshot(include_traces=False)}
+    found = {tuple(one["segment_pool_id"]) for one in memory_segments()}
     return not found <= _own | {NO_POOL}
 
 
@@ -106,7 +107,7 @@ def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream) -> Non
 
 def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
     """The segments of a memory pool, ascending, those that adjoin joined."""
-    segments = torch_internals.cudagraph_trees.get_cudagraph_segments(tuple(pool))
+    segments = memory_segments(tuple(pool))
     return joined((segment["address"], segment["total_size"]) for segment in segments)
 
 

@@ -210,6 +210,7 @@ class Group(Voting):
     # Waiting
 
     def _try_to_begin(self) -> None:
+        self._gave_way = False
         self.members.serve(UNSELECTED)
         members, standings = list(self.members), self.members.standings()
         refused = refusal_of_all(standings)

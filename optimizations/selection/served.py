@@ -62,6 +62,7 @@ class Served:
         self._stored_void = False
         self._pauses = 0
         self._retiring = False
+        self._gave_way = False
         self._thread: int | None = None
         self._look_in_store(member)
 
@@ -160,6 +161,7 @@ class Served:
     def give_way(self) -> None:
         """See `way.Measured`. Note [Locks] in `group`: another group's call, so the next own one changes who serves."""
         self._stop_measuring("it was not called while it was to be measured")
+        self._gave_way = True
 
     def lose(self, reason: str) -> None:
         """A function that was measured with the others is left out. As `give_way`."""
@@ -192,8 +194,9 @@ class Served:
 
     @property
     def settled(self) -> bool:
-        """Whether more calls would change nothing. What was never recorded waits for nothing, and a vote for ranks."""
-        if self.state in ("decided", "off") or self._together.voted is not None:
+        """Whether more calls would change nothing. What was never recorded waits for nothing, and a vote for ranks; nor
+        does what was not called for so long that it gave way: the program may never call it again."""
+        if self.state in ("decided", "off") or self._together.voted is not None or self._gave_way:
             return True
         standings = self.members.standings()
         return not standings or any(not one.recordings for one in standings)

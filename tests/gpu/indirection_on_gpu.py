@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._inductor.codecache import PyCodeCache
 
 import optimizations
+from optimizations import torch_internals
 from optimizations.captured.graph import Capture, Provenance, RecordedCaptures
 from optimizations.report.recordings import RecordingReport
 from suite.gpu import find_gpu
@@ -26,6 +28,12 @@ def forget() -> None:
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
+
+
+def allocated() -> int:
+    """Bytes that tensors have. Workspaces of cuBLAS, which come and go with recordings, are let go of before."""
+    torch_internals.cudagraph_trees.clear_cublass_cache()
+    return torch.cuda.memory_allocated()
 
 
 def default_numerics() -> None:
@@ -65,6 +73,24 @@ def said() -> str:
     )
 
 
+def drawn() -> str:
+    """The configurations of the kernels that were compiled in this process: which ones, timing decided."""
+    found = [
+        f"{name}: {' | '.join(str(launcher.config) for launcher in kernel.launchers)}"
+        for module in PyCodeCache.modules
+        for name, kernel in vars(module).items()
+        if isinstance(kernel, torch_internals.CachingAutotuner)
+    ]
+    return "\n".join(["kernels:", *found])
+
+
+def different(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> str:
+    """Which results differ, and how far at most."""
+    pairs = enumerate(zip(first, second, strict=True))
+    apart = {index: float((a.float() - b.float()).abs().max()) for index, (a, b) in pairs if not torch.equal(a, b)}
+    return f"apart, at most by: {apart}"
+
+
 def encore(function: Function, choice: str = "auto", **keywords: Any) -> Function:
     return torch.compile(function, backend="encore", options={"indirection": choice}, **keywords)
 
@@ -100,4 +126,5 @@ def assert_like_stock(
         inputs = moved(make(step))
         kept.append(inputs)
         expected = call(reference, *moved(inputs))
-        assert same(call(indirect, *inputs), expected), f"step {step}\n{said()}"
+        found = call(indirect, *inputs)
+        assert same(found, expected), f"step {step}\n{said()}\n{different(found, expected)}\n{drawn()}"

@@ -8,9 +8,9 @@ usage() {
 Usage: tests/gpu/round.sh OUT [--minutes N] [--gpus N] [--timed N] [WORKLOAD... and options of `encore run`]
 
 Three times all tests that need one GPU. They compile most of the time, so all three go at once, on the GPUs in turn;
-then those that must be alone on a GPU, and random programs (tests/fuzz) on a GPU that is left or becomes free. At last
-`tests/gpu/shards.sh`, with nothing else on the host. All of it goes on in the background: where a call may not last
-long enough, call again with the same OUT. Writes to OUT:
+then those that must be alone on a GPU, and random programs (tests/fuzz) on a GPU that is left or becomes free. If
+workloads are named, `tests/gpu/shards.sh` follows, with nothing else on the host. All of it goes on in the background:
+where a call may not last long enough, call again with the same OUT. Writes to OUT:
 
   summary.txt       what ran, with exit codes and seconds; the last line says whether it goes on
   tests-1.log ...   the log of each run of the tests; tests.tar.gz has their results as XML
@@ -79,7 +79,7 @@ everything() {
         } &
     done
     wait
-    said suite suite "$root/tests/gpu/shards.sh" "$state/suite" --gpus "$timed" --minutes 60 "$@"
+    [ $# -eq 0 ] || said suite suite "$root/tests/gpu/shards.sh" "$state/suite" --gpus "$timed" --minutes 60 "$@"
     touch "$state/done"
 }
 

@@ -13,7 +13,7 @@ from test_step_first_runs import gpt2, training
 
 import optimizations
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.draws]
 
 
 @triton.autotune(configs=[triton.Config({"block": size}) for size in (64, 256)], key=["count"])

@@ -21,8 +21,11 @@ from indirection_on_gpu import (
     SEED,
     Function,
     Searched,
+    allocated,
     assert_like_stock,
     call,
+    different,
+    drawn,
     encore,
     forget,
     recordings,
@@ -294,7 +297,8 @@ def test_forward_and_backward_are_those_of_stock(weights: dict[str, Any]) -> Non
     reference, indirect = stock(module), encore(module)
     for step in range(32):
         x, tangent = torch.randn(32, 64, device="cuda"), torch.randn(32, 8, device="cuda")
-        assert same(train(indirect, x, tangent), train(reference, x.clone(), tangent.clone())), f"{step}\n{said()}"
+        found, expected = train(indirect, x, tangent), train(reference, x.clone(), tangent.clone())
+        assert same(found, expected), f"{step}\n{said()}\n{different(found, expected)}\n{drawn()}"
     assert {report.direction for report in recordings()} == {"forward", "backward"}
     backward = next(report for report in recordings() if report.direction == "backward")
     assert backward.copied_bytes == 0, said()
@@ -435,7 +439,7 @@ def test_recording_and_replaying_take_the_memory_of_stock(recording: bool) -> No
 def test_reset_frees_everything_and_functions_go_on(choice: str, weights: dict[str, Any]) -> None:
     function = encore(lambda x: torch.softmax(x @ WEIGHTS["single"], -1), choice)
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+    before = allocated()
     for rounds in range(2):
         for _ in range(4):
             call(function, torch.randn(2048, 512, device="cuda"))
@@ -444,7 +448,7 @@ def test_reset_frees_everything_and_functions_go_on(choice: str, weights: dict[s
         try:
             optimizations.reset()
             assert managers() == []
-            assert torch.cuda.memory_allocated() <= before, f"round {rounds}: a cycle, or a reference, keeps memory"
+            assert allocated() <= before, f"round {rounds}: a cycle, or a reference, keeps memory"
         finally:
             gc.enable()
     x = torch.randn(2048, 512, device="cuda")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from indirection_on_gpu import allocated
 from placement_examples import WIDTH, DetectionScalars, MaskedBlocks, TimedDenoiser
 from torch import nn
 
@@ -77,7 +78,10 @@ def results(function: Any, *inputs: Any) -> list[torch.Tensor]:
 
 
 def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    """A sum whose terms cancel is as far off as its terms are."""
+    for one, other in zip(found, expected, strict=True):
+        largest = max(1.0, float(other.abs().max())) if other.is_floating_point() and other.numel() else 1.0
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * largest)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -361,11 +365,11 @@ def test_reset_gives_the_memory_back() -> None:
     compiled = encore(module, attributes="trust")  # too large to be compared or sent in each call
     x = torch.ones(4, device="cuda")
     gc.collect()
-    before = torch.cuda.memory_allocated()
+    before = allocated()
     for _ in range(WARM_UP):
         results(compiled, x)
-    held = torch.cuda.memory_allocated() - before
+    held = allocated() - before
     assert held >= 2**27
     optimizations.reset()
-    assert torch.cuda.memory_allocated() - before < held - 2**26
+    assert allocated() - before < held - 2**26
     assert results(compiled, x)[0].tolist() == [2.0] * 4

@@ -1,0 +1,42 @@
+"""`torch.cuda.memory_snapshot`, called so that the numbers it is given survive.
+
+Note [References that are not counted]. PyTorch 2.11 drops a reference of each number it is asked with, of which it
+counted none (pytorch #196366). The handle of a pool is such numbers. Where they are above 256, or below with a Python
+before 3.12, they are freed while the pool's owner still has them: a process that had more than 256 pools crashes, at
+the second or the third time that it asks about one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from typing import Any
+
+import torch
+
+
+def memory_segments(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]:
+    """The segments of the allocator, or of one pool, as `torch.cuda.memory_snapshot` gives them, without their history."""
+    if drops_references():
+        for number in (*(pool or (0, 0)), False):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
+    found: list[dict[str, Any]] = torch.cuda.memory_snapshot(pool, include_traces=False)
+    return found
+
+
+@functools.cache
+def drops_references() -> bool:
+    """Whether this PyTorch does that. See Note [References that are not counted]."""
+    ask = getattr(torch._C, "_cuda_memorySnapshot", None)
+    if ask is None:
+        return False
+    number = int("1000003")  # of no pool, and nobody else's
+    asked = [(number, number, False)] * 4
+    before = sys.getrefcount(number)
+    ask(asked[0])
+    if sys.getrefcount(number) == before:
+        return False
+    for one in asked[0]:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+    return True

@@ -1,0 +1,49 @@
+"""Asking about memory takes nothing from whoever asks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from optimizations.torch_internals import memory_segments
+from optimizations.torch_internals.memory_segments import drops_references
+
+ASKS = """
+import sys
+from optimizations.torch_internals.memory_segments import memory_segments
+pool = int("1000"), int("70000")
+before = [sys.getrefcount(one) for one in (*pool, 0, False)]
+for _ in range(100):
+    assert memory_segments(pool) == []
+    memory_segments()
+after = [sys.getrefcount(one) for one in (*pool, 0, False)]
+print([had - has for had, has in zip(before, after)])
+"""
+
+
+def test_numbers_of_a_pool_outlive_any_number_of_questions() -> None:
+    """In a process of its own: plain PyTorch 2.11 crashes it at the second question."""
+    done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lost = eval_numbers(done.stdout)
+    assert lost[:2] == [0, 0]
+    assert all(abs(one) < 20 for one in lost[2:]), "of numbers that all of Python shares"
+
+
+def eval_numbers(text: str) -> list[int]:
+    return [int(one) for one in text.strip().strip("[]").split(",")]
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_cuda_memorySnapshot"), reason="this PyTorch knows nothing of CUDA")
+def test_it_is_found_out_whether_this_pytorch_drops_references() -> None:
+    number = int("1234567")
+    asked = [(number, number, False)] * 4
+    before = sys.getrefcount(number)
+    torch._C._cuda_memorySnapshot(asked[0])
+    dropped = before - sys.getrefcount(number)
+    for _ in range(dropped):
+        memory_segments.ctypes.pythonapi.Py_IncRef(memory_segments.ctypes.py_object(number))
+    assert drops_references() == (dropped == 2)
