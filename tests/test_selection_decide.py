@@ -123,10 +123,32 @@ def test_quiet_times_take_few_calls() -> None:
 
 
 def test_a_clock_that_ticks_coarsely_decides() -> None:
-    assert judge(("a", "b"), [{"a": 1e-6, "b": 1e-6}] * 20, Rules()).decision.outcome == "same"  # type: ignore[union-attr]
-    found = judge(("a", "b"), [{"a": 2e-6, "b": 1e-6}] * 20, Rules()).decision
+    rules = Rules(least_gain_s=0)
+    assert judge(("a", "b"), [{"a": 1e-6, "b": 1e-6}] * 20, rules).decision.outcome == "same"  # type: ignore[union-attr]
+    found = judge(("a", "b"), [{"a": 2e-6, "b": 1e-6}] * 20, rules).decision
     assert found is not None
     assert (found.kept, found.outcome) == ("b", "faster")
+
+
+@pytest.mark.parametrize(
+    ("times", "kept"),
+    [
+        ((45, 49, 41), "none"),
+        ((47, 49, 41), "indirection"),
+        ((45, 40.5, 49), "none"),
+        ((60, 45, 43), "indirection"),
+        ((60, 43, 43), "copy"),
+        ((1000, 996, 996), "none"),
+        ((1000, 970, 960), "indirection"),
+        ((40, 41, 41), "none"),
+    ],
+)
+def test_a_few_microseconds_are_no_reason_for_a_graph(times: tuple[float, ...], kept: str) -> None:
+    """They are lost to selection's own work around each call. Between two graphs they count."""
+    rounds = [dict(zip(("none", "copy", "indirection"), (one * 1e-6 for one in times), strict=True))] * 20
+    found = judge(("none", "copy", "indirection"), rounds, Rules()).decision
+    assert found is not None
+    assert found.kept == kept
 
 
 def test_a_budget_ends_measuring_with_the_best_guess() -> None:

@@ -29,8 +29,9 @@ __all__ = ["cuda_on_cpu", "make"]
         ({"plain": 10e-6, "launch": 10e-6}, "none", "same"),
         ({"plain": 30e-6, "launch": 10e-6}, "copy", "faster"),
         ({"plain": 30e-6, "launch": 10e-6, "copied_byte": 1e-7}, "indirection", "faster"),
-        ({"plain": 10e-6, "launch": 5e-6, "copied_byte": 1e-7}, "indirection", "faster"),
-        ({"plain": 10e-6, "launch": 9e-6, "copied_byte": 1e-7}, "indirection", "faster"),
+        ({"plain": 20e-6, "launch": 12e-6, "copied_byte": 1e-7}, "indirection", "faster"),
+        ({"plain": 16e-6, "launch": 12e-6, "copied_byte": 1e-7}, "none", "same"),
+        ({"plain": 30e-6, "launch": 12e-6, "copied_byte": 1e-8}, "indirection", "faster"),
         ({"plain": 10e-6, "launch": 10e-6, "copied_byte": 1e-7}, "none", "same"),
     ],
 )

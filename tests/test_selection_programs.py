@@ -31,7 +31,7 @@ __all__ = ["compiled_on_cpu"]
 
 Compile = Callable[[Any], Callable[..., Any]]
 
-RESTLESS = Rules(block_calls=1, lead_in_calls=0, lead_in_rounds=0, most_calls=100_000)
+RESTLESS = Rules(block_calls=1, lead_in_calls=0, lead_in_rounds=0, most_calls=100_000, least_gain_s=0)
 HASTY = Rules(block_calls=1, lead_in_calls=0, lead_in_rounds=0, most_calls=5)
 
 

@@ -4,22 +4,32 @@ In a round each candidate that is still considered serves a block of consecutive
 of the block's times, its first calls left out. Differences of two candidates' logarithms within rounds are what is
 judged (`interval`): what changes from round to round, a warmer GPU or a busier host, is in both.
 
-* A candidate that is slower than another beyond the noise is dropped.
-* The simplest candidate left that is not slower by more than `Rules.margin` than any other left is kept. So if nothing
-  is faster beyond the noise, the simplest stays: *same*.
+* A candidate that is slower than another beyond the noise is dropped; the simplest of all only if it is slower by more
+  than `Rules.least_gain_s`.
+* The simplest candidate left that is not slower by more than `Rules.margin` than any other left is kept; the simplest
+  of all also where it is not slower by more than `least_gain_s`. So if nothing is faster beyond the noise, the simplest
+  stays: *same*.
 * Where measuring ends before that is sure, estimates decide, by half the margin: *unresolved*. Of candidates that
   are as good as each other by these, the last one stays, which serves calls without selection: in doubt nothing
   changes. The intervals say how much that may cost.
 
 Looks are taken at numbers of rounds that are fixed beforehand, and share the error among them.
+
+Note [A few microseconds]. Around each call that is timed, selection does work of its own. The host then finds less of
+what the call runs in its caches, and the device has been idle. A function that runs without its graph runs more of the
+host's code than a graph's launch, and so it loses more. On an H200's host EOS took 2 to 6 us longer without its graph
+than with it where it was measured, and 2 us less to none where nobody disturbed it. So a few microseconds are no
+reason for a graph.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 from optimizations.selection.interval import Interval, fewest, paired_interval
@@ -41,6 +51,8 @@ class Rules:
         lead_in_rounds: rounds at the beginning that are not counted: a candidate's first calls load kernels and
             allocate.
         margin: a share of time; less than that is not worth a candidate that is not the simplest.
+        least_gain_s: seconds of an iteration; nor is less than that worth giving up the simplest of all. Note [A few
+            microseconds].
         error: how probable a wrong verdict is at most, over all looks and pairs, where candidates are equal.
         most_calls: calls after which a verdict is reached in any case.
         look_growth: from one look to the next, rounds grow by this factor.
@@ -50,6 +62,7 @@ class Rules:
     lead_in_calls: int = 1
     lead_in_rounds: int = 1
     margin: float = 0.0175
+    least_gain_s: float = 5e-6
     error: float = 0.02
     most_calls: int = 4000
     look_growth: float = 1.3
@@ -61,6 +74,8 @@ class Rules:
             raise ValueError(f"rules that never end or never look: {self}")
         if not 0 < self.error < 1 or not 0 < self.margin < 1:
             raise ValueError(f"margin and error are shares between 0 and 1: {self}")
+        if not 0 <= self.least_gain_s < math.inf:
+            raise ValueError(f"the least gain is a number of seconds: {self}")
 
     def error_per_look(self, candidates: int) -> float:
         """What is left of `error` for one bound of one pair at one look."""
@@ -185,8 +200,9 @@ def judge(
     error = rules.error_per_look(len(candidates))
     for look in looks:
         seen = rounds[:look]
-        left = _without_slower(left, seen, error)
-        if all(_is_close(left[0], other, seen, error, rules.margin) for other in left[1:]):
+        gains = _least_gains(candidates, seen, rules)
+        left = _without_slower(left, seen, error, gains)
+        if all(_is_close(left[0], other, seen, error, max(rules.margin, gains[left[0], other])) for other in left[1:]):
             return Judged(left, _decision(candidates, left, left[0], seen, error, resolved=True))
     if not at_the_end:
         return Judged(left, None)
@@ -208,14 +224,25 @@ def compare(candidate: str, other: str, rounds: Sequence[Round], error: float) -
     return Comparison(candidate, other, ratio, len(both))
 
 
-def _without_slower(left: tuple[str, ...], rounds: Sequence[Round], error: float) -> tuple[str, ...]:
-    """Those that are not slower than another beyond the noise."""
+def _least_gains(candidates: Sequence[str], rounds: Sequence[Round], rules: Rules) -> Mapping[tuple[str, str], float]:
+    """What the second of two has to gain over the first, as a share of its own time. Note [A few microseconds]."""
+    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for other in candidates[1:]:
+        times = [one[other] for one in rounds if other in one]
+        found[candidates[0], other] = rules.least_gain_s / median(times) if times else 0.0
+    return found
+
+
+def _without_slower(
+    left: tuple[str, ...], rounds: Sequence[Round], error: float, gains: Mapping[tuple[str, str], float]
+) -> tuple[str, ...]:
+    """Those that are not slower than another beyond the noise, and by the least gain."""
     slower = set()
     for one, other in itertools.combinations(left, 2):
         found = compare(one, other, rounds, error)
         if found is not None and found.ratio.low > 1:
             slower.add(other)
-        elif found is not None and found.ratio.high < 1:
+        elif found is not None and found.ratio.high * (1 + gains[one, other]) < 1:
             slower.add(one)
     # A circle (a before b before c before a) can come of noise. Then nothing was told apart.
     return tuple(one for one in left if one not in slower) or left

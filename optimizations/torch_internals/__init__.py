@@ -130,6 +130,9 @@ NAMES: dict[str, Private] = {
     ),
     "end_allocating": Private("torch._C", "_cuda_endAllocateToPool", _CHECKED, "end that"),
     "release_pool": Private("torch._C", "_cuda_releasePool", _CHECKED, "give the pool back"),
+    "take_memory_snapshot": Private(
+        "torch._C", "_cuda_memorySnapshot", _CHECKED_HERE, "see whether asking about memory drops references"
+    ),
     # steps: what a call is told, and when PyTorch's compiler is at work
     "compilation_callbacks": Private(
         "torch._dynamo.callback", "callback_handler", _CHECKED_HERE, "notice compilations while a step is looked at"

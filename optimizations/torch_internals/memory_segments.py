@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from optimizations import torch_internals
+
 
 def memory_segments(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]:
     """The segments of the allocator, or of one pool, as `torch.cuda.memory_snapshot` gives them, without history."""
@@ -29,14 +31,11 @@ def memory_segments(pool: tuple[int, int] | None = None) -> list[dict[str, Any]]
 @functools.cache
 def drops_references() -> bool:
     """Whether this PyTorch does that. See Note [References that are not counted]."""
-    ask = getattr(torch._C, "_cuda_memorySnapshot", None)
-    if ask is None:
-        return False
     number = int("1000003")  # of no pool, and nobody else's
     asked = number, number, False
     before = sys.getrefcount(number)
-    with contextlib.suppress(RuntimeError):
-        ask(asked)
+    with contextlib.suppress(RuntimeError):  # also where this PyTorch knows nothing of CUDA
+        torch_internals.take_memory_snapshot(asked)
     if sys.getrefcount(number) == before:
         return False
     for one in asked:

@@ -60,11 +60,14 @@ def unselected(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def undrawn(request: pytest.FixtureRequest) -> Iterator[None]:
     """Inductor takes the same reductions in every compilation, where it would time several: on a GPU that other tests
-    use, two compilations of one program had other ones, and other last bits. Not where timing is what is tested."""
+    use, two compilations of one program had other ones, and other last bits. Not where timing is what is tested.
+
+    Its deterministic mode would do more, but Dynamo switches that off whenever it has compiled a frame.
+    """
     from optimizations import torch_internals
 
     drawn = request.node.get_closest_marker("draws") is not None
-    with torch_internals.inductor_config.patch(deterministic=not drawn):
+    with torch_internals.inductor_config.patch({"test_configs.force_filter_reduction_configs": not drawn}):
         yield
 
 

@@ -296,8 +296,13 @@ def test_interrupts_while_it_is_measured_leave_results_right() -> None:
         signal.signal(signal.SIGALRM, before)
     print(f"{interrupted} interrupts in {calls} rounds, {selections()}")
     assert interrupted > 20
-    settle(lambda step: compiled(inputs[step % 5]) is None and None)
     assert not [one.reason for one in selections() if "failed" in (one.reason or "")]
+    # An interrupt in Dynamo's own frames may have it compile the program again, or not at all any more.
+    torch.compiler.reset()
+    optimizations.reset()
+    again = chosen(many_kernels)
+    settle(lambda step: again(inputs[step % 5]) is None and None)
+    assert "decided" in {one.state for one in selections()}, "what was interrupted stands in nobody's way"
 
 
 def test_streams_that_take_turns_settle_once() -> None:
