@@ -45,22 +45,25 @@ def case(parameters: int, lean: bool | None = True) -> Case:
 
 def test_times_are_nested_and_a_bound_parameter_costs_next_to_nothing() -> None:
     before = {True: float("inf"), False: float("inf")}
-    for lean in (True, False) * 3:
-        cost = measure(case(150, lean))
-        assert (cost.parameters, cost.buffers, cost.lean) == (150, 0, lean)
-        assert len(cost.issue_us) == len(cost.whole_us) == 100
-        assert all(whole >= issue > 0 for issue, whole in zip(cost.issue_us, cost.whole_us, strict=True))
-        assert cost.without_guards_us
-        assert cost.floor_us == []
-        call, entry = cost.layer_us(CALL), cost.layer_us(ENTRY)
-        assert call is not None
-        assert entry is not None
-        assert call > entry > 0
-        assert {layer.layer: layer.calls for layer in cost.layers} == {CALL: 1, ENTRY: 1}
-        # Not the medians, and in turns: other work on the machine may take the caches away for a while.
-        fastest = {layer.layer: layer.fastest_us for layer in cost.layers}
-        before[lean] = min(before[lean], fastest[CALL] - fastest[ENTRY])
-        assert all(layer.fastest_us <= layer.host_us for layer in cost.layers)
+    # The fastest and not the medians, and in turns: other work on the machine may take the caches away for a while.
+    for _ in range(6):
+        for lean in before:
+            cost = measure(case(150, lean))
+            assert (cost.parameters, cost.buffers, cost.lean) == (150, 0, lean)
+            assert len(cost.issue_us) == len(cost.whole_us) == 100
+            assert all(whole >= issue > 0 for issue, whole in zip(cost.issue_us, cost.whole_us, strict=True))
+            assert cost.without_guards_us
+            assert cost.floor_us == []
+            call, entry = cost.layer_us(CALL), cost.layer_us(ENTRY)
+            assert call is not None
+            assert entry is not None
+            assert call > entry > 0
+            assert {layer.layer: layer.calls for layer in cost.layers} == {CALL: 1, ENTRY: 1}
+            fastest = {layer.layer: layer.fastest_us for layer in cost.layers}
+            before[lean] = min(before[lean], fastest[CALL] - fastest[ENTRY])
+            assert all(layer.fastest_us <= layer.host_us for layer in cost.layers)
+        if before[True] < 0.9 * before[False]:
+            break
     assert before[True] < 0.9 * before[False]
 
 

@@ -3,8 +3,9 @@
     python -m tests.fuzz.on_gpu --seconds 180 --jobs 13
 
 Two programs take turns in each step, so that their graphs share memory. Arguments come at new addresses, on some calls
-misaligned; attributes are written from outside between calls; buffers are pinned with a copy into them in flight; all
-results are kept, some overwritten by the caller, and looked at when everything is done. Where Encore differs from eager
+misaligned; attributes are written from outside between calls; buffers are pinned with a copy into them in flight; in
+every other pair the device is behind the host; all results are kept, some overwritten by the caller, and looked at when
+everything is done. Where Encore differs from eager
 the same is asked of stock's compiler without CUDA graphs: what differs there too is arithmetic, and not counted.
 
 Workers are processes: a program that loses the CUDA context, or ends its process, costs its worker, and is reported if
@@ -42,6 +43,9 @@ CONTEXT_LOST = 17
 PAIR = 2
 """Programs that take turns."""
 
+BEHIND_CYCLES = 4_000_000
+"""Some 2 ms that the device is behind, longer than a call."""
+
 GRACE_S = 20.0
 """How long processes may take beyond the time that was asked for."""
 
@@ -74,8 +78,13 @@ class Model(torch.nn.Module):
         return self.body(*[getattr(self, f"held_{name}") if held else given[name] for name, held in self.order])
 
 
-def outcome(programs: Sequence[Program], compiled: Callable[[Model], Callable[..., Any]]) -> list[Any]:
-    """All results of all calls, as eager or compiled modules give them; the name of an error where one ends it."""
+def outcome(
+    programs: Sequence[Program], compiled: Callable[[Model], Callable[..., Any]], *, behind: bool = False
+) -> list[Any]:
+    """All results of all calls, as eager or compiled modules give them; the name of an error where one ends it.
+
+    `behind`: when a call begins, the device has not done what came before it.
+    """
     pairs = []
     for program in programs:
         built = build(program)
@@ -94,10 +103,15 @@ def outcome(programs: Sequence[Program], compiled: Callable[[Model], Callable[..
                         held[name] = _pinned(name, held[name])
             model.show(held)
             given = {one.name: _given(one, step) for one in built.used if one.kind != "attribute"}
-            for one in built.used:
-                if one.landing and step >= STEPS // 2:
-                    target = given.get(one.name, held.get(one.name, (None, None))[1])
-                    target.copy_(memory_and_view(one, _generator(one, step + 100))[1].cuda(), non_blocking=True)
+            landing = [
+                (given.get(one.name, held.get(one.name, (None, None))[1]), _landing(one, step))
+                for one in built.used
+                if one.landing and step >= STEPS // 2
+            ]
+            if behind:
+                torch.cuda._sleep(BEHIND_CYCLES)
+            for target, source in landing:
+                target.copy_(source, non_blocking=True)
             seen = _looked_at(kept) if any(one.name == "wild" for one in built.used) else []
             try:
                 with torch.no_grad():
@@ -153,7 +167,7 @@ def compare(seed: int, number: int) -> tuple[str, str | None]:
     except (RuntimeError, ValueError, TypeError):
         return "refused", None
     try:
-        what = differs(outcome(programs, _encore(programs[0].options)), expected)
+        what = differs(outcome(programs, _encore(programs[0].options), behind=number % 2 == 1), expected)
     except torch.AcceleratorError:
         raise
     except Exception as error:
@@ -178,6 +192,11 @@ def _pinned(name: str, value: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.
         return value
     memory = value[0].pin_memory()
     return memory, memory
+
+
+def _landing(entry: Input, step: int) -> torch.Tensor:
+    """What is copied into a pinned buffer, on the GPU."""
+    return memory_and_view(entry, _generator(entry, step + 100))[1].cuda()
 
 
 def _given(entry: Input, step: int) -> torch.Tensor:
