@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -500,10 +501,31 @@ def test_a_round_tests_three_times_fuzzes_and_measures_with_nothing_else_at_work
     bound = (checkout.folder / "bound").read_text().splitlines()
     assert sorted(bound[:7]) == sorted(ROUNDS[gpus])
     assert sorted(bound[7:]) == (["0 on 0-7"] if gpus == 1 else ["0 on 0-3", "1 on 4-7"])
-    assert {path.name for path in (checkout.folder / "out").iterdir()} == {
-        "environment.json", "fuzz.log", "suite.tar.gz", "summary.txt",
-        "tests-1.log", "tests-2.log", "tests-3.log", "tests.tar.gz",
-    }  # fmt: skip
+    brought = {path.name for path in (checkout.folder / "out").iterdir()}
+    assert brought == {"environment.json", "suite.tar.gz", "summary.txt", "tests.tar.gz"}
+    with tarfile.open(checkout.folder / "out" / "tests.tar.gz") as packed:
+        assert {"tests-1.log", "tests-2.log", "tests-3.log", "fuzz.log"} <= set(packed.getnames())
+
+
+TIMES = {
+    1: (["0 on 0-7"], ["0 on 0-7"] * 4),
+    2: (["0 on 0-3"], ["1 on 4-7"] * 4),
+}
+"""For each number of GPUs, where programs and what the host does are timed on eight cores."""
+
+
+@pytest.mark.parametrize("gpus", TIMES)
+def test_a_round_times_programs_and_the_host_on_gpus_of_their_own(checkout: Checkout, gpus: int) -> None:
+    state = str(checkout.folder / "round")
+    done = sharded(checkout, "--gpus", str(gpus), "--stages", "times", script="round.sh", ENCORE_ROUND=state)
+    assert done.returncode == 0, done.stderr
+    programs, micro = TIMES[gpus]
+    assert sorted((checkout.folder / "bound").read_text().splitlines()) == sorted(programs + micro)
+    calls = [call for call in checkout.calls() if "<micro>" in call or "programs.py" in call]
+    words = ("programs.py", "<host><EOS>", "<step><DCGAN><DR-T><DGPT2>")
+    assert [sum(word in call for call in calls) for word in words] == [1, 3, 1]
+    assert not any(word in call for call in checkout.calls() for word in ("<run>", "<gpu and alone>", "fuzz"))
+    assert sharded(checkout, "--stages", "time", script="round.sh", ENCORE_ROUND=state).returncode == 2
 
 
 def test_a_round_says_what_failed_and_a_later_call_begins_nothing_again(checkout: Checkout) -> None:

@@ -5,21 +5,30 @@ root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
 
 usage() {
     cat <<'TEXT'
-Usage: tests/gpu/round.sh OUT [--minutes N] [--gpus N] [--timed N] [WORKLOAD... and options of `encore run`]
+Usage: tests/gpu/round.sh OUT [--minutes N] [--gpus N] [--timed N] [--stages LIST] [WORKLOAD... and options of
+`encore run`]
 
-Three times all tests that need one GPU. They compile most of the time, so all three go at once, on the GPUs in turn;
-then those that must be alone on a GPU, and random programs (tests/fuzz) on a GPU that is left or becomes free. If
-workloads are named, `tests/gpu/shards.sh` follows, with nothing else on the host. All of it goes on in the background:
-where a call may not last long enough, call again with the same OUT. Writes to OUT:
+One stage after another:
 
-  summary.txt       what ran, with exit codes and seconds; the last line says whether it goes on
-  tests-1.log ...   the log of each run of the tests; tests.tar.gz has their results as XML
-  fuzz.log
+  tests  three times all tests that need one GPU. They compile most of the time, so all three go at once, on the GPUs in
+         turn; then those that must be alone on a GPU, and random programs (tests/fuzz) on a GPU that is left or becomes
+         free
+  times  on one GPU the programs of `tests/gpu/programs.py`; on another at the same time, else afterwards, where the
+         host's time goes (`encore micro host`) and training steps (`encore micro step`)
+  suite  `tests/gpu/shards.sh` with the workloads, with nothing else on the host
+
+All of it goes on in the background: where a call may not last long enough, call again with the same OUT. Writes to OUT:
+
+  summary.txt       what ran, with exit codes and seconds, and which tests failed; the last line says whether it goes on
+  environment.json  GPU, driver, versions, commit
+  tests.tar.gz      the log of each run of the tests, and its results as XML; what was found by random programs
+  times.tar.gz      the rows of the programs, and what the others wrote
   suite.tar.gz      what shards.sh wrote
 
-  --minutes N   how long this call waits (9)
-  --gpus N      use so many (all)
-  --timed N     time on so many of them at once (2): with more, neighbours disturb
+  --minutes N    how long this call waits (9)
+  --gpus N       use so many (all)
+  --timed N      the suite on so many of them at once (2): with more, neighbours disturb
+  --stages LIST  only these, separated by commas (tests,suite)
 
 ENCORE_ROUND names the folder of the background's files (encore-round among the temporary ones); remove it to begin
 again. PYTHON names the interpreter (.venv/bin/python, else python3). The exit code is 1 if something failed so far.
@@ -31,10 +40,14 @@ minutes=9
 gpus=
 timed=2
 runs=3
-declare -A options=([--minutes]=minutes [--gpus]=gpus [--timed]=timed)
+stages=tests,suite
+programs_s=560
+declare -A options=([--minutes]=minutes [--gpus]=gpus [--timed]=timed [--stages]=stages)
 # shellcheck source=tests/gpu/stages.sh
 source "$root/tests/gpu/stages.sh"
 [[ "$timed" =~ ^[1-9][0-9]*$ ]] || { echo "$timed is not a whole number above 0 (see --help)" >&2 && exit 2; }
+[[ "$stages" =~ ^(tests|times|suite)(,(tests|times|suite))*$ ]] ||
+    { echo "--stages $stages: of tests, times and suite, separated by commas (see --help)" >&2 && exit 2; }
 count_gpus
 [ "$timed" -le "$gpus" ] || timed="$gpus"
 
@@ -59,7 +72,7 @@ fuzz() { # SECONDS GPU FIRST CORES
         "$python" -m tests.fuzz.on_gpu --seconds "$1" --jobs $(($4 > 2 ? $4 - 2 : 1))
 }
 
-everything() {
+testing() {
     local number gpu lanes=$((gpus > runs ? runs + 1 : runs)) cores
     export ENCORE_TEST_TOOLCHAIN="$state/toolchain"
     said toolchain toolchain "$python" -m tests.gpu.toolchain "$ENCORE_TEST_TOOLCHAIN"
@@ -79,23 +92,69 @@ everything() {
         } &
     done
     wait
-    [ $# -eq 0 ] || said suite suite "$root/tests/gpu/shards.sh" "$state/suite" --gpus "$timed" --minutes 60 "$@"
+    grep -h "^FAILED" "$state"/tests-?.log | sort | uniq -c >>"$state/summary.txt"
+}
+
+programs() { # GPU FIRST CORES
+    said programs programs bound "$state/tmp-$1" "$@" "$python" "$root/tests/gpu/programs.py" --budget "$programs_s" \
+        --settle 14 --jobs $(($3 > 2 ? $3 - 2 : 1)) --out "$state/times/programs.jsonl"
+}
+
+micro() { # GPU FIRST CORES
+    local turn
+    for turn in 1 2 3; do
+        said "host $turn" host bound "$state/tmp-$1" "$@" "$python" -P -m suite micro host EOS \
+            --modes compile,lean,encore --out "$state/times/host-$turn"
+    done
+    said step step bound "$state/tmp-$1" "$@" "$python" -P -m suite micro step DCGAN DR-T DGPT2 --out "$state/times/step"
+}
+
+timing() {
+    local cores
+    mkdir -p "$state/times"
+    if [ "$gpus" -gt 1 ]; then
+        cores="$(share 2)"
+        programs 0 0 "$cores" &
+        micro 1 "$cores" "$cores" &
+        wait
+    else
+        cores="$(share 1)"
+        programs 0 0 "$cores"
+        micro 0 0 "$cores"
+    fi
+}
+
+everything() {
+    [[ ",$stages," != *,tests,* ]] || testing
+    [[ ",$stages," != *,times,* ]] || timing
+    [[ ",$stages," != *,suite,* ]] ||
+        said suite suite "$root/tests/gpu/shards.sh" "$state/suite" --gpus "$timed" --minutes 60 "$@"
     touch "$state/done"
+}
+
+# packed NAME FILES...: those of the files in the state's folder that are there; what is written meanwhile is cut off
+packed() {
+    local name="$1" file found=()
+    shift
+    for file in "$@"; do
+        [ ! -e "$state/$file" ] || found+=("$file")
+    done
+    [ ${#found[@]} -eq 0 ] || tar -C "$state" --warning=no-file-changed -czf "$out/$name.tar.gz" "${found[@]}"
 }
 
 brought() {
     cp -- "$state/summary.txt" "$out/"
-    cp -- "$state"/tests-?.log "$state/fuzz.log" "$out/" 2>/dev/null
-    [ ! -d "$state/results" ] || tar -C "$state" -czf "$out/tests.tar.gz" results
-    [ ! -d "$state/suite" ] || tar -C "$state" -czf "$out/suite.tar.gz" suite suite.log
+    packed tests results tests-1.log tests-2.log tests-3.log fuzz.log
+    packed times times programs.log host.log step.log
+    packed suite suite suite.log
 }
 
 if [ ! -e "$state/summary.txt" ]; then
     start
     mkdir -p "$state" || exit 2
     : >"$state/summary.txt" || exit 2
-    export -f everything tests fuzz said bound share
-    export root state gpus timed runs python PYTHON="$python"
+    export -f everything testing tests fuzz timing programs micro said bound share
+    export root state gpus timed runs stages programs_s python PYTHON="$python"
     setsid nohup bash -c 'everything "$@"' round "$@" >"$state/round.log" 2>&1 &
 else
     started=$SECONDS
