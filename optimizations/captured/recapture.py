@@ -73,7 +73,6 @@ def recapture(
         _own_workspace(device, stream, pool) as (used, workspaces),
         torch.cuda.stream(used),
     ):
-        used.wait_stream(torch.cuda.current_stream(device))
         if random:
             found = _captured_by_torch(model, arguments, pool, device, driver)
         else:
