@@ -24,7 +24,12 @@ class cuda:
 """
 
 TESTS = """
+import pytest
 import torch
+
+@pytest.fixture(autouse=True)
+def undrawn():  # that one wants PyTorch itself
+    pass
 
 def test_breaks():
     torch.cuda.broken = True
