@@ -145,13 +145,13 @@ class FixedInputs:
             effects = session.host.effects(inputs)
             changed = [*effects.destroyed, *effects.written]
             before = [one.clone() for one in changed]
-            after = [torch.empty_like(one) for one in effects.written]
+            after = [torch.empty_like(one) for one in changed]
         except Exception as error:
             self._refuse(one_line(error))
             return run(inputs)
         results = run(list(inputs))
         inputs.clear()
-        for kept, now in zip(after, effects.written, strict=True):
+        for kept, now in zip(after, changed, strict=True):
             kept.copy_(now)
         try:
             for kept, now in zip(before, changed, strict=True):
@@ -162,13 +162,13 @@ class FixedInputs:
             values = session.host.values()
             if len(expected) != len(values):
                 raise ValueError(f"{len(values)} outputs in the graph, {len(expected)} without it")
-            pairs = [*zip(expected, values, strict=True), *zip(after, effects.written, strict=True)]
+            written = after[len(effects.destroyed) :]
+            pairs = [*zip(expected, values, strict=True), *zip(written, effects.written, strict=True)]
             self._pending = Pending([differs(one, other) for one, other in pairs], session.device)
         except Exception as error:
             self._refuse(one_line(error))
         finally:
-            destroyed = len(effects.destroyed)
-            for kept, now in zip([*before[:destroyed], *after], changed, strict=True):
+            for kept, now in zip(after, changed, strict=True):
                 now.copy_(kept)
         return results
 

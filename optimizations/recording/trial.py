@@ -98,7 +98,8 @@ class Effects:
 
     def copied_bytes(self, *, spread: bool) -> int:
         """What a trial call takes for a while. Distances between two runs are computed in 64 bits."""
-        copies = sum(one.nbytes for one in (*self.destroyed, *self.written, *self.written, *self.outputs))
+        changed = (*self.destroyed, *self.written)
+        copies = sum(one.nbytes for one in (*changed, *changed, *self.outputs))
         values = (one.numel() * SPREAD_BYTES for one in (*self.values, *self.written))
         return copies + (max(values, default=0) if spread else max((one.nbytes for one in self.outputs), default=0))
 
@@ -119,7 +120,7 @@ class Pending:
             self._host = torch.empty(together.shape, dtype=torch.float64, device="cpu", pin_memory=True)
             self._host.copy_(together, non_blocking=True)
             self._event = torch.cuda.Event()
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(device))
         else:
             self._host = together
 
@@ -162,7 +163,7 @@ class TrialCall:
         self._again = again
         self._device = device
         self._before = [one.clone() for one in (*effects.destroyed, *effects.written)]
-        self._after = [torch.empty_like(one) for one in (*effects.outputs, *effects.written)]
+        self._after = [torch.empty_like(one) for one in self._outcome]
         self._tensors = len(self._pairs)
         self._pending: Pending | None = None
 
@@ -172,7 +173,7 @@ class TrialCall:
         `inputs` are the call's own, by input; they are kept until the end.
         """
         results = replay()
-        outcome = [*self._effects.outputs, *self._effects.written]
+        outcome = self._outcome
         for kept, now in zip(self._after, outcome, strict=True):
             kept.copy_(now)
         try:
@@ -208,10 +209,16 @@ class TrialCall:
         return Observed(differed, deviations, spread)
 
     @property
+    def _outcome(self) -> list[torch.Tensor]:
+        """What the program is to find as the copying graph left it. A result of an earlier graph that the function
+        writes is among what is `destroyed`."""
+        return [*self._effects.outputs, *self._effects.written, *self._effects.destroyed]
+
+    @property
     def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Pairs to compare: what the copying graph left, and what lies there now."""
-        outcome = [*self._effects.outputs, *self._effects.written]
-        return list(zip(self._after, outcome, strict=True))
+        compared = [*self._effects.outputs, *self._effects.written]
+        return list(zip(self._after, compared, strict=False))
 
     def _deviations(self) -> list[torch.Tensor]:
         if self._again is None:

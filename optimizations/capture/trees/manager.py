@@ -27,6 +27,11 @@ Note [Captures of the program's own]. A graph can be launched on a stream that c
 there. Where the program captures on another stream than the one it calls on, as PyTorch's `torch.cuda.graph` does, this
 is noticed with the change of streams, and functions run without their graphs inside.
 
+Note [Results on other streams]. Where a call comes on another stream than the one before, it waits for that one. But
+the program may go on there with results that it holds, and let go of them later: the host then knows of nobody who
+reads them, and the device may be behind. So as long as results are alive that were there when a stream was left, each
+call waits for that stream, and once more when they are gone.
+
 Note [Functions inside of functions]. An operator of the program's own may call a compiled function. While such an
 operator is warmed up or recorded, as part of another function, the inner function is part of that one too: it runs as
 it is, and the outer graph holds its kernels.
@@ -36,7 +41,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -108,6 +113,7 @@ class EncoreManager(PoolManager):
         self.turn = threading.RLock()
         self.entered = threading.local()
         self.last_stream: int | None = None
+        self._left: dict[int, list[Any]] = {}
         self._stream_before_capture: int | None = None
         self.inside_capture = False
         self.uncaptured_forwards = 0
@@ -260,6 +266,8 @@ class EncoreManager(PoolManager):
                 return super().run_eager(new_inputs, function_id)
         except BaseException as error:
             self.warmed_up_functions.discard(function_id)
+            # Stock's waits for its stream only behind a warm-up that ends well, and the program goes on.
+            torch.cuda.current_stream(self.device_index).wait_stream(self.stream)
             if not isinstance(error, Exception) or (warm_up.began and warm_up.results is None):
                 node = self.current_node
                 if isinstance(node, trees.CUDAWarmupNode) and len(node.tensor_weakrefs) != len(node.stack_traces):
@@ -312,7 +320,7 @@ class EncoreManager(PoolManager):
         function.callers = self._callers
         if in_a_process_group() and (function.code().collective or function.code().opaque):
             free_before_process_groups_end(_free_all)
-        inputs = self._kept_for_a_failure(new_inputs)
+        inputs = self._kept_for_a_failure(new_inputs, self.ids_to_funcs[function_id].mutated_input_idxs)
         try:
             with self._running_a_function():
                 outputs = self._record_function(new_inputs, function_id)
@@ -349,19 +357,19 @@ class EncoreManager(PoolManager):
         made = function.recorded_in_vain()
         return f"{made} recordings of it were made, and none was replayed" if made >= most else None
 
-    def _kept_for_a_failure(self, inputs: Sequence[Any]) -> list[tuple[Any, bool]]:
+    def _kept_for_a_failure(self, inputs: Sequence[Any], mutated: Collection[int]) -> list[tuple[Any, bool]]:
         """Inputs to run on if the recording fails, each with whether it must be copied first.
 
         Results of earlier graphs are not held: they have to die during the recording, as they will in
-        replays.
+        replays. One that the function writes is the program's, and is written where it is.
         """
         node = self.current_node
         if node is None:
             return [(value, False) for value in inputs]
         kept: list[tuple[Any, bool]] = []
-        for value in inputs:
+        for index, value in enumerate(inputs):
             if isinstance(value, torch.Tensor) and node._is_cuda_graph_recorded_tensor(value):
-                kept.append((node.borrowed(value), True))
+                kept.append((node.borrowed(value), index not in mutated))
             else:
                 kept.append((value, False))
         return kept
@@ -424,8 +432,21 @@ class EncoreManager(PoolManager):
             return
         before = self._stream_before_capture if self.last_stream is None else self.last_stream
         if before is not None and before != stream:
-            wait_for_stream(before, self.device_index)
-        self.last_stream, self._stream_before_capture = stream, None
+            node = self.current_node
+            self._left[before] = list(node.path_live_weakrefs()) if node is not None else []
+        self._left.pop(stream, None)
+        for other in self._left:
+            wait_for_stream(other, self.device_index)
+        # Note [Results on other streams]
+        self._left = {
+            other: alive
+            for other, results in self._left.items()
+            if (alive := [one for one in results if one() is not None])
+        }
+        if self._left:
+            self.last_stream, self._stream_before_capture = None, stream
+        else:
+            self.last_stream, self._stream_before_capture = stream, None
 
     def shutdown(self) -> None:
         """As stock's; frees what the nodes hold in addition to their graphs as well. Nothing can be run any more.

@@ -295,10 +295,15 @@ class EncoreNode(ResultsNode):
         return False
 
     def give_back_inputs(self, inputs: list[Any]) -> None:
-        """Fill in what `check_invariants` has taken out of a call's inputs, in memory of their own."""
+        """Fill in what `check_invariants` has taken out of a call's inputs, in memory of their own.
+
+        One that the function writes is the program's, which reads it afterwards: it stays where it is.
+        """
+        mutated = self.wrapped_function.mutated_input_idxs
         for index in self.cudagraph_managed_idxs:
             if inputs[index] is None:
-                inputs[index] = torch_internals.clone_preserve_strides(self._seen[index])
+                seen = self._seen[index]
+                inputs[index] = seen if index in mutated else torch_internals.clone_preserve_strides(seen)
 
     def _copy_inputs_and_remove_from_src(self, dsts: list[Any], srcs: list[Any]) -> None:
         if self._tracker is not None:

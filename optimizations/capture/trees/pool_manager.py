@@ -186,6 +186,8 @@ class PoolManager(CUDAGraphTreeManager):
         self._pool = Pool(self.device_index)  # kept by this, not by a capture
         self.cuda_graphs_thread_pool = self._pool.id
         self.graph = torch.cuda.CUDAGraph()  # stock's keeps its first pool, and nothing is ever captured in this one
+        if not torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize(self.device_index)  # expandable segments are unmapped without waiting for replays
         give_back()
 
     def apply_checkpoint_execution_state_in_allocator(self) -> None:

@@ -1,0 +1,152 @@
+"""A function may write a result of another graph, which the program reads afterwards; and results are read on streams
+that the program has left."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from simulated_cuda import floats
+from trees_on_cpu import Compiled, Model, check, values
+
+from optimizations.recording.trial import Effects, TrialCall
+
+__all__ = ["cuda_on_cpu"]
+
+WEIGHT = values(7)
+WRITTEN = (2,)
+
+
+class Adding(Model):
+    """`w += y`, besides what every model does. `captured`: whether a capture of it succeeds."""
+
+    def __init__(self, cuda: CudaOnCpu, *, captured: bool = True, hides_y: bool = False) -> None:
+        super().__init__(cuda, hides_y=hides_y)
+        self.captured = captured
+
+    def _body(self, x: Any, y: Any, w: Any, out: Any) -> None:
+        super()._body(x, y, w, out)
+        if self.hides_y:
+            y = bytes((ctypes.c_uint8 * 8).from_address(int.from_bytes(y, "little")))
+        target, added = (floats(int.from_bytes(one, "little"), 16) for one in (w, y))
+        target[:] = [one + other for one, other in zip(list(target), list(added), strict=True)]
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        _, y, w = inputs
+        captures = self.cuda.capturing is not None
+        if captures and not self.captured:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        returned = super().__call__(inputs)
+        if not captures:
+            w += y
+        return returned
+
+
+@pytest.mark.parametrize("hides_y", [False, True])
+@pytest.mark.parametrize("moving", [False, True])
+def test_what_a_graph_writes_to_a_result_of_another_stays_written(
+    cuda_on_cpu: CudaOnCpu, hides_y: bool, moving: bool
+) -> None:
+    """While inputs are tried out, and parameters that moved."""
+    first = Compiled(Model(cuda_on_cpu))
+    second = Compiled(
+        Adding(cuda_on_cpu, hides_y=hides_y), static_inputs=(1,) if moving else (), mutated_input_idxs=WRITTEN
+    )
+    parameters = [values(100 * number) for number in range(4)]
+    kept = []
+    for step in range(40):
+        x, y = values(step), parameters[step % 4] if moving else values(2 * step)
+        kept.append((x, y))
+        torch.compiler.cudagraph_mark_step_begin()
+        (result,) = first.function([x, values(3 * step), WEIGHT])
+        expected = 2 * x + values(3 * step) * WEIGHT
+        (out,) = second.function([x, y, result])
+        assert torch.equal(out, 2 * x + y * expected), step
+        assert torch.equal(result, expected + y), step
+        del result, out
+
+
+def test_a_write_is_not_lost_with_a_recording_that_fails(cuda_on_cpu: CudaOnCpu) -> None:
+    first = Compiled(Model(cuda_on_cpu))
+    second = Compiled(Adding(cuda_on_cpu, captured=False), static_inputs=(), mutated_input_idxs=WRITTEN)
+    for step in range(6):
+        x, y = values(step), values(2 * step)
+        torch.compiler.cudagraph_mark_step_begin()
+        (result,) = first.function([x, y, WEIGHT])
+        expected = 2 * x + y * WEIGHT
+        (out,) = second.function([x, y, result])
+        assert torch.equal(out, 2 * x + y * expected), step
+        assert torch.equal(result, expected + y), step
+        del result, out
+    assert any("could not be recorded" in one.reason for function in second.functions for one in function.uncaptured())
+
+
+def test_a_write_is_not_lost_where_another_input_is_held(cuda_on_cpu: CudaOnCpu) -> None:
+    first, other = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
+    second = Compiled(Adding(cuda_on_cpu), static_inputs=(), mutated_input_idxs=WRITTEN)
+    held = []
+    for step in range(20):
+        x, y = values(step), values(2 * step)
+        torch.compiler.cudagraph_mark_step_begin()
+        (result,) = first.function([x, y, WEIGHT])
+        (added,) = other.function([y, x, WEIGHT])
+        expected, amount = 2 * x + y * WEIGHT, 2 * y + x * WEIGHT
+        arguments = [x, added, result]
+        if step == 15:
+            held.append(added)
+        del added
+        (out,) = second.function(arguments)
+        assert torch.equal(out, 2 * x + amount * expected), step
+        assert torch.equal(result, expected + amount), step
+        del result, out
+        held.clear()
+
+
+def test_a_write_is_not_lost_with_a_trial_that_fails() -> None:
+    written, out = torch.zeros(4), torch.zeros(4)
+
+    def storage(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), 0, (tensor.nbytes,), (1,))
+
+    trial = TrialCall(
+        Effects([storage(written)], [], [storage(out)], [out]), [], {}, lambda values: None, None, torch.device("cpu")
+    )
+
+    def replay() -> None:
+        written.add_(1)
+        out.fill_(7)
+
+    def candidate() -> None:
+        raise RuntimeError("an address is refused")
+
+    with pytest.raises(RuntimeError, match="refused"):
+        trial.run({}, replay, candidate)
+    assert written.tolist() == [1.0] * 4
+    assert out.tolist() == [7.0] * 4
+
+
+def test_a_stream_is_waited_for_as_long_as_results_are_read_there(cuda_on_cpu: CudaOnCpu) -> None:
+    """Note [Results on other streams]."""
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, WEIGHT, calls=20)
+
+    def call(stream: int) -> tuple[torch.Tensor, set[int], int]:
+        cuda_on_cpu.stream = stream
+        torch.compiler.cudagraph_mark_step_begin()
+        waits, replays = len(cuda_on_cpu.waits), cuda_on_cpu.replays
+        (result,) = compiled.function([values(1), values(2), WEIGHT])
+        return result, set(cuda_on_cpu.waits[waits:]), cuda_on_cpu.replays - replays
+
+    first, second = 11, 12
+    call(first)
+    read_later, waited, _ = call(first)
+    assert waited == set()
+    _, waited, replays = call(second)
+    assert (waited, replays) == ({first}, 0), "the graph would overwrite what is held"
+    del read_later  # the program gave the first stream work that reads it before
+    assert call(second)[1:] == ({first}, 1)
+    for _ in range(3):
+        assert call(second)[1:] == (set(), 1)
