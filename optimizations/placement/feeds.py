@@ -146,6 +146,7 @@ class Feeds:
 
     def _refresh(self, arguments: Sequence[Any]) -> None:
         self._hoisted = None  # holds references, which count; and what raises leaves nothing half done
+        self._stream.overwrite()
         for group in self._groups:
             if group.checks is None or group.checks.fail(arguments):
                 group.refresh(arguments)
@@ -215,6 +216,7 @@ class _StreamOrder:
         self._on_gpu = device.type == "cuda"
         self._raw: int | None = None
         self._last: torch.cuda.Stream | None = None
+        self._seen: dict[int, torch.cuda.Stream] = {}
 
     def follow(self) -> None:
         """Lets the current stream wait, on the device, for the stream of the last call if that was another."""
@@ -225,6 +227,15 @@ class _StreamOrder:
                 for tensor in self._memory():
                     tensor.record_stream(current)
             self._last, self._raw = current, current.cuda_stream
+            self._seen[self._raw] = current
+
+    def overwrite(self) -> None:
+        """Lets the current stream wait for all streams that calls came on: on each of them a backward may have been
+        given to the device since, which reads what is about to be overwritten."""
+        if self._last is not None:
+            for raw, stream in self._seen.items():
+                if raw != self._raw:
+                    self._last.wait_stream(stream)
 
 
 def _evaluated(
