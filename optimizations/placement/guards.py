@@ -4,7 +4,8 @@ Note [Pinned attributes]
 A copy into a pinned tensor may be in flight when a call starts, and eager PyTorch's own copy to the GPU waits for it in
 stream order. The host, which compares at once, would see the bytes from before. So pinned attributes are not compared:
 what depends on one is brought over in each call, in stream order (see `feeds`). An attribute is asked whether it is
-pinned when it is first seen and whenever it turns up at another address.
+pinned when it is first seen and whenever it turns up at another address. The question takes about 1 us, and tensors of
+rank 0 are often new in each call; the allocator gives them few addresses in turns, so these are remembered.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from optimizations.placement.sources import Guard, span_bytes
 COMPARED_IN_PLACE_BYTES = 4096
 """Up to here a copy made in Python is compared faster than the C library is called."""
 
+ADDRESSES_LIMIT = 64
+"""So many addresses of one attribute of rank 0 are remembered as not pinned, before it begins anew."""
+
 _compare: Any = ctypes.CDLL(None).memcmp
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _compare.restype = ctypes.c_int
@@ -33,7 +37,8 @@ _Bytes = Callable[[int], Any]
 class Checks:
     """What tells that attributes have the values they had.
 
-    `scalars` are of rank 0, and may be new tensors in each call: (argument, how to read the bytes, what they were).
+    `scalars` are of rank 0, and may be new tensors in each call: (argument, how to read the bytes, what they were, the
+    addresses that are known not to be pinned).
     `small` and `large` are compared where they are, and looked at again if they are elsewhere: (argument, address,
     how to read or how many bytes, what they were). `versions` are compared by identity: (argument, address, version
     counter); whoever holds them keeps the memory at that address alive, so that no other tensor can turn up there.
@@ -41,7 +46,7 @@ class Checks:
     pinned, so that nothing can be told.
     """
 
-    scalars: tuple[tuple[int, _Bytes, bytes], ...] = ()
+    scalars: tuple[tuple[int, _Bytes, bytes, set[int]], ...] = ()
     small: tuple[tuple[int, int, _Bytes, bytes], ...] = ()
     large: tuple[tuple[int, int, int, bytes], ...] = ()
     versions: tuple[tuple[int, int, int], ...] = ()
@@ -49,8 +54,9 @@ class Checks:
     always: bool = False
 
     def fail(self, arguments: Sequence[Any]) -> bool:
-        for index, at, before in self.scalars:
-            if at(arguments[index].data_ptr()).raw != before:
+        for index, at, before, known in self.scalars:
+            address = arguments[index].data_ptr()
+            if at(address).raw != before or (address not in known and _turns_up_pinned(arguments[index], known)):
                 return True
         for index, address, at, before in self.small:
             found = arguments[index].data_ptr()
@@ -73,7 +79,7 @@ class Checks:
         return self._values() == other._values()
 
     def _values(self) -> list[tuple[int, bytes | int]]:
-        scalars = [(index, before) for index, _, before in self.scalars]
+        scalars = [(index, before) for index, _, before, _ in self.scalars]
         others = [(check[0], check[3]) for check in (*self.small, *self.large)]
         return [*scalars, *others, *((id(tensor), before) for tensor, _, before in self.constants)]
 
@@ -110,7 +116,7 @@ def checks_for(attributes: Iterable[tuple[Guard, int | None, torch.Tensor]]) -> 
             versions.append((index, address, tensor._version))
         elif tensor.dim() == 0:
             at = (ctypes.c_char * size).from_address
-            scalars.append((index, at, at(address).raw))
+            scalars.append((index, at, at(address).raw, {address}))
         elif 0 < size <= COMPARED_IN_PLACE_BYTES:
             at = (ctypes.c_char * size).from_address
             small.append((index, address, at, at(address).raw))
@@ -122,6 +128,16 @@ def checks_for(attributes: Iterable[tuple[Guard, int | None, torch.Tensor]]) -> 
 def is_pinned(tensor: torch.Tensor) -> bool:
     """Whether copies from and into `tensor` may be under way while the host goes on."""
     return tensor.is_pinned()
+
+
+def _turns_up_pinned(tensor: torch.Tensor, known: set[int]) -> bool:
+    """Whether a tensor at an address that is not `known` is pinned; if it is not, the address is known from now on."""
+    if is_pinned(tensor):
+        return True
+    if len(known) >= ADDRESSES_LIMIT:
+        known.clear()
+    known.add(tensor.data_ptr())
+    return False
 
 
 def _constant_changed(check: tuple[torch.Tensor, int, bytes | int]) -> bool:

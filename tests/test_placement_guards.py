@@ -1,0 +1,44 @@
+"""What tells that attributes have the values they had, where tensors turn up at other addresses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from optimizations.placement import guards
+from optimizations.placement.guards import ADDRESSES_LIMIT, checks_for
+from optimizations.placement.sources import Guard
+
+
+def test_a_scalar_that_turns_up_pinned_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy into it may be under way, so the same bytes say nothing."""
+    pinned: set[int] = set()
+    asked: list[int] = []
+
+    def is_pinned(tensor: torch.Tensor) -> bool:
+        asked.append(tensor.data_ptr())
+        return tensor.data_ptr() in pinned
+
+    monkeypatch.setattr(guards, "is_pinned", is_pinned)
+    first, second, third = (torch.tensor(2.5) for _ in range(3))
+    checks = checks_for([(Guard.VALUE, 0, first)])
+
+    for _ in range(3):
+        assert not checks.fail([first])
+        assert not checks.fail([second])
+    assert asked == [first.data_ptr(), second.data_ptr()], "each address is asked about once"
+
+    pinned.add(third.data_ptr())
+    for _ in range(2):
+        assert checks.fail([third])
+    assert not checks.fail([first])
+
+
+def test_addresses_of_scalars_are_forgotten_before_they_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "is_pinned", lambda tensor: False)
+    values = [torch.tensor(7) for _ in range(3 * ADDRESSES_LIMIT)]
+    checks = checks_for([(Guard.VALUE, 0, values[0])])
+    assert not any(checks.fail([value]) for value in values)
+    ((*_, known),) = checks.scalars
+    assert 0 < len(known) <= ADDRESSES_LIMIT
+    assert checks.fail([torch.tensor(8)])
