@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import types
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
+from interrupts import interrupted_behind
 from step_parts import batches, network, sgd, training_step
 from step_programs import PROGRAMS
 
 from optimizations import torch_internals
 from optimizations.capture import inner_graphs
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.trees.manager import EncoreManager
 
 
@@ -92,6 +97,75 @@ def test_a_rate_that_changes_after_the_recording_is_followed() -> None:
         assert moved == (index < 5)
     report = graphed.report()
     assert report.dropped_recordings == 1 and report.patched_learning_rates == 1 and report.replays > 5
+
+
+def of_a_tensor_later(graphs: bool) -> list[torch.Tensor]:
+    """A learning rate that is a number at first, then a tensor that is written in place, then a number again."""
+    model = network("cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, fused=True)
+    (group,) = optimizer.param_groups
+    step: Any = training_step(model, optimizer)
+    step = GraphedStep(step, device=CpuDevice()) if graphs else step
+    losses, rate = [], torch.tensor(0.02)
+    for index, batch in enumerate(batches("cpu", 24)):
+        losses.append(step(*batch).detach())
+        if index < 10:
+            group["lr"] *= 0.9
+        elif index < 18:
+            group["lr"] = rate
+            rate.mul_(0.5)
+        else:
+            group["lr"] = 0.01
+    assert not graphs or (step.report().patched_learning_rates == 1 and step.report().replays >= 15)
+    return losses
+
+
+def test_a_tensor_in_the_place_of_a_changing_number_is_followed() -> None:
+    for found, expected in zip(of_a_tensor_later(True), of_a_tensor_later(False), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_rate_whose_writing_was_interrupted_is_written_in_the_next_call() -> None:
+    model = network("cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, fused=True)
+    (group,) = optimizer.param_groups
+    rates = LearningRates()
+    rates.watch([optimizer])
+    group["lr"] = 0.25
+    assert rates.changed()
+    group["lr"] = 0.125
+    with pytest.raises(KeyboardInterrupt), interrupted_behind(0, "step/learning_rates.py"):
+        rates.write()
+    rates.write()
+    (standing,) = rates.standing.values()
+    assert standing.item() == 0.125
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_model_and_an_optimizer_that_others_stand_in_for_are_let_go(closes: bool) -> None:
+    held = types.SimpleNamespace(model=None, optimizer=None)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return training_step(held.model, held.optimizer)(batch)
+
+    device = CpuDevice()
+    graphed = GraphedStep(step, device=device)
+    weights = []
+    for _ in range(3):
+        held.model = network("cpu")
+        held.optimizer = torch.optim.AdamW(held.model.parameters(), lr=0.05, fused=True)
+        weights.append(weakref.ref(held.model[0].weight))
+        for batch in batches("cpu", 6):
+            graphed(*batch)
+            held.optimizer.param_groups[0]["lr"] *= 0.9
+    assert graphed.report().replays
+    if closes:
+        held.model = held.optimizer = None
+        graphed.close()
+    device.graphs.clear()
+    device._captured.clear()
+    gc.collect()
+    assert [weight() is not None for weight in weights] == [False, False, not closes]
 
 
 def test_what_is_the_same_tensor_in_each_call_is_read_where_it_lies() -> None:

@@ -6,6 +6,7 @@ import array
 import contextlib
 import copy
 import gc
+import itertools
 import random
 import threading
 import warnings
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
+from graphs_on_cpu import CpuDevice, CpuGraph
+from interrupts import interrupted_behind
 from step_parts import batches, loss_of, network, training_step
 from step_refusals import REFUSED, Refused, trained
 from torch import nn
@@ -237,6 +239,72 @@ def test_an_interrupt_in_a_capture_leaves_the_state_from_before() -> None:
     step(*calls[3])  # recorded and launched now
     assert step.report().replays == 1
     assert made.calls == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [(CpuDevice, "give_back", KeyboardInterrupt), (CpuGraph, "replay", torch.OutOfMemoryError)],
+)
+def test_a_call_that_ends_between_its_capture_and_its_launch_leaves_nothing_that_was_not_computed(
+    owner: type, name: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients add up, and an attribute is bound to what each call makes."""
+
+    def program(graphs: bool) -> tuple[Any, nn.Module]:
+        model: Any = network("cpu")
+
+        def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            model.kept = batch["x"] * 2
+            loss = loss_of(model, batch)
+            loss.backward()
+            return loss
+
+        model.kept = None
+        return (GraphedStep(step, device=CpuDevice()) if graphs else step), model
+
+    def run(step: Any, model: nn.Module, batch: Any) -> list[torch.Tensor | None]:
+        loss = step(*batch).detach()
+        return [loss, *(parameter.grad for parameter in model.parameters())]
+
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    calls = batches("cpu")
+    (graphed, mine), (step, theirs) = program(True), program(False)
+    for batch in calls[:3]:
+        for found, expected in zip(run(graphed, mine, batch), run(step, theirs, batch), strict=True):
+            assert found is not None and expected is not None and torch.equal(found, expected)
+    before = [mine.kept, *(parameter.grad for parameter in mine.parameters())]
+    with monkeypatch.context() as patched, pytest.raises(error):
+        patched.setattr(owner, name, fail)
+        graphed(*calls[3])
+    assert all(
+        now is then for now, then in zip([mine.kept, *(p.grad for p in mine.parameters())], before, strict=True)
+    )
+    for batch in calls[3:]:
+        for found, expected in zip(run(graphed, mine, batch), run(step, theirs, batch), strict=True):
+            assert found is not None and expected is not None and torch.equal(found, expected)
+    assert graphed.report().replays == len(calls) - 3
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_an_interrupt_at_any_time_leaves_the_step_to_others(closes: bool) -> None:
+    """A lock that stayed taken would let all later calls run as they are, and `reset` wait for ever."""
+    graphed = GraphedStep(lambda x: x * 2, device=CpuDevice())
+    x = torch.ones(3)
+    for _ in range(5):
+        graphed(x)
+    moments = 0
+    for number in itertools.count():
+        with contextlib.suppress(KeyboardInterrupt), interrupted_behind(number, "step/graphed_step.py") as where:
+            graphed(x)
+        if not where:
+            break
+        moments += 1
+        replays = graphed.report().replays
+        assert torch.equal(graphed(x), x * 2) and graphed.report().replays == replays + 1, where
+    assert moments >= 3
+    (graphed.close if closes else graphed.reset)()
 
 
 def test_calls_of_other_threads_are_not_the_steps() -> None:

@@ -23,7 +23,7 @@ from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.replaying import MISSED, WORTH
 from optimizations.capture.step.watch import PROBE_EVERY
 
-MOST_CALLS = 28
+MOST_CALLS = 30
 """Functions of Python and of C that a steady call may run, with those of the simulated copy nodes and of the count."""
 
 

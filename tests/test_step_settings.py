@@ -410,6 +410,26 @@ def test_what_surrounds_a_call_and_watches_operators_sees_them() -> None:
     assert step.report().replays == 4
 
 
+def test_hooks_of_saved_tensors_see_them_and_may_exchange_them() -> None:
+    weight = torch.nn.Parameter(torch.arange(3.0))
+
+    def train(x: torch.Tensor) -> torch.Tensor:
+        weight.grad = None
+        (x * weight).sum().backward()
+        assert weight.grad is not None
+        return weight.grad.clone()
+
+    step = GraphedStep(train, device=CpuDevice())
+    for _ in range(6):
+        assert torch.equal(step(torch.ones(3)), torch.ones(3))
+    seen: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: (seen.append(one), one)[1], lambda one: one * 2):
+        assert torch.equal(step(torch.ones(3)), 2 * torch.ones(3))
+    assert seen
+    replays = step.report().replays
+    assert torch.equal(step(torch.ones(3)), torch.ones(3)) and step.report().replays == replays + 1
+
+
 def test_a_default_device_that_changes_is_noticed() -> None:
     step = GraphedStep(lambda batch: (batch["x"] * 2, torch.ones(2)), device=CpuDevice())
     calls = batches("cpu", 8)

@@ -109,6 +109,10 @@ class Gradients:
         ]
         copy_all([expected for _, expected in moved], [there for there, _ in moved])
 
+    def take_back(self) -> None:
+        """Instead of the first launch: what the capture left is not there. Those before that play no part are None."""
+        put(self.parameters, self._before or [None] * len(self.parameters))
+
     def leave(self) -> None:
         """After a launch: every parameter has the gradient that the recording left."""
         self._stood = self._as_after(self.parameters)

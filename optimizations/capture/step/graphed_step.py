@@ -7,7 +7,8 @@ batch to where the graph reads it, launches, and copies the results out.
 
 Note [Nothing twice, nothing lost]. A capture runs the Python of a call and executes nothing. If it succeeds, the launch
 that follows is the work of that call. If it fails, what Python changed is put back (`HostState.restore`, gradients, the
-states of random generators) and the call runs from its beginning.
+states of random generators) and the call runs from its beginning. So it is where the launch fails, or is interrupted
+before it; only gradients from before that the step does not depend on are gone by then, and are None.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from optimizations.capture.step.progress import Action, Plan, Progress
 from optimizations.capture.step.reach import reach
 from optimizations.capture.step.recording import capture, cause, is_programs_own, why
 from optimizations.capture.step.replaying import MISSED
-from optimizations.capture.step.surroundings import alone, ambient, inside, watched_by_others
+from optimizations.capture.step.surroundings import alone, ambient, inside, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal, StepReport
 
@@ -111,29 +112,30 @@ class GraphedStep:
         return functools.partial(GraphedStep, **asdict(self._options)), (self._step,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or inside.step or not self._lock.acquire(False):
+        if _is_compiling() or inside.step or self._lock.locked():
             return self._step(*args, **kwargs)  # part of another step, or in another thread at the same time
-        self._thread = _this_thread()
-        try:
-            self._calls += 1
-            if _forward_mode._current_level < 0:  # all else of `watched_by_others` a steady replay sees
-                for recording in self._recordings.steady:
-                    if (serve := recording.steady.serve) is None:
-                        continue
-                    try:
-                        found = serve(recording, args, kwargs)
-                    except NotCarried:
-                        break  # the same is met in the full way
-                    if found is not MISSED:
-                        return found
-            return self._call(args, kwargs)
-        finally:
-            self._thread = None
-            self._lock.release()
+        with self._lock:  # behind `acquire()` an interrupt would leave it locked
+            try:
+                self._thread = _this_thread()
+                self._calls += 1
+                # All else of `watched_by_others` a steady replay sees.
+                if _forward_mode._current_level < 0 and saved_tensor_hooks(False) is None:
+                    for recording in self._recordings.steady:
+                        if (serve := recording.steady.serve) is None:
+                            continue
+                        try:
+                            found = serve(recording, args, kwargs)
+                        except NotCarried:
+                            break  # the same is met in the full way
+                        if found is not MISSED:
+                            return found
+                return self._call(args, kwargs)
+            finally:
+                self._thread = None
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         """A call that is not a steady replay."""
-        if watched_by_others():
+        if watched_by_others() or saved_tensor_hooks(False) is not None:
             return self._as_it_is(args, kwargs, None)
         for recording in self._recordings.steady:
             known = recording.arguments.tensors_of(args, kwargs)
@@ -312,12 +314,22 @@ class GraphedStep:
                 self._refuse(key, refusal)
                 return returned
         else:
-            recording.report = replace(recording.report, record_s=time.perf_counter() - began)
-            self._recordings.add(device, key, recording)
-            progress.recorded()
-            call.before.clear()  # gradients that play no part any more
-            device.give_back()
-            return recording.launch(call.tensors, self._rates)
+            try:
+                recording.report = replace(recording.report, record_s=time.perf_counter() - began)
+                self._recordings.add(device, key, recording)
+                progress.recorded()
+                call.before.clear()  # gradients that play no part any more
+                device.give_back()
+                return recording.launch(call.tensors, self._rates)
+            except BaseException as error:
+                if not recording.replays:  # what the capture left was never computed
+                    call.state.restore(snapshot)
+                    recording.gradients.take_back()
+                if not isinstance(error, NotCarried):
+                    raise
+                self._carries = False
+                self._recordings.drop(key, recording)
+            return self._call(call.args, call.kwargs)
         return self._refuse_and_run(key, refusal, call.args, call.kwargs)
 
     # Everything else.
@@ -387,6 +399,8 @@ class GraphedStep:
         self._refuse_inside("close")
         with self._lock:
             self._recordings.drop_all()
+            self._rates = LearningRates()  # which holds parameters
+            self._plan.forget()
             self._all = Refusal("was closed", "make a new one with graph_step")
 
     def reset(self) -> None:

@@ -10,7 +10,9 @@ precision, such as `1 - lr * weight_decay`, may differ in the last bit.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,15 +25,29 @@ def takes_a_tensor(group: dict[str, Any]) -> bool:
     return bool(group.get("capturable") or group.get("fused"))
 
 
+@dataclass(slots=True, eq=False)
+class _Watched:
+    """A parameter group, the number that was seen in it last (None: unknown), and the optimizer that has it."""
+
+    group: dict[str, Any]
+    seen: Any
+    optimizer: weakref.ref[torch.optim.Optimizer]
+
+    def lasts(self) -> bool:
+        """Whether the optimizer has the group still: `load_state_dict` makes others."""
+        optimizer = self.optimizer()
+        return optimizer is not None and any(one is self.group for one in optimizer.param_groups)
+
+
 class LearningRates:
     """Numbers among the learning rates of a step's optimizers. `patched` counts those that tensors stand for.
 
-    `standing` are these tensors, by the ids of their groups.
+    `standing` are these tensors, by the ids of their groups. Groups hold parameters, so those of an optimizer that is
+    gone are let go at once.
     """
 
     def __init__(self) -> None:
-        self._groups: list[dict[str, Any]] = []
-        self._seen: list[float] = []
+        self._watched: list[_Watched] = []
         self.standing: dict[int, torch.Tensor] = {}
 
     @property
@@ -40,22 +56,36 @@ class LearningRates:
 
     def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Look at the groups of these optimizers from now on."""
-        known = {id(group) for group in self._groups}
+        self._let_go()
+        known = {id(one.group) for one in self._watched}
+        here = weakref.ref(self)
+
+        def is_gone(optimizer: object) -> None:
+            if (rates := here()) is not None:
+                rates._let_go()
+
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 if id(group) not in known and isinstance(group.get("lr"), (int, float)):
-                    self._groups.append(group)
-                    self._seen.append(group["lr"])
+                    found = _Watched(group, group["lr"], weakref.ref(optimizer, is_gone))
+                    self._watched.append(found)
+
+    def _let_go(self) -> None:
+        if all(left := [one.lasts() for one in self._watched]):
+            return
+        self._watched = [one for one, lasts in zip(self._watched, left, strict=True) if lasts]
+        kept = {id(one.group) for one in self._watched}
+        self.standing = {key: tensor for key, tensor in self.standing.items() if key in kept}
 
     def changed(self) -> bool:
         """Whether a number that no tensor stands for yet has changed, and a tensor may stand for it from now on."""
         found = False
-        for index, group in enumerate(self._groups):
-            value = group.get("lr")
+        for one in self._watched:
+            group, value = one.group, one.group.get("lr")
             if id(group) in self.standing or not isinstance(value, (int, float)):
                 continue
-            if value != self._seen[index]:
-                self._seen[index] = value
+            if value != one.seen:
+                one.seen = value
                 if takes_a_tensor(group) and (device := _device(group)) is not None:
                     self.standing[id(group)] = torch.full((), float(value), dtype=torch.float32, device=device)
                     found = True
@@ -66,15 +96,25 @@ class LearningRates:
         return key == "lr" and id(group) in self.standing
 
     def write(self) -> None:
-        """Write changed numbers into their tensors, in stream order."""
+        """Write changed numbers into their tensors, in stream order.
+
+        Where the program has put a tensor of its own, that may be written at any time, so it is copied in each call.
+        """
         if not self.standing:
             return
-        for index, group in enumerate(self._groups):
-            tensor = self.standing.get(id(group))
-            if tensor is not None and group["lr"] != self._seen[index]:
-                self._seen[index] = group["lr"]
+        for one in self._watched:
+            if (tensor := self.standing.get(id(one.group))) is None:
+                continue
+            rate = one.group["lr"]
+            if isinstance(rate, torch.Tensor):
+                one.seen = None
                 with torch.no_grad():
-                    tensor.fill_(float(group["lr"]))
+                    tensor.copy_(rate.reshape(()))
+            elif rate != one.seen:
+                one.seen = None  # until it is written: a call may end in between
+                with torch.no_grad():
+                    tensor.fill_(float(rate))
+                one.seen = rate
 
     def storages(self) -> frozenset[int]:
         """Where the tensors lie."""
@@ -86,7 +126,8 @@ class LearningRates:
             return returned
         tensors: list[torch.Tensor] = []
         flatten(returned, tensors)
-        numbers = {id(self.standing[id(group)]): group["lr"] for group in self._groups if id(group) in self.standing}
+        groups = [one.group for one in self._watched]
+        numbers = {id(self.standing[id(group)]): group["lr"] for group in groups if id(group) in self.standing}
         if numbers.keys().isdisjoint(map(id, tensors)):
             return returned
         return replaced(returned, iter([numbers.get(id(tensor), tensor) for tensor in tensors]))
@@ -100,9 +141,9 @@ class LearningRates:
         """
         self.write()
         standing = [
-            (group, group["lr"], tensor, tensor._version)
-            for group in self._groups
-            if (tensor := self.standing.get(id(group))) is not None
+            (one.group, one.group["lr"], tensor, tensor._version)
+            for one in self._watched
+            if (tensor := self.standing.get(id(one.group))) is not None
         ]
         for group, _, tensor, _ in standing:
             group["lr"] = tensor

@@ -121,13 +121,17 @@ class Recording:
         self.inputs.bind(tensors)
         self.gradients.bring()
         rates.write()
-        self.graph.replay()
+        self.replays += 1  # an interrupt that comes during the launch is raised behind it
+        try:
+            self.graph.replay()
+        except Exception:
+            self.replays -= 1
+            raise
         if self.written:
             self.inputs.give_back(tensors, self.written)
         self.gradients.leave()
         if self.mutated:
             torch_internals.increment_version(self.mutated)
-        self.replays += 1
         taken = self.outputs.take(tensors, fresh)
         return self.bind_results(taken) if self.bound else taken
 

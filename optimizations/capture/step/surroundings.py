@@ -43,6 +43,9 @@ _functions: Callable[[], int] = torch_internals.len_torch_function_stack
 _dispatch_modes: Callable[[], int] = torch_internals.len_torch_dispatch_stack
 _transforms: Callable[[], object] = torch_internals.functorch_level
 _forward_mode: Any = torch_internals.forward_ad
+saved_tensor_hooks: Callable[[bool], object] = torch_internals.top_saved_tensors_hooks
+"""Given False: the hooks that see each tensor that autograd saves for a backward, and may exchange it; None if there
+are none. They are Python, of which a graph runs none."""
 
 
 def watched_by_others() -> bool:
