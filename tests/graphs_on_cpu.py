@@ -189,7 +189,8 @@ class CpuDevice:
     """`optimizations.capture.device.Device`. Tensors in `host` (storages by address) count as the host's.
 
     `fail_with` is raised at the end of the next capture, whatever ended it; `broken` counts captures that a host read
-    invalidated. `not_ready` is how often it says that the side stream became another one.
+    invalidated. `not_ready` is how often it says that the side stream became another one. `stream` is the current one,
+    and `waits` are pairs of streams of which the first was told to wait for the second.
     """
 
     has_own_random = False
@@ -202,7 +203,9 @@ class CpuDevice:
         self.fail_with: BaseException | None = None
         self.capture_now = False
         self.captures = self.warmed_up = self.broken = self.given_back = self.set_nodes = 0
-        self.not_ready = 0
+        self.not_ready = self.stream = 0
+        self.waits: list[tuple[int, int]] = []
+        self._launched_on: int | None = None
         self.pools: dict[int, int] = {}
         self._captured: defaultdict[int, list[CpuGraph]] = defaultdict(list)
         self._numbers = itertools.count(1)
@@ -217,6 +220,14 @@ class CpuDevice:
     def warming_up(self) -> Iterator[None]:
         self.warmed_up += 1
         yield
+
+    def follow(self) -> bool:
+        if self.capture_now:
+            return False
+        if self._launched_on not in (None, self.stream):
+            self.waits.append((self.stream, self._launched_on))
+        self._launched_on = self.stream
+        return True
 
     def ready(self) -> bool:
         self.not_ready -= 1

@@ -10,6 +10,8 @@ import pytest
 import torch
 from simulated_workspaces import DEFAULT, Block, Workspaces, workspaces
 
+from optimizations.capture import device
+from optimizations.capture.device import CudaDevice
 from optimizations.capture.side_stream import ATTEMPTS, SideStreams
 
 __all__ = ["workspaces"]
@@ -91,7 +93,7 @@ def test_nothing_is_given_to_the_stream_before_it_waits_for_the_program(workspac
     """What the program let go of may still be read, in memory that is the side stream's again."""
     streams = SideStreams(0)
     side = streams.current.cuda_stream
-    for current, waits in ((0, [0]), (0, [0]), (7, [0, 7]), (7, [7]), (0, [7, 0])):
+    for current, waits in ((0, [0]), (0, [0]), (7, [0, 7]), (7, [0, 7]), (9, [0, 7, 9]), (0, [0, 7, 9])):
         workspaces.given.clear()
         with workspaces.on(current):
             assert streams.ready()
@@ -99,7 +101,25 @@ def test_nothing_is_given_to_the_stream_before_it_waits_for_the_program(workspac
         workspaces.given.clear()
         with workspaces.on(current):
             streams.follow()
-        assert workspaces.given == [(side, "waits for", current)]
+        assert workspaces.given == [(side, "waits for", one) for one in waits]
+
+
+def test_a_launch_waits_for_the_one_before_where_that_was_on_another_stream(
+    workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, capturing = CudaDevice(0), [False]
+    waits: list[tuple[int, int]] = []
+    monkeypatch.setattr(device, "wait_for_stream", lambda stream, index: waits.append((workspaces.stream, stream)))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    for stream in (0, 0, 7, 7, 0):
+        with workspaces.on(stream):
+            assert found.follow()
+    assert waits == [(7, 0), (0, 7)]
+    capturing[0] = True  # on a stream that was made for it
+    with workspaces.on(9):
+        assert not found.follow() and not found.follow()
+    capturing[0] = False
+    assert found.follow() and waits == [(7, 0), (0, 7)]
 
 
 def test_a_thread_that_comes_later_gets_a_workspace_in_the_pool(workspaces: Workspaces) -> None:

@@ -246,3 +246,41 @@ def test_callables_that_share_a_pool_are_right_whoever_was_captured_first(order:
             assert mine.grad is not None and theirs.grad is not None
             assert torch.equal(mine.grad, theirs.grad)
     assert call.calls_without_graph == 0
+
+
+def test_launches_on_several_streams_are_in_order() -> None:
+    """They share what their inputs are copied to, what they compute in, and what large results are copied from."""
+    device = CpuDevice()
+    step = GraphedStep(lambda x: x.sin() * 2, device=device)
+    for index, stream in enumerate([0] * 6 + [7, 7, 0, 9]):
+        device.stream = stream
+        x = torch.full((3,), float(index))
+        assert torch.equal(step(x), x.sin() * 2)
+    assert device.waits == [(7, 0), (0, 7), (9, 0)]
+    assert step.report().replays == 7
+
+
+def test_a_step_that_the_program_captures_by_hand_is_captured_as_it_is() -> None:
+    device = CpuDevice()
+    graphed = GraphedStep(lambda x: x * 2, device=device)
+    for _ in range(6):
+        graphed(torch.ones(3))
+    replays = graphed.report().replays
+    graph, x = device.new_graph(), torch.ones(3)
+    with device.capturing(graph, device.new_pool()):
+        doubled = graphed(x)
+    x.fill_(4)
+    graph.replay()
+    assert torch.equal(doubled, x * 2) and graphed.report().replays == replays
+
+
+def test_forwards_and_backwards_of_callables_on_several_streams_are_in_order() -> None:
+    device = CpuDevice()
+    layer = nn.Linear(4, 4)
+    (served,) = graph_callables([layer], [(torch.ones(2, 4),)], device=device)
+    for forward, backward in ((0, 0), (7, 7), (0, 0), (9, 0)):
+        device.stream = forward
+        loss = served(torch.ones(2, 4)).sum()
+        device.stream = backward
+        loss.backward()
+    assert device.waits == [(7, 0), (0, 7), (9, 0), (0, 9)]

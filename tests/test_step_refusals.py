@@ -278,9 +278,7 @@ def test_a_call_that_ends_between_its_capture_and_its_launch_leaves_nothing_that
     with monkeypatch.context() as patched, pytest.raises(error):
         patched.setattr(owner, name, fail)
         graphed(*calls[3])
-    assert all(
-        now is then for now, then in zip([mine.kept, *(p.grad for p in mine.parameters())], before, strict=True)
-    )
+    assert all(now is then for now, then in zip([mine.kept, *(p.grad for p in mine.parameters())], before, strict=True))
     for batch in calls[3:]:
         for found, expected in zip(run(graphed, mine, batch), run(step, theirs, batch), strict=True):
             assert found is not None and expected is not None and torch.equal(found, expected)

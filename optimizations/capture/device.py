@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.appliers.host import APPLIER, HostUpdates
 from optimizations.capture.copy_nodes import CopyNode, find_copies
 from optimizations.capture.inner_graphs import at_rest
@@ -23,6 +24,7 @@ from optimizations.captured.pools import end_failed_capture, new_pool, pool_memo
 from optimizations.captured.read import read_graph
 from optimizations.captured.recapture import uncollected
 from optimizations.indirection.plan import Choice, Plan
+from optimizations.replay.streams import wait_for_stream
 
 
 class Graph(Protocol):
@@ -49,6 +51,10 @@ class Device(Protocol):
 
     def warming_up(self) -> AbstractContextManager[None]:
         """The side stream of captures, behind and before what the current stream does."""
+
+    def follow(self) -> bool:
+        """To be called before a launch: what the current stream is given next waits for what the stream of the launch
+        before was given, if that is another. False where the program captures it: no graph can be launched there."""
 
     def ready(self) -> bool:
         """To be called before a capture. False where the side stream had to become another one, on which nothing was
@@ -111,13 +117,33 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """A CUDA device. One side stream serves all captures, so that their pools can share memory. See `side_stream`."""
+    """A CUDA device. One side stream serves all captures, so that their pools can share memory. See `side_stream`.
+
+    Note [Calls on several streams]. In eager, calls on two streams need not wait for each other where they share
+    nothing. Launches share what they are copied from and to, and what they compute in, so each waits for the one
+    before. A capture of the program's own is noticed with the change of streams, as PyTorch makes one for it.
+    """
 
     has_own_random = True
 
     def __init__(self, index: int) -> None:
         self.index = index
         self._streams = SideStreams(index)
+        self._launched_on: int | None = None
+
+    def follow(self) -> bool:
+        stream = torch_internals.current_raw_stream(self.index)
+        return stream == self._launched_on or self._follow(stream)
+
+    def _follow(self, stream: int) -> bool:
+        """Note [Calls on several streams]."""
+        with torch.cuda.device(self.index):
+            if torch.cuda.is_current_stream_capturing():
+                return False
+            if self._launched_on is not None:
+                wait_for_stream(self._launched_on, self.index)
+        self._launched_on = stream
+        return True
 
     @property
     def _stream(self) -> torch.cuda.Stream:

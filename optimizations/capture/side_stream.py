@@ -17,7 +17,7 @@ both: PyTorch does not tell where a workspace lies, but one that is not there ye
 Note [Memory of two streams]. Gradients and results of a warm-up are in memory of the side stream. The program works
 with them on its own stream and lets them go, and the side stream may have that memory again at once, while the other
 stream is still to read it. So nothing is given to the side stream, not even a number to run a backward with, before it
-waits for the stream that is current, and for the one that was current before, if that is another.
+waits for the stream that is current, and for all others that were: the program may have gone on working there.
 """
 
 from __future__ import annotations
@@ -53,16 +53,15 @@ class SideStream:
         self.stream = own_stream(device)
         self._pool = Pool(device)
         self._kept: dict[int, int] = {}
-        self._followed: torch.cuda.Stream | None = None
+        self._followed: dict[int, torch.cuda.Stream] = {}
 
     def follow(self) -> None:
-        """What comes next on the stream waits for what the current stream was given so far. Note [Memory of two
-        streams]."""
+        """What comes next on the stream waits for what the current stream, and those that were so here before, were
+        given so far. Note [Memory of two streams]."""
         current = torch.cuda.current_stream(self._device)
-        if self._followed is not None and self._followed != current:
-            self.stream.wait_stream(self._followed)
-        self.stream.wait_stream(current)
-        self._followed = current
+        self._followed[current.cuda_stream] = current
+        for stream in self._followed.values():
+            self.stream.wait_stream(stream)
 
     def keep_workspaces(self) -> bool:
         """See Note [Workspaces are freed]. To be called before work on the stream, by the thread that will do it.

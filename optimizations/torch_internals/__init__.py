@@ -224,7 +224,10 @@ NAMES: dict[str, Private] = {
         "torch", "_C._len_torch_function_stack", _CHECKED_HERE, "see the modes around a step"
     ),
     "top_saved_tensors_hooks": Private(
-        "torch", "_C._autograd._top_saved_tensors_default_hooks", _CHECKED_HERE, "see hooks of saved tensors around a step"
+        "torch",
+        "_C._autograd._top_saved_tensors_default_hooks",
+        _CHECKED_HERE,
+        "see hooks of saved tensors around a step",
     ),
     "functorch_level": Private(
         "torch", "_C._functorch.peek_interpreter_stack", _CHECKED_HERE, "see that a function is transformed"

@@ -184,6 +184,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         function = self._installed[number - 1].before
         if self._closed or self._device.is_capturing() or watched_by_others():
             return function(*args, **kwargs)
+        self._device.follow()
         if self._update_due:
             self._run_update()
         if torch.is_grad_enabled() != self._training:  # validation between steps is not part of the order
@@ -244,6 +245,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if number not in self._warned:
             self._warned.add(number)
             warnings.warn(f"callable {number} runs without its graphs: {reason}", stacklevel=4)
+
+    def _begin_backward(self, number: int, micro_batch: int) -> None:
+        """Before the launch of a backward, which is on the stream of its forward."""
+        self._follower.backward(number, micro_batch)
+        self._device.follow()
 
     def _end_of_step(self) -> None:
         """Behind the last launch of a step."""
@@ -309,7 +315,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             members,
             self._order,
             outputs=self._outputs,
-            begins=self._follower.backward,
+            begins=self._begin_backward,
             ended=self._end_of_step,
         )
         self._slots = captures.slots

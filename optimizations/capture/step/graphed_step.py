@@ -118,9 +118,12 @@ class GraphedStep:
             try:
                 self._thread = _this_thread()
                 self._calls += 1
+                steady = self._recordings.steady
+                if steady and not self._recordings.follow():
+                    return self._as_it_is(args, kwargs, None)
                 # All else of `watched_by_others` a steady replay sees.
-                if _forward_mode._current_level < 0 and saved_tensor_hooks(False) is None:
-                    for recording in self._recordings.steady:
+                if steady and _forward_mode._current_level < 0 and saved_tensor_hooks(False) is None:
+                    for recording in steady:
                         if (serve := recording.steady.serve) is None:
                             continue
                         try:
@@ -320,6 +323,7 @@ class GraphedStep:
                 progress.recorded()
                 call.before.clear()  # gradients that play no part any more
                 device.give_back()
+                device.follow()
                 return recording.launch(call.tensors, self._rates)
             except BaseException as error:
                 if not recording.replays:  # what the capture left was never computed

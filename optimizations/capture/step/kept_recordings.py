@@ -9,7 +9,7 @@ its own. Workspaces of cuBLAS lie in neither (`side_stream`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ MOST_STEADY = 4
 class KeptRecordings:
     """Recordings by the signature of the calls that they serve.
 
-    `steady` are those that were used last, the latest first. `dropped` counts those that were freed.
+    `steady` are those that were used last, the latest first. `dropped` counts those that were freed. `follow` is the
+    device's.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class KeptRecordings:
         self._spoiled: list[Any] = []
         self._freed_replays = 0
         self._device: Device | None = None
+        self.follow: Callable[[], bool] = lambda: True
 
     def __iter__(self) -> Iterator[Recording]:
         return (recording for found in self._by_key.values() for recording in found)
@@ -71,7 +73,7 @@ class KeptRecordings:
 
     def add(self, device: Device, key: Hashable, recording: Recording) -> None:
         """Keep a recording, and look at it first."""
-        self._device = device
+        self._device, self.follow = device, device.follow
         self._by_key.setdefault(key, []).append(recording)
         self.comes_first(recording)
 
