@@ -111,12 +111,36 @@ def test_an_input_that_the_step_writes_is_the_callers() -> None:
     assert_same([batch["x"] for (batch,) in again], [batch["x"] for (batch,) in calls])
 
 
+def test_a_result_that_there_is_no_memory_for_ends_the_call_before_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that catches this calls again, and must not have its weights changed twice."""
+    weight = torch.zeros(200, 200)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        weight.add_(x)
+        return weight * 2
+
+    graphed, x = GraphedStep(step, device=CpuDevice()), torch.ones(200, 200)
+    for count in range(1, 7):
+        assert torch.equal(graphed(x), 2 * count * x)
+
+    def full(*arguments: Any, **keywords: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patched, pytest.raises(torch.OutOfMemoryError):
+        for owner, name in ((torch, "empty_like"), (torch.Tensor, "clone")):
+            patched.setattr(owner, name, full)
+        graphed(x)
+    assert torch.equal(graphed(x), 14 * x)
+    assert graphed.report().replays == 4
+
+
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 4, 5, 8])
 def test_a_graph_that_cannot_be_led_is_recorded_again_with_copies_before_the_launch(
     after: int, monkeypatch: pytest.MonkeyPatch, copied: list[int]
 ) -> None:
     """The driver refuses at the capture, at its launch, or in some later call: nothing is lost, and nothing done twice.
-    At its launch, gradients from before are gone, so one more call is looked at."""
+    At its launch, gradients from before are gone, so one more call is looked at. (Memory for the result may lie where
+    it lay at the capture; then the driver is asked in the next call.)"""
     monkeypatch.setattr(CpuCopy, "refuse_after", after)
     calls = batches("cpu", 12)
     expected = run(training(), calls)
@@ -124,9 +148,9 @@ def test_a_graph_that_cannot_be_led_is_recorded_again_with_copies_before_the_lau
     assert_same(run(step, calls), expected)
     report = step.report()
     assert report.refusals == ()
-    assert report.replays == len(calls) - (4 if after == 3 else 3)
+    assert len(calls) - report.replays in ({3, 4} if after == 3 else {3})
     assert report.dropped_recordings == (after >= 3)
-    assert copied[-1] == 2
+    assert copied[-2:] == [2, 1]  # the batch, and the result
 
 
 # The driver's side.

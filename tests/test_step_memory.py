@@ -160,6 +160,20 @@ def test_a_gradient_that_came_after_the_recording_is_added_to() -> None:
     assert all(map(torch.equal, found, expected)) and len(found) == len(expected)
 
 
+def test_a_gradient_of_another_layout_is_added_to_as_it_is() -> None:
+    weight = nn.Parameter(torch.ones(3))
+
+    def step(x: torch.Tensor) -> None:
+        (weight * x).sum().backward()
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for _ in range(7):
+        graphed(torch.ones(3))
+    weight.grad = torch.ones(3).to_sparse()
+    graphed(torch.ones(3))
+    assert weight.grad is not None and torch.equal(weight.grad.to_dense(), 2 * torch.ones(3))
+
+
 def test_a_step_is_observed_once_more_where_its_side_stream_became_another_one() -> None:
     model, reference, device = network("cpu"), network("cpu"), CpuDevice()
     step = GraphedStep(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), device=device)

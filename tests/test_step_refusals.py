@@ -7,8 +7,10 @@ import contextlib
 import copy
 import gc
 import itertools
+import pickle
 import random
 import threading
+import types
 import warnings
 import weakref
 from pathlib import Path
@@ -363,6 +365,41 @@ def test_a_decorated_method_is_a_step_of_its_own_for_each_instance() -> None:
     copied = copy.deepcopy(one)
     assert copied.step is not one.step
     assert copied.step.report().calls == 0
+
+
+@GraphedStep
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+class Doubling:
+    def __init__(self) -> None:
+        self.factor = 2
+
+    def _twice(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+    twice = GraphedStep(_twice)
+
+
+def saved_and_loaded(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))  # noqa: S301 (it was made here)
+
+
+def test_a_step_is_saved_as_the_function_or_method_that_it_is() -> None:
+    """As functions and methods are: by name, and with their object."""
+    assert saved_and_loaded(doubled) is doubled
+    assert copy.copy(doubled) is not doubled
+    one, x = Doubling(), torch.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # there is no GPU
+        one.twice(x)
+        copies = saved_and_loaded(one), saved_and_loaded(one.twice)._step.__self__
+        for other in (*copies, copy.deepcopy(one)):
+            assert other is not one and other.twice is vars(other)["twice"] is not one.twice
+            assert other.twice.report().calls == 0
+            assert torch.equal(other.twice(x), 2 * x) and other.twice.report().calls == 1
+            assert isinstance(other.twice._step.__func__, types.FunctionType)
 
 
 def test_without_a_gpu_a_step_runs_as_it_is_and_says_so() -> None:

@@ -91,7 +91,8 @@ class Gradients:
         if pattern(now) != self._pattern:
             return False
         return all(
-            there is expected or (there.shape == expected.shape and there.dtype == expected.dtype)
+            there is expected
+            or (there.shape == expected.shape and there.dtype == expected.dtype and there.layout == expected.layout)
             for there, expected in zip(now, self._before, strict=True)
             if there is not None and expected is not None
         )

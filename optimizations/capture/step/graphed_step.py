@@ -13,7 +13,9 @@ before it; only gradients from before that the step does not depend on are gone 
 
 from __future__ import annotations
 
+import copy
 import functools
+import sys
 import threading
 import time
 import types
@@ -103,12 +105,33 @@ class GraphedStep:
         held = getattr(instance, "__dict__", None)
         if not isinstance(held, dict):  # of a class, or an object with slots: one step for all, the object an argument
             return types.MethodType(self, instance)
-        bound = GraphedStep(types.MethodType(self._step, instance), device=self._given_device, **asdict(self._options))
+        bound = self._like(types.MethodType(self._step, instance), self._given_device)
         held[self._attribute] = bound
         return bound
 
-    def __reduce__(self) -> Any:
+    def _like(self, step: Callable[..., Any], device: Device | None = None) -> GraphedStep:
+        made = GraphedStep(step, device=device, **asdict(self._options))
+        made._attribute = self._attribute
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphedStep:
         """A copy is the step of the copied objects, and begins from its first call."""
+        return self._like(copy.deepcopy(self._step, memo))
+
+    def __copy__(self) -> GraphedStep:
+        return self._like(self._step)
+
+    def __reduce__(self) -> Any:
+        """What is saved is where to find it: a function's name leads to its step, and so does a method's object."""
+        if isinstance(self._step, types.MethodType):
+            if getattr(self._step.__self__, "__dict__", {}).get(self._attribute) is self:
+                return getattr, (self._step.__self__, self._attribute)
+        else:
+            found: Any = sys.modules.get(str(getattr(self._step, "__module__", "")))
+            for name in self._name().split("."):
+                found = getattr(found, name, None)
+            if found is self:
+                return self._name()
         return functools.partial(GraphedStep, **asdict(self._options)), (self._step,)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

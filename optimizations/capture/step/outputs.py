@@ -98,16 +98,19 @@ class Outputs:
         self._nested = _maker(self._nest)
 
     def prepare(self) -> list[torch.Tensor]:
-        """Memory for what the next launch copies out, which is led there.
+        """Memory for what the next launch copies out, which is led there, and for what is copied behind it.
+
+        If there is not enough, that shows before anything is done.
 
         Raises:
-            NotCarried: it cannot be.
+            NotCarried: the launch cannot be led there.
         """
         fresh = []
         for memory in self._memory:
             fresh.append(result := memory.allocate())
             if (address := result.data_ptr()) != memory.address:
                 memory.lead(address)
+        fresh += map(torch.empty_like, self._copied)
         return fresh
 
     def only(self) -> Memory | None:
@@ -118,13 +121,10 @@ class Outputs:
         """The results of the launch before, for a call with these inputs. `fresh` was prepared for that launch."""
         if self._as_prepared:
             return fresh[0] if self._single else self._nested(iter(fresh))
-        if len(self._copied) == 1:  # what is copied takes no part in differentiation
-            copies = [self._copied[0].clone()]
-            if self._single:
-                return copies[0]
-        else:
-            copies = [torch.empty_like(tensor) for tensor in self._copied]
-            copy_all(copies, self._copied)
+        copies = fresh[len(self._memory) :]
+        copy_all(copies, self._copied)
+        if self._single and copies:  # it is all that is returned
+            return copies[0]
         return self._nested(iter([_given(kind, what, copies, fresh, inputs) for kind, what in self._plan]))
 
 
