@@ -17,6 +17,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from optimizations.capture.callables.graph_callables import graph_callables
@@ -120,6 +121,27 @@ def test_modes_that_watch_operators_see_them() -> None:
     assert counter.get_total_flops() > 0
     module(torch.randn(2, 3)).sum().backward()
     assert [one.replays for one in call.report()] == [1, 1]
+
+
+def test_hooks_of_saved_tensors_see_them_and_those_of_checkpoints_change_nothing() -> None:
+    layer, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    other.load_state_dict(layer.state_dict())
+    graphed = graph_callables([layer], [(torch.ones(2, 4),)], device=CpuDevice())
+
+    def forwards() -> int:
+        return sum(one.replays for one in graphed.report() if one.direction == "forward")
+
+    x = torch.full((2, 4), 2.0)
+    for module in (layer, other):
+        with torch.autograd.graph.saved_tensors_hooks(lambda one: one, lambda one: one * 2):
+            loss = module(x).square().sum()
+        loss.backward()
+    assert forwards() == 0
+    for module in (layer, other):
+        checkpoint(module, x, use_reentrant=False).square().sum().backward()
+    assert forwards() == 1
+    for mine, theirs in zip(layer.parameters(), other.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None and torch.equal(mine.grad, theirs.grad)
 
 
 def test_code_that_is_compiled_around_graphed_layers_compiles_the_layers() -> None:

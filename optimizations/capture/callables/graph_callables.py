@@ -41,7 +41,7 @@ from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.reach import reach
-from optimizations.capture.step.surroundings import watched_by_others
+from optimizations.capture.step.surroundings import saved_tensors_are_watched, watched_by_others
 from optimizations.capture.step.watch import Watch
 from optimizations.report.steps import CallableReport
 
@@ -182,7 +182,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def _call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = self._installed[number - 1].before
-        if self._closed or self._device.is_capturing() or watched_by_others():
+        if self._closed or self._device.is_capturing() or watched_by_others() or saved_tensors_are_watched():
             return function(*args, **kwargs)
         self._device.follow()
         if self._update_due:

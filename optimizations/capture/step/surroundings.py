@@ -56,6 +56,13 @@ def watched_by_others() -> bool:
     return bool(_dispatch_modes() or _transforms() is not None or _forward_mode._current_level >= 0)
 
 
+def saved_tensors_are_watched() -> bool:
+    """Whether hooks of the program's own see what is saved for a backward. PyTorch's own, of checkpoints and of tensors
+    that are kept on the CPU meanwhile, only save memory."""
+    hooks: Any = saved_tensor_hooks(False)
+    return hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("torch.")
+
+
 def ambient() -> Hashable:
     """Settings outside of the step that its operators depend on."""
     return (
