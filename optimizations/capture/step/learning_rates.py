@@ -108,12 +108,10 @@ class LearningRates:
             rate = one.group["lr"]
             if isinstance(rate, torch.Tensor):
                 one.seen = None
-                with torch.no_grad():
-                    tensor.copy_(rate.reshape(()))
+                tensor.copy_(rate.detach().reshape(()))
             elif rate != one.seen:
                 one.seen = None  # until it is written: a call may end in between
-                with torch.no_grad():
-                    tensor.fill_(float(rate))
+                tensor.fill_(float(rate))
                 one.seen = rate
 
     def storages(self) -> frozenset[int]:
