@@ -109,6 +109,7 @@ def test_a_launch_waits_for_the_one_before_where_that_was_on_another_stream(
 ) -> None:
     found, capturing = CudaDevice(0), [False]
     waits: list[tuple[int, int]] = []
+    monkeypatch.setattr(device, "make_context_current", lambda index: None)
     monkeypatch.setattr(device, "wait_for_stream", lambda stream, index: waits.append((workspaces.stream, stream)))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     for stream in (0, 0, 7, 7, 0):
@@ -120,6 +121,24 @@ def test_a_launch_waits_for_the_one_before_where_that_was_on_another_stream(
         assert not found.follow() and not found.follow()
     capturing[0] = False
     assert found.follow() and waits == [(7, 0), (0, 7)]
+
+
+def test_each_thread_that_launches_has_a_context(workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, the driver's calls that set nodes of a graph end the process."""
+    found = CudaDevice(0)
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(device, "make_context_current", lambda index: made.append((threading.get_ident(), index)))
+    monkeypatch.setattr(device, "wait_for_stream", lambda stream, index: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    def launches() -> None:
+        assert found.follow() and found.follow()
+
+    launches()
+    other = threading.Thread(target=launches)
+    other.start()
+    other.join()
+    assert [index for _, index in made] == [0, 0] and made[0] != made[1]
 
 
 def test_a_thread_that_comes_later_gets_a_workspace_in_the_pool(workspaces: Workspaces) -> None:

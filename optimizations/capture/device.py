@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from optimizations.captured.pools import end_failed_capture, new_pool, pool_memo
 from optimizations.captured.read import read_graph
 from optimizations.captured.recapture import uncollected
 from optimizations.indirection.plan import Choice, Plan
-from optimizations.replay.streams import wait_for_stream
+from optimizations.replay.streams import make_context_current, wait_for_stream
 
 
 class Graph(Protocol):
@@ -121,7 +122,8 @@ class CudaDevice:
 
     Note [Calls on several streams]. In eager, calls on two streams need not wait for each other where they share
     nothing. Launches share what they are copied from and to, and what they compute in, so each waits for the one
-    before. A capture of the program's own is noticed with the change of streams, as PyTorch makes one for it.
+    before. A capture of the program's own is noticed with the change of streams, as PyTorch makes one for it. And a
+    thread that calls for the first time may have no context yet, which calls of the driver need.
     """
 
     has_own_random = True
@@ -130,8 +132,12 @@ class CudaDevice:
         self.index = index
         self._streams = SideStreams(index)
         self._launched_on: int | None = None
+        self._entered = threading.local()
 
     def follow(self) -> bool:
+        if not hasattr(self._entered, "yes"):
+            make_context_current(self.index)
+            self._entered.yes = True
         stream = torch_internals.current_raw_stream(self.index)
         return stream == self._launched_on or self._follow(stream)
 
