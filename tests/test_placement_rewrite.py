@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.fx
-from placement_on_cpu import bits, fake_cuda, graphs_of, placed_runner, runner
+from placement_on_cpu import bits, fake_cuda, graphs_of, placed_runner, retargeted, runner
 
 from optimizations import Options, torch_internals
 from optimizations.placement import Placement, place
@@ -134,7 +134,8 @@ def _only_reads(x: torch.Tensor) -> Any:
 def test_a_copy_stays_one_only_where_somebody_could_tell(program: Callable[..., Any], clones: int) -> None:
     graph_module, inputs = _traced(program, torch.ones(2, 3))
     placement = place(graph_module, inputs)
-    assert [node.target for node in placement.graph_module.graph.nodes].count("clone") == clones
+    targets = [node.target for node in placement.graph_module.graph.nodes]
+    assert targets.count(torch_internals.clone_that_stays) == clones
     values = {"l_x_": torch.ones(2, 3), "g_table_": TABLE}
     arguments = [values[node.name] for node in graph_module.graph.nodes if node.op == "placeholder"]
     expected = bits(list(runner(graph_module, inputs)(*arguments)))
@@ -144,6 +145,37 @@ def test_a_copy_stays_one_only_where_somebody_could_tell(program: Callable[..., 
     first[0].fill_(99.0)
     assert bits(list(second)) == expected
     assert bits(list(placed(*arguments))) == expected
+
+
+def _the_same_twice(x: torch.Tensor) -> Any:
+    step = torch.arange(3)
+    return step.to(x.device), x * 2, step.to(x.device)
+
+
+def _a_view_and_the_whole(x: torch.Tensor) -> Any:
+    zeros = torch.zeros(3, 2)
+    return zeros.to(x.device).t(), x * 2, zeros.to(x.device)
+
+
+def _there_and_back_twice(x: torch.Tensor) -> Any:
+    double = x * 2
+    return double.cpu().to(x.device), double.cpu().to(x.device)
+
+
+@pytest.mark.parametrize("program", [_the_same_twice, _a_view_and_the_whole, _there_and_back_twice])
+def test_copies_are_no_aliases_when_inductor_is_through(program: Callable[..., Any]) -> None:
+    """Inductor takes clones away, even where two of them are returned; transfers, which they stand for, it leaves."""
+    graph_module, inputs = _traced(program, torch.ones(3))
+    placement = place(graph_module, inputs)
+    assert placement.report.untouched is None
+    x = torch.tensor([1.0, -2.0, 3.0])
+    with torch.no_grad():
+        compiled = torch_internals.compile_fx.compile_fx(retargeted(placement.graph_module), [x])
+        results = compiled(x)
+    expected = runner(graph_module, inputs)(x)
+    assert bits(list(results)) == bits(list(expected))
+    results[0].fill_(99.0)
+    assert bits(list(results[1:])) == bits(list(expected[1:]))
 
 
 def test_a_copy_to_the_cpu_is_taken_when_it_was() -> None:

@@ -122,7 +122,7 @@ class CudaDevice:
 
     Note [Calls on several streams]. In eager, calls on two streams need not wait for each other where they share
     nothing. Launches share what they are copied from and to, and what they compute in, so each waits for the one
-    before. A capture of the program's own is noticed with the change of streams, as PyTorch makes one for it. And a
+    before. Where the program captures, nothing can be launched; it may do so on the stream that calls were on. And a
     thread that calls for the first time may have no context yet, which calls of the driver need.
     """
 
@@ -138,11 +138,13 @@ class CudaDevice:
         if not hasattr(self._entered, "yes"):
             make_context_current(self.index)
             self._entered.yes = True
+        if torch.cuda.is_current_stream_capturing():
+            return False
         stream = torch_internals.current_raw_stream(self.index)
         return stream == self._launched_on or self._follow(stream)
 
     def _follow(self, stream: int) -> bool:
-        """Note [Calls on several streams]."""
+        """Note [Calls on several streams]. The current device may be another one."""
         with torch.cuda.device(self.index):
             if torch.cuda.is_current_stream_capturing():
                 return False

@@ -112,14 +112,22 @@ class _Surgery:
             crosses = any(f.device == self.device for operand in operands for f in self.before.tensors[operand])
             if not crosses or len(facts) != 1 or self.before.effects[name].writes:
                 continue
-            clone = self._cloned_for_readers(node)
+            clone = self._cloned_for_readers(node, self.before.values[name])
             node.name, clone.name = f"{name}_there", name
             self.nodes[name] = clone
 
-    def _cloned_for_readers(self, node: torch.fx.Node) -> torch.fx.Node:
-        """A clone of `node` that all its readers read instead."""
+    def _cloned_for_readers(self, node: torch.fx.Node, value: Any) -> torch.fx.Node:
+        """A clone of `node` that all its readers read instead.
+
+        Inductor takes any `clone` of something that the graph computes away, also where two of them are returned, which
+        then share memory. It leaves this operator where it is, which has no derivative.
+        """
+        differentiated = not isinstance(value, torch.Tensor) or value.requires_grad
         with self.graph.inserting_after(node):
-            clone = self.graph.call_method("clone", (node,))
+            if differentiated:
+                clone = self.graph.call_method("clone", (node,))
+            else:
+                clone = self.graph.call_function(torch_internals.clone_that_stays, (node,))
         clone.meta = dict(node.meta)
         node.replace_all_uses_with(clone, delete_user_cb=lambda user: user is not clone)
         return clone
@@ -248,7 +256,7 @@ class _Surgery:
         candidates = [self.nodes[name] for name in self.plan.fed if name in self.plan.snapshots]
         aliases = [node for node in candidates if new_alias(node, self.before, after)]
         for node in aliases:
-            self._cloned_for_readers(node)
+            self._cloned_for_readers(node, after.values[node.name])
         if aliases:
             self.graph.lint()
             self.result.recompile()

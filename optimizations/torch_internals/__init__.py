@@ -56,6 +56,9 @@ NAMES: dict[str, Private] = {
         "torch._ops", "OpOverload", _CHECKED, "tell single operators from those that run whole graphs"
     ),
     # placement: reading and rewriting Dynamo's graphs, feeding what they need
+    "clone_that_stays": Private(
+        "torch", "ops.prims.clone.default", _CHECKED_HERE, "copy where Inductor would take `clone` away"
+    ),
     "ConstantSource": Private(
         "torch._dynamo.source", "ConstantSource", _CHECKED, "name an added input in AOTAutograd's cache key"
     ),

@@ -131,14 +131,17 @@ def test_calls_of_a_step_from_new_threads() -> None:
     step.close()
 
 
-def test_a_capture_of_the_program_captures_what_the_step_does() -> None:
+@pytest.mark.parametrize("same", [False, True], ids=["another stream", "the stream of the calls"])
+def test_a_capture_of_the_program_captures_what_the_step_does(same: bool) -> None:
     module = model()
-    step = recorded(module)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    step = on(stream, lambda: recorded(module))
     first, second = inputs(2)
     x = first.clone()
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream if same else torch.cuda.Stream()):
         result = step(x)
     for value in (first, second):
         x.copy_(value)

@@ -120,6 +120,23 @@ def test_results_are_stocks_bit_for_bit(name: str) -> None:
             assert torch.equal(one, two)
 
 
+def test_copies_of_one_value_are_no_aliases() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        step, back = torch.arange(3), (x * 2).cpu()
+        return step.to(x.device), back.to(x.device), step.to(x.device), back.to(x.device), x + 1
+
+    compiled = encore(program, fullgraph=True)
+    for seed in range(CALLS):
+        x = torch.full((3,), float(seed), device="cuda")
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.no_grad():
+            found = compiled(x)
+        found[0].fill_(99)
+        found[1].fill_(99.0)
+        for one, other in zip(found[2:], program(x)[2:], strict=True):
+            assert torch.equal(one, other)
+
+
 def _steady_events(function: Any, *inputs: Any) -> tuple[list[str], list[str]]:
     """Names of runtime calls and of device activities in one steady call."""
     for _ in range(WARM_UP):
