@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -266,8 +266,10 @@ class EncoreManager(PoolManager):
                 return super().run_eager(new_inputs, function_id)
         except BaseException as error:
             self.warmed_up_functions.discard(function_id)
-            # Stock's waits for its stream only behind a warm-up that ends well, and the program goes on.
-            torch.cuda.current_stream(self.device_index).wait_stream(self.stream)
+            # Stock's waits for its stream only behind a warm-up that ends well, and the program goes on. Where the device
+            # is lost, the program is to see the error that says so first.
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.current_stream(self.device_index).wait_stream(self.stream)
             if not isinstance(error, Exception) or (warm_up.began and warm_up.results is None):
                 node = self.current_node
                 if isinstance(node, trees.CUDAWarmupNode) and len(node.tensor_weakrefs) != len(node.stack_traces):
@@ -438,15 +440,18 @@ class EncoreManager(PoolManager):
         for other in self._left:
             wait_for_stream(other, self.device_index)
         # Note [Results on other streams]
-        self._left = {
-            other: alive
-            for other, results in self._left.items()
-            if (alive := [one for one in results if one() is not None])
-        }
+        self._left = _with_results(self._left)
+        if self._left and self._histories_forgotten():
+            self._left = _with_results(self._left)
         if self._left:
             self.last_stream, self._stream_before_capture = None, stream
         else:
             self.last_stream, self._stream_before_capture = stream, None
+
+    def leave_pool(self) -> None:
+        """As `PoolManager`'s. What is read in the pool that is left, no graph overwrites any more."""
+        super().leave_pool()
+        self._left.clear()
 
     def shutdown(self) -> None:
         """As stock's; frees what the nodes hold in addition to their graphs as well. Nothing can be run any more.
@@ -462,6 +467,12 @@ class EncoreManager(PoolManager):
             super().shutdown()
             for node in nodes:
                 node.release()
+
+
+def _with_results(left: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
+    """Those of the streams whose results are alive, with these."""
+    found = {stream: [one for one in results if one() is not None] for stream, results in left.items()}
+    return {stream: alive for stream, alive in found.items() if alive}
 
 
 def _free_all() -> None:
