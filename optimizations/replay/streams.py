@@ -29,7 +29,11 @@ def wait_for_stream(raw_stream: int, device_index: int) -> None:
     current = torch.cuda.current_stream(device_index)
     if torch.cuda.is_current_stream_capturing():
         return
+    current.wait_stream(stream_of(raw_stream, device_index))
+
+
+def stream_of(raw_stream: int, device_index: int) -> torch.cuda.Stream:
+    """The stream of the device with this handle."""
     if raw_stream:
-        current.wait_stream(torch.cuda.ExternalStream(raw_stream, device=device_index))
-    else:
-        current.wait_stream(torch.cuda.default_stream(device_index))
+        return torch.cuda.ExternalStream(raw_stream, device=device_index)
+    return torch.cuda.default_stream(device_index)

@@ -25,7 +25,7 @@ import os
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,10 +86,15 @@ class PoolManager(CUDAGraphTreeManager):
         siblings[:] = [one for one in siblings if one is not node]
         if self.current_node is node:
             self.current_node = node.parent
+        self._still_read(below(node))
         for one in below(node):
             one.remove_node_cached_tensors()
             one.release()
         self._forget_steady_calls()
+
+    def _still_read(self, nodes: Iterable[EncoreNode]) -> None:
+        """To be called before these are let go of: launches of theirs that are under way read memory of theirs."""
+        raise NotImplementedError
 
     def _forget_steady_calls(self) -> None:
         for calls in self._steady.values():
@@ -163,6 +168,7 @@ class PoolManager(CUDAGraphTreeManager):
             return
         try:
             self._let_held_results_own_their_memory()
+            self._still_read(self.nodes())
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             warnings.warn(
@@ -173,6 +179,7 @@ class PoolManager(CUDAGraphTreeManager):
     def leave_pool(self) -> None:
         """Leave the memory pool to those who hold results in it, and begin a new one. Everything is recorded again."""
         self._let_held_results_own_their_memory()
+        self._still_read(self.nodes())
         for node in list(self.nodes()):
             node.remove_node_cached_tensors()
             node.release()
