@@ -13,6 +13,8 @@ from cuda_on_cpu import CudaOnCpu, FakeStream, cuda_on_cpu
 from simulated_cuda import floats
 from trees_on_cpu import Compiled, Model, check, values
 
+from optimizations.capture.trees import pool_manager
+from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.pool_manager import PATIENCE
 from optimizations.recording.trial import Effects, TrialCall
 
@@ -236,3 +238,24 @@ def test_what_ended_a_warm_up_is_raised_where_the_device_is_lost(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Lost())
     with pytest.raises(torch.AcceleratorError, match="an index is out of range"):
         compiled.function([values(1), values(2), WEIGHT])
+
+
+@pytest.mark.parametrize("captures", [False, True], ids=["", "captures"])
+def test_a_pool_is_left_while_another_thread_captures(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, captures: bool
+) -> None:
+    """The device cannot be waited for then, and nothing is unmapped that a replay may still use."""
+    given_back: list[str] = []
+
+    def synchronize(*_: Any) -> None:
+        if captures:
+            raise torch.AcceleratorError("operation not permitted when stream is capturing")
+
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, WEIGHT, calls=4)
+    monkeypatch.setattr(pool_manager, "give_back", lambda: given_back.append("memory"))
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "synchronize", synchronize)
+        managers()[0].leave_pool()
+    assert given_back == ([] if captures else ["memory"])
+    check(compiled, WEIGHT, calls=4)

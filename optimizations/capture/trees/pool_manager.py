@@ -21,6 +21,7 @@ leaves them in memory that belongs to nobody.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import warnings
@@ -193,9 +194,12 @@ class PoolManager(CUDAGraphTreeManager):
         self._pool = Pool(self.device_index)  # kept by this, not by a capture
         self.cuda_graphs_thread_pool = self._pool.id
         self.graph = torch.cuda.CUDAGraph()  # stock's keeps its first pool, and nothing is ever captured in this one
-        if not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize(self.device_index)  # expandable segments are unmapped without waiting for replays
-        give_back()
+        # Expandable segments are unmapped without waiting for replays. While another thread captures, the device cannot
+        # be waited for. That is no reason for a call to fail: this memory is given back with what is freed next.
+        with contextlib.suppress(RuntimeError):
+            if not torch.cuda.is_current_stream_capturing():
+                torch.cuda.synchronize(self.device_index)
+                give_back()
 
     def apply_checkpoint_execution_state_in_allocator(self) -> None:
         """As stock's, but put off until something is really allocated in the pool.
