@@ -32,7 +32,8 @@ QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagrap
 
 
 class FakeStream:
-    cuda_stream = 7
+    def __init__(self, cuda_stream: int = 7) -> None:
+        self.cuda_stream = cuda_stream
 
     def wait_stream(self, other: Any) -> None:
         pass
@@ -251,6 +252,7 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (budget, "FEWEST_REPLAYS", 1),
         (manager, "make_context_current", lambda device: None),
         (manager, "wait_for_stream", lambda stream, device: cuda.waits.append(stream)),
+        (manager, "stream_of", lambda stream, device: FakeStream(stream)),
         (torch_internals, "current_raw_stream", lambda device: cuda.stream),
     ):
         monkeypatch.setattr(owner, name, value)

@@ -229,6 +229,13 @@ class CpuDevice:
         self._launched_on = self.stream
         return True
 
+    @property
+    def launched_on(self) -> int | None:
+        return self._launched_on
+
+    def wait_for(self, stream: int) -> None:
+        self.waits.append((self.stream, stream))
+
     def ready(self) -> bool:
         self.not_ready -= 1
         return self.not_ready < 0

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import itertools
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -432,7 +432,8 @@ class SimulatedDriver:
 
 
 class SimulatedTools:
-    """`recording.Tools` over a simulated driver. `rewritten` holds the dereferencing variant of kernels, by name."""
+    """`recording.Tools` over a simulated driver. `rewritten` holds the dereferencing variant of kernels, by name;
+    `read_on` what was said to be still read, by address, and on which stream."""
 
     device = torch.device("cpu")
 
@@ -442,6 +443,8 @@ class SimulatedTools:
         self.off = off or {}
         self.rewritten: dict[str, Callable[[Sequence[int]], int]] = {}
         self.broken_ptx: dict[str, str] = {}
+        self.current_stream = 0
+        self.read_on: list[tuple[int, int]] = []
 
     def is_current(self) -> bool:
         return True
@@ -457,6 +460,10 @@ class SimulatedTools:
 
     def free_bytes(self) -> int:
         return 2**40
+
+    def still_read(self, memory: Iterable[torch.Tensor], stream: Any) -> None:
+        read_on = self.current_stream if stream is None else stream.cuda_stream
+        self.read_on += [(tensor.data_ptr(), read_on) for tensor in memory]
 
     def table_function(self, capacity: int) -> Any:
         return real.CUfunction(self.driver.table_functions[capacity])

@@ -209,6 +209,7 @@ def workspaces(monkeypatch: pytest.MonkeyPatch) -> Workspaces:
         ("device", lambda index: contextlib.nullcontext()),
         ("stream", made.on),
         ("current_stream", lambda index: SimpleNamespace(cuda_stream=made.stream)),
+        ("is_current_stream_capturing", lambda: False),
         ("synchronize", lambda index: made.waits.append(index)),
     ):
         monkeypatch.setattr(torch.cuda, name, function)

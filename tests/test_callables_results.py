@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from graphs_on_cpu import CpuDevice
 from test_callables_differentiation import batches, gradients, graphed, same
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
+from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.observer import StepRefused
 
 
@@ -334,3 +336,29 @@ def test_a_write_into_one_of_two_results_in_the_same_memory_is_an_error_of_the_b
         row.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         (result.sum() + row.sum()).backward()
+
+
+@torch.no_grad()
+def test_a_stream_is_waited_for_as_long_as_results_may_be_read_there() -> None:
+    """The host sees nobody who reads a result that was let go of, and the device may be behind."""
+    device = CpuDevice()
+    modules = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    x = batches(1)[0]
+    first, second = graph_callables(modules, [(x,), (x,)], order=[1, 2], device=device)
+    device.stream = 11
+    result = first(x)
+    second(x)
+    device.waits.clear()
+    device.stream = 12
+    first(x)
+    assert device.waits == [(12, 11)]
+    device.waits.clear()
+    assert result is not None
+    second(x)
+    first(x)
+    assert device.waits == [(12, 11)] * 2, "it is held"
+    del result  # the first stream was given work that reads it
+    for _ in range(3):
+        second(x)
+        first(x)
+    assert device.waits == [(12, 11)] * 3

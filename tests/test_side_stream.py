@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from simulated_workspaces import DEFAULT, Block, Workspaces, workspaces
 
-from optimizations.capture import device
+from optimizations.capture import device, side_stream
 from optimizations.capture.device import CudaDevice
 from optimizations.capture.side_stream import ATTEMPTS, SideStreams
+from optimizations.replay.streams import wait_for_stream
 
 __all__ = ["workspaces"]
 
@@ -271,3 +275,49 @@ def test_whatever_comes_between_a_captured_workspace_is_never_a_tensors(workspac
         alive = {owner.current.cuda_stream for owner in owners}
         assert not any(one.gone for one in captured if one.stream in alive)
     assert captured
+
+
+def test_a_stream_that_another_thread_captures_on_is_not_waited_for(
+    workspaces: Workspaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for it would be drawn into that capture."""
+    streams, capturing = SideStreams(0), {0}
+    side = streams.current.cuda_stream
+    monkeypatch.setattr(side_stream, "is_capturing", lambda stream: stream.cuda_stream in capturing)
+    streams.follow()
+    with workspaces.on(7):
+        streams.follow()
+    assert workspaces.given == [(side, "waits for", 0), (side, "waits for", 7)], "the current one in any case"
+
+
+def test_a_stream_waits_neither_in_a_capture_nor_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing: set[int] = set()
+    current = [1]
+    waits: list[tuple[int, int]] = []
+
+    class Stream:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def wait_stream(self, other: Any) -> None:
+            waits.append((self.number, other.number))
+
+    @contextlib.contextmanager
+    def on(stream: Any) -> Iterator[None]:
+        before, current[0] = current[0], stream.number
+        yield
+        current[0] = before
+
+    for name, value in (
+        ("current_stream", lambda device: Stream(current[0])),
+        ("default_stream", lambda device: Stream(0)),
+        ("ExternalStream", lambda number, device: Stream(number)),
+        ("stream", on),
+        ("is_current_stream_capturing", lambda: current[0] in capturing),
+    ):
+        monkeypatch.setattr(torch.cuda, name, value)
+    for captures in (set(), {1}, {2}, {0}, {0, 1, 2}):
+        capturing = captures
+        wait_for_stream(2, 0)
+        wait_for_stream(0, 0)
+    assert waits == [(1, 2), (1, 0), (1, 0), (1, 2)]

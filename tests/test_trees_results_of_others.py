@@ -4,14 +4,18 @@ that the program has left."""
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from cuda_on_cpu import CudaOnCpu, FakeStream, cuda_on_cpu
 from simulated_cuda import floats
 from trees_on_cpu import Compiled, Model, check, values
 
+from optimizations.capture.trees import pool_manager
+from optimizations.capture.trees.containers import managers
+from optimizations.capture.trees.pool_manager import PATIENCE
 from optimizations.recording.trial import Effects, TrialCall
 
 __all__ = ["cuda_on_cpu"]
@@ -150,3 +154,108 @@ def test_a_stream_is_waited_for_as_long_as_results_are_read_there(cuda_on_cpu: C
     assert call(second)[1:] == ({first}, 1)
     for _ in range(3):
         assert call(second)[1:] == (set(), 1)
+
+
+def called_on(cuda: CudaOnCpu, stream: int, call: Callable[[], Any]) -> tuple[Any, set[int], int]:
+    """What it returns, the streams it waits for, and how many replays it takes."""
+    cuda.stream = stream
+    waits, replays = len(cuda.waits), cuda.replays
+    torch.compiler.cudagraph_mark_step_begin()
+    returned = call()
+    return returned, set(cuda.waits[waits:]), cuda.replays - replays
+
+
+def test_results_that_are_held_for_ever_are_waited_for_until_the_pool_is_left_to_them(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, WEIGHT, calls=20)
+
+    def call(stream: int) -> tuple[torch.Tensor, set[int], int]:
+        made, waited, replays = called_on(
+            cuda_on_cpu, stream, lambda: compiled.function([values(1), values(2), WEIGHT])
+        )
+        return made[0], waited, replays
+
+    kept, _, _ = call(11)
+    for _ in range(PATIENCE):
+        assert call(12)[1:] == ({11}, 0)
+    assert call(12)[1] == {11}, "the pool is left in this call"
+    for _ in range(4):
+        assert call(12)[1:] == (set(), 1)
+    assert torch.equal(kept, 2 * values(1) + values(2) * WEIGHT)
+
+
+class Twice(Model):
+    """Its result twice."""
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        again = list(inputs)
+        return [*super().__call__(inputs), *super().__call__(again)]
+
+
+class SavesOne(torch.autograd.Function):
+    """Of two results the second is saved for a backward that is never run."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, call: Callable[[], list[torch.Tensor]]) -> torch.Tensor:
+        made, saved = call()
+        ctx.save_for_backward(saved)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, tangent: torch.Tensor) -> tuple[None, None]:
+        return None, None
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_what_only_a_backward_has_that_nobody_holds_is_waited_for_once(cuda_on_cpu: CudaOnCpu, lean: bool) -> None:
+    """A result that nobody holds keeps what its backward would read. In each call there are new ones."""
+    compiled = Compiled(Twice(cuda_on_cpu), outputs=2, is_inference=False, lean=lean)
+    leaf = torch.ones(1, requires_grad=True)
+
+    def call(stream: int) -> tuple[set[int], int]:
+        inputs = [values(1), values(2), WEIGHT]
+        return called_on(cuda_on_cpu, stream, lambda: SavesOne.apply(leaf, lambda: compiled.function(inputs)).shape)[1:]
+
+    for _ in range(20):
+        call(11)
+    assert call(12) == ({11}, 1)
+    for _ in range(4):
+        assert call(12) == (set(), 1)
+
+
+def test_what_ended_a_warm_up_is_raised_where_the_device_is_lost(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fails(Model):
+        def __call__(self, inputs: list[Any]) -> Any:
+            raise torch.AcceleratorError("an index is out of range")
+
+    class Lost(FakeStream):
+        def wait_stream(self, other: Any) -> None:
+            raise torch.AcceleratorError("an earlier call of the device failed")
+
+    compiled = Compiled(Fails(cuda_on_cpu))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Lost())
+    with pytest.raises(torch.AcceleratorError, match="an index is out of range"):
+        compiled.function([values(1), values(2), WEIGHT])
+
+
+@pytest.mark.parametrize("captures", [False, True], ids=["", "captures"])
+def test_a_pool_is_left_while_another_thread_captures(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, captures: bool
+) -> None:
+    """The device cannot be waited for then, and nothing is unmapped that a replay may still use."""
+    given_back: list[str] = []
+
+    def synchronize(*_: Any) -> None:
+        if captures:
+            raise torch.AcceleratorError("operation not permitted when stream is capturing")
+
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, WEIGHT, calls=4)
+    monkeypatch.setattr(pool_manager, "give_back", lambda: given_back.append("memory"))
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "synchronize", synchronize)
+        managers()[0].leave_pool()
+    assert given_back == ([] if captures else ["memory"])
+    check(compiled, WEIGHT, calls=4)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from optimizations.appliers.host import HostUpdates
 from optimizations.appliers.protocol import ApplierTools
 from optimizations.appliers.registry import APPLIERS
@@ -38,6 +40,9 @@ class AppliedPlan:
         first = [*(node.handle for node in writes_table), *(handle for one in self._attached for handle in one.first)]
         if first:
             target.begin_with(first)
+        self._memory = [*(tensor for one in self._attached for tensor in one.memory)]
+        if self._table is not None:
+            self._memory.append(self._table.memory)
 
     def instantiated(self, executable: Any, stream: Any) -> None:
         """Take over the executable graph (`CUgraphExec`); upload it on `stream` if nodes of it are device-updatable."""
@@ -63,6 +68,12 @@ class AppliedPlan:
             with self._tools.on_device():
                 for node in self._table.nodes:
                     node.rest(self._executable)
+
+    def still_read(self, stream: torch.cuda.Stream | None = None) -> None:
+        """To be called before this is let go of, where launches may be under way: nobody gets the memory that they read
+        before what this stream, by default the current one, was given is done."""
+        if self._memory:
+            self._tools.still_read(self._memory, stream)
 
     def failure(self) -> str | None:
         """What went wrong on the device in an earlier launch; None where nothing did.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -120,6 +120,13 @@ class DeviceTools:
         """The current stream of the device (`CUstream`)."""
         return self.driver.CUstream(torch_internals.current_raw_stream(self.device.index))
 
+    def still_read(self, memory: Iterable[torch.Tensor], stream: torch.cuda.Stream | None) -> None:
+        """See `protocol.ApplierTools`."""
+        stream = torch.cuda.current_stream(self.device) if stream is None else stream
+        with torch_internals.disable_current_modes():  # it is an operator, and may be called from anywhere
+            for tensor in memory:
+                tensor.record_stream(stream)
+
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize(self.device)
@@ -145,6 +152,7 @@ class RecordingTools:
         self.is_current = tools.is_current
         self.on_device = tools.on_device
         self.stream = tools.stream
+        self.still_read = tools.still_read
         self.synchronize = tools.synchronize
         self.free_bytes = tools.free_bytes
         self._tools = tools

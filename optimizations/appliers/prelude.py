@@ -62,7 +62,7 @@ class Prelude:
     ) -> Attached:
         function = tools.own_function(prelude_kernel.build_prelude, prelude_kernel.KERNEL_NAME)
         kernel = _AttachedKernel(target, nodes, function, table_address, tools.device)
-        return Attached(first=(kernel.handle,), device_updatable=True, failure=kernel.failure, keep=kernel)
+        return Attached(first=(kernel.handle,), device_updatable=True, failure=kernel.failure, memory=kernel.memory)
 
 
 APPLIER = Prelude()
@@ -76,7 +76,8 @@ def _update(record: KernelNode, use: PointerUse, slots: Slots) -> ParameterUpdat
 
 
 class _AttachedKernel:
-    """The prelude of a graph about to be instantiated. Owns what the kernel reads: keep it as long as the graph."""
+    """The prelude of a graph about to be instantiated. `memory` is what the kernel reads and writes: keep it as long as
+    the graph."""
 
     def __init__(
         self,
@@ -104,6 +105,7 @@ class _AttachedKernel:
                 pointer(self._status.data_ptr()),
             ]
         )
+        self.memory = (self._nodes, self._updates, self._status)
         self.handle, _ = target.add_kernel(function, tables.blocks, prelude_kernel.THREADS_PER_BLOCK, arguments)
 
     def failure(self) -> str | None:

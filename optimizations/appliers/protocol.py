@@ -53,6 +53,9 @@ class ApplierTools(Protocol):
     def on_device(self) -> AbstractContextManager[Any]:
         """Makes the device current."""
 
+    def still_read(self, memory: Iterable[torch.Tensor], stream: torch.cuda.Stream | None) -> None:
+        """Nobody is to get this memory before what the stream (None: the current one) was given is done."""
+
     def table_function(self, capacity: int) -> Any:
         """The kernel that writes up to `capacity` words of a pointer table, loaded."""
 
@@ -99,14 +102,14 @@ class Attached:
         first: handles of nodes that it added, to run before everything that was captured, in this order.
         device_updatable: the graph now holds device-updatable nodes, and must be uploaded before its first launch.
         failure: what went wrong on the device in an earlier launch, or None; waits for the device.
-        keep: what has to live as long as the graph.
+        memory: of the device, what the graph reads besides the table; to be kept as long as the graph.
     """
 
     updates: Sequence[NodeUpdate] = ()
     first: Sequence[Any] = ()
     device_updatable: bool = False
     failure: Callable[[], str | None] | None = None
-    keep: Any = None
+    memory: Sequence[torch.Tensor] = ()
 
 
 class Applier(PlansNodes, Protocol):

@@ -97,8 +97,8 @@ class PointerTable:
         replace_address: ReplaceAddress | None,
     ) -> None:
         size = sum(slot.size_bytes for slot in slots)
-        self._memory = torch.zeros(size // WORD_BYTES, dtype=torch.int64, device=device)
-        self.address = self._memory.data_ptr()
+        self.memory = torch.zeros(size // WORD_BYTES, dtype=torch.int64, device=device)
+        self.address = self.memory.data_ptr()
         self.nodes = tuple(TableNode(target, part, function, self.address, replace_address) for part in _parts(slots))
 
 

@@ -57,6 +57,13 @@ class Device(Protocol):
         """To be called before a launch: what the current stream is given next waits for what the stream of the launch
         before was given, if that is another. False where the program captures it: no graph can be launched there."""
 
+    @property
+    def launched_on(self) -> int | None:
+        """The stream of the last launch that `follow` was told of."""
+
+    def wait_for(self, stream: int) -> None:
+        """What the current stream is given next waits for what another stream was given."""
+
     def ready(self) -> bool:
         """To be called before a capture. False where the side stream had to become another one, on which nothing was
         warmed up."""
@@ -142,6 +149,13 @@ class CudaDevice:
             return False
         stream = torch_internals.current_raw_stream(self.index)
         return stream == self._launched_on or self._follow(stream)
+
+    @property
+    def launched_on(self) -> int | None:
+        return self._launched_on
+
+    def wait_for(self, stream: int) -> None:
+        wait_for_stream(stream, self.index)
 
     def _follow(self, stream: int) -> bool:
         """Note [Calls on several streams]. The current device may be another one."""

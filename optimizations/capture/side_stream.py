@@ -33,6 +33,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.captured.own_stream import own_stream
 from optimizations.captured.pools import Pool
+from optimizations.torch_internals.capturing import is_capturing
 from optimizations.torch_internals.memory_segments import memory_segments
 
 ATTEMPTS = 4
@@ -61,7 +62,8 @@ class SideStream:
         current = torch.cuda.current_stream(self._device)
         self._followed[current.cuda_stream] = current
         for stream in self._followed.values():
-            self.stream.wait_stream(stream)
+            if stream is current or not is_capturing(stream):
+                self.stream.wait_stream(stream)
 
     def keep_workspaces(self) -> bool:
         """See Note [Workspaces are freed]. To be called before work on the stream, by the thread that will do it.

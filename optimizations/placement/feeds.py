@@ -44,6 +44,7 @@ from optimizations.placement.guards import Checks, checks_for, is_pinned
 from optimizations.placement.picking import picker
 from optimizations.placement.sources import Guard
 from optimizations.placement.staging import Staging, copy_in_stream_order
+from optimizations.torch_internals.capturing import is_capturing
 
 
 class Feeds:
@@ -219,11 +220,17 @@ class _StreamOrder:
         self._seen: dict[int, torch.cuda.Stream] = {}
 
     def follow(self) -> None:
-        """Lets the current stream wait, on the device, for the stream of the last call if that was another."""
+        """Lets the current stream wait, on the device, for the stream of the last call if that was another.
+
+        Not where a step is captured: a capture may wait for nothing outside of it, and the device was idle before.
+        """
         if self._on_gpu and torch_internals.current_raw_stream(self._device.index) != self._raw:
             current = torch.cuda.current_stream(self._device)
+            if is_capturing(current):
+                return
             if self._last is not None:
-                current.wait_stream(self._last)
+                if not is_capturing(self._last):
+                    current.wait_stream(self._last)
                 for tensor in self._memory():
                     tensor.record_stream(current)
             self._last, self._raw = current, current.cuda_stream
@@ -232,10 +239,14 @@ class _StreamOrder:
     def overwrite(self) -> None:
         """Lets the current stream wait for all streams that calls came on: on each of them a backward may have been
         given to the device since, which reads what is about to be overwritten."""
-        if self._last is not None:
-            for raw, stream in self._seen.items():
-                if raw != self._raw:
-                    self._last.wait_stream(stream)
+        if self._last is None or len(self._seen) == 1:
+            return
+        current = torch.cuda.current_stream(self._device)
+        if is_capturing(current):
+            return
+        for raw, stream in self._seen.items():
+            if raw != self._raw and not is_capturing(stream):
+                current.wait_stream(stream)
 
 
 def _evaluated(

@@ -113,6 +113,7 @@ class Session:
         self.committed = False
         self.in_place: frozenset[int] = frozenset()
         self._candidate: Candidate | None = None
+        self._applied: list[AppliedPlan] = []
         self._proof: Proof | None = None
         self._trials: deque[TrialCall] = deque()
         self._earlier: dict[int, torch.Tensor] = {}
@@ -171,6 +172,13 @@ class Session:
         self._earlier = {}
         if candidate is not None:
             candidate.close()
+
+    def still_read(self, stream: torch.cuda.Stream) -> None:
+        """To be called before this is let go of: launches on this stream may be under way, those on others are not."""
+        for applied in self._applied:
+            applied.still_read(stream)
+        if self._candidate is not None:
+            self._candidate.still_read(stream)
 
     def stop(self) -> None:
         """End what is under way; inputs that are not proven yet stay copied."""
@@ -412,6 +420,7 @@ class Session:
         tools = self.examination.tools
         self.findings = findings
         applied = AppliedPlan(self.examination.editable, findings.plan, tools)
+        self._applied.append(applied)
         graph = self.recorded.graph
         if findings.plan.slots:  # nodes were added, or exchanged
             graph.instantiate()

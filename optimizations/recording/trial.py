@@ -52,6 +52,7 @@ class Candidate:
         self._tools = tools
         self._clone: EditableGraph | None = graph.clone()
         self._executable: Any = None
+        self._applied: AppliedPlan | None = None
         self.inputs = tuple(one.input for one in plan.inputs if one.indirect)
         try:
             self._applied = AppliedPlan(self._clone, plan, tools)
@@ -63,18 +64,25 @@ class Candidate:
 
     def launch(self, addresses: Mapping[int, int]) -> None:
         """Run it on the current stream, with its inputs (by index) at these addresses."""
+        assert self._applied is not None
         self._applied.point({index: addresses[index] for index in self.inputs})
         check(self._tools.driver.cuGraphLaunch, self._executable, self._tools.stream())
 
     def failure(self) -> str | None:
         """What went wrong on the device in an earlier launch. Waits for the device."""
-        return self._applied.failure()
+        return self._applied.failure() if self._applied is not None else None
+
+    def still_read(self, stream: torch.cuda.Stream | None = None) -> None:
+        """See `AppliedPlan.still_read`."""
+        if self._applied is not None:
+            self._applied.still_read(stream)
 
     def close(self) -> None:
         """Free both. A launch that is under way ends as it would have."""
         executable, self._executable = self._executable, None
         clone, self._clone = self._clone, None
         if executable is not None:
+            self.still_read()
             check(self._tools.driver.cuGraphExecDestroy, executable)
         if clone is not None:
             check(self._tools.driver.cuGraphDestroy, clone.graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from optimizations.captured.driver import check
+from optimizations.torch_internals.capturing import is_capturing
 
 
 def make_context_current(device_index: int) -> None:
@@ -25,11 +26,17 @@ def make_context_current(device_index: int) -> None:
 
 
 def wait_for_stream(raw_stream: int, device_index: int) -> None:
-    """Let the current stream of the device wait for everything that is enqueued on another, by its handle."""
-    current = torch.cuda.current_stream(device_index)
-    if torch.cuda.is_current_stream_capturing():
-        return
+    """Let the current stream of the device wait for everything that is enqueued on another, by its handle.
+
+    Not where one of them captures: see `is_capturing`.
+    """
+    current, other = torch.cuda.current_stream(device_index), stream_of(raw_stream, device_index)
+    if not is_capturing(current) and not is_capturing(other):
+        current.wait_stream(other)
+
+
+def stream_of(raw_stream: int, device_index: int) -> torch.cuda.Stream:
+    """The stream of the device with this handle."""
     if raw_stream:
-        current.wait_stream(torch.cuda.ExternalStream(raw_stream, device=device_index))
-    else:
-        current.wait_stream(torch.cuda.default_stream(device_index))
+        return torch.cuda.ExternalStream(raw_stream, device=device_index)
+    return torch.cuda.default_stream(device_index)

@@ -77,6 +77,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self.calls_without_graph = 0
         self._closed = False
         self._warned: set[int] = set()
+        self._left: dict[int, list[weakref.ref[torch.Tensor]]] = {}
         self.updates = 0
         check_callables(self._callables, samples, device.holds)
         self._installed = [Installed(self._serve(number), one) for number, one in enumerate(callables, start=1)]
@@ -184,7 +185,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         function = self._installed[number - 1].before
         if self._closed or self._device.is_capturing() or watched_by_others() or saved_tensors_are_watched():
             return function(*args, **kwargs)
-        self._device.follow()
+        self._follow()
         if self._update_due:
             self._run_update()
         if torch.is_grad_enabled() != self._training:  # validation between steps is not part of the order
@@ -249,7 +250,24 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     def _begin_backward(self, number: int, micro_batch: int) -> None:
         """Before the launch of a backward, which is on the stream of its forward."""
         self._follower.backward(number, micro_batch)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Before a launch. The program may still read results on a stream that it has left, and let go of them before
+        the device is through. So that stream is waited for as long as one of them lives, and once more."""
+        before = self._device.launched_on
         self._device.follow()
+        stream = self._device.launched_on
+        if self._left and stream is not None:
+            self._left.pop(stream, None)
+            for other in self._left:
+                self._device.wait_for(other)
+            alive = {other: [one for one in results if one() is not None] for other, results in self._left.items()}
+            self._left = {other: results for other, results in alive.items() if results}
+        if stream != before and before is not None:
+            handed = [one for slot in self._slots.values() for one in slot.results.handed if one() is not None]
+            if handed:
+                self._left[before] = handed
 
     def _end_of_step(self) -> None:
         """Behind the last launch of a step."""

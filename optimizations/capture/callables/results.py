@@ -52,6 +52,11 @@ class HandedOut:
         return bool(self._handed)
 
     @property
+    def handed(self) -> Sequence[weakref.ref[torch.Tensor]]:
+        """What was handed out that may still lie here."""
+        return self._handed
+
+    @property
     def static(self) -> Sequence[torch.Tensor]:
         """Where the results lie."""
         return self._static

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ from optimizations.capture.trees.pool_manager import PoolManager
 from optimizations.capture.trees.results import with_inputs
 from optimizations.captured.pools import end_failed_capture
 from optimizations.recording.fixed_inputs import Answer
-from optimizations.replay.streams import make_context_current, wait_for_stream
+from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream
 from optimizations.replay.turns import is_lent
 from optimizations.torch_internals.rebind import with_globals
 
@@ -266,8 +266,10 @@ class EncoreManager(PoolManager):
                 return super().run_eager(new_inputs, function_id)
         except BaseException as error:
             self.warmed_up_functions.discard(function_id)
-            # Stock's waits for its stream only behind a warm-up that ends well, and the program goes on.
-            torch.cuda.current_stream(self.device_index).wait_stream(self.stream)
+            # Stock's waits for its stream only behind a warm-up that ends well, and the program goes on. Where the
+            # device is lost, the program is to see the error that said so first.
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.current_stream(self.device_index).wait_stream(self.stream)
             if not isinstance(error, Exception) or (warm_up.began and warm_up.results is None):
                 node = self.current_node
                 if isinstance(node, trees.CUDAWarmupNode) and len(node.tensor_weakrefs) != len(node.stack_traces):
@@ -430,7 +432,7 @@ class EncoreManager(PoolManager):
                 self._stream_before_capture = self.last_stream
             self.last_stream = None  # each call asks again, until one is outside
             return
-        before = self._stream_before_capture if self.last_stream is None else self.last_stream
+        before = self._last_called_on
         if before is not None and before != stream:
             node = self.current_node
             self._left[before] = list(node.path_live_weakrefs()) if node is not None else []
@@ -438,15 +440,33 @@ class EncoreManager(PoolManager):
         for other in self._left:
             wait_for_stream(other, self.device_index)
         # Note [Results on other streams]
-        self._left = {
-            other: alive
-            for other, results in self._left.items()
-            if (alive := [one for one in results if one() is not None])
-        }
+        self._left = _with_results(self._left)
+        if self._left and self._histories_forgotten():
+            self._left = _with_results(self._left)
         if self._left:
             self.last_stream, self._stream_before_capture = None, stream
         else:
             self.last_stream, self._stream_before_capture = stream, None
+
+    @property
+    def _last_called_on(self) -> int | None:
+        """The stream of the last call that was not inside of a capture. It has waited for those of all others."""
+        return self._stream_before_capture if self.last_stream is None else self.last_stream
+
+    def _still_read(self, nodes: Iterable[EncoreNode]) -> None:
+        """See `PoolManager`."""
+        before = self._last_called_on
+        if before is None:
+            return
+        stream = stream_of(before, self.device_index)
+        for node in nodes:
+            if node.session is not None:
+                node.session.still_read(stream)
+
+    def leave_pool(self) -> None:
+        """As `PoolManager`'s. What is read in the pool that is left, no graph overwrites any more."""
+        super().leave_pool()
+        self._left.clear()
 
     def shutdown(self) -> None:
         """As stock's; frees what the nodes hold in addition to their graphs as well. Nothing can be run any more.
@@ -462,6 +482,12 @@ class EncoreManager(PoolManager):
             super().shutdown()
             for node in nodes:
                 node.release()
+
+
+def _with_results(left: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
+    """Those of the streams whose results are alive, with these."""
+    found = {stream: [one for one in results if one() is not None] for stream, results in left.items()}
+    return {stream: alive for stream, alive in found.items() if alive}
 
 
 def _free_all() -> None:

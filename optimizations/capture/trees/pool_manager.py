@@ -21,11 +21,12 @@ leaves them in memory that belongs to nobody.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,10 +87,15 @@ class PoolManager(CUDAGraphTreeManager):
         siblings[:] = [one for one in siblings if one is not node]
         if self.current_node is node:
             self.current_node = node.parent
+        self._still_read(below(node))
         for one in below(node):
             one.remove_node_cached_tensors()
             one.release()
         self._forget_steady_calls()
+
+    def _still_read(self, nodes: Iterable[EncoreNode]) -> None:
+        """To be called before these are let go of: launches of theirs that are under way read memory of theirs."""
+        raise NotImplementedError
 
     def _forget_steady_calls(self) -> None:
         for calls in self._steady.values():
@@ -163,6 +169,7 @@ class PoolManager(CUDAGraphTreeManager):
             return
         try:
             self._let_held_results_own_their_memory()
+            self._still_read(self.nodes())
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             warnings.warn(
@@ -173,6 +180,7 @@ class PoolManager(CUDAGraphTreeManager):
     def leave_pool(self) -> None:
         """Leave the memory pool to those who hold results in it, and begin a new one. Everything is recorded again."""
         self._let_held_results_own_their_memory()
+        self._still_read(self.nodes())
         for node in list(self.nodes()):
             node.remove_node_cached_tensors()
             node.release()
@@ -186,9 +194,12 @@ class PoolManager(CUDAGraphTreeManager):
         self._pool = Pool(self.device_index)  # kept by this, not by a capture
         self.cuda_graphs_thread_pool = self._pool.id
         self.graph = torch.cuda.CUDAGraph()  # stock's keeps its first pool, and nothing is ever captured in this one
-        if not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize(self.device_index)  # expandable segments are unmapped without waiting for replays
-        give_back()
+        # Expandable segments are unmapped without waiting for replays. While another thread captures, the device cannot
+        # be waited for. That is no reason for a call to fail: this memory is given back with what is freed next.
+        with contextlib.suppress(RuntimeError):
+            if not torch.cuda.is_current_stream_capturing():
+                torch.cuda.synchronize(self.device_index)
+                give_back()
 
     def apply_checkpoint_execution_state_in_allocator(self) -> None:
         """As stock's, but put off until something is really allocated in the pool.

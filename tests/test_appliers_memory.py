@@ -1,0 +1,89 @@
+"""Pointer tables, and what preludes read, are nobody else's while a launch that reads them is under way."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from trees_on_cpu import Compiled, Model, check, values
+
+from optimizations.appliers.device import DeviceTools
+from optimizations.capture.trees.containers import managers, shut_down
+from optimizations.indirection.plan import Choice
+
+__all__ = ["cuda_on_cpu"]
+
+WEIGHT = values(7)
+STREAM = 12
+
+
+def in_place(cuda: CudaOnCpu) -> tuple[Compiled, set[int]]:
+    """A function whose graph has a prelude, called on one stream and then on another, and where its tables lie."""
+    compiled = Compiled(Model(cuda), choice=Choice.PRELUDE)
+    check(compiled, WEIGHT, calls=20)
+    assert compiled.reports[0].pointer_bytes, compiled.reports
+    cuda.tools.read_on.clear()
+    cuda.stream = STREAM
+    check(compiled, WEIGHT, calls=2)
+    (node,) = managers()[0].nodes()
+    memory = {tensor.data_ptr() for applied in node.session._applied for tensor in applied._memory}
+    assert len(memory) == 4, "the table, and what the prelude reads"
+    return compiled, memory
+
+
+def leave_pool() -> None:
+    managers()[0].leave_pool()
+
+
+def drop() -> None:
+    (manager,) = managers()
+    manager._drop(next(manager.nodes()))
+
+
+@pytest.mark.parametrize("let_go", [leave_pool, drop])
+def test_what_the_last_launch_reads_is_kept_for_its_stream(cuda_on_cpu: CudaOnCpu, let_go: Callable[[], None]) -> None:
+    compiled, memory = in_place(cuda_on_cpu)
+    let_go()
+    assert set(cuda_on_cpu.tools.read_on) == {(address, STREAM) for address in memory}
+    check(compiled, WEIGHT, calls=2)
+
+
+def test_so_it_is_where_the_function_is_gone(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled, memory = in_place(cuda_on_cpu)
+    del compiled
+    gc.collect()
+    assert set(cuda_on_cpu.tools.read_on) == {(address, STREAM) for address in memory}
+
+
+def test_a_candidate_is_freed_behind_its_launches(cuda_on_cpu: CudaOnCpu) -> None:
+    cuda_on_cpu.tools.current_stream = STREAM
+    compiled = Compiled(Model(cuda_on_cpu), choice=Choice.PRELUDE)
+    check(compiled, WEIGHT, calls=20)
+    assert compiled.reports[0].pointer_bytes, compiled.reports
+    assert len(cuda_on_cpu.tools.read_on) == 4
+    assert {stream for _, stream in cuda_on_cpu.tools.read_on} == {STREAM}
+    shut_down()
+
+
+def test_the_allocator_is_told_by_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str]] = []
+
+    class Memory:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def record_stream(self, stream: Any) -> None:
+            told.append((self.name, stream))
+
+    tools = DeviceTools.__new__(DeviceTools)
+    tools.device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
+    memory: Any = [Memory("table"), Memory("nodes")]
+    tools.still_read(memory, None)
+    other: Any = "other"
+    tools.still_read(memory, other)
+    assert told == [(name, stream) for stream in ("current", "other") for name in ("table", "nodes")]
