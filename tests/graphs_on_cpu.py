@@ -236,6 +236,9 @@ class CpuDevice:
     def wait_for(self, stream: int) -> None:
         self.waits.append((self.stream, stream))
 
+    def hold(self, stream: int) -> None:
+        self.waits.append((stream, self.stream))
+
     def ready(self) -> bool:
         self.not_ready -= 1
         return self.not_ready < 0

@@ -37,6 +37,15 @@ class Block:
     gone: bool = False
 
 
+EXTERNAL = 500
+"""Streams from this number on are not PyTorch's."""
+
+
+def stream_id(number: int) -> int:
+    """PyTorch's number of a stream."""
+    return number * 2 if number >= EXTERNAL or not number else number * 2 + 1
+
+
 @dataclass
 class Workspaces:
     """`caches`: whether PyTorch keeps workspaces at all. `full`: whether all memory is used up."""
@@ -208,7 +217,7 @@ def workspaces(monkeypatch: pytest.MonkeyPatch) -> Workspaces:
         ("memory_snapshot", made.snapshot),
         ("device", lambda index: contextlib.nullcontext()),
         ("stream", made.on),
-        ("current_stream", lambda index: SimpleNamespace(cuda_stream=made.stream)),
+        ("current_stream", lambda index: SimpleNamespace(cuda_stream=made.stream, stream_id=stream_id(made.stream))),
         ("is_current_stream_capturing", lambda: False),
         ("synchronize", lambda index: made.waits.append(index)),
     ):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from simulated_workspaces import EXTERNAL, stream_id
 
 from optimizations import torch_internals
 from optimizations.placement import feeds
@@ -24,7 +25,7 @@ class Streams:
         def wait_stream(other: Any) -> None:
             self.waits.append((number, other.cuda_stream))
 
-        return SimpleNamespace(cuda_stream=number, wait_stream=wait_stream)
+        return SimpleNamespace(cuda_stream=number, stream_id=stream_id(number), wait_stream=wait_stream)
 
 
 @pytest.fixture
@@ -55,6 +56,18 @@ def test_what_is_overwritten_is_read_no_more_on_any_stream(streams: Streams) -> 
     order.follow()
     order.overwrite()
     assert streams.waits[2:] == [(3, 2), (3, 1), (3, 2)]
+
+
+def test_a_stream_that_may_be_gone_is_waited_for_when_it_is_left_and_then_no_more(streams: Streams) -> None:
+    order = feeds._StreamOrder(torch.device("cuda", 0), list)
+    order.follow()
+    streams.here = EXTERNAL
+    order.follow()
+    streams.here = 2
+    order.follow()
+    assert streams.waits == [(EXTERNAL, 1), (2, EXTERNAL)]
+    order.overwrite()
+    assert streams.waits[2:] == [(2, 1)]
 
 
 def test_a_capture_of_a_step_waits_for_no_stream_outside_of_it(streams: Streams) -> None:

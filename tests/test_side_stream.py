@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from simulated_workspaces import DEFAULT, Block, Workspaces, workspaces
+from simulated_workspaces import DEFAULT, EXTERNAL, Block, Workspaces, workspaces
 
 from optimizations.capture import device, side_stream
 from optimizations.capture.device import CudaDevice
@@ -106,6 +106,17 @@ def test_nothing_is_given_to_the_stream_before_it_waits_for_the_program(workspac
         with workspaces.on(current):
             streams.follow()
         assert workspaces.given == [(side, "waits for", one) for one in waits]
+
+
+def test_a_stream_that_may_be_gone_is_not_waited_for(workspaces: Workspaces) -> None:
+    """One that PyTorch did not make; its handle would be a dangling pointer."""
+    streams = SideStreams(0)
+    side = streams.current.cuda_stream
+    for current, waits in ((3, [3]), (EXTERNAL, [3, EXTERNAL]), (5, [3, 5]), (EXTERNAL, [3, 5, EXTERNAL]), (3, [3, 5])):
+        workspaces.given.clear()
+        with workspaces.on(current):
+            streams.follow()
+        assert sorted(workspaces.given) == [(side, "waits for", one) for one in waits]
 
 
 def test_a_launch_waits_for_the_one_before_where_that_was_on_another_stream(

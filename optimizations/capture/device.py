@@ -25,7 +25,7 @@ from optimizations.captured.pools import end_failed_capture, new_pool, pool_memo
 from optimizations.captured.read import read_graph
 from optimizations.captured.recapture import uncollected
 from optimizations.indirection.plan import Choice, Plan
-from optimizations.replay.streams import make_context_current, wait_for_stream
+from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream
 
 
 class Graph(Protocol):
@@ -63,6 +63,9 @@ class Device(Protocol):
 
     def wait_for(self, stream: int) -> None:
         """What the current stream is given next waits for what another stream was given."""
+
+    def hold(self, stream: int) -> None:
+        """What another stream is given next waits for what the current stream was given."""
 
     def ready(self) -> bool:
         """To be called before a capture. False where the side stream had to become another one, on which nothing was
@@ -156,6 +159,11 @@ class CudaDevice:
 
     def wait_for(self, stream: int) -> None:
         wait_for_stream(stream, self.index)
+
+    def hold(self, stream: int) -> None:
+        current = torch_internals.current_raw_stream(self.index)
+        with torch.cuda.stream(stream_of(stream, self.index)):
+            wait_for_stream(current, self.index)
 
     def _follow(self, stream: int) -> bool:
         """Note [Calls on several streams]. The current device may be another one."""

@@ -33,7 +33,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.captured.own_stream import own_stream
 from optimizations.captured.pools import Pool
-from optimizations.torch_internals.capturing import is_capturing
+from optimizations.torch_internals.capturing import is_capturing, is_pytorchs
 from optimizations.torch_internals.memory_segments import memory_segments
 
 ATTEMPTS = 4
@@ -58,8 +58,12 @@ class SideStream:
 
     def follow(self) -> None:
         """What comes next on the stream waits for what the current stream, and those that were so here before, were
-        given so far. Note [Memory of two streams]."""
+        given so far. Note [Memory of two streams].
+
+        A stream that PyTorch did not make may be gone when another one is current, so it is forgotten then.
+        """
         current = torch.cuda.current_stream(self._device)
+        self._followed = {raw: stream for raw, stream in self._followed.items() if is_pytorchs(stream)}
         self._followed[current.cuda_stream] = current
         for stream in self._followed.values():
             if stream is current or not is_capturing(stream):

@@ -44,7 +44,7 @@ from optimizations.placement.guards import Checks, checks_for, is_pinned
 from optimizations.placement.picking import picker
 from optimizations.placement.sources import Guard
 from optimizations.placement.staging import Staging, copy_in_stream_order
-from optimizations.torch_internals.capturing import is_capturing
+from optimizations.torch_internals.capturing import is_capturing, is_pytorchs
 
 
 class Feeds:
@@ -234,6 +234,7 @@ class _StreamOrder:
                 for tensor in self._memory():
                     tensor.record_stream(current)
             self._last, self._raw = current, current.cuda_stream
+            self._seen = {raw: stream for raw, stream in self._seen.items() if is_pytorchs(stream)}
             self._seen[self._raw] = current
 
     def overwrite(self) -> None:

@@ -254,7 +254,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
 
     def _follow(self) -> None:
         """Before a launch. The program may still read results on a stream that it has left, and let go of them before
-        the device is through. So that stream is waited for as long as one of them lives, and once more."""
+        the device is through. So that stream is waited for as long as one of them lives, and once more. See `_moved`
+        for those that get memory of their own meanwhile."""
         before = self._device.launched_on
         self._device.follow()
         stream = self._device.launched_on
@@ -268,6 +269,11 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             handed = [one for slot in self._slots.values() for one in slot.results.handed if one() is not None]
             if handed:
                 self._left[before] = handed
+
+    def _moved(self) -> None:
+        """Results were copied to memory of their own: streams that were left, where they are read, wait for that."""
+        for other in self._left:
+            self._device.hold(other)
 
     def _end_of_step(self) -> None:
         """Behind the last launch of a step."""
@@ -338,6 +344,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         )
         self._slots = captures.slots
         captures.capture()
+        for slot in self._slots.values():
+            slot.results.told = self._moved
         self._follower.leave_out(captures.without_backward())
         if update is not None:
             self._update = captures.capture_update(update)

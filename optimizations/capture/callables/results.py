@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -26,7 +26,8 @@ class HandedOut:
     """The results of one graph, `static`, and the tensors over them that the caller got.
 
     `read_back`: those that the backward reads, by index. Each of these has a version of its own every time. `theirs`:
-    those that lie in memory of the program, such as a weight; they are left as they are.
+    those that lie in memory of the program, such as a weight; they are left as they are. `told` is called when some
+    were given memory of their own, by copies on the current stream.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class HandedOut:
         self._handed: list[weakref.ref[torch.Tensor]] = []
         self._idle: list[int] = []
         self.rescued = 0
+        self.told: Callable[[], None] = lambda: None
 
     def hand_out(self) -> tuple[torch.Tensor, ...]:
         """Tensors over the graph's results."""
@@ -80,6 +82,8 @@ class HandedOut:
             tensor.data = copy
             self.rescued += 1
         self._handed = []
+        if held:
+            self.told()
         return True
 
     def rescue(self) -> None:
