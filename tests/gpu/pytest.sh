@@ -25,8 +25,11 @@ for argument in "$@"; do
 done
 if [ -z "$some" ]; then # every process would import all other test files only to find nothing in them
     mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.gpu' tests | sort)
-    # What takes minutes begins first; pytest takes each file once.
-    set -- "$@" tests/test_end_to_end.py tests/gpu/test_indirection_workloads_gpu.py "${files[@]}"
+    for file in tests/gpu/test_indirection_workloads_gpu.py tests/test_end_to_end.py; do
+        # What takes minutes begins first; pytest takes each file once.
+        [[ " ${files[*]} " != *" $file "* ]] || files=("$file" "${files[@]}")
+    done
+    set -- "$@" "${files[@]}"
 fi
 nothing_collected=5
 interrupted=2
