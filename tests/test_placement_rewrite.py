@@ -178,6 +178,37 @@ def test_copies_are_no_aliases_when_inductor_is_through(program: Callable[..., A
     assert bits(list(results[1:])) == bits(list(expected[1:]))
 
 
+def test_copies_through_which_gradients_go_are_left_to_stock() -> None:
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    given = fake_cuda(torch.ones(3, 2), mode).requires_grad_()
+    ((graph_module, inputs),) = graphs_of(_there_and_back_twice, given, mode=mode)
+    placement = place(graph_module, inputs)
+    report = placement.report
+    assert report.moved == () and report.untouched is not None
+    assert any("gradients go" in left.reason for left in report.left), report.left
+
+
+def _adds_what_is_learned(x: torch.Tensor, learned: torch.Tensor) -> Any:
+    mask = torch.zeros(3)
+    one = mask.to(x.device)
+    one.add_(learned)
+    return one * x, mask.to(x.device)
+
+
+def test_a_copy_that_is_added_to_in_training_is_one_still() -> None:
+    """Dynamo notes of such a value that it needs a gradient: it does later."""
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    tensors = [fake_cuda(torch.ones(3), mode), fake_cuda(torch.ones(3), mode).requires_grad_()]
+    ((graph_module, inputs),) = graphs_of(_adds_what_is_learned, *tensors, mode=mode)
+    placement = place(graph_module, inputs)
+    assert placement.report.untouched is None
+    x, learned = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0], requires_grad=True)
+    added, mask = torch.compile(retargeted(placement.graph_module))(x, learned)
+    assert torch.equal(added, learned * x) and torch.equal(mask, torch.zeros(3))
+    added.sum().backward()
+    assert learned.grad is not None and torch.equal(learned.grad, x)
+
+
 def test_a_copy_to_the_cpu_is_taken_when_it_was() -> None:
     def program(x: torch.Tensor) -> Any:
         before = x.cpu()

@@ -112,22 +112,28 @@ class _Surgery:
             crosses = any(f.device == self.device for operand in operands for f in self.before.tensors[operand])
             if not crosses or len(facts) != 1 or self.before.effects[name].writes:
                 continue
-            clone = self._cloned_for_readers(node, self.before.values[name])
+            clone = self._cloned_for_readers(name)
             node.name, clone.name = f"{name}_there", name
             self.nodes[name] = clone
 
-    def _cloned_for_readers(self, node: torch.fx.Node, value: Any) -> torch.fx.Node:
-        """A clone of `node` that all its readers read instead.
+    def _cloned_for_readers(self, name: str) -> torch.fx.Node:
+        """A clone of a node that all its readers read instead.
 
         Inductor takes any `clone` of something that the graph computes away, also where two of them are returned, which
-        then share memory. It leaves this operator where it is, which has no derivative.
+        then share memory. The operator that is taken here it leaves where it is, but that has no derivative.
+
+        Raises:
+            RewriteFailed: the node gives a list, or may need a derivative.
         """
-        differentiated = not isinstance(value, torch.Tensor) or value.requires_grad
+        node = self.nodes[name]
+        if not isinstance(self.before.values[name], torch.Tensor):
+            raise RewriteFailed(name, "gives a list of one tensor, which nothing copies")
+        for operand in self.original.nodes[name].all_input_nodes:
+            seen = operand.meta.get("example_value", self.before.values.get(operand.name))
+            if isinstance(seen, torch.Tensor) and seen.requires_grad:
+                raise RewriteFailed(name, "is a copy through which gradients go")
         with self.graph.inserting_after(node):
-            if differentiated:
-                clone = self.graph.call_method("clone", (node,))
-            else:
-                clone = self.graph.call_function(torch_internals.clone_that_stays, (node,))
+            clone = self.graph.call_function(torch_internals.clone_that_stays, (node,))
         clone.meta = dict(node.meta)
         node.replace_all_uses_with(clone, delete_user_cb=lambda user: user is not clone)
         return clone
@@ -253,10 +259,10 @@ class _Surgery:
 
     def keep_copies(self, after: Observation) -> bool:
         """Clones what used to be a copy to another device and now is an alias; says whether there was any."""
-        candidates = [self.nodes[name] for name in self.plan.fed if name in self.plan.snapshots]
-        aliases = [node for node in candidates if new_alias(node, self.before, after)]
-        for node in aliases:
-            self._cloned_for_readers(node, after.values[node.name])
+        candidates = [name for name in self.plan.fed if name in self.plan.snapshots]
+        aliases = [name for name in candidates if new_alias(self.nodes[name], self.before, after)]
+        for name in aliases:
+            self._cloned_for_readers(name)
         if aliases:
             self.graph.lint()
             self.result.recompile()
