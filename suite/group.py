@@ -261,14 +261,9 @@ class GroupSession:
         fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
         for member in sorted(fresh, key=lambda m: m.mode.name != REFERENCE_MODE):
             if not cache.has_kernels(member.mode):
-                self._compile([member], cache.conditions(1))
-                self._settle([member])
-                cache.compiled(member.mode)
+                self._compile_and_settle([member], cache)
         tuned = [m for m in fresh if not cache.has(m.mode)]
-        self._compile(tuned, cache.conditions(len(tuned)))
-        for member in tuned:
-            self._settle([member])
-            cache.compiled(member.mode)
+        self._compile_and_settle(tuned, cache)
         together = [m for m in members if m not in fresh]
         self._compile(together, CompileConditions.WARM)
         self._settle(together)
@@ -282,6 +277,14 @@ class GroupSession:
                 own = member.prepared.correctness or self._first[member.mode.name]
                 member.correctness = compare_bitwise(member.mode, own, self._known)
                 member.failure = bitwise_failure(member.mode, member.correctness)
+
+    def _compile_and_settle(self, members: Sequence[Member], cache: CompileCache) -> None:
+        """Of modes that have not compiled before: all compile at the same time, and settle one after another."""
+        self._compile(members, cache.conditions(len(members)))
+        for member in members:
+            self._settle([member])
+            if member.failure is None:  # or there may be nothing in the cache
+                cache.compiled(member.mode)
 
     def _compile(self, members: Sequence[Member], conditions: CompileConditions) -> None:
         self._tell(members, Compile(conditions=conditions))

@@ -28,14 +28,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import torch
-import torch.compiler.config
 
 import optimizations
 from models.instance import Instance, instantiate
 from models.registry import Inputs, find
 from optimizations import torch_internals
+from optimizations.torch_internals.graph_keys import mark_graphs
 from suite.captured_iteration import CapturedIteration, captured_iteration
 from suite.cell_errors import Inaccurate, Unsupported
 from suite.gpu import LEAST_COMPUTE_CAPABILITY
@@ -66,6 +67,7 @@ from suite.modes import select_modes
 from suite.protocol import Built, CellSpec, Measure, Prepared
 from suite.rank_group import RankGroup, join
 from suite.schema import Block, CompileConditions, CompileTimes, Copies, Correctness, Memory, Metrics
+from suite.trial_cache import trial_cache
 
 SETTLE_S = 20.0
 """How long a cell is called before it is measured, at most, so that Encore's graphs become what they will stay."""
@@ -122,7 +124,7 @@ class LiveCell:
     def compile(self, conditions: CompileConditions) -> None:
         """The real compilation, recordings and warm-up."""
         # In the cache that all modes share, graphs of another mode, or of the trial, are not this one's.
-        torch.compiler.config.cache_key_tag = self._mode.name
+        mark_graphs(self._mode.name)
         self._compile_times = self._compile_and_warm_up(conditions)
 
     def settle(self) -> Prepared:
@@ -172,9 +174,18 @@ class LiveCell:
         )
 
     def kernels(self) -> Metrics:
-        """Which kernels an iteration runs, and nothing else."""
+        """Which kernels an iteration runs, what Encore says, and nothing else."""
+        report = encore_report() if self._mode.backend == "encore" else None
         kernels = kernels_of(self._iterate_set) if self._instance.device.type == "cuda" else None
-        return Metrics(coverage=None, graphs=None, copies=None, memory=None, kernel_time_us=None, kernels=kernels)
+        return Metrics(
+            coverage=None,
+            graphs=None,
+            copies=None,
+            memory=None,
+            kernel_time_us=None,
+            encore_report=report,
+            kernels=kernels,
+        )
 
     def metrics(self) -> Metrics:
         """Everything that is measured once. The profiler comes last, because it slows down what follows."""
@@ -309,9 +320,9 @@ class LiveCell:
         if self._mode.backend is None or not self._instance.workload.stochastic:
             return None
         calls = self._calls_to_replay
-        cache_dir = self._spec.cache_dir
+        cache = Path(self._spec.cache_dir)
         torch.compiler.reset()  # in a later process the real compilation came first, and would be found
-        with torch_internals.fresh_cache(dir=cache_dir), torch_internals.inductor_config.patch(fallback_random=True):
+        with trial_cache(cache), torch_internals.inductor_config.patch(fallback_random=True):
             iterate = self._compiled_iteration(callable_for(self._mode, self._instance.module))
             for _ in range(calls):
                 compiled = self._results(iterate)

@@ -10,11 +10,22 @@ from datetime import datetime
 from models.registry import Workload
 from suite.environment import without_paths
 from suite.measure.kernels import difference
+from suite.measure.served import served_functions
 from suite.modes import Mode
 from suite.process import Answer
 from suite.protocol import Collected, Failed, Measured, Prepared
 from suite.ranked_worker import RankedWorker
-from suite.schema import SCHEMA_VERSION, Block, Cell, Correctness, Grouping, Metrics, RankPart, Status
+from suite.schema import (
+    SCHEMA_VERSION,
+    Block,
+    Cell,
+    Correctness,
+    Grouping,
+    LaterProcess,
+    Metrics,
+    RankPart,
+    Status,
+)
 from suite.settings import RunSettings
 
 
@@ -98,7 +109,8 @@ def cell_of(
             for name in dict.fromkeys(guest.mode.name for guest in baselines)
         },
         processes=len(processes),
-        other_kernels=sorted(_retuned(processes) | _retuned(baselines)),
+        other_kernels=sorted(_retuned(processes).keys() | _retuned(baselines).keys()),
+        later=_later_processes(processes),
         tp=workload.tp,
         ranks=_rank_parts(processes),
     )
@@ -128,13 +140,26 @@ def _told(member: Member, failure: Failed) -> str:
     return f"process {member.process + 1}: {failure.error}" if member.process else failure.error
 
 
-def _retuned(processes: Sequence[Member]) -> set[int]:
-    """Processes that ran other kernels than the first process of the same mode."""
+def _retuned(processes: Sequence[Member]) -> dict[int, list[str]]:
+    """Processes that ran other kernels than the first process of the same mode, and which."""
     first: dict[str, dict[str, int]] = {}
-    found = set()
+    found: dict[int, list[str]] = {}
     for member in processes:
         if member.kernels is not None:
             before = first.setdefault(member.mode.name, member.kernels)
-            if difference(member.kernels, before).retuned:
-                found.add(member.process)
+            if retuned := difference(member.kernels, before).retuned:
+                found[member.process] = [*found.get(member.process, ()), *retuned]
     return found
+
+
+def _later_processes(processes: Sequence[Member]) -> list[LaterProcess]:
+    retuned = _retuned(processes)
+    return [
+        LaterProcess(
+            process=member.process,
+            compile=member.prepared.compile if member.prepared else None,
+            retuned=retuned.get(member.process, []),
+            selection=served_functions(member.metrics.encore_report if member.metrics else None),
+        )
+        for member in processes[1:]
+    ]

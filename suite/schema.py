@@ -255,6 +255,31 @@ class RankPart(Record):
     blocks: list[Block]
 
 
+class ServedFunction(Record):
+    """How selection serves one function: see `optimizations.report.selection.SelectionReport`."""
+
+    direction: str
+    state: str
+    reason: str | None
+    kept: str | None
+    source: str | None
+    voided: list[str]
+    calls: int
+
+
+class LaterProcess(Record):
+    """What a start of the mode after the first did otherwise; its blocks are among the row's.
+
+    `compile`: all was cached; what `parts` says of tuning should not be there. `retuned`: kernels and launch
+    configurations that either this process or the first one ran, and the other did not.
+    """
+
+    process: int
+    compile: CompileTimes | None
+    retuned: list[str]
+    selection: list[ServedFunction]
+
+
 class Cell(Record):
     """One line of `cells.jsonl`: a workload in a mode, from the row's identity to its verdict-relevant numbers."""
 
@@ -291,6 +316,8 @@ class Cell(Record):
     """Starts of the mode that blocks are of."""
     other_kernels: list[int] = []
     """Processes that ran other kernels than the first, in this mode or in one of `baseline_blocks`."""
+    later: list[LaterProcess] = []
+    """The mode's own processes after the first."""
     tp: int | None = None
     """Over how many GPUs the workload is split (tensor parallelism); None: it is not such a row."""
     ranks: list[RankPart] = []

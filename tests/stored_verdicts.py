@@ -37,6 +37,7 @@ def verdict(circumstances: Circumstances | None = None, **changes: Any) -> Store
         ),
         "median_s": {"none": 150e-6, "copy": 100e-6, "indirection": 100.5e-6},
         "moving": True,
+        "leads": True,
         "calls": 156,
         "measuring_s": 0.02,
         "excess_s": 0.004,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.compiler.config
 from tiny_workloads import WholeCell, workload_of
 from torch._dynamo.utils import counters
+from torch._inductor.runtime.autotune_cache import AutotuneCache
 
 import suite.live_cell
 from models import registry
+from optimizations import torch_internals
 from suite.cell_errors import Inaccurate, Unsupported
 from suite.protocol import CellSpec, Measure
 from suite.schema import CompileConditions, Status
@@ -25,7 +27,7 @@ def cell(monkeypatch, tmp_path_factory):
     cache = tmp_path_factory.getbasetemp() / "inductor"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
     cache.mkdir(exist_ok=True)
-    tag = torch.compiler.config.cache_key_tag
+    mark = torch_internals.inductor_config.aot_inductor.metadata
     precision = torch.get_float32_matmul_precision()
 
     def make(build, mode="eager", *, spec=(), **fields) -> WholeCell:
@@ -43,7 +45,7 @@ def cell(monkeypatch, tmp_path_factory):
 
     yield make
     torch.compiler.reset()
-    torch.compiler.config.cache_key_tag = tag
+    torch_internals.inductor_config.aot_inductor.metadata = mark
     torch.set_float32_matmul_precision(precision)
 
 
@@ -251,6 +253,23 @@ def test_a_later_process_of_a_stochastic_mode_with_other_bits_runs_the_trial_too
     assert live.measure(Measure(index=0, turn=0, samples=2, throughput_iterations=0)).host_us, "compiled again after it"
 
 
+def test_trials_share_caches_that_are_not_those_of_what_is_measured(cell, monkeypatch, tmp_path):
+    """Each process of a mode whose results are never twice the same runs one, and only the first compiles for it."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    found = []
+    for _ in range(2):
+        torch.compiler.reset()
+        counters.clear()
+        live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec={"cache_dir": str(tmp_path)})
+        live.build()
+        found.append(counters["inductor"]["fxgraph_cache_hit"] > 0)
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+    assert found == [False, True]
+    counters.clear()
+    live.compile(CompileConditions.COLD_ALONE)
+    assert counters["inductor"]["fxgraph_cache_hit"] == 0 < counters["inductor"]["fxgraph_cache_miss"]
+
+
 def test_warm_up_goes_on_until_every_input_set_was_replayed(cell, monkeypatch):
     """However few iterations are asked for: two calls come before the first replay."""
     calls = []
@@ -355,6 +374,15 @@ def test_compiled_graphs_are_found_by_their_own_mode_only(cell, monkeypatch, tmp
         live.build()
         live.compile(CompileConditions.COLD_ALONE)
     assert counters["inductor"]["fxgraph_cache_hit"] == found
+
+
+def test_what_tuning_finds_is_stored_and_looked_up_under_one_key(cell):
+    """Compile workers do not know what a process has marked its graphs with, and it is they who name what is stored."""
+    key = AutotuneCache._prepare_key("kernel.py")
+    live = cell(lambda: torch.nn.Linear(8, 8), "compile")
+    live.build()
+    live.compile(CompileConditions.COLD_ALONE)
+    assert AutotuneCache._prepare_key("kernel.py") == key
 
 
 def test_a_cell_restarts_peaks_before_compiling_before_timing_and_before_replaying(cell, monkeypatch):

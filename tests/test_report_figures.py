@@ -91,7 +91,7 @@ def test_bars_that_are_not_decided_are_outlines():
     bars = chart_of({("a", "graph"): Bar(2.0), ("a", "placement"): Bar(2.0, undecided=True)}, Scale.RATIO)
     figure = draw(bars, ORIGIN)
     assert [patch.get_facecolor()[3] for patch in figure.axes[0].patches] == [1.0, 0.0]
-    assert "undecided (AMBG)" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "no verdict, or AMBG" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 @pytest.mark.parametrize(

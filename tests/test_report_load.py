@@ -217,9 +217,13 @@ def test_several_runs_without_a_driver_do_not_name_one(tmp_path):
 def test_runs_of_the_same_name_are_told_apart_and_one_without_a_row_is_named(tmp_path):
     runs = [made_at(tmp_path, "run", day, [cell("EOS")]) for day in (1, 2)]
     assert provenance.of_run(load_runs(runs)).rows_by_run == (
-        "Of run run of 2026-01-01T00:00:00 (commit 1111111111): no row, newer runs have its workloads.",
         "Of run run of 2026-01-02T00:00:00 (commit 2222222222): EOS.",
+        "No row is of run run of 2026-01-01T00:00:00 (commit 1111111111): newer runs have the workloads.",
     )
+    origin = provenance.of_run(load_runs(runs))
+    for said in (origin.caption, origin.run_id, origin.commit or ""):
+        assert "2222222222" in said or "2026-01-02" in said
+        assert "1111111111" not in said and "2026-01-01" not in said
 
 
 def test_analyses_of_tiny_models_are_labelled():

@@ -120,6 +120,21 @@ def test_failed_cells_and_ratios_of_other_kernels_have_their_reason() -> None:
     assert "graph: oom" in str(row(done, "EOS")["missing"])
 
 
+def test_a_ratio_of_a_mode_that_was_tuned_otherwise_is_told_so_and_is_in_no_mean() -> None:
+    done = made(
+        "fig10",
+        results(
+            cell("EOS", "compile", 100), cell("EOS", "graph", 50),
+            cell("ST", "compile", 100, other_kernels=[1]), cell("ST", "graph", 20),
+        ),
+    )  # fmt: skip
+    assert isinstance(done.chart, Chart)
+    assert done.chart.bars["ST", "graph"].value == pytest.approx(5, rel=0.01)
+    assert done.chart.bars["ST", "graph"].undecided and not done.chart.bars["EOS", "graph"].undecided
+    assert "graph: tuned otherwise" in str(row(done, "ST")["missing"])
+    assert done.chart.bars["geomean", "graph"].value == pytest.approx(2, rel=0.01)
+
+
 def test_the_whole_system_is_mode_encore_where_a_run_has_it() -> None:
     modes = (cell("DALLE2", "compile", 300), cell("DALLE2", "indirection", 200))
     assert made("fig10", results(*modes)).chart.bars["DALLE2", "indirection"].published == 2.72  # type: ignore[union-attr]

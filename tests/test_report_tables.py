@@ -20,10 +20,11 @@ from fixtures.synthetic_results import (
 
 from suite.explain.records import ExplainedCopy
 from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables
+from suite.report.later_processes import later_processes
 from suite.report.load import Run
 from suite.report.published import load_published
 from suite.report.table import make_table, to_csv, to_markdown
-from suite.schema import Memory, NotCaptured, Status
+from suite.schema import CompileTimes, LaterProcess, Memory, NotCaptured, ServedFunction, Status
 
 PUBLISHED = load_published()
 
@@ -320,3 +321,29 @@ def test_what_stock_captures_is_said_with_what_cannot_be_told(captures, text):
     graph = explanation().graphs[0]
     graphs = [graph.model_copy(update={"stock_captures": answer}) for answer in captures]
     assert row(explain_tables.obstacles([explanation(graphs=graphs)], PUBLISHED))["stock_captures"] == text
+
+
+def test_what_later_processes_did_otherwise_is_told_one_row_for_each():
+    tuning = {"CachingAutotuner.benchmark_all_configs": 0.3, "inductor_compile": 1.0}
+    times = CompileTimes(first_call_s=1.5, warm_up_s=2.0, warm_cache=False, parts=tuning, settled=True)
+    served = ServedFunction(
+        direction="forward", state="decided", reason=None, kept="copy", source="measured",
+        voided=["inputs do not move from call to call any more"], calls=80,
+    )  # fmt: skip
+    whole = LaterProcess(
+        process=1, compile=times, retuned=["a 1x1x1 128x1x1", "a 2x1x1 64x1x1"], selection=[served] * 2
+    )
+    quiet = LaterProcess(
+        process=2, compile=times.model_copy(update={"parts": {}, "settled": False}), retuned=[], selection=[]
+    )
+    made = later_processes(
+        Run(environment(), (cell("EOS", "compile"), cell("EOS", "encore", later=[whole, quiet])), ())
+    )
+    assert row(made, process=2) == {
+        "workload": "EOS", "mode": "encore", "process": 2, "first_call_s": 1.5, "tuning_s": 0.3,
+        "retuned": "a 1x1x1 128x1x1; a 2x1x1 64x1x1", "settled": "yes", "kept": "copy", "verdicts": "measured",
+        "voided": "inputs do not move from call to call any more",
+    }  # fmt: skip
+    last = row(made, process=3)
+    assert (last["tuning_s"], last["retuned"], last["settled"], last["kept"]) == (None, None, "no", None)
+    assert len(made.frame) == 2

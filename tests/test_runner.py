@@ -102,6 +102,15 @@ def test_processes_that_wait_are_ended_where_the_modes_do_not_fit_together(bench
     assert fake_workers_alive() == []
 
 
+def test_what_did_not_fit_when_it_was_to_compile_has_nothing_in_the_cache(bench: Bench) -> None:
+    bench.run(modes=FOUR[1:4], fits=2, settings=SETTINGS.model_copy(update={"processes": 1}))
+    first: dict[str, str] = {}
+    for mode, conditions in bench.compiled():
+        first.setdefault(mode, conditions)
+    assert "WARM" not in first.values()
+    assert len(bench.compiled()) > len(first) == 3, "the modes fitted together, and the test shows nothing"
+
+
 @pytest.mark.parametrize(("behave", "processes"), [({}, 3), ({"graph": "differ"}, 5), ({"compile": "differ"}, 3)])
 def test_modes_with_graphs_are_started_again_where_their_processes_differ(
     bench: Bench, behave: dict[str, str], processes: int
@@ -110,6 +119,18 @@ def test_modes_with_graphs_are_started_again_where_their_processes_differ(
     assert {cell.processes for cell in bench.cells().values()} == {processes}
     assert {len(cell.blocks) for cell in bench.cells().values()} == {5 * processes}
     assert fake_workers_alive() == []
+
+
+def test_a_row_tells_what_later_processes_of_its_mode_did_otherwise(bench: Bench) -> None:
+    settings = SETTINGS.model_copy(update={"processes": 3})
+    bench.run({"graph": "retune@metrics"}, modes=FOUR[1:3], settings=settings)
+    cells = bench.cells()
+    retuned = ["triton_poi_fused 32x1x1 128x1x1", "triton_poi_fused 64x1x1 128x1x1"]
+    for mode, found in (("compile", []), ("graph", retuned)):
+        assert [(one.process, one.retuned) for one in cells[mode].later] == [(1, found), (2, found)]
+        assert [one.source for later in cells[mode].later for one in later.selection] == ["stored", "stored"]
+        assert all(one.compile is not None and one.compile.first_call_s == 0.1 for one in cells[mode].later)
+    assert (cells["compile"].other_kernels, cells["graph"].other_kernels) == ([], [1, 2])
 
 
 def test_a_mode_that_failed_is_no_reason_to_start_the_others_again(bench: Bench) -> None:

@@ -58,7 +58,7 @@ def spoilt(content: bytes) -> list[tuple[str, bytes, str]]:
         ("of another program", b'{"name": "x"}', "not a verdict of Encore's"),
         ("a list", b"[1, 2]", "not a verdict of Encore's"),
         ("deep", b"[" * 100_000, "not JSON"),
-        ("of a later version", json.dumps({**whole, "version": 2}).encode(), "version 2"),
+        ("of a later version", json.dumps({**whole, "version": 3}).encode(), "version 3"),
         ("with a time below zero", json.dumps({**whole, "median_s": {"copy": -1.0}}).encode(), "median_s"),
         ("with a time that is none", json.dumps({**whole, "median_s": {"copy": math.nan}}).encode(), "median_s"),
         ("with times of a stranger", json.dumps({**whole, "median_s": {"fast": 1.0}}).encode(), "times are of"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from selection_on_cpu import make, run, selection
-from trees_on_cpu import Model
+from selection_on_cpu import W, make, pair, run, selection
+from trees_on_cpu import Compiled, Model, values
 
 import optimizations
 
@@ -65,3 +67,54 @@ def test_a_verdict_that_cannot_be_written_holds_all_the_same(make: Any, tmp_path
     report = selection(compiled)
     assert report.state == "decided"
     assert "FileExistsError" in report.not_stored or "NotADirectory" in report.not_stored
+
+
+def run_apart(first: Compiled, second: Compiled, calls: int, *, moving: bool = True) -> None:
+    """The second reads what the first returns, and otherwise the same two tensors in each call."""
+    resting, kept = values(11), [(values(1), values(2))]
+    for step in range(calls):
+        x, y = kept[-1]
+        if moving:
+            x, y = values(step), values(step + 1)
+            kept.append((x, y))
+            del kept[:-4]
+        else:
+            x.fill_(step)
+        torch.compiler.cudagraph_mark_step_begin()
+        middle = first.function([x, y, W])
+        inputs = [*middle, resting, W]
+        del middle
+        (result,) = second.function(inputs)
+        assert torch.equal(result, 2 * (2 * x + y * W) + resting * W), step
+        del result
+
+
+@pytest.mark.parametrize(("plain", "kept"), [(5e-6, "none"), (50e-6, "copy")])
+def test_a_stored_verdict_on_several_holds_though_inputs_move_of_the_first_only(
+    make: Any, cuda_on_cpu: CudaOnCpu, plain: float, kept: str
+) -> None:
+    """Whether they move is known of the function that an iteration begins with. A backward's own may well rest."""
+    prices, first, second = pair(make, cuda_on_cpu, plain=plain)
+    run_apart(first, second, 900)
+    assert (selection(first).kept, selection(first).voided) == (kept, ())
+    timed = prices.timed
+    _, first, second = pair(make, cuda_on_cpu, plain=plain)
+    run_apart(first, second, 900)
+    for one in (selection(first), selection(second)):
+        assert (one.state, one.kept, one.source, one.voided) == ("decided", kept, "stored", ())
+    assert prices.timed == timed, "with stored verdicts nothing is measured"
+
+
+@pytest.mark.parametrize("plain", [5e-6, 50e-6])
+def test_a_stored_verdict_on_several_is_void_where_inputs_of_the_first_rest_now(
+    make: Any, cuda_on_cpu: CudaOnCpu, plain: float
+) -> None:
+    prices, first, second = pair(make, cuda_on_cpu, plain=plain)
+    run_apart(first, second, 900)
+    timed = prices.timed
+    _, first, second = pair(make, cuda_on_cpu, plain=plain)
+    run_apart(first, second, 20)
+    run_apart(first, second, 900, moving=False)
+    one, other = selection(first), selection(second)
+    assert prices.timed > timed
+    assert (one.group, one.state, one.source) == (other.group, "decided", "measured")

@@ -82,6 +82,7 @@ class Group(Voting):
             self.members.take_from(other.members)
             self._together.forget()
             if agreed and off is None:
+                self._follow(other)
                 self.members.rest(LOOK_EVERY)
                 return
             self.stored = None
@@ -343,7 +344,9 @@ class Group(Voting):
         self._take(decision)
         self.not_stored = "storing it was interrupted"
         members = sorted(self.members, key=lambda one: one.serial)
-        self.not_stored = store(members, selector, moving=moving) if selector.is_worth_keeping else TOO_LITTLE
+        self.not_stored = (
+            store(members, selector, leader=self._leader, moving=moving) if selector.is_worth_keeping else TOO_LITTLE
+        )
 
     # A verdict
 
@@ -362,6 +365,16 @@ class Group(Voting):
         changed = self._circumstances.changed()
         if changed is not None:
             self._void(changed)
+
+    def _void(self, reason: str) -> bool:
+        found = self.stored
+        if not super()._void(reason):
+            return False
+        # Functions without graphs were never joined, and a verdict on several together holds for none of them alone.
+        for other in _GROUPS:
+            if found is not None and len(found.group) > 1 and other is not self:
+                other.void_with(found, reason)
+        return True
 
 
 _LOCK = threading.RLock()

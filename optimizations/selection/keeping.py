@@ -34,8 +34,11 @@ def stored_together(members: Sequence[Member], candidates: Sequence[str]) -> Sto
     return found
 
 
-def store(members: Sequence[Member], selector: Selector, *, moving: bool) -> str | None:
-    """Store the verdict that `selector` reached on functions together. Why it is not stored; None where it is."""
+def store(members: Sequence[Member], selector: Selector, *, leader: int | None, moving: bool) -> str | None:
+    """Store the verdict that `selector` reached on functions together. Why it is not stored; None where it is.
+
+    `leader` is the serial of the one that an iteration begins with, `moving` whether its inputs move.
+    """
     assert selector.decision is not None
     decision, spent = selector.decision, selector.spent
     known = [one.circumstances for one in members if one.circumstances is not None]
@@ -52,6 +55,7 @@ def store(members: Sequence[Member], selector: Selector, *, moving: bool) -> str
             compared=compared(decision),
             median_s=selector.medians,
             moving=moving,
+            leads=member.serial == leader,
             calls=spent.calls,
             measuring_s=spent.seconds,
             excess_s=spent.excess_s,

@@ -92,9 +92,22 @@ class Served:
         if found is None:
             return
         self.stored = found
-        self._circumstances.moving = found.moving
+        # Of another one's inputs it is known whether they moved, if an iteration does not begin with this function.
+        self._circumstances.moving = found.moving if found.leads else None
         self._leader = member.serial
         self._take(Decision(found.kept, found.outcome, (), frozenset()))
+
+    def _follow(self, other: Served) -> None:
+        """Look where the other group looked, if an iteration begins there. Both are served by one stored verdict."""
+        if other.stored is not None and other.stored.leads:
+            self.stored, self._leader, self._circumstances = other.stored, other._leader, other._circumstances
+
+    def void_with(self, stored: StoredVerdict, reason: str) -> None:
+        """The verdict that was stored for functions together, of which some may be here, does not hold. As
+        `give_way`."""
+        if self.state == "decided" and self.stored is not None and self.stored.is_with(stored):
+            self.stored, self._stored_void = None, True
+            self._stop_measuring(reason)
 
     def _void(self, reason: str) -> bool:
         """Give the verdict up; False where it stands."""

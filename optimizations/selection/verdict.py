@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from optimizations.selection.decide import Decision
 
 FORMAT: Literal["encore verdict"] = "encore verdict"
-VERSION: Literal[1] = 1
+VERSION: Literal[2] = 2
 
 
 class UnreadableVerdict(ValueError):
@@ -58,14 +58,15 @@ class StoredVerdict(_Record):
         circumstances: what it holds for; the file's name is their digest.
         group: digests of all graphs that were judged together, sorted; this one's is among them.
         candidates: simplest first; `kept` is one of them.
-        moving: whether addresses of inputs moved from call to call.
+        moving: whether addresses of inputs moved from call to call, of the graph that an iteration begins with.
+        leads: whether that is this one.
         calls, measuring_s, excess_s: what measuring took; see `selector.Spent`.
         median_s: median time of an iteration by candidate, in seconds.
         direction: "inference", "forward" or "backward".
     """
 
     format: Literal["encore verdict"] = FORMAT
-    version: Literal[1] = VERSION
+    version: Literal[2] = VERSION
     circumstances: Circumstances
     group: tuple[str, ...]
     candidates: tuple[str, ...]
@@ -74,6 +75,7 @@ class StoredVerdict(_Record):
     compared: tuple[Compared, ...]
     median_s: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     moving: bool
+    leads: bool
     calls: int = Field(ge=0)
     measuring_s: float = Field(ge=0, allow_inf_nan=False)
     excess_s: float = Field(ge=0, allow_inf_nan=False)
@@ -90,6 +92,14 @@ class StoredVerdict(_Record):
         if list(self.group) != sorted(set(self.group)):
             raise ValueError("the group is not sorted, or names a graph twice")
         return self
+
+    def is_with(self, other: StoredVerdict) -> bool:
+        """Whether both are the same verdict, on graphs that were judged together."""
+        return (self.group, self.kept, self._elsewhere) == (other.group, other.kept, other._elsewhere)
+
+    @property
+    def _elsewhere(self) -> Circumstances:
+        return self.circumstances.model_copy(update={"graph": ""})
 
     def to_json(self) -> bytes:
         return self.model_dump_json(indent=1).encode() + b"\n"

@@ -337,8 +337,9 @@ NAMES: dict[str, Private] = {
     ),
     "pytree": Private("torch.utils._pytree", None, _CHECKED, "name the tensors in a model's output"),
     "TorchDynamoException": Private("torch._dynamo.exc", "TorchDynamoException", _CHECKED, "tell a failed compilation"),
-    "fresh_cache": Private(
-        "torch._inductor.utils", "fresh_cache", _CHECKED, "keep a trial compilation out of the caches"
+    "fresh_cache": Private("torch._inductor.utils", "fresh_cache", _CHECKED, "compile as if nothing was cached"),
+    "clear_caches": Private(
+        "torch._inductor.utils", "clear_caches", _CHECKED_HERE, "forget what was loaded from a folder of caches"
     ),
     "CompiledFxGraph": Private(
         "torch._inductor.output_code", "CompiledFxGraph", _CHECKED, "count graphs and partitions"

@@ -28,6 +28,7 @@ from suite.report import (
 from suite.report.chart import Chart
 from suite.report.conclusion import Conclusion
 from suite.report.draw import to_pdf, to_png, to_svg
+from suite.report.later_processes import later_processes
 from suite.report.line_chart import LineChart, draw_any
 from suite.report.load import Run, cell_label, load_explanations, load_runs
 from suite.report.page import Log, Page, PageFigure, Section, render
@@ -191,6 +192,7 @@ def _run_parts(
         for table in (
             *speedup_tables.all_tables(run, comparisons, means, published),
             *cell_tables.all_tables(run, published),
+            later_processes(run),
             superseded_failures(run),
             same_program.same_program(run),
         )
@@ -205,7 +207,7 @@ def _run_parts(
         ("compile", "Compile time", ("compile_time",), ("compile_times",)),
         *((metric.name, metric.title, (), (metric.name,)) for metric in metrics()),
         ("failed", "Cells without a result", (), ("failed", "superseded")),
-        ("trust", "Correctness and conditions", (), ("same_program", "correctness", "conditions")),
+        ("trust", "Correctness and conditions", (), ("same_program", "correctness", "later_processes", "conditions")),
     )
     return tuple(
         _Part(

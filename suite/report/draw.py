@@ -300,7 +300,7 @@ def _draw_text(figure: Figure, chart: Chart, provenance: Provenance) -> None:
         handles.append(Line2D([], [], label="published", **PUBLISHED_MARK))
         notes.append(f"Published: {chart.published}.")
     if any(bar.undecided for bar in chart.bars.values()):
-        handles.append(Patch(facecolor="none", edgecolor=INK, label="undecided (AMBG)"))
+        handles.append(Patch(facecolor="none", edgecolor=INK, label="no verdict, or AMBG"))
     longest = max(len(handle.get_label()) for handle in handles)
     rows = math.ceil(len(handles) / max(1, int(figure.get_figwidth() * _CHARACTERS_PER_INCH / (longest + 6))))
     legend = figure.legend(

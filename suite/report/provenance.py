@@ -37,18 +37,19 @@ class Provenance:
         parts = [self.device, f"PyTorch {self.torch}"]
         if self.runs:
             parts += [f"driver {self.driver}"] if self.driver else []
-            parts += [run._run_and_commit for run, _ in self.runs]
+            parts += [run._run_and_commit for run, labels in self.runs if labels]
         else:
             parts += [self.run_id, *([f"commit {self.commit}"] if self.commit else ())]
         return ", ".join(parts)
 
     @property
     def rows_by_run(self) -> tuple[str, ...]:
-        """Of several runs, a line for each: the labels of the rows that are its."""
-        return tuple(
-            f"Of {run._run_and_commit}: {', '.join(labels) or 'no row, newer runs have its workloads'}."
-            for run, labels in self.runs
-        )
+        """Of several runs, a line for each: the labels of the rows that are its. One line names those without any."""
+        lines = [f"Of {run._run_and_commit}: {', '.join(labels)}." for run, labels in self.runs if labels]
+        replaced = [run._run_and_commit for run, labels in self.runs if not labels]
+        if replaced:
+            lines.append(f"No row is of {', '.join(replaced)}: newer runs have the workloads.")
+        return tuple(lines)
 
     @property
     def _run_and_commit(self) -> str:
@@ -67,10 +68,11 @@ def of_run(run: Run) -> Provenance:
         return Provenance(f"run {environment.run_id}", run.device, commit, environment.torch, _smoke_warning(run))
     names = run_names(run)
     origins = [replace(of_run(part), run_id=f"run {name}") for part, name in zip(run.parts, names, strict=True)]
+    spanned = [(name, origin) for name, origin, part in zip(names, origins, run.parts, strict=True) if part.labels]
     return Provenance(
-        f"spans runs {', '.join(names)}",
+        f"spans runs {', '.join(name for name, _ in spanned)}",
         run.device,
-        ", ".join(dict.fromkeys(origin.commit or "unknown" for origin in origins)),
+        ", ".join(dict.fromkeys(origin.commit or "unknown" for _, origin in spanned)),
         environment.torch,
         _smoke_warning(run),
         environment.driver,

@@ -12,7 +12,7 @@ from suite.modes import DEFAULT_MODE, INDIRECTION_MODE, REFERENCE_MODE, UNPARTIT
 from suite.nanogpt.records import NanoGptRun
 from suite.report import compare, provenance
 from suite.report.chart import Bar, Chart
-from suite.report.compare import Comparison, Kernels, TimeKind
+from suite.report.compare import COMPARABLE, Comparison, Kernels, TimeKind
 from suite.report.line_chart import LineChart
 from suite.report.load import Run
 from suite.report.provenance import Provenance
@@ -73,13 +73,15 @@ class Results:
         return None if item is None or item.kernels is Kernels.OTHER else item.ratio
 
     def why_no_ratio(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> str | None:
-        """The reason where `ratio` is None."""
+        """The reason where `ratio` is None, or one of tuned kernels and not of modes alone: it is in no mean then."""
         item = self.against(label, mode, baseline)
         if item is None:
             return NOT_MEASURED
         if item.ratio is None:
             return item.missing
-        return VOID if item.kernels is Kernels.OTHER else None
+        if item.kernels is None or item.kernels in COMPARABLE:
+            return None
+        return VOID if item.kernels is Kernels.OTHER else item.kernels.value
 
     def bar(self, label: str, mode: str, baseline: str = REFERENCE_MODE, paper: float | None = None) -> Bar:
         """The ratio as a bar with its interval and value, or the reason in its place."""
@@ -167,6 +169,8 @@ def common_means(
 ) -> tuple[dict[tuple[str, str], stats.GeometricMean], int]:
     """Geometric means of each (mode, baseline) over the workloads where all of those with any gain have one.
 
+    A ratio whose sides ran other kernels is no gain.
+
     Returns:
         The means, and over how many workloads they go.
     """
@@ -174,7 +178,7 @@ def common_means(
     for mode, baseline in series:
         for label in labels:
             item = results.against(label, mode, baseline)
-            if item is not None and item.ratio is not None and item.kernels is not Kernels.OTHER:
+            if item is not None and item.ratio is not None and item.kernels in COMPARABLE:
                 gains.setdefault((mode, baseline), {})[label] = item.ratio
     common = sorted(set.intersection(*(set(own) for own in gains.values()))) if gains else []
     if not common:

@@ -1,0 +1,19 @@
+"""Keys of compiled graphs in the caches of Inductor and AOTAutograd that leave those of kernels as they are.
+
+Note [Keys of tuning]. `torch.compiler.config.cache_key_tag` is made for this and does more: it is in the keys of what
+tuning found as well, though only of what the process itself looks up. Compile workers, which are processes of their
+own, do not know it. So a kernel is tuned and stored without the tag, and looked up with it when its graph comes from
+the cache: nothing is found, and it is tuned anew in each process, perhaps to another result. All settings of Inductor
+are in the keys of graphs. The one that is used here only adds text to what AOTInductor packages.
+
+Checked on PyTorch 2.11.
+"""
+
+from __future__ import annotations
+
+from optimizations import torch_internals
+
+
+def mark_graphs(owner: str) -> None:
+    """From now on, find only compiled graphs that were compiled under the same mark. Kernels are found by all."""
+    torch_internals.inductor_config.aot_inductor.metadata = {"owner": owner}

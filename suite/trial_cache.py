@@ -1,0 +1,35 @@
+"""Compile caches for trials, beside those of what is measured: what a trial tunes must not decide what is measured.
+
+All processes of all modes of a workload share them. A workload whose results are never twice the same is tried in each
+process, and only the first ones have to compile for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from optimizations import torch_internals
+from suite.compile_cache import INDUCTOR, TRITON
+
+TRIAL = "trial"
+
+
+@contextmanager
+def trial_cache(cache: Path) -> Iterator[None]:
+    """Inductor and Triton use a folder in `cache` inside the block; what is loaded of either folder is forgotten."""
+    used = {"TORCHINDUCTOR_CACHE_DIR": cache / TRIAL / INDUCTOR, "TRITON_CACHE_DIR": cache / TRIAL / TRITON}
+    before = {name: os.environ.get(name) for name in used}
+    torch_internals.clear_caches()
+    os.environ |= {name: str(folder) for name, folder in used.items()}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        torch_internals.clear_caches()

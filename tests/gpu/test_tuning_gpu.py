@@ -1,0 +1,43 @@
+"""Kernels are tuned once, by the first process of the first mode: whoever comes after runs the same ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite.measure.kernels import difference
+from suite.schema import Cell
+
+pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
+TUNING = "CachingAutotuner.benchmark_all_configs"
+MODES = ("compile", "graph", "encore")
+
+
+def test_later_processes_of_all_modes_run_what_the_first_one_tuned(tmp_path: Path) -> None:
+    options = ["--size", "tiny", "--processes", "3", "--blocks", "5", "--measure-s", "1", "--timeout", "3m"]
+    command = [sys.executable, "-P", "-m", "suite", "run", "MBERT", "DCGAN", *options, "--modes", ",".join(MODES)]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "run")], cwd=ROOT, text=True, capture_output=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    lines = (tmp_path / "run" / "cells.jsonl").read_text().splitlines()
+    cells = {(one.workload, one.mode): one for one in (Cell.model_validate(json.loads(line)) for line in lines)}
+    assert len(cells) == 6
+    first = [cells[workload, "compile"] for workload in ("MBERT", "DCGAN")]
+    assert any(cell.compile and TUNING in cell.compile.parts for cell in first), "nothing was there to tune"
+    for (workload, mode), cell in cells.items():
+        assert len(cell.later) == 2, (workload, mode)
+        for process in cell.later:
+            assert process.compile is not None
+            assert (process.retuned, process.compile.parts.get(TUNING)) == ([], None), (workload, mode, process.process)
+            for function in process.selection:
+                assert (function.source, function.voided) == ("stored", []), (workload, process.process)
+        theirs, ours = cells[workload, "compile"].metrics, cell.metrics
+        assert theirs is not None and ours is not None and theirs.kernels and ours.kernels
+        assert difference(ours.kernels, theirs.kernels).retuned == (), (workload, mode)
