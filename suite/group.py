@@ -80,7 +80,8 @@ class GroupSession:
     Note [Tuning]: all modes share one compile cache. A mode that may have kernels to tune compiles alone on the GPU,
     for what compiles meanwhile would disturb the timing that Inductor's tuning goes by; the reference mode is the
     first, and what it tuned the others find. Modes that run another's kernels (`Mode.kernels_of`), and later processes
-    of all, compile side by side. The first process of each mode settles alone: Encore's selection times its calls.
+    of all, compile side by side. The first process of each mode settles alone, and so do later ones of a mode where
+    Encore's selection may time calls.
 
     Note [Later processes]: a mode's processes are measured one after another, but importing torch and starting the
     compilers takes as long as measuring. So those of later processes start while the first ones are built, and wait,
@@ -266,7 +267,10 @@ class GroupSession:
         self._compile_and_settle(tuned, cache)
         together = [m for m in members if m not in fresh]
         self._compile(together, CompileConditions.WARM)
-        self._settle(together)
+        self._settle([m for m in together if not m.mode.times_calls])
+        for member in together:
+            if member.mode.times_calls:
+                self._settle([member])
         for member in members:
             if member.prepared is not None:
                 own = member.prepared.correctness or self._first[member.mode.name]

@@ -37,6 +37,7 @@ from models.instance import Instance, instantiate
 from models.registry import Inputs, find
 from optimizations import torch_internals
 from optimizations.torch_internals.graph_keys import mark_graphs
+from optimizations.torch_internals.tuning import tune_once
 from suite.captured_iteration import CapturedIteration, captured_iteration
 from suite.cell_errors import Inaccurate, Unsupported
 from suite.gpu import LEAST_COMPUTE_CAPABILITY
@@ -112,6 +113,7 @@ class LiveCell:
             Inaccurate: the trial of a stochastic workload differs from eager by more than its precision explains.
         """
         self._announce("build")
+        tune_once()
         self._build()
         self._announce("check")
         vec_isa_ok = None

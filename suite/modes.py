@@ -60,6 +60,11 @@ class Mode:
         return self.captures != "graphs"
 
     @property
+    def times_calls(self) -> bool:
+        """Whether Encore may time calls of the program, which nothing should disturb, to choose how to serve them."""
+        return self.options.get("selection") == "measure"
+
+    @property
     def is_encores(self) -> bool:
         """Whether it is Encore that makes the CUDA graphs."""
         return self.backend == "encore" or self.captures_more

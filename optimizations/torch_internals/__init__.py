@@ -149,7 +149,10 @@ NAMES: dict[str, Private] = {
     "tensor_use_count": Private("torch", "Tensor._use_count", _CHECKED, "see that a value is saved for backward"),
     # replay: recording with, and next to, CUDAGraph Trees
     "CachingAutotuner": Private(
-        "torch._inductor.runtime.triton_heuristics", "CachingAutotuner", _CHECKED, "find the PTX of a captured kernel"
+        "torch._inductor.runtime.triton_heuristics",
+        "CachingAutotuner",
+        _CHECKED,
+        "find a captured kernel's PTX, tune once",
     ),
     "CompileContext": Private("torch._guards", "CompileContext", _CHECKED, "name a recording after its compilation"),
     "clone_preserve_strides": Private(

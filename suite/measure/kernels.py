@@ -32,8 +32,9 @@ class Difference:
     """What two modes ran otherwise. Copies and fills are left out.
 
     Attributes:
-        retuned: kernels that both have, launched otherwise, and kernels of libraries that one side lacks.
-        generated: generated kernels that one side lacks: the modes' programs differ there.
+        retuned: generated kernels that each side launches in another way than the other, and kernels of libraries that
+            one side lacks.
+        generated: generated kernels that one side lacks, or launches less often: the modes' programs differ there.
     """
 
     retuned: tuple[str, ...]
@@ -66,9 +67,10 @@ def count_kernels(keys: Iterable[str], iterations: int) -> dict[str, int] | None
 def difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Difference:
     """Compares two results of `count_kernels`."""
     mine, yours = (Counter({key: n for key, n in side.items() if not _only_moves(key)}) for side in (ours, theirs))
-    unlike = {*(mine - yours), *(yours - mine)}
-    shared = {_name(key) for key in mine} & {_name(key) for key in yours}
-    generated = {key for key in unlike if key.startswith(_TRITON) and _name(key) not in shared}
+    more, fewer = mine - yours, yours - mine
+    on_both = {_name(key) for key in more} & {_name(key) for key in fewer}
+    unlike = {*more, *fewer}
+    generated = {key for key in unlike if key.startswith(_TRITON) and _name(key) not in on_both}
     return Difference(tuple(sorted(unlike - generated)), tuple(sorted(generated)))
 
 
