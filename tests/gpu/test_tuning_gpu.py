@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,13 @@ pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).parents[2]
 TUNING = "CachingAutotuner.benchmark_all_configs"
 MODES = ("compile", "graph", "encore")
+
+
+def are_stored(cell: Cell) -> bool:
+    """Whether the first process stored all of its verdicts: one from few calls is not."""
+    graphs: list[Any] = (cell.metrics and cell.metrics.encore_report) or []
+    verdicts = [function for graph in graphs for function in graph["selection"]]
+    return bool(verdicts) and all(one["state"] == "decided" and one["not_stored"] is None for one in verdicts)
 
 
 def test_later_processes_of_all_modes_run_what_the_first_one_tuned(tmp_path: Path) -> None:
@@ -36,8 +44,9 @@ def test_later_processes_of_all_modes_run_what_the_first_one_tuned(tmp_path: Pat
         for process in cell.later:
             assert process.compile is not None
             assert (process.retuned, process.compile.parts.get(TUNING)) == ([], None), (workload, mode, process.process)
-            for function in process.selection:
-                assert (function.source, function.voided) == ("stored", []), (workload, process.process)
+            if are_stored(cell):
+                found = [(function.source, function.voided) for function in process.selection]
+                assert found and found == [("stored", [])] * len(found), (workload, process.process)
         theirs, ours = cells[workload, "compile"].metrics, cell.metrics
         assert theirs is not None and ours is not None and theirs.kernels and ours.kernels
         assert difference(ours.kernels, theirs.kernels).retuned == (), (workload, mode)
