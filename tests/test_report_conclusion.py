@@ -131,3 +131,11 @@ def test_findings_between_modes_that_are_the_same_program_are_counted(monkeypatc
     result = concluded(*pair("EOS", 100.0, 50.0))
     point = text_of(f"Of 20 comparisons of modes that are the same program, {found} found a difference", result)
     assert point.holds is holds
+
+
+@pytest.mark.parametrize(("rows", "text"), [(["EOS"], "All rows are of one commit"), (["EOS", "ST"], "of 2 commits")])
+def test_commits_are_those_of_runs_that_have_rows(rows, text):
+    of = [environment(run_id=name, git_commit=digit * 40, git_dirty=False) for name, digit in (("a", "1"), ("b", "2"))]
+    old = Run(of[0], tuple(cell for name in rows[1:] for cell in pair(name, 100.0, 90.0)))
+    new = Run(of[1], tuple(pair(rows[0], 100.0, 90.0)))
+    assert text_of(text, concluded(*new.cells, *old.cells, of=of[1], parts=(old, new)))

@@ -181,8 +181,9 @@ def _points(run: Run, items: Sequence[Comparison]) -> Iterator[Point]:
     if slowed:
         said = ", ".join(f"{reason} in {_count(cells, 'cell')}" for reason, cells in sorted(slowed.items()))
         yield Point(False, f"The GPU slowed down while it was measured: {said}")
-    commits = {part.environment.git_commit for part in run.parts or (run,)}
-    dirty = any(part.environment.git_dirty for part in run.parts or (run,))
+    environments = [part.environment for part in run.parts if part.labels] or [run.environment]
+    commits = {environment.git_commit for environment in environments}
+    dirty = any(environment.git_dirty for environment in environments)
     yield Point(
         len(commits) == 1 and None not in commits and not dirty,
         ("All rows are of one commit" if len(commits) == 1 else f"The rows are of {len(commits)} commits")
