@@ -128,6 +128,14 @@ def test_inside_is_the_time_of_a_graphs_function_from_one_wait_to_the_next() -> 
     assert other.of(GRAPH) == []
 
 
+def test_a_graphs_function_is_timed_without_a_wait_before_it_too() -> None:
+    now, events = [0], []
+    clocks = host._Clocks(lambda: now[0], lambda: events.append("wait"), waits_before=False)
+    timed = clocks.around(GRAPH, lambda: events.append("graph"))
+    clocks.take(2, lambda index: timed(), lambda: events.append("before"))
+    assert events == ["before", "graph", "wait"] * 2
+
+
 def test_the_command_records_each_case_and_prints_it(tmp_path: Path) -> None:
     arguments = ["micro", "host", "parameters-2", "EOS", "--device", "cpu", "--size", "tiny", "--calls", "3"]
     done = CliRunner().invoke(app, [*arguments, "--modes", "eager,indirection", "--out", str(tmp_path)])
@@ -148,7 +156,7 @@ def test_the_table_shows_what_lies_between_the_layers() -> None:
         program="P", mode="graph", lean=None, parameters=2, buffers=1, issue_us=[50.0], whole_us=[60.0],
         without_guards_us=[], floor_us=[40.0],
         layers=[LayerTime(layer=name, host_us=us, fastest_us=us, calls=1) for name, us in times],
-        whole_by_stream_us=[58.0], whole_by_event_us=[59.0], inside_us=[31.0], inside_idle_us=[35.5],
+        whole_by_stream_us=[58.0], whole_by_event_us=[59.0], inside_us=[31.0], inside_behind_idle_us=[35.5],
         judged=(Judged(kept="none", median_us={"none": 25.0, "copy": 30.04}),),
     )  # fmt: skip
     run = HostRun.model_construct(device="cuda", size="full", costs=[cost])

@@ -6,6 +6,11 @@ not streams, because PyTorch's debug mode for synchronisation, which the user ma
 Note [Captures elsewhere]. A capture on another stream of this thread, or in another thread, is ended by a call that
 CUDA holds for unsafe in its mode, and asking or waiting for an event is one. In the relaxed mode of this thread it is
 not: neither event is of a stream that is captured.
+
+Note [Waits before]. A device that has nothing to do is not waited for again. On an H200 an event that was recorded and
+waited for right before a function made it 12 us longer if it launches kernels, and 2 us if it launches a graph (32 and
+38 us without): what is timed would be the wait. Calls that are timed follow one another, each awaited at its end, so
+mostly there is nothing to wait for.
 """
 
 from __future__ import annotations
@@ -47,7 +52,7 @@ class _Known:
 
 
 class LatencyTimer:
-    """Host time from the call to completion on the device, which begins with nothing under way."""
+    """Host time from the call to completion on the device, whose stream begins with nothing under way."""
 
     def __init__(self, device_index: int) -> None:
         self._device_index = device_index
@@ -56,18 +61,20 @@ class LatencyTimer:
         self._started = 0.0
 
     def begin(self) -> None:
-        self._wait()
+        with self._leaving_captures_alone:
+            stream = torch.cuda.current_stream(self._device_index)
+            if not stream.query():  # Note [Waits before]
+                self._wait_for(stream)
         self._started = time.perf_counter()
 
     def end(self) -> Timing:
-        return _Known(self._wait() - self._started)
-
-    def _wait(self) -> float:
-        """When that was over."""
         with self._leaving_captures_alone:
-            self._event.record(torch.cuda.current_stream(self._device_index))
-            self._event.synchronize()
-            return time.perf_counter()
+            self._wait_for(torch.cuda.current_stream(self._device_index))
+            return _Known(time.perf_counter() - self._started)
+
+    def _wait_for(self, stream: Any) -> None:
+        self._event.record(stream)
+        self._event.synchronize()
 
 
 class _BetweenEvents:

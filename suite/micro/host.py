@@ -45,9 +45,6 @@ SETTLING = 12
 INPUT_SETS = 4
 SEED = 1337
 
-IDLE_US = 200
-"""How long the device has nothing to do before some of the calls: selection's own work between two is of that order."""
-
 TREES = (
     ("manager run", "CUDAGraphTreeManager", "run"),
     ("check invariants", "CUDAGraphNode", "check_invariants"),
@@ -149,10 +146,12 @@ class Parameters(nn.Module):
 
 @dataclass(slots=True)
 class _Clocks:
-    """Nanoseconds of each iteration, and calls, by layer, while `on`. `wait`: before and behind each of these calls."""
+    """Nanoseconds of each iteration, and calls, by layer, while `on`. `wait`: behind each of these calls, and where
+    `waits_before` right before it."""
 
     now_ns: Callable[[], int]
     wait: Callable[[], Any] | None = None
+    waits_before: bool = True
     on: bool = False
     iterations: int = 0
     spent: dict[str, list[int]] = field(default_factory=dict)
@@ -179,7 +178,7 @@ class _Clocks:
         def clocked(*arguments: Any, **keywords: Any) -> Any:
             if not self.on:
                 return function(*arguments, **keywords)
-            if self.wait is not None:
+            if self.wait is not None and self.waits_before:
                 self.wait()
             start = self.now_ns()
             try:
@@ -220,7 +219,7 @@ def measure(case: Case) -> HostCost:
     floor = graphs_us(functools.partial(step, 0), synchronize, case.calls) if case.device == "cuda" else []
     del step
     _forget()
-    layers, inside, inside_idle = _inner_times(case, program, synchronize)
+    layers, inside, inside_behind_idle = _inner_times(case, program, synchronize)
     _forget()
     return HostCost(
         program=case.program,
@@ -240,7 +239,7 @@ def measure(case: Case) -> HostCost:
         whole_by_event_us=tuple(others[1]) if others else (),
         judged=judged,
         inside_us=inside,
-        inside_idle_us=inside_idle,
+        inside_behind_idle_us=inside_behind_idle,
     )
 
 
@@ -360,10 +359,17 @@ def _judged() -> tuple[Judged, ...]:
 def _inner_times(
     case: Case, program: _Program, synchronize: Callable[[], Any]
 ) -> tuple[list[LayerTime], tuple[float, ...], tuple[float, ...]]:
-    """Of each layer; and of graphs' functions waited for, right behind one another, and behind a pause."""
+    """Of each layer; and of graphs' functions waited for: with a wait right before each, and with none."""
     wait = _waits(case.device)[-1]
-    clocks, inside = _Clocks(case.now_ns), _Clocks(case.now_ns, wait)
-    with _clocked_graphs(lambda graph: inside.around(GRAPH, clocks.around(GRAPH, graph))), _clocked_trees(clocks):
+    clocks = _Clocks(case.now_ns)
+    inside = [_Clocks(case.now_ns, wait, waits_before=before) for before in (True, False)]
+
+    def clocked(graph: Callable[..., Any]) -> Callable[..., Any]:
+        for one in (clocks, *inside):
+            graph = one.around(GRAPH, graph)
+        return graph
+
+    with _clocked_graphs(clocked), _clocked_trees(clocks):
         call: Callable[..., Any] = program.module
         if case.mode.backend is not None:
             call = torch.compile(program.module, backend=_clocked_backend(case, clocks))
@@ -371,18 +377,11 @@ def _inner_times(
         _settle(step, synchronize)
         clocks.take(case.calls, step, synchronize)
         synchronize()
-        for idle_us in (0, IDLE_US):
-            inside.take(case.calls, step, functools.partial(_pause, wait, idle_us))
+        for one in inside:
+            one.take(case.calls, step, wait)
     layers = [_layer_time(layer, clocks.of(layer), clocks.calls[layer]) for layer in clocks.spent]
-    inside_us = tuple(spent / 1e3 for spent in inside.of(GRAPH))
-    return layers, inside_us[: case.calls], inside_us[case.calls :]
-
-
-def _pause(wait: Callable[[], Any], idle_us: int) -> None:
-    wait()
-    ready = time.perf_counter_ns() + idle_us * 1000
-    while time.perf_counter_ns() < ready:
-        pass
+    waited, behind_idle = (tuple(spent / 1e3 for spent in one.of(GRAPH)) for one in inside)
+    return layers, waited, behind_idle
 
 
 def _layer_time(layer: str, spent_ns: list[int], calls: int) -> LayerTime:

@@ -64,8 +64,10 @@ class HostCost(Record):
         replays: of Encore's graphs in the iterations of `whole_us`; `steady_replays`: those that were steady calls.
         full_calls: why others were not, in these iterations, the first reason first.
         judged: by selection, one for each function; empty where it is off or has decided nothing.
-        inside_us: from where the function of a graph is called until its work is done, the device waited for before;
-            inside_idle_us: the same after it had nothing to do for `host.IDLE_US`, as where selection measures.
+        inside_us: from where the function of a graph is called until its work is done, with a wait right before it;
+            inside_behind_idle_us: the same without that wait, where the device has had nothing to do since before the
+            iteration, as selection measures. inside_idle_us: with the wait and 200 us of nothing before the iteration,
+            in earlier files.
     """
 
     program: str
@@ -85,6 +87,7 @@ class HostCost(Record):
     whole_by_event_us: tuple[float, ...] = ()
     judged: tuple[Judged, ...] = ()
     inside_us: tuple[float, ...] = ()
+    inside_behind_idle_us: tuple[float, ...] = ()
     inside_idle_us: tuple[float, ...] = ()
 
     @property
@@ -113,15 +116,15 @@ def table(run: HostRun) -> Table:
     """Medians for a terminal: whole, issue and floor; before the entry, from there to the graph, and inside it.
 
     `by stream` and `by event` are whole times where these were waited for. `inside` is the part of the graphs'
-    functions with a wait before and behind each, `idle` the same after a pause. `kept` is what selection keeps, of the
-    times that it measured.
+    functions with a wait right before and behind each, `behind idle` with one behind it only. `kept` is what selection
+    keeps, of the times that it measured.
 
     A `~` marks a whole time that is uneven; `least` is what a twentieth of the iterations took or less. `steady` is the
     share of replays that were steady calls, with the first reason why others were not.
     """
     shown = Table(
         "program", "mode", "lean", "tensors", "whole", "least", "issue", "floor", "whole / floor", "before entry",
-        "to graph", "graph", "by stream", "by event", "inside", "idle", "steady", "kept",
+        "to graph", "graph", "by stream", "by event", "inside", "behind idle", "steady", "kept",
         title=f"Host time, \N{MICRO SIGN}s per iteration ({run.device})", title_justify="left",
     )  # fmt: skip
     for cost in run.costs:
@@ -137,7 +140,7 @@ def table(run: HostRun) -> Table:
             f"{whole / floor:.2f}" if floor else NONE,
             *map(_shown, (_less(call, entry), _less(entry, graph), graph)),
             *map(_shown, (_median(cost.whole_by_stream_us), _median(cost.whole_by_event_us))),
-            *map(_shown, (_median(cost.inside_us), _median(cost.inside_idle_us))),
+            *map(_shown, (_median(cost.inside_us), _median(cost.inside_behind_idle_us))),
             _steady(cost),
             "; ".join(map(_kept, cost.judged)) or NONE,
         )
