@@ -69,10 +69,12 @@ def test_a_verdict_that_cannot_be_written_holds_all_the_same(make: Any, tmp_path
     assert "FileExistsError" in report.not_stored or "NotADirectory" in report.not_stored
 
 
-def run_apart(first: Compiled, second: Compiled, calls: int, *, moving: bool = True) -> None:
-    """The second reads what the first returns, and otherwise the same two tensors in each call."""
+def run_apart(first: Compiled, second: Compiled, calls: int, *, moving: bool = True, rests: bool = True) -> None:
+    """The second reads what the first returns, and otherwise the same two tensors in each call, if it `rests`."""
     resting, kept = values(11), [(values(1), values(2))]
+    several = [values(number) for number in range(5)]
     for step in range(calls):
+        resting = resting if rests else several[step % 5]
         x, y = kept[-1]
         if moving:
             x, y = values(step), values(step + 1)
@@ -103,6 +105,53 @@ def test_a_stored_verdict_on_several_holds_though_inputs_move_of_the_first_only(
     for one in (selection(first), selection(second)):
         assert (one.state, one.kept, one.source, one.voided) == ("decided", kept, "stored", ())
     assert prices.timed == timed, "with stored verdicts nothing is measured"
+
+
+def test_inputs_of_a_later_function_may_begin_to_move_and_stop(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    """Without graphs they are where PyTorch's allocator puts them, and that changes for many reasons."""
+    prices, first, second = pair(make, cuda_on_cpu, plain=5e-6)
+    run_apart(first, second, 900)
+    timed = prices.timed
+    _, first, second = pair(make, cuda_on_cpu, plain=5e-6)
+    for rests in (True, False, True):
+        run_apart(first, second, 300, rests=rests)
+    for one in (selection(first), selection(second)):
+        assert (one.state, one.kept, one.source, one.voided) == ("decided", "none", "stored", ())
+    assert prices.timed == timed
+
+
+def test_a_chain_of_three_is_served_by_its_stored_verdict(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    """Each is joined to the one before when its graph is recorded, and only the first one's inputs move."""
+
+    def chain() -> list[Compiled]:
+        return [make(model=Model(cuda_on_cpu), digest=digit * 64, plain=50e-6)[1] for digit in "def"]
+
+    def run_chain(functions: list[Compiled], calls: int) -> None:
+        resting, kept = values(11), []
+        for step in range(calls):
+            x, y = values(step), values(step + 1)
+            kept.append((x, y))
+            del kept[:-4]
+            torch.compiler.cudagraph_mark_step_begin()
+            results = [x]
+            for place, function in enumerate(functions):
+                inputs = [*results, y if place == 0 else resting, W]
+                results.clear()
+                results = function.function(inputs)
+            expected = x
+            for place in range(3):
+                expected = 2 * expected + (y if place == 0 else resting) * W
+            assert torch.equal(results[0], expected), step
+            del results
+
+    functions = chain()
+    run_chain(functions, 1500)
+    found = [selection(one) for one in functions]
+    assert {(one.state, one.group, one.functions) for one in found} == {("decided", found[0].group, 3)}
+    again = chain()
+    run_chain(again, 900)
+    for one in map(selection, again):
+        assert (one.state, one.kept, one.source, one.voided) == ("decided", found[0].kept, "stored", ())
 
 
 @pytest.mark.parametrize("plain", [5e-6, 50e-6])

@@ -92,9 +92,11 @@ class Served:
         if found is None:
             return
         self.stored = found
-        # Of another one's inputs it is known whether they moved, if an iteration does not begin with this function.
-        self._circumstances.moving = found.moving if found.leads else None
-        self._leader = member.serial
+        if (
+            found.leads
+        ):  # where an iteration begins it is looked for all of them; of others it is not known if they moved
+            self._circumstances.moving = found.moving
+            self._leader = member.serial
         self._take(Decision(found.kept, found.outcome, (), frozenset()))
 
     def _follow(self, other: Served) -> None:
