@@ -235,6 +235,14 @@ def test_geometric_means_count_their_workloads():
     assert shown["graph", "compile", False].count == 3
 
 
+def test_rows_of_several_ranks_are_in_no_mean_of_workloads():
+    run = workloads_run()
+    cells = [one.model_copy(update={"tp": 1}) if one.workload == "C" else one for one in run.cells]
+    means = compare.mean_speedups(compare.compare(run_of(*cells)))
+    assert means
+    assert {mean.mean.count for mean in means} == {2}
+
+
 def test_where_modes_lack_workloads_means_are_also_given_over_the_common_ones():
     means = compare.mean_speedups(compare.compare(workloads_run(lacking="C")))
     shown = {(one.mode, one.common): one.mean for one in means if one.metric is TimeKind.LATENCY}

@@ -166,13 +166,14 @@ def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: T
 def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
     """Geometric means over workloads per mode, baseline and metric, in the order of the comparisons.
 
-    Each is given over all workloads that both modes have, ratios of other kernels left out. Where the modes of one
-    baseline and metric differ in that, each also has one over the workloads that all of these modes have, as only those
-    can be set side by side; a mode without a single result is left out of this.
+    Each is given over all workloads that both modes have. Ratios of other kernels are left out, and so are tensor
+    parallel rows: there one workload has a row for each number of ranks. Where the modes of one baseline and metric
+    differ in their workloads, each also has a mean over those that all of these modes have, as only such means can be
+    set side by side; a mode without a single result is left out of this.
     """
     ratios: dict[tuple[str, TimeKind], dict[str, dict[str, stats.Ratio]]] = {}
     for item in comparisons:
-        if item.ratio is not None and item.is_gain:
+        if item.ratio is not None and item.is_gain and item.cell.tp is None:
             modes = ratios.setdefault((item.baseline, item.metric), {})
             modes.setdefault(item.cell.mode, {})[cell_label(item.cell)] = item.ratio
     means = []
