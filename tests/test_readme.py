@@ -11,7 +11,7 @@ import typer.main
 from suite.cli import app
 from suite.modes import MODES
 from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables
-from suite.report.load import load_explanations, load_runs
+from suite.report.load import Run, load_explanations, load_runs
 from suite.report.readme import generated_part
 from suite.report.table import to_markdown
 from suite.store import RECORDED, REPOSITORY, list_runs
@@ -50,9 +50,15 @@ def test_the_table_of_times_is_that_of_the_recorded_runs_and_without_one_nothing
     assert part.strip() == expected.strip(), RENEW
 
 
-def test_the_table_of_the_readme_is_that_of_the_newest_recorded_run() -> None:
-    of_one_gpu = [path for path in list_runs(RECORDED) if any(row.tp is None for row in load_runs([path]).cells)]
-    run = load_runs([of_one_gpu[-1]])
+def mostly_decided(run: Run) -> bool:
+    """Whether a run of workloads on one GPU says of most of them how Encore compares, for the same kernels ran."""
+    of_encore = [item for item in compare.compare(run) if (item.cell.mode, item.baseline) == ("encore", "compile")]
+    of_one_gpu = [item for item in of_encore if item.cell.tp is None]
+    return 2 * sum(item.verdict is not None for item in of_one_gpu) > len(of_one_gpu)
+
+
+def test_the_table_of_the_readme_is_that_of_the_newest_recorded_run_that_decides() -> None:
+    run = [run for path in list_runs(RECORDED) if mostly_decided(run := load_runs([path]))][-1]
     expected = to_markdown(speedup_tables.headline(run, compare.compare(run)), provenance.of_run(run))
     assert generated_part(README, "headline").strip() == expected.strip(), "encore report RUN --readme README.md"
 
