@@ -318,6 +318,9 @@ class EncoreManager(PoolManager):
             return function(new_inputs)
         replayed = self._checkpoint_due
         self._histories_forgotten()
+        # A recording that is not replayed again, since a model is gone, would keep the parameters of its last call.
+        for node in (self.roots if self.current_node is None else self.current_node.children)[function_id]:
+            node.forget_own_histories()
         self._apply_due_checkpoint()
         function.callers = self._callers
         if in_a_process_group() and (function.code().collective or function.code().opaque):

@@ -162,9 +162,12 @@ class EncoreNode(ResultsNode):
             for index in self.non_static_input_idx
             if isinstance(inputs[index], torch.Tensor)
         }
+        fixed = {index: inputs[index] for index in self.non_managed_static_input_idxs}
+        fixed = {index: value for index, value in fixed.items() if isinstance(value, torch.Tensor)}
         with uncollected():
             outputs = super()._record(model, inputs)
         require_replayable(outputs)
+        self.let_go_of_inputs(fixed)
         returned = {reference.cdata: index for index, reference in placeholders.items()}
         for position, output in enumerate(outputs):
             if isinstance(output, torch.Tensor) and output.untyped_storage().data_ptr():
@@ -249,14 +252,18 @@ class EncoreNode(ResultsNode):
         self.replays += 1
         self.full_replays += 1
         self.copied_bytes += self.copied_per_replay
+        returned = {index: new_inputs[index] for _, index, _ in self.returned_in_place}
         if not self._active:
-            return super().run(new_inputs)
-        session = self._session
-        assert session is not None
-        try:
-            return session.run(new_inputs, super().run)
-        finally:
-            self._active = session.active
+            outputs = super().run(new_inputs)
+        else:
+            session = self._session
+            assert session is not None
+            try:
+                outputs = session.run(new_inputs, super().run)
+            finally:
+                self._active = session.active
+        self.of_this_call(outputs, returned)
+        return outputs
 
     def look_at_session(self) -> None:
         """To be called when something else than a call of this node changed the state of its session."""

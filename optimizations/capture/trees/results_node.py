@@ -15,6 +15,12 @@ that call.
 Note [Results that were changed]. The tensor objects that replays hand out again and again are also the caller's, who
 may have given one another shape, other memory or a history in place. `handed_out` finds those, and they are made again:
 when they are to be handed out the next time, and when somebody asks whether one is held that lies elsewhere by now.
+
+Note [Parameters that are returned]. A forward returns the parameters that its backward reads. Their addresses are those
+of the recording, so stock hands out the tensor objects of the recording, and keeps them alive. But another object may
+stand for the same memory by now (`Parameter(old.data)`). Autograd notices by the version of the very object that a
+parameter was written before the backward, and the old object may have been given other memory: the gradient would be
+wrong without a word. So each replay hands out the tensors of its own call, and none of the recording's is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +45,9 @@ class ResultsNode(CUDAGraphNode):
     """A node of CUDAGraph Trees that makes results again which their holders have changed."""
 
     _handed_out: HandedOut | None = None
+    returned_in_place: Sequence[tuple[int, int, bool]] = ()
+    """Outputs in the memory of an input at a fixed address: the place, the input, and whether it is the input itself.
+    Note [Parameters that are returned]."""
 
     @property
     def function(self) -> RecordableFunction:
@@ -72,13 +81,19 @@ class ResultsNode(CUDAGraphNode):
         """Let go of the backwards that results on the path refer to which nobody holds. Whether there was any."""
         found = False
         for node in self._path_from_root:
-            cached = node.cached_tensor_outputs
-            for place in range(len(cached)):  # an iterator would hold what it gives out
-                has_history = cached[place] is not None and cached[place].grad_fn is not None
-                if has_history and nobody_holds(cached, place):
-                    with torch_internals.disable_current_modes():
-                        cached[place].detach_()
-                    found = True
+            found |= node.forget_own_histories()
+        return found
+
+    def forget_own_histories(self) -> bool:
+        """The same for the results of this node alone."""
+        found = False
+        cached = self.cached_tensor_outputs
+        for place in range(len(cached)):  # an iterator would hold what it gives out
+            has_history = cached[place] is not None and cached[place].grad_fn is not None
+            if has_history and nobody_holds(cached, place):
+                with torch_internals.disable_current_modes():
+                    cached[place].detach_()
+                found = True
         return found
 
     # Handing them out
@@ -102,6 +117,29 @@ class ResultsNode(CUDAGraphNode):
         """As stock's; what a caller changed of a result is not there the next time."""
         self._restore_results()
         return super().reconstruct_outputs()
+
+    def let_go_of_inputs(self, fixed: Mapping[int, torch.Tensor]) -> None:
+        """To be called once recorded, with the inputs at fixed addresses. Note [Parameters that are returned]."""
+        found = []
+        same = {id(value): index for index, value in fixed.items()}
+        near: dict[int, list[int]] = {}
+        for index, value in fixed.items():
+            near.setdefault(value.untyped_storage()._cdata, []).append(index)
+        for place, output in enumerate(self.static_output_tensors):
+            if output is None:
+                continue
+            owner = same.get(id(output))
+            if owner is None and output.untyped_storage().data_ptr():
+                owner = _lies_in(output, fixed, near.get(output.untyped_storage()._cdata, ()))
+            if owner is not None:
+                found.append((place, owner, output is fixed[owner]))
+                self.static_output_tensors[place] = self.borrowed(output)
+        self.returned_in_place = found
+
+    def of_this_call(self, outputs: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
+        """Put a call's own tensors in the place of those that were recorded. Note [Parameters that are returned]."""
+        for place, index, is_input in self.returned_in_place:
+            outputs[place] = inputs[index] if is_input else _at_its_address(outputs[place], inputs[index])
 
     def _restore_results(self) -> None:
         """Make tensors again that a caller did something to beyond their values. Note [Results that were changed]."""
@@ -184,6 +222,20 @@ def _unused(reference: weakref.ref[ResultsNode], place: int) -> bool:
     """Notes [Held for a backward] and [Results that were changed]."""
     node = reference()
     return node is not None and node.is_unused(place)
+
+
+def _lies_in(output: torch.Tensor, inputs: Mapping[int, torch.Tensor], near: Sequence[int]) -> int | None:
+    """Which input of those that share its storage an output lies in the memory of."""
+    before = [index for index in near if inputs[index].data_ptr() <= output.data_ptr()]
+    return max(before or near, key=lambda index: inputs[index].data_ptr(), default=None)
+
+
+def _at_its_address(output: torch.Tensor, caller: torch.Tensor) -> torch.Tensor:
+    """An output that lies in the memory of an input, over the storage that the caller has there."""
+    storage = caller.untyped_storage()
+    start = (output.data_ptr() - storage.data_ptr()) // output.element_size()
+    made = torch.empty(0, dtype=output.dtype, device=output.device)
+    return made.set_(storage, start, output.shape, output.stride())
 
 
 _hooks = operator.attrgetter("_backward_hooks")
