@@ -1,7 +1,8 @@
 """Compile caches for trials, beside those of what is measured: what a trial tunes must not decide what is measured.
 
 All processes of all modes of a workload share them. A workload whose results are never twice the same is tried in each
-process, and only the first ones have to compile for it.
+process, and only the first ones have to compile for it. A first process runs its trial before it marks its graphs with
+its mode's name, a later one after that; so trials have a mark of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from optimizations import torch_internals
+from optimizations.torch_internals.graph_keys import graphs_marked
 from suite.compile_cache import INDUCTOR, TRITON
 
 TRIAL = "trial"
@@ -25,7 +27,8 @@ def trial_cache(cache: Path) -> Iterator[None]:
     torch_internals.clear_caches()
     os.environ |= {name: str(folder) for name, folder in used.items()}
     try:
-        yield
+        with graphs_marked(TRIAL):
+            yield
     finally:
         for name, value in before.items():
             if value is None:

@@ -270,6 +270,22 @@ def test_trials_share_caches_that_are_not_those_of_what_is_measured(cell, monkey
     assert counters["inductor"]["fxgraph_cache_hit"] == 0 < counters["inductor"]["fxgraph_cache_miss"]
 
 
+def test_the_trial_of_a_later_process_finds_what_the_first_compiled_for_its_own(cell, monkeypatch, tmp_path):
+    """A later process has marked its graphs with the name of its mode before it knows that it needs a trial."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    spec = {"cache_dir": str(tmp_path)}
+    cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec=spec).build()
+    spec |= {"known_digests": ["other", "bits"]}
+    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec=spec)
+    live.build()
+    live.compile(CompileConditions.WARM)
+    mark = torch_internals.inductor_config.aot_inductor.metadata
+    counters.clear()
+    live._run_reference()
+    assert counters["inductor"]["fxgraph_cache_hit"] > 0 == counters["inductor"]["fxgraph_cache_miss"]
+    assert torch_internals.inductor_config.aot_inductor.metadata == mark, "what is compiled next is the mode's again"
+
+
 def test_warm_up_goes_on_until_every_input_set_was_replayed(cell, monkeypatch):
     """However few iterations are asked for: two calls come before the first replay."""
     calls = []

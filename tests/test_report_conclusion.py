@@ -51,6 +51,24 @@ def test_a_mean_whose_interval_holds_one_is_about_as_fast():
     assert result.sentence.startswith("Encore (indirection) is about as fast as stock CUDA graphs over 1 workload (")
 
 
+def test_tensor_parallel_rows_are_not_counted_with_the_mean_and_are_not_called_other_kernels():
+    """They are in no mean: a missing mean says nothing about kernels then."""
+    split = [one.model_copy(update={"tp": 2}) for one in pair("XLNET-I", 50.0, 100.0)]
+    assert concluded(*split).sentence == (
+        "No mean tells whether Encore (indirection) is faster than stock CUDA graphs: all rows are of workloads split "
+        "over GPUs."
+    )
+    both = concluded(*pair("EOS", 100.0, 50.0), *split)
+    assert "over 1 workload " in both.sentence and both.sentence.endswith("faster in 1.")
+
+
+def test_without_any_ratio_nothing_is_said_of_kernels():
+    cells = pair("EOS", 100.0, 50.0)
+    result = concluded(*cells[:2], failed_cell("EOS", "indirection", Status.CRASH))
+    assert text_of("There is no ratio", result) is not None and text_of("0 of 0 ratios", result) is None
+    assert result.trust is Trust.NO and result.sentence.endswith("1 of 1 workloads have no result.")
+
+
 def test_ratios_of_other_kernels_give_no_sentence_about_speed():
     other = metrics().model_copy(update={"kernels": {"triton_poi_fused_0 grid 4 block 256": 1}})
     cells = [measured("EOS", "compile", 200.0), measured("EOS", "graph", 100.0), cell("EOS", "indirection", 50.0)]

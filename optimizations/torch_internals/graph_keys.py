@@ -11,9 +11,19 @@ Checked on PyTorch 2.11.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from optimizations import torch_internals
 
 
 def mark_graphs(owner: str) -> None:
     """From now on, find only compiled graphs that were compiled under the same mark. Kernels are found by all."""
     torch_internals.inductor_config.aot_inductor.metadata = {"owner": owner}
+
+
+@contextmanager
+def graphs_marked(owner: str) -> Iterator[None]:
+    """The same inside the block only: behind it the mark is what it was."""
+    with torch_internals.inductor_config.patch({"aot_inductor.metadata": {"owner": owner}}):
+        yield

@@ -111,13 +111,16 @@ def _sentence(run: Run, mode: str | None, baseline: str, items: Sequence[Compari
         return f"Nothing can be compared: the run has {len(run.cells)} cells in {len(run.modes)} modes."
     stock = "stock CUDA graphs" if baseline == GRAPH_MODE else f"mode {baseline}"
     ours = f"Encore ({mode})" if MODES[mode].is_encores else f"Mode {mode}"
+    items = [item for item in items if item.cell.tp is None]  # as in means
+    if not items:
+        return f"No mean tells whether {ours} is faster than {stock}: all rows are of workloads split over GPUs."
     gains = [item for item in items if item.is_gain]
     if not gains or mean is None:
         withdrawn = sum(item.ratio is not None for item in items)
         none = sum(item.ratio is None for item in items)
         reasons = [
             f"in {withdrawn} of {len(items)} workloads the two may have run other kernels" if withdrawn else "",
-            f"{none} have no result" if none else "",
+            f"{none} of {len(items)} workloads have no result" if none else "",
         ]
         return f"It cannot be told whether {ours} is faster than {stock}: {', '.join(filter(None, reasons))}."
     counts = Counter(item.verdict for item in gains)
@@ -154,7 +157,9 @@ def _points(run: Run, items: Sequence[Comparison]) -> Iterator[Point]:
     same = [item for item in compared if item.is_gain]
     yield Point(
         len(same) == len(compared) and bool(same),
-        f"In {len(same)} of {len(compared)} ratios both sides are known to run the same kernels",
+        f"In {len(same)} of {len(compared)} ratios both sides are known to run the same kernels"
+        if compared
+        else "There is no ratio whose kernels could be looked at",
         decisive=not same,
     )
     decided = [item for item in same if item.verdict not in (None, Verdict.AMBG)]
