@@ -56,7 +56,7 @@ def over_the_same_memory(net: Net) -> list[nn.Parameter]:
 
 def saved_in_place() -> list[bool]:
     (manager,) = managers()
-    return [is_input for node in manager.nodes() for _, _, is_input in node.returned_in_place]
+    return [one.is_input for node in manager.nodes() for one in node.returned_in_place.found]
 
 
 @pytest.mark.parametrize("lean", [True, False])

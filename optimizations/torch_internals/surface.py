@@ -44,6 +44,7 @@ SUBCLASSED = (
             "create_storage": ("self", "metadata"),
             "parent": None,
             "path_live_weakrefs": ("self",),
+            "prepare_alias_info_for_tensor_construction": ("self", "out_alias_info", "metadata"),
             "reconstruct_outputs": ("self",),
             "remove_node_cached_tensors": ("self",),
             "run": ("self", "new_inputs"),

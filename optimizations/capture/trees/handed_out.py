@@ -31,6 +31,13 @@ MOST_LAID_OUT = 8
 """How often looks are laid out for one recording; what keeps changing is compared in Python."""
 
 
+def choosing(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function that gives the values at these places, in one call."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda values: tuple(values[place] for place in places)
+
+
 class HandedOut:
     """How tensors of one recording look that nobody changed. Holds none of them.
 
@@ -42,6 +49,7 @@ class HandedOut:
     def __init__(self, results: Sequence[torch.Tensor | None], direction: Direction) -> None:
         self._places = [place for place, result in enumerate(results) if result is not None]
         self._all = len(self._places) == len(results)
+        self._chosen = choosing(self._places)
         self._has_histories = direction == "forward"
         # Note [What is attached to results]
         self._seen = set() if self._has_histories else set(self._places)
@@ -57,7 +65,7 @@ class HandedOut:
         """The places of those that are not as they were, in the list that keeps them."""
         looks = self._looks
         if looks and torch_internals.data_ptrs_equal(results, self._addresses, self._places):
-            chosen = results if self._all else [results[place] for place in self._places]
+            chosen = results if self._all else self._chosen(results)
             for look in looks:
                 if look(*chosen):
                     if not self._anything_attached(results, self._seen):

@@ -298,9 +298,7 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
             chosen.graph.replay()
             if tracker is not None and tracker.pending:
                 tracker.launched()
-            outputs: list[Any] = node.cached_results()
-            if node.returned_in_place:
-                node.of_this_call(outputs, inputs)
+            outputs: list[Any] = node.cached_results(inputs)
             inputs.clear()
             if is_forward:
                 manager.running_forwards_with_pending_backwards = True

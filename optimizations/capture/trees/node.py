@@ -252,7 +252,7 @@ class EncoreNode(ResultsNode):
         self.replays += 1
         self.full_replays += 1
         self.copied_bytes += self.copied_per_replay
-        returned = {index: new_inputs[index] for _, index, _ in self.returned_in_place}
+        returned = {one.input: new_inputs[one.input] for one in self.returned_in_place.found}
         if not self._active:
             outputs = super().run(new_inputs)
         else:
@@ -262,7 +262,7 @@ class EncoreNode(ResultsNode):
                 outputs = session.run(new_inputs, super().run)
             finally:
                 self._active = session.active
-        self.of_this_call(outputs, returned)
+        self.returned_in_place.hand_out(outputs, returned)
         return outputs
 
     def look_at_session(self) -> None:

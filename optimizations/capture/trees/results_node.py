@@ -15,12 +15,6 @@ that call.
 Note [Results that were changed]. The tensor objects that replays hand out again and again are also the caller's, who
 may have given one another shape, other memory or a history in place. `handed_out` finds those, and they are made again:
 when they are to be handed out the next time, and when somebody asks whether one is held that lies elsewhere by now.
-
-Note [Parameters that are returned]. A forward returns the parameters that its backward reads. Their addresses are those
-of the recording, so stock hands out the tensor objects of the recording, and keeps them alive. But another object may
-stand for the same memory by now (`Parameter(old.data)`). Autograd notices by the version of the very object that a
-parameter was written before the backward, and the old object may have been given other memory: the gradient would be
-wrong without a word. So each replay hands out the tensors of its own call, and none of the recording's is kept.
 """
 
 from __future__ import annotations
@@ -28,15 +22,16 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.capture.trees.function import RecordableFunction
-from optimizations.capture.trees.handed_out import HandedOut
+from optimizations.capture.trees.handed_out import HandedOut, choosing
 from optimizations.capture.trees.lean import MANY, Many, Reference, nobody_holds, rearranged
+from optimizations.capture.trees.returned import ReturnedInPlace, found_in
 
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
 
@@ -45,9 +40,15 @@ class ResultsNode(CUDAGraphNode):
     """A node of CUDAGraph Trees that makes results again which their holders have changed."""
 
     _handed_out: HandedOut | None = None
-    returned_in_place: Sequence[tuple[int, int, bool]] = ()
-    """Outputs in the memory of an input at a fixed address: the place, the input, and whether it is the input itself.
-    Note [Parameters that are returned]."""
+    returned_in_place = ReturnedInPlace()
+    _kept: Callable[[Any], tuple[Any, ...]] | None = None
+    """Gives the kept tensors of a list of outputs; None where stock has to look at each output."""
+    _kept_when_found: Sequence[bool] = ()
+    """What `unaliased_in_all_paths` was when that was found out."""
+    _constant: Sequence[tuple[int, Any]] = ()
+    """Outputs that are the same in each call, and no kept tensors: their places and what they are."""
+    _made: Sequence[int] = ()
+    """Places of outputs that share memory with others. As in stock, each call gets new tensors."""
 
     @property
     def function(self) -> RecordableFunction:
@@ -98,20 +99,39 @@ class ResultsNode(CUDAGraphNode):
 
     # Handing them out
 
-    def cached_results(self) -> list[Any]:
-        """The outputs of a replay, as `reconstruct_outputs` gives them."""
+    def cached_results(self, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs of a replay on `inputs`, as `reconstruct_outputs` gives them, and the call's own parameters."""
         cached: list[Any] = self.cached_tensor_outputs
-        if not cached or False in self.unaliased_in_all_paths:
+        kept = self._kept
+        if not cached or kept is None or self.unaliased_in_all_paths != self._kept_when_found:
             results: list[Any] = self.reconstruct_outputs()
+            self.returned_in_place.hand_out(results, inputs)
             return results
         handed_out = self._handed_out
         if handed_out is not None and handed_out.changed(cached):
             self._restore_results()
         # In inference a hook shows as a gradient that is required.
-        if self.function.direction != "inference" and list(map(_hooks, cached)).count(None) != len(cached):
-            for output in cached:
-                output._backward_hooks = None
-        return cached.copy()
+        if self.function.direction != "inference":
+            tensors = kept(cached)
+            if list(map(_hooks, tensors)).count(None) != len(tensors):
+                for output in tensors:
+                    output._backward_hooks = None
+            del tensors
+        results = cached.copy()
+        for place, value in self._constant:
+            results[place] = value
+        for place in self._made:
+            self._make(place, results)
+        self.returned_in_place.hand_out(results, inputs)
+        return results
+
+    def _make(self, place: int, results: list[Any]) -> None:
+        """Put an output there that shares memory with one before it, or with another recording's, as stock does."""
+        metadata = self.outputs_metadata[place]
+        owner = self.prepare_alias_info_for_tensor_construction(self.output_storage_alias[place], metadata)
+        storage = results[owner].untyped_storage() if isinstance(owner, int) else owner
+        results[place] = made = self._reconstruct_from_tensor_metadata(metadata, storage)
+        self.outputs_weakrefs[place].swap_weakref(made.untyped_storage()._weak_ref())
 
     def reconstruct_outputs(self) -> Any:
         """As stock's; what a caller changed of a result is not there the next time."""
@@ -120,26 +140,9 @@ class ResultsNode(CUDAGraphNode):
 
     def let_go_of_inputs(self, fixed: Mapping[int, torch.Tensor]) -> None:
         """To be called once recorded, with the inputs at fixed addresses. Note [Parameters that are returned]."""
-        found = []
-        same = {id(value): index for index, value in fixed.items()}
-        near: dict[int, list[int]] = {}
-        for index, value in fixed.items():
-            near.setdefault(value.untyped_storage()._cdata, []).append(index)
-        for place, output in enumerate(self.static_output_tensors):
-            if output is None:
-                continue
-            owner = same.get(id(output))
-            if owner is None and output.untyped_storage().data_ptr():
-                owner = _lies_in(output, fixed, near.get(output.untyped_storage()._cdata, ()))
-            if owner is not None:
-                found.append((place, owner, output is fixed[owner]))
-                self.static_output_tensors[place] = self.borrowed(output)
-        self.returned_in_place = found
-
-    def of_this_call(self, outputs: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
-        """Put a call's own tensors in the place of those that were recorded. Note [Parameters that are returned]."""
-        for place, index, is_input in self.returned_in_place:
-            outputs[place] = inputs[index] if is_input else _at_its_address(outputs[place], inputs[index])
+        self.returned_in_place = found_in(self.static_output_tensors, fixed)
+        for one in self.returned_in_place.found:
+            self.static_output_tensors[one.output] = self.borrowed(self.static_output_tensors[one.output])
 
     def _restore_results(self) -> None:
         """Make tensors again that a caller did something to beyond their values. Note [Results that were changed]."""
@@ -183,10 +186,30 @@ class ResultsNode(CUDAGraphNode):
                 unused = functools.partial(_unused, weakref.ref(self), place)
                 self.outputs_weakrefs[place].extra_ref_check = unused
         self._handed_out = HandedOut(self.cached_tensor_outputs, self.function.direction)
+        self._sort_places()
+
+    def _sort_places(self) -> None:
+        """By what a call hands out there."""
+        kept = [place for place, tensor in enumerate(self.cached_tensor_outputs) if tensor is not None]
+        known = {*kept, *(one.output for one in self.returned_in_place.found if one.is_input)}
+        constant: list[tuple[int, Any]] = []
+        made = []
+        for place, metadata in enumerate(self.outputs_metadata):
+            if place in known:
+                continue
+            if not isinstance(metadata, dict):
+                constant.append((place, metadata))
+            elif self.static_output_tensors[place] is not None:
+                constant.append((place, self.static_output_tensors[place]))
+            else:
+                made.append(place)
+        self._kept, self._constant, self._made = choosing(kept), constant, made
+        self._kept_when_found = list(self.unaliased_in_all_paths)
 
     def remove_node_cached_tensors(self) -> None:
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
-        self._handed_out = None
+        self._handed_out = self._kept = None
+        self._constant = self._made = ()
         rearranged()
         super().remove_node_cached_tensors()
 
@@ -222,20 +245,6 @@ def _unused(reference: weakref.ref[ResultsNode], place: int) -> bool:
     """Notes [Held for a backward] and [Results that were changed]."""
     node = reference()
     return node is not None and node.is_unused(place)
-
-
-def _lies_in(output: torch.Tensor, inputs: Mapping[int, torch.Tensor], near: Sequence[int]) -> int | None:
-    """Which input of those that share its storage an output lies in the memory of."""
-    before = [index for index in near if inputs[index].data_ptr() <= output.data_ptr()]
-    return max(before or near, key=lambda index: inputs[index].data_ptr(), default=None)
-
-
-def _at_its_address(output: torch.Tensor, caller: torch.Tensor) -> torch.Tensor:
-    """An output that lies in the memory of an input, over the storage that the caller has there."""
-    storage = caller.untyped_storage()
-    start = (output.data_ptr() - storage.data_ptr()) // output.element_size()
-    made = torch.empty(0, dtype=output.dtype, device=output.device)
-    return made.set_(storage, start, output.shape, output.stride())
 
 
 _hooks = operator.attrgetter("_backward_hooks")

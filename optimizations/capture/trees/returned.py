@@ -1,0 +1,82 @@
+"""Outputs of a graph that are inputs at fixed addresses, or lie in their memory: parameters that a backward reads.
+
+Note [Parameters that are returned]. A forward returns the parameters that its backward reads. Their addresses are those
+of the recording, so stock hands out the tensor objects of the recording, and keeps them alive. But another object may
+stand for the same memory by now (`Parameter(old.data)`). Autograd notices by the version of the very object that a
+parameter was written before the backward, and the old object may have been given other memory: the gradient would be
+wrong without a word. So each replay hands out the tensors of its own call, and none of the recording's is kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from optimizations.capture.trees.handed_out import choosing
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """An output in the memory of an input: their places, and whether it is the input itself."""
+
+    output: int
+    input: int
+    is_input: bool
+
+
+class ReturnedInPlace:
+    """The outputs of one recording that lie in inputs at fixed addresses, in the order of their places."""
+
+    def __init__(self, found: Sequence[InPlace] = ()) -> None:
+        self.found = tuple(found)
+        self._views = [one for one in self.found if not one.is_input]
+        self._same: list[tuple[slice, Callable[[Any], tuple[Any, ...]]]] = []
+        # What is saved for a backward begins with inputs, so that most are neighbours and moved by one call.
+        same = (one for one in self.found if one.is_input)
+        for _, neighbours in itertools.groupby(enumerate(same), lambda pair: pair[1].output - pair[0]):
+            run = [one for _, one in neighbours]
+            places = slice(run[0].output, run[-1].output + 1)
+            self._same.append((places, choosing([one.input for one in run])))
+
+    def hand_out(self, outputs: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
+        """Put a call's own tensors in the place of those that were recorded. Note [Parameters that are returned]."""
+        for places, chosen in self._same:
+            outputs[places] = chosen(inputs)
+        for one in self._views:
+            outputs[one.output] = _at_its_address(outputs[one.output], inputs[one.input])
+
+
+def found_in(outputs: Sequence[torch.Tensor | None], fixed: Mapping[int, torch.Tensor]) -> ReturnedInPlace:
+    """Which of the recorded `outputs` lie in inputs at fixed addresses, given as they were recorded, by index."""
+    same = {id(value): index for index, value in fixed.items()}
+    near: dict[int, list[int]] = {}
+    for index, value in fixed.items():
+        near.setdefault(value.untyped_storage()._cdata, []).append(index)
+    found = []
+    for place, output in enumerate(outputs):
+        if output is None:
+            continue
+        owner = same.get(id(output))
+        if owner is None and output.untyped_storage().data_ptr():
+            owner = _lies_in(output, fixed, near.get(output.untyped_storage()._cdata, ()))
+        if owner is not None:
+            found.append(InPlace(place, owner, output is fixed[owner]))
+    return ReturnedInPlace(found)
+
+
+def _lies_in(output: torch.Tensor, inputs: Mapping[int, torch.Tensor], near: Sequence[int]) -> int | None:
+    """Which input of those that share its storage an output lies in the memory of."""
+    before = [index for index in near if inputs[index].data_ptr() <= output.data_ptr()]
+    return max(before or near, key=lambda index: inputs[index].data_ptr(), default=None)
+
+
+def _at_its_address(output: torch.Tensor, caller: torch.Tensor) -> torch.Tensor:
+    """An output that lies in the memory of an input, over the storage that the caller has there."""
+    storage = caller.untyped_storage()
+    start = (output.data_ptr() - storage.data_ptr()) // output.element_size()
+    made = torch.empty(0, dtype=output.dtype, device=output.device)
+    return made.set_(storage, start, output.shape, output.stride())
