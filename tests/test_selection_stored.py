@@ -126,11 +126,16 @@ def test_inputs_of_a_later_function_may_begin_to_move_and_stop(make: Any, cuda_o
     assert prices.timed == timed
 
 
-def test_a_chain_of_three_is_served_by_its_stored_verdict(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
-    """Each is joined to the one before when its graph is recorded, and only the first one's inputs move."""
+@pytest.mark.parametrize("digits", ["def", "ddd", "dde"])
+@pytest.mark.parametrize(("plain", "kept"), [(50e-6, "copy"), (5e-6, "none")])
+def test_a_chain_of_three_is_served_by_its_stored_verdict(
+    make: Any, cuda_on_cpu: CudaOnCpu, digits: str, plain: float, kept: str
+) -> None:
+    """Each is joined to the one before when its graph is recorded, and only the first one's inputs move. Functions may
+    be alike, as layers are that were compiled one by one."""
 
     def chain() -> list[Compiled]:
-        return [make(model=Model(cuda_on_cpu), digest=digit * 64, plain=50e-6)[1] for digit in "def"]
+        return [make(model=Model(cuda_on_cpu), digest=digit * 64, plain=plain)[1] for digit in digits]
 
     def run_chain(functions: list[Compiled], calls: int) -> None:
         resting, kept = values(11), []
@@ -153,11 +158,11 @@ def test_a_chain_of_three_is_served_by_its_stored_verdict(make: Any, cuda_on_cpu
     functions = chain()
     run_chain(functions, 1500)
     found = [selection(one) for one in functions]
-    assert {(one.state, one.group, one.functions) for one in found} == {("decided", found[0].group, 3)}
+    assert {(one.state, one.kept, one.group, one.functions) for one in found} == {("decided", kept, found[0].group, 3)}
     again = chain()
     run_chain(again, 900)
     for one in map(selection, again):
-        assert (one.state, one.kept, one.source, one.voided) == ("decided", found[0].kept, "stored", ())
+        assert (one.state, one.kept, one.source, one.voided) == ("decided", kept, "stored", ())
 
 
 @pytest.mark.parametrize("plain", [5e-6, 50e-6])
@@ -173,3 +178,26 @@ def test_a_stored_verdict_on_several_is_void_where_inputs_of_the_first_rest_now(
     one, other = selection(first), selection(second)
     assert prices.timed > timed
     assert (one.group, one.state, one.source) == (other.group, "decided", "measured")
+
+
+def test_of_functions_that_are_alike_none_is_known_to_lead(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
+    """The file of both would say it of the other one too, whose inputs rest."""
+
+    def both() -> tuple[Compiled, Compiled]:
+        second, first = (make(model=Model(cuda_on_cpu), digest="d" * 64, plain=5e-6)[1] for _ in range(2))
+        torch.compiler.cudagraph_mark_step_begin()
+        second.function([values(1), values(2), W])
+        return first, second
+
+    run_apart(*both(), 900)
+    first, second = both()
+    fixed = values(11)
+    for step in range(900):
+        x, y = values(step), values(step + 1)
+        torch.compiler.cudagraph_mark_step_begin()
+        first.function([x, y, W])
+        (result,) = second.function([fixed, fixed, W])
+        assert torch.equal(result, 2 * fixed + fixed * W), step
+        del result
+    for one in (selection(first), selection(second)):
+        assert (one.state, one.kept, one.source, one.voided) == ("decided", "none", "stored", ())
