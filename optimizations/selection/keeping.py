@@ -37,8 +37,8 @@ def stored_together(members: Sequence[Member], candidates: Sequence[str]) -> Sto
 def store(members: Sequence[Member], selector: Selector, *, leader: int | None, moving: bool) -> str | None:
     """Store the verdict that `selector` reached on functions together. Why it is not stored; None where it is.
 
-    `leader` is the serial of the one that an iteration begins with, `moving` whether its inputs move. Functions that are
-    alike have one verdict, which cannot say it of one of them.
+    `leader` is the serial of the one that an iteration begins with, `moving` whether its inputs move. Functions that
+    are alike have one verdict, which cannot say it of one of them.
     """
     assert selector.decision is not None
     decision, spent = selector.decision, selector.spent
