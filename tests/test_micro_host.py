@@ -46,7 +46,7 @@ def case(parameters: int, lean: bool | None = True) -> Case:
 def test_times_are_nested_and_a_bound_parameter_costs_next_to_nothing() -> None:
     before = {True: float("inf"), False: float("inf")}
     # The fastest and not the medians, and in turns: other work on the machine may take the caches away for a while.
-    for _ in range(6):
+    for _ in range(30):
         for lean in before:
             cost = measure(case(150, lean))
             assert (cost.parameters, cost.buffers, cost.lean) == (150, 0, lean)
