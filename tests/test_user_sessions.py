@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
-import torch._functorch.config as functorch_config
 from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
-from user_sessions import differences, run_session
-
-import optimizations
+from user_sessions import check_session
 
 __all__ = ["compiled_on_cpu"]
 
@@ -21,17 +17,6 @@ ACTIONS = 40
 def test_what_a_session_notes_is_eagers(
     compiled_on_cpu: CompiledOnCpu, seed: int, lean: bool, mark_steps: bool
 ) -> None:
-    expected = run_session(seed, lambda target: target, ACTIONS, mark_steps=mark_steps)
-    # Buffers that a backward may write over are PyTorch's reason to refuse retain_graph.
-    with functorch_config.patch(donated_buffer=False):
-        found = run_session(
-            seed,
-            lambda target: torch.compile(target, backend="encore", options={"lean": lean}),
-            ACTIONS,
-            reset=optimizations.reset,
-            mark_steps=mark_steps,
-        )
-    assert not differences(found, expected), found.said
-    assert found.said == expected.said
+    check_session(seed, ACTIONS, lean=lean, mark_steps=mark_steps)
     assert any(compiled_on_cpu.captures)
     assert compiled_on_cpu.cuda.replays

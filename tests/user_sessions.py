@@ -16,9 +16,12 @@ from typing import Any
 
 import binding_programs
 import torch
+import torch._functorch.config as functorch_config
 from binding_programs import EXCHANGES, Model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+import optimizations
 
 Compile = Callable[[Any], Callable[..., Any]]
 WIDTH = 4
@@ -95,6 +98,12 @@ def tensors_of(found: Any) -> list[torch.Tensor]:
     return [one for part in (found.values() if isinstance(found, dict) else found) for one in tensors_of(part)]
 
 
+def in_a_thread(target: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join()
+
+
 class Session:
     """`noted` are copies of what was seen; `said` the actions, for whoever reads a failure."""
 
@@ -112,6 +121,7 @@ class Session:
         self.pending: list[tuple[int, torch.Tensor]] = []
         self.gradients: list[torch.Tensor] = []
         self.chain = compile_(self.behind_each_other)
+        self.borrower = compile_(self.with_parameters)
         self.writer = compile_(written)
         self.lasting = [self.values(5), self.values(5)]
         self.hooks: list[Any] = []
@@ -165,6 +175,12 @@ class Session:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
 
+    def note_gradients(self, *indices: int) -> None:
+        self.note(*[gradient for index in indices for gradient in self.gradients_of(index)])
+
+    def gradients_of(self, index: int) -> list[torch.Tensor]:
+        return [parameter.grad for parameter in self.nets[index].parameters() if parameter.grad is not None]
+
     def which(self) -> int:
         return self.draw.randrange(len(self.nets))
 
@@ -184,6 +200,9 @@ class Session:
             x = tensors_of(net(x))[0]
         return x
 
+    def with_parameters(self, index: int, parameters: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
+        return torch.func.functional_call(self.nets[index], parameters, (x,))
+
     # Actions
 
     def infer(self) -> None:
@@ -201,9 +220,7 @@ class Session:
             with torch.no_grad():
                 found.extend(tensors_of(self.runs[index](x)))
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
+        in_a_thread(run)
         self.note(*found)
         self.keep(found)
 
@@ -211,9 +228,9 @@ class Session:
         index = self.which()
         for _ in range(self.draw.choice((1, 1, 1, 2, 3))):
             self.loss(index, self.input()).backward()
-        self.note(*[p.grad for p in self.nets[index].parameters() if p.grad is not None])
+        self.note_gradients(index)
         if self.draw.random() < 0.3:
-            self.gradients += [p.grad for p in self.nets[index].parameters() if p.grad is not None]
+            self.gradients += self.gradients_of(index)
         if self.draw.random() < 0.5 and not self.pending:
             self.optimizers[index].step()
         if self.draw.random() < 0.7:
@@ -224,7 +241,7 @@ class Session:
         one, other = self.which(), self.which()
         y = tensors_of(self.runs[one](self.input()))[0]
         self.loss(other, y).backward()
-        self.note(*[p.grad for index in (one, other) for p in self.nets[index].parameters() if p.grad is not None])
+        self.note_gradients(one, other)
 
     def forward_for_later(self) -> None:
         index = self.which()
@@ -238,7 +255,7 @@ class Session:
         loss.backward(retain_graph=again)
         if again:
             loss.backward()
-        self.note(loss, *[p.grad for p in self.nets[index].parameters() if p.grad is not None])
+        self.note(loss, *self.gradients_of(index))
 
     def forget_a_forward(self) -> None:
         if self.pending:
@@ -350,7 +367,7 @@ class Session:
         self.note(found)
         if found.requires_grad:
             found.sum().backward()
-            self.note(*[p.grad for net in self.nets for p in net.parameters() if p.grad is not None])
+            self.note_gradients(*range(len(self.nets)))
         else:
             self.keep([found])
 
@@ -375,7 +392,7 @@ class Session:
                 states.append(state)
             if state.requires_grad:
                 torch.stack(states).square().mean().backward()
-                self.note(*[p.grad for p in self.nets[index].parameters() if p.grad is not None])
+                self.note_gradients(index)
         self.note(*states)
         self.keep([one.detach() for one in states])
 
@@ -384,15 +401,13 @@ class Session:
             total = torch.stack([loss for _, loss in self.pending]).sum()
             self.pending.clear()
             total.backward()
-            self.note(*[p.grad for net in self.nets for p in net.parameters() if p.grad is not None])
+            self.note_gradients(*range(len(self.nets)))
 
     def backward_in_a_thread(self) -> None:
         if self.pending:
             index, loss = self.pending.pop()
-            thread = threading.Thread(target=loss.backward)
-            thread.start()
-            thread.join()
-            self.note(*[p.grad for p in self.nets[index].parameters() if p.grad is not None])
+            in_a_thread(loss.backward)
+            self.note_gradients(index)
 
     def packed(self) -> None:
         index = self.which()
@@ -400,18 +415,13 @@ class Session:
             loss = self.loss(index, self.input())
         self.loss(index, self.input()).backward()
         loss.backward()
-        self.note(*[p.grad for p in self.nets[index].parameters() if p.grad is not None])
+        self.note_gradients(index)
 
     def other_parameters(self) -> None:
         index = self.which()
         others = {name: (p * 2).detach().requires_grad_() for name, p in self.nets[index].named_parameters()}
-        loss = sum(
-            (
-                y.square().mean()
-                for y in tensors_of(torch.func.functional_call(self.nets[index], others, (self.input(),)))
-            ),
-            torch.zeros((), device=self._device),
-        )
+        y = tensors_of(self.borrower(index, others, self.input()))
+        loss = sum((one.square().mean() for one in y), torch.zeros((), device=self._device))
         found = torch.autograd.grad(loss, list(others.values()), allow_unused=True)
         self.note(*[one for one in found if one is not None])
 
@@ -473,6 +483,23 @@ def run_session(
     session.said.append("end")
     session.look_at_what_is_held()
     return session
+
+
+def check_session(seed: int, actions: int, *, device: str = "cpu", lean: bool = True, mark_steps: bool) -> None:
+    """A session under Encore notes what it notes in eager mode."""
+    expected = run_session(seed, lambda target: target, actions, device=device, mark_steps=mark_steps)
+    # Buffers that a backward may write over are PyTorch's reason to refuse retain_graph.
+    with functorch_config.patch(donated_buffer=False):
+        found = run_session(
+            seed,
+            lambda target: torch.compile(target, backend="encore", options={"lean": lean}),
+            actions,
+            device=device,
+            reset=optimizations.reset,
+            mark_steps=mark_steps,
+        )
+    assert not differences(found, expected), found.said
+    assert found.said == expected.said
 
 
 def differences(found: Session, expected: Session) -> list[str]:
