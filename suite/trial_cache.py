@@ -1,4 +1,4 @@
-"""Compile caches for trials, beside those of what is measured: what a trial tunes must not decide what is measured.
+"""Compile caches for trials. The program that is measured has others, so that no trial decides on its kernels.
 
 All processes of all modes of a workload share them. A workload whose results are never twice the same is tried in each
 process, and only the first ones have to compile for it. A first process runs its trial before it marks its graphs with

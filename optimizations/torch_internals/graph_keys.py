@@ -2,9 +2,9 @@
 
 Note [Keys of tuning]. `torch.compiler.config.cache_key_tag` is made for this and does more: it is in the keys of what
 tuning found as well, though only of what the process itself looks up. Compile workers, which are processes of their
-own, do not know it. So a kernel is tuned and stored without the tag, and looked up with it when its graph comes from
-the cache: nothing is found, and it is tuned anew in each process, perhaps to another result. All settings of Inductor
-are in the keys of graphs. The one that is used here only adds text to what AOTInductor packages.
+own, do not know it. So a kernel is tuned and stored without the tag. When its graph comes from the cache, the kernel is
+looked up with the tag. Nothing is found, and each process tunes it again, perhaps to another result. All settings of
+Inductor are in the keys of graphs. The one that is used here only adds text to what AOTInductor packages.
 
 Checked on PyTorch 2.11.
 """

@@ -2,8 +2,8 @@
 
 Inductor keeps what it found for a kernel under a digest of the kernel's source. The source has the kernel's name, and
 the name a number: its place among the kernels of the program. So a program with one kernel more at its beginning tunes
-all others anew, and what was drawn decides between two programs that run the same kernels. Here a kernel is known by
-its source without that number.
+all others again. If that gives other results, two programs with the same kernels differ in speed by chance. Here a
+kernel is known by its source without that number.
 
 `CachingAutotuner.autotune_to_one_config(self, *args, **kwargs)` times `self.launchers` and keeps one of them. Checked
 on PyTorch 2.11.
@@ -77,7 +77,7 @@ def _write(file: Path, config: Any) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, json.dumps(_described(config)).encode())
-    except OSError as error:  # the next program tunes it anew
+    except OSError as error:  # the next program tunes it again
         print(f"what a kernel was tuned to is not kept: {error}")
 
 
