@@ -53,7 +53,7 @@ def test_the_table_of_times_is_that_of_the_recorded_runs_and_without_one_nothing
 def mostly_decided(run: Run) -> bool:
     """Whether a run of workloads on one GPU says of most of them how Encore compares, for the same kernels ran."""
     of_encore = [item for item in compare.compare(run) if (item.cell.mode, item.baseline) == ("encore", "compile")]
-    of_one_gpu = [item for item in of_encore if item.cell.tp is None]
+    of_one_gpu = [item for item in of_encore if item.is_of_one_gpu]
     return 2 * sum(item.verdict is not None for item in of_one_gpu) > len(of_one_gpu)
 
 

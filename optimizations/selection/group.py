@@ -371,9 +371,10 @@ class Group(Voting):
         if not super()._void(reason):
             return False
         # Functions without graphs were never joined, and a verdict on several together holds for none of them alone.
-        for other in _GROUPS:
-            if found is not None and len(found.group) > 1 and other is not self:
-                other.void_with(found, reason)
+        if found is not None and len(found.group) > 1:
+            for other in _GROUPS:
+                if other is not self:
+                    other.void_with(found, reason)
         return True
 
 

@@ -92,9 +92,7 @@ class Served:
         if found is None:
             return
         self.stored = found
-        if (
-            found.leads
-        ):  # where an iteration begins it is looked for all of them; of others it is not known if they moved
+        if found.leads:  # of others it is not known whether their inputs moved
             self._circumstances.moving = found.moving
             self._leader = member.serial
         self._take(Decision(found.kept, found.outcome, (), frozenset()))

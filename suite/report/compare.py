@@ -84,6 +84,11 @@ class Comparison:
         """Whether the ratio is one of modes, and not of two results of tuning."""
         return self.ratio is not None and self.kernels in COMPARABLE
 
+    @property
+    def is_of_one_gpu(self) -> bool:
+        """As all are that means go over: in tensor parallel a workload has a row for each number of ranks."""
+        return self.cell.tp is None
+
 
 @dataclass(frozen=True, slots=True)
 class MeanSpeedup:
@@ -166,14 +171,14 @@ def find(comparisons: Sequence[Comparison], cell: Cell, baseline: str, metric: T
 def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
     """Geometric means over workloads per mode, baseline and metric, in the order of the comparisons.
 
-    Each is given over all workloads that both modes have. Ratios of other kernels are left out, and so are tensor
-    parallel rows: there one workload has a row for each number of ranks. Where the modes of one baseline and metric
+    Each is given over all workloads that both modes have; ratios of other kernels and tensor parallel rows are left
+    out. Where the modes of one baseline and metric
     differ in their workloads, each also has a mean over those that all of these modes have, as only such means can be
     set side by side; a mode without a single result is left out of this.
     """
     ratios: dict[tuple[str, TimeKind], dict[str, dict[str, stats.Ratio]]] = {}
     for item in comparisons:
-        if item.ratio is not None and item.is_gain and item.cell.tp is None:
+        if item.ratio is not None and item.is_gain and item.is_of_one_gpu:
             modes = ratios.setdefault((item.baseline, item.metric), {})
             modes.setdefault(item.cell.mode, {})[cell_label(item.cell)] = item.ratio
     means = []

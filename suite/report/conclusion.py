@@ -111,7 +111,7 @@ def _sentence(run: Run, mode: str | None, baseline: str, items: Sequence[Compari
         return f"Nothing can be compared: the run has {len(run.cells)} cells in {len(run.modes)} modes."
     stock = "stock CUDA graphs" if baseline == GRAPH_MODE else f"mode {baseline}"
     ours = f"Encore ({mode})" if MODES[mode].is_encores else f"Mode {mode}"
-    items = [item for item in items if item.cell.tp is None]  # as in means
+    items = [item for item in items if item.is_of_one_gpu]
     if not items:
         return f"No mean tells whether {ours} is faster than {stock}: all rows are of workloads split over GPUs."
     gains = [item for item in items if item.is_gain]

@@ -8,7 +8,7 @@ from suite.report.load import Run, cell_label
 from suite.report.table import Table, make_table
 from suite.schema import LaterProcess
 
-_TUNING = "CachingAutotuner.benchmark_all_configs"
+TUNING = "CachingAutotuner.benchmark_all_configs"
 """Inductor's timer around the runs of a kernel's configurations."""
 
 
@@ -34,7 +34,7 @@ def _row(process: LaterProcess) -> dict[str, object]:
     return {
         "process": process.process + 1,
         "first_call_s": times.first_call_s if times else None,
-        "tuning_s": times.parts.get(_TUNING) if times else None,
+        "tuning_s": times.parts.get(TUNING) if times else None,
         "retuned": "; ".join(process.retuned) or None,
         "settled": None if times is None or times.settled is None else "yes" if times.settled else "no",
         "kept": _each(one.kept or one.state for one in served),

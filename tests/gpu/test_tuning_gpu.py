@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from suite.measure.kernels import difference
+from suite.report.later_processes import TUNING
 from suite.schema import Cell
 
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
-TUNING = "CachingAutotuner.benchmark_all_configs"
 MODES = ("compile", "graph", "encore")
 
 

@@ -65,7 +65,7 @@ class HandedOut:
         """The places of those that are not as they were, in the list that keeps them."""
         looks = self._looks
         if looks and torch_internals.data_ptrs_equal(results, self._addresses, self._places):
-            chosen = results if self._all else self._chosen(results)
+            chosen = self.tensors(results)
             for look in looks:
                 if look(*chosen):
                     if not self._anything_attached(results, self._seen):
@@ -84,6 +84,10 @@ class HandedOut:
             looks.insert(0, same_looks_of_each([results[place] for place in self._places]))
             del looks[MOST_LOOKS:]
         return changed
+
+    def tensors(self, results: list[Any]) -> Sequence[Any]:
+        """Those of the list that keeps them, without what else is in it."""
+        return results if self._all else self._chosen(results)
 
     def has_moved(self, results: list[Any], place: int) -> bool:
         """Whether the one at a place was given other memory."""

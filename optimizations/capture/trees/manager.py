@@ -319,7 +319,7 @@ class EncoreManager(PoolManager):
         replayed = self._checkpoint_due
         self._histories_forgotten()
         # A recording that is not replayed again, since a model is gone, would keep the parameters of its last call.
-        for node in (self.roots if self.current_node is None else self.current_node.children)[function_id]:
+        for node in self._recorded_behind(self.current_node, function_id):
             node.forget_own_histories()
         self._apply_due_checkpoint()
         function.callers = self._callers
@@ -381,7 +381,7 @@ class EncoreManager(PoolManager):
 
     def _followed(self, inputs: list[Any], function_id: Any) -> tuple[Any] | None:
         """The results of a call that no recording fits because parameters moved; None where it is to be recorded."""
-        siblings = (self.roots if self.current_node is None else self.current_node.children).get(function_id, [])
+        siblings = self._recorded_behind(self.current_node, function_id)
         moved = [(node, node.fixed_inputs) for node in siblings if node.moved_fixed_input and node.fixed_inputs]
         if len(moved) < RECORDINGS_BEFORE_FOLLOWING:
             return None
@@ -415,7 +415,7 @@ class EncoreManager(PoolManager):
 
     def _patched_last(self, function_id: Any, parent: EncoreNode | None) -> None:
         """A recording that was made for a call's addresses comes before one that would have to be patched to them."""
-        siblings = (self.roots if parent is None else parent.children)[function_id]
+        siblings = self._recorded_behind(parent, function_id)
         siblings.sort(key=lambda one: one.fixed_inputs is not None and bool(one.fixed_inputs.following))
 
     # Note [Threads]

@@ -162,8 +162,11 @@ class EncoreNode(ResultsNode):
             for index in self.non_static_input_idx
             if isinstance(inputs[index], torch.Tensor)
         }
-        fixed = {index: inputs[index] for index in self.non_managed_static_input_idxs}
-        fixed = {index: value for index, value in fixed.items() if isinstance(value, torch.Tensor)}
+        fixed = {
+            index: inputs[index]
+            for index in self.non_managed_static_input_idxs
+            if isinstance(inputs[index], torch.Tensor)
+        }
         with uncollected():
             outputs = super()._record(model, inputs)
         require_replayable(outputs)

@@ -81,9 +81,14 @@ class PoolManager(CUDAGraphTreeManager):
         for root in [one for recorded in list(roots.values()) for one in recorded]:
             yield from below(root)
 
+    def _recorded_behind(self, parent: EncoreNode | None, function_id: Any) -> list[EncoreNode]:
+        """The recordings of a function that follow another one, or begin an iteration (None): the tree's own list."""
+        following: dict[Any, list[EncoreNode]] = self.roots if parent is None else parent.children
+        return following.get(function_id, [])
+
     def _drop(self, node: EncoreNode) -> None:
         """Take a recording out of the tree, with all that follow it. Nobody holds a result of theirs."""
-        siblings = (self.roots if node.parent is None else node.parent.children)[node.wrapped_function.id]
+        siblings = self._recorded_behind(node.parent, node.wrapped_function.id)
         siblings[:] = [one for one in siblings if one is not node]
         if self.current_node is node:
             self.current_node = node.parent

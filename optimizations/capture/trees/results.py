@@ -10,6 +10,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.trees.node import EncoreNode
+from optimizations.capture.trees.returned import over
 
 if TYPE_CHECKING:
     from optimizations.capture.trees.function import RecordableFunction
@@ -69,11 +70,6 @@ def with_inputs(outputs: Any, returned: Mapping[int, torch.Tensor]) -> list[Any]
             start = caller.storage_offset() * caller.element_size() // output.element_size()
             handed[place] = over(caller.untyped_storage(), output, start + output.storage_offset())
     return handed
-
-
-def over(storage: torch.UntypedStorage, like: torch.Tensor, offset: int) -> torch.Tensor:
-    """A tensor of the shape, strides and dtype of `like` over another storage, `offset` elements from its start."""
-    return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, offset, like.shape, like.stride())
 
 
 def copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -22,14 +22,14 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
 from optimizations.capture.trees.function import RecordableFunction
-from optimizations.capture.trees.handed_out import HandedOut, choosing
+from optimizations.capture.trees.handed_out import HandedOut
 from optimizations.capture.trees.lean import MANY, Many, Reference, nobody_holds, rearranged
 from optimizations.capture.trees.returned import ReturnedInPlace, found_in
 
@@ -41,10 +41,8 @@ class ResultsNode(CUDAGraphNode):
 
     _handed_out: HandedOut | None = None
     returned_in_place = ReturnedInPlace()
-    _kept: Callable[[Any], tuple[Any, ...]] | None = None
-    """Gives the kept tensors of a list of outputs; None where stock has to look at each output."""
-    _kept_when_found: Sequence[bool] = ()
-    """What `unaliased_in_all_paths` was when that was found out."""
+    _kept_when_sorted: Sequence[bool] = ()
+    """What `unaliased_in_all_paths` was in `_sort_places`."""
     _constant: Sequence[tuple[int, Any]] = ()
     """Outputs that are the same in each call, and no kept tensors: their places and what they are."""
     _made: Sequence[int] = ()
@@ -101,18 +99,22 @@ class ResultsNode(CUDAGraphNode):
 
     def cached_results(self, inputs: Sequence[Any]) -> list[Any]:
         """The outputs of a replay on `inputs`, as `reconstruct_outputs` gives them, and the call's own parameters."""
-        cached: list[Any] = self.cached_tensor_outputs
-        kept = self._kept
-        if not cached or kept is None or self.unaliased_in_all_paths != self._kept_when_found:
-            results: list[Any] = self.reconstruct_outputs()
-            self.returned_in_place.hand_out(results, inputs)
-            return results
         handed_out = self._handed_out
-        if handed_out is not None and handed_out.changed(cached):
+        if handed_out is None or self.unaliased_in_all_paths != self._kept_when_sorted:
+            results: list[Any] = self.reconstruct_outputs()
+        else:
+            results = self._results_by_place(handed_out)
+        self.returned_in_place.hand_out(results, inputs)
+        return results
+
+    def _results_by_place(self, handed_out: HandedOut) -> list[Any]:
+        """As `reconstruct_outputs`, without a look at each output in Python."""
+        cached: list[Any] = self.cached_tensor_outputs
+        if handed_out.changed(cached):
             self._restore_results()
         # In inference a hook shows as a gradient that is required.
         if self.function.direction != "inference":
-            tensors = kept(cached)
+            tensors = handed_out.tensors(cached)
             if list(map(_hooks, tensors)).count(None) != len(tensors):
                 for output in tensors:
                     output._backward_hooks = None
@@ -122,7 +124,6 @@ class ResultsNode(CUDAGraphNode):
             results[place] = value
         for place in self._made:
             self._make(place, results)
-        self.returned_in_place.hand_out(results, inputs)
         return results
 
     def _make(self, place: int, results: list[Any]) -> None:
@@ -190,12 +191,11 @@ class ResultsNode(CUDAGraphNode):
 
     def _sort_places(self) -> None:
         """By what a call hands out there."""
-        kept = [place for place, tensor in enumerate(self.cached_tensor_outputs) if tensor is not None]
-        known = {*kept, *(one.output for one in self.returned_in_place.found if one.is_input)}
+        of_the_call = {one.output for one in self.returned_in_place.found if one.is_input}
         constant: list[tuple[int, Any]] = []
         made = []
         for place, metadata in enumerate(self.outputs_metadata):
-            if place in known:
+            if self.cached_tensor_outputs[place] is not None or place in of_the_call:
                 continue
             if not isinstance(metadata, dict):
                 constant.append((place, metadata))
@@ -203,12 +203,12 @@ class ResultsNode(CUDAGraphNode):
                 constant.append((place, self.static_output_tensors[place]))
             else:
                 made.append(place)
-        self._kept, self._constant, self._made = choosing(kept), constant, made
-        self._kept_when_found = list(self.unaliased_in_all_paths)
+        self._constant, self._made = constant, made
+        self._kept_when_sorted = list(self.unaliased_in_all_paths)
 
     def remove_node_cached_tensors(self) -> None:
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
-        self._handed_out = self._kept = None
+        self._handed_out = None
         self._constant = self._made = ()
         rearranged()
         super().remove_node_cached_tensors()

@@ -78,5 +78,9 @@ def _at_its_address(output: torch.Tensor, caller: torch.Tensor) -> torch.Tensor:
     """An output that lies in the memory of an input, over the storage that the caller has there."""
     storage = caller.untyped_storage()
     start = (output.data_ptr() - storage.data_ptr()) // output.element_size()
-    made = torch.empty(0, dtype=output.dtype, device=output.device)
-    return made.set_(storage, start, output.shape, output.stride())
+    return over(storage, output, start)
+
+
+def over(storage: torch.UntypedStorage, like: torch.Tensor, offset: int) -> torch.Tensor:
+    """A tensor of the shape, strides and dtype of `like` over another storage, `offset` elements from its start."""
+    return torch.empty(0, dtype=like.dtype, device=like.device).set_(storage, offset, like.shape, like.stride())

@@ -72,6 +72,11 @@ class Results:
         item = self.against(label, mode, baseline)
         return None if item is None or item.kernels is Kernels.OTHER else item.ratio
 
+    def gain(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> stats.Ratio | None:
+        """The ratio where it is one of modes: both sides ran the same kernels. Only such ratios are in means."""
+        item = self.against(label, mode, baseline)
+        return item.ratio if item is not None and item.is_gain else None
+
     def why_no_ratio(self, label: str, mode: str, baseline: str = REFERENCE_MODE) -> str | None:
         """The reason where `ratio` is None, or one of tuned kernels and not of modes alone: it is in no mean then."""
         item = self.against(label, mode, baseline)
@@ -177,9 +182,8 @@ def common_means(
     gains: dict[tuple[str, str], dict[str, stats.Ratio]] = {}
     for mode, baseline in series:
         for label in labels:
-            item = results.against(label, mode, baseline)
-            if item is not None and item.ratio is not None and item.kernels in COMPARABLE:
-                gains.setdefault((mode, baseline), {})[label] = item.ratio
+            if (gain := results.gain(label, mode, baseline)) is not None:
+                gains.setdefault((mode, baseline), {})[label] = gain
     common = sorted(set.intersection(*(set(own) for own in gains.values()))) if gains else []
     if not common:
         return {}, 0

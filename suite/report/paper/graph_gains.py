@@ -72,11 +72,7 @@ def _of_workloads(results: Results) -> dict[str, list[tuple[float, str]]]:
     """Of the workloads that all measured modes have, over compile."""
     labels = results.run.labels if results.run is not None else ()
     found = {
-        mode: {
-            label: ratio.value
-            for label in labels
-            if (ratio := results.ratio(label, mode)) is not None and results.why_no_ratio(label, mode) is None
-        }
+        mode: {label: gain.value for label in labels if (gain := results.gain(label, mode)) is not None}
         for mode in _modes(results)
     }
     measured = [set(own) for own in found.values() if own]
