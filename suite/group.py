@@ -350,6 +350,7 @@ class GroupSession:
             check_inputs=settings.check_inputs,
             cpu_threads=share,
             compile_threads=share if later or cache.has(mode) or mode.kernels_of else cores,
+            later=later,
             known_digests=first.digests if first and first.passed and first.deterministic else None,
             cache_dir=str(cache.folder),
             warm_cache=settings.warm_cache,

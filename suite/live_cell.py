@@ -36,6 +36,7 @@ import optimizations
 from models.instance import Instance, instantiate
 from models.registry import Inputs, find
 from optimizations import torch_internals
+from optimizations.recording.budget import spent_at_once
 from optimizations.torch_internals.graph_keys import mark_graphs
 from optimizations.torch_internals.tuning import tune_once
 from suite.captured_iteration import CapturedIteration, captured_iteration
@@ -396,7 +397,9 @@ class LiveCell:
     def _settle(self, times: CompileTimes) -> CompileTimes:
         """Call on until no graph of Encore's waits for more calls, or time is up; the times with what that took."""
         calls, begin = 0, time.perf_counter()
-        with self._noting_graphs():
+        with self._noting_graphs(), ExitStack() as stack:
+            if self._spec.later:
+                stack.enter_context(spent_at_once())
             while self._ranks.any(not optimizations.settled() and time.perf_counter() - begin < SETTLE_S):
                 self._iterate_set(calls)
                 calls += 1

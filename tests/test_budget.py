@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizations.recording.budget import FEWEST_REPLAYS, FREE_SHARE, LONGEST_GAP_S, SHARE, Use, waiting_for_memory
+from optimizations.recording.budget import (
+    FEWEST_REPLAYS,
+    FREE_SHARE,
+    LONGEST_GAP_S,
+    SHARE,
+    Use,
+    spent_at_once,
+    waiting_for_memory,
+)
 
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=60), st.floats(1e-4, 1.0))
@@ -32,3 +41,14 @@ def test_what_is_waited_for_is_said() -> None:
 def test_at_most_a_share_of_the_free_memory_is_taken() -> None:
     assert waiting_for_memory(int(1000 * FREE_SHARE), 1000) is None
     assert "501 B are needed, and half of the free 1000 B" in str(waiting_for_memory(501, 1000))
+
+
+def test_work_is_done_at_once_where_it_is_known_that_calls_go_on() -> None:
+    use = Use(replays=FEWEST_REPLAYS - 1)
+    use.plan(1.0)
+    with pytest.raises(KeyError), spent_at_once():
+        assert not use.due, "a graph that is hardly replayed is not worth a look here either"
+        use.called(0.0)
+        assert use.due
+        raise KeyError
+    assert not use.due

@@ -15,6 +15,7 @@ from torch._inductor.runtime.autotune_cache import AutotuneCache
 import suite.live_cell
 from models import registry
 from optimizations import torch_internals
+from optimizations.recording.budget import FEWEST_REPLAYS, Use
 from suite.cell_errors import Inaccurate, Unsupported
 from suite.protocol import CellSpec, Measure
 from suite.schema import CompileConditions, Status
@@ -234,6 +235,23 @@ def test_a_later_process_with_the_known_bits_is_not_compared_again(cell, monkeyp
     prepared = cell(Mlp, spec=known(digests)).prepare()
     assert prepared.correctness is None
     assert compared == []
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_only_a_later_process_does_not_spread_the_work_on_its_graphs_over_their_use(cell, monkeypatch, later):
+    """How long the first one takes is what users see, and its row says it."""
+    use = Use()
+    use.plan(1e9)
+    due = []
+
+    def settled():
+        use.called(float(len(due)))
+        due.append(use.due)
+        return len(due) > FEWEST_REPLAYS
+
+    monkeypatch.setattr(suite.live_cell.optimizations, "settled", settled)
+    cell(Mlp, "encore", spec={"later": later}).prepare()
+    assert any(due) is later
 
 
 def test_a_later_process_with_other_bits_is_compared_like_the_first(cell, monkeypatch):

@@ -5,6 +5,8 @@ Pure: what happened goes in as numbers, the answer is what is being waited for, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from optimizations.byte_units import format_bytes
@@ -20,6 +22,22 @@ LONGEST_GAP_S = 0.1
 
 FREE_SHARE = 0.5
 """Of the memory that is free on the device, the work takes at most this much."""
+
+_spread = True
+
+
+@contextmanager
+def spent_at_once() -> Iterator[None]:
+    """Inside the block no work waits until use of its graph has won it back, in any thread.
+
+    For programs of which it is known that they go on for long enough.
+    """
+    global _spread
+    before, _spread = _spread, False
+    try:
+        yield
+    finally:
+        _spread = before
 
 
 @dataclass(slots=True)
@@ -59,7 +77,7 @@ class Use:
     @property
     def due(self) -> bool:
         """Whether the work that was planned last may be done now."""
-        return self.in_use_s >= self.due_s and self.replays >= FEWEST_REPLAYS
+        return self.replays >= FEWEST_REPLAYS and (not _spread or self.in_use_s >= self.due_s)
 
 
 def waiting_for_memory(needed_bytes: int, free_bytes: int) -> str | None:
