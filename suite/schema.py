@@ -270,9 +270,9 @@ class ServedFunction(Record):
 class LaterProcess(Record):
     """What a start of the mode after the first did otherwise; its blocks are among the row's.
 
-    `compile`: all was cached, and no work on graphs was spread over their use; what `parts` says of tuning should not be
-    there. `retuned`: kernels and launch
-    configurations that either this process or the first one ran, and the other did not.
+    `compile`: all was cached, and no work on graphs was spread over their use; what `parts` says of tuning should not
+    be there. `retuned`: kernels and launch configurations that either this process or the first one ran, and the other
+    did not.
     """
 
     process: int
