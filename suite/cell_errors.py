@@ -23,6 +23,12 @@ class OomExpected(CellError):
     status = Status.OOM_EXPECTED
 
 
+class OomTogether(CellError):
+    """The modes that should be on this GPU at the same time need more memory than it has; fewer may fit."""
+
+    status = Status.OOM
+
+
 class Inaccurate(CellError):
     """The mode computes something else than eager."""
 

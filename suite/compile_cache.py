@@ -26,7 +26,7 @@ class CompileCache:
     """A folder that `enter_environment` of a worker makes its compilers use.
 
     `has` says whether a mode's graphs are there, so that its next processes find all they need; `has_kernels` whether
-    its kernels are, so that it may compile next to others: nothing is left to tune.
+    a mode has compiled, so that the others find nearly all of their kernels.
     """
 
     def __init__(self, folder: Path, *, kept: bool = False) -> None:
@@ -35,7 +35,6 @@ class CompileCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._kept = kept
         self._compiled: set[str] = set()
-        self._tuned: set[str] = set()
         if kept:
             for graphs in (found for name in _GRAPHS for found in self.folder.glob(f"**/{INDUCTOR}/{name}")):
                 shutil.rmtree(graphs, ignore_errors=True)
@@ -48,8 +47,9 @@ class CompileCache:
     def has(self, mode: Mode) -> bool:
         return mode.name in self._compiled
 
-    def has_kernels(self, mode: Mode) -> bool:
-        return (mode.kernels_of or mode.name) in self._tuned
+    @property
+    def has_kernels(self) -> bool:
+        return bool(self._compiled)
 
     def conditions(self, modes: int) -> CompileConditions:
         """What there is for so many modes that compile for the first time, at the same time."""
@@ -60,4 +60,3 @@ class CompileCache:
     def compiled(self, mode: Mode) -> None:
         """To be called when a mode has compiled here."""
         self._compiled.add(mode.name)
-        self._tuned.add(mode.kernels_of or mode.name)

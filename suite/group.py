@@ -77,14 +77,14 @@ class GroupSession:
     `known` holds the correctness of modes of this workload that were prepared before, for the bitwise comparison. What
     is prepared again, in another group, is one more to compare with.
 
-    Note [Tuning]: all modes share one compile cache. A mode that may have kernels to tune compiles alone on the GPU,
-    for what compiles meanwhile would disturb the timing that Inductor's tuning goes by; the reference mode is the
-    first, and what it tuned the others find. Modes that run another's kernels (`Mode.kernels_of`), and later processes
-    of all, compile side by side. The first process of each mode settles alone, and so do later ones of a mode where
-    Encore's selection may time calls.
+    Note [Tuning]: all modes share one compile cache. The first of them to compile, the reference mode if it is there,
+    does so alone on the GPU, for what others do meanwhile would disturb the timing that Inductor's tuning goes by. Then
+    all others compile side by side. They find what it tuned; whatever else a mode tunes, it tunes in its turn, while no
+    other warms up (`suite.gpu_turns`), and the others find that too. The first process of each mode settles
+    alone, and so do later ones of a mode where Encore's selection may time calls.
 
     Note [Later processes]: a mode's processes are measured one after another, but importing torch and starting the
-    compilers takes as long as measuring. So those of later processes start while the first ones are built, and wait,
+    compilers takes as long as measuring. So those of later processes start while earlier ones are built, and wait,
     where the host has the memory for it. They touch no GPU before it is their turn.
     """
 
@@ -118,19 +118,22 @@ class GroupSession:
             end([m.worker for m in members if m.failure is None and finished], ask_first=True)
 
     @contextmanager
-    def later_processes(self, modes: Sequence[Mode], count: int) -> Iterator[None]:
-        """`count` more workers of each mode, which start with the next members that are prepared: see Note [Later
-        processes]. Those that nobody has used are ended on the way out."""
+    def later_processes(self) -> Iterator[None]:
+        """Those that were expected, and that nobody has used, are ended on the way out."""
         try:
-            if count * len(modes) * (self.workload.tp or 1) * WORKER_BYTES < psutil.virtual_memory().available:
-                for process in range(1, count + 1):
-                    for mode in modes:
-                        self._waiting[mode.name, process] = self._start(mode, process)
             yield
         finally:
             unused = list(self._waiting.values())
             self._waiting.clear()
             end([member.worker for member in unused], ask_first=False)
+
+    def expect(self, modes: Sequence[Mode], processes: Sequence[int]) -> None:
+        """These processes of each mode start with the next members that are prepared: see Note [Later processes]."""
+        workers = len(processes) * len(modes) * (self.workload.tp or 1)
+        if workers * WORKER_BYTES < psutil.virtual_memory().available:
+            for process in processes:
+                for mode in modes:
+                    self._waiting[mode.name, process] = self._start(mode, process)
 
     def measure(self, members: Sequence[Member]) -> None:
         """Blocks of all members, in an order that changes from block to block. A member that fails drops out.
@@ -245,26 +248,21 @@ class GroupSession:
         return Member(mode, process, worker, datetime.now(UTC), now)
 
     def _prepare(self, members: Sequence[Member], cache: CompileCache) -> None:
+        modes = [member.mode for member in members]
         first = next((m for m in members if m.mode.backend is not None), None)
         if first is not None and not self.bench.toolchain.asked:
             self.bench.toolchain.asked = True
-            self._converse({first: self._prepare_commands(first, len(members), cache)})
+            starting = self._start_commands([m for m in members if m is not first], modes, cache)
+            self._converse({first: self._prepare_commands(first, modes, cache), **starting})
         else:
             first = None
-        commands: dict[Member, Sequence[Command]] = {
-            m: self._prepare_commands(m, len(members), cache) for m in members if m is not first and m.failure is None
-        }
-        for member in self._waiting.values():
-            if not member.by_rank:
-                told = self._prepare_commands(member, len(members), cache)
-                commands[member] = [Start(spec=each.spec) for each in told]
-        self._converse(commands)
+        preparing = {m: self._prepare_commands(m, modes, cache) for m in members if m is not first and not m.failure}
+        waiting = [member for member in self._waiting.values() if not member.by_rank]
+        self._converse({**preparing, **self._start_commands(waiting, modes, cache)})
         fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
-        for member in sorted(fresh, key=lambda m: m.mode.name != REFERENCE_MODE):
-            if not cache.has_kernels(member.mode):
-                self._compile_and_settle([member], cache)
-        tuned = [m for m in fresh if not cache.has(m.mode)]
-        self._compile_and_settle(tuned, cache)
+        tuner = _first_to_compile([m.mode for m in fresh], cache)
+        self._compile_and_settle([m for m in fresh if m.mode is tuner], cache)
+        self._compile_and_settle([m for m in fresh if not cache.has(m.mode)], cache)
         together = [m for m in members if m not in fresh]
         self._compile(together, CompileConditions.WARM)
         self._settle([m for m in together if not m.mode.times_calls])
@@ -323,19 +321,25 @@ class GroupSession:
                     member.failure, member.failed_rank = failure, answer.failed_rank
                     member.correctness = failure.correctness
 
-    def _prepare_commands(self, member: Member, side_by_side: int, cache: CompileCache) -> list[Prepare]:
-        """A command for each rank."""
-        spec = self._spec(member.mode, side_by_side * len(member.worker.ranks), cache, later=member.process > 0)
+    def _prepare_commands(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> list[Prepare]:
+        """A command for each rank of one of the members of these modes."""
+        spec = self._spec(member, modes, cache)
         own = {"tp": self.workload.tp, "rendezvous": member.worker.rendezvous}
         return [
             Prepare(spec=spec.model_copy(update={**own, "rank": rank, "cache_dir": str(cache.of_rank(rank))}))
             for rank in range(len(member.worker.ranks))
         ]
 
-    def _spec(self, mode: Mode, side_by_side: int, cache: CompileCache, *, later: bool) -> CellSpec:
-        settings = self.bench.settings
+    def _start_commands(
+        self, members: Sequence[Member], modes: Sequence[Mode], cache: CompileCache
+    ) -> dict[Member, Sequence[Command]]:
+        return {m: [Start(spec=each.spec) for each in self._prepare_commands(m, modes, cache)] for m in members}
+
+    def _spec(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> CellSpec:
+        settings, mode, later = self.bench.settings, member.mode, member.process > 0
         cores = max(1, len(os.sched_getaffinity(0)) // (self.workload.tp or 1))
-        share = max(1, len(os.sched_getaffinity(0)) // side_by_side)
+        share = max(1, cores // len(modes))
+        compile_threads = cores if mode is _first_to_compile(modes, cache) else share
         first = self._first.get(mode.name)
         return CellSpec(
             workload=self.workload.acronym,
@@ -349,8 +353,9 @@ class GroupSession:
             warm_up=settings.warm_up,
             check_inputs=settings.check_inputs,
             cpu_threads=share,
-            compile_threads=share if later or cache.has(mode) or mode.kernels_of else cores,
+            compile_threads=1 if later or cache.has(mode) else compile_threads,  # more need a pool, which takes seconds
             later=later,
+            alive_together=len(modes),
             known_digests=first.digests if first and first.passed and first.deterministic else None,
             cache_dir=str(cache.folder),
             warm_cache=settings.warm_cache,
@@ -366,3 +371,11 @@ class GroupSession:
             return None
         assert isinstance(answer.whole, Measured), "converse lets only the answer to the command through"
         return answer.whole
+
+
+def _first_to_compile(modes: Sequence[Mode], cache: CompileCache) -> Mode | None:
+    """The mode that compiles before all others, alone: see Note [Tuning]. None where one has done so."""
+    if cache.has_kernels:
+        return None
+    compiled = sorted((m for m in modes if m.backend is not None), key=lambda mode: mode.name != REFERENCE_MODE)
+    return compiled[0] if compiled else None

@@ -23,10 +23,11 @@ This module imports torch; the worker imports it once the environment variables 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from optimizations.torch_internals.tuning import tune_once
 from suite.captured_iteration import CapturedIteration, captured_iteration
 from suite.cell_errors import Inaccurate, Unsupported
 from suite.gpu import LEAST_COMPUTE_CAPABILITY
+from suite.gpu_turns import GpuTurns
 from suite.iteration import Iterate, callable_for, iteration, seed_all, set_numerics
 from suite.measure import copies
 from suite.measure.across_ranks import largest_spread, norms
@@ -59,7 +61,7 @@ from suite.measure.correctness import (
 from suite.measure.encore_report import encore_report
 from suite.measure.gpu_state import gpu_reader
 from suite.measure.graphs import GraphLog, recorded_graphs
-from suite.measure.memory import Peak, peak, reserved_bytes, restart_peak
+from suite.measure.memory import Peak, peak, release, reserved_bytes, restart_peak
 from suite.measure.profiling import kernels_of, profile_iterations
 from suite.measure.results import Results, State, digest_of_run, run_checked
 from suite.measure.timing import iteration_us, measure_block, require_distinct_addresses, timer_for
@@ -74,6 +76,9 @@ from suite.trial_cache import trial_cache
 SETTLE_S = 20.0
 """How long a cell is called before it is measured, at most, so that Encore's graphs become what they will stay."""
 
+TURNS = "turns"
+"""The file in the cache folder by which a workload's processes share the GPU."""
+
 CALLS_TO_CAPTURE = 4
 """`graph_step` runs the first call as it is, looks at two, and launches a graph from the fourth on."""
 
@@ -82,9 +87,16 @@ CALLS_TO_REPLAY = 3
 
 
 def start(spec: CellSpec) -> Built:
-    """What a later process does while those of the first are built: start the compilers, without a GPU."""
+    """What a process does while others are built: import what the cell will need, without a GPU.
+
+    It starts the compilers too, once it is known what they can do.
+    """
     (mode,) = select_modes([spec.mode])
-    if mode.backend is not None:
+    workload = find(spec.workload)
+    if not workload.builds_on_device:
+        with contextlib.suppress(Exception):  # if the tiny model fails, the real one will say why
+            instantiate(workload, variant=spec.variant, size="tiny", device="cpu", seed=spec.seed)
+    if mode.backend is not None and spec.vec_isa_ok is not None:
         start_toolchain(torch.device("cpu"), spec.vec_isa_ok, spec.headers_dir)
     return Built()
 
@@ -96,6 +108,7 @@ class LiveCell:
         self._spec = spec
         self._announce = announce
         (self._mode,) = select_modes([spec.mode])
+        self._turns = GpuTurns(Path(spec.cache_dir) / TURNS)
         self._captures = CaptureLog()
         self._graphs = GraphLog(wants_cuda_graphs=self._mode.uses_cuda_graphs)
         self._compile_peak: Peak | None = None
@@ -111,10 +124,11 @@ class LiveCell:
         Raises:
             Unsupported: there is no GPU for a GPU cell, or it is too old.
             OomExpected: the GPU has less memory than the workload needs at least.
+            OomTogether: it has less than all modes need that are to be on it at the same time.
             Inaccurate: the trial of a stochastic workload differs from eager by more than its precision explains.
         """
         self._announce("build")
-        tune_once()
+        tune_once(self._turns.alone)
         self._build()
         self._announce("check")
         vec_isa_ok = None
@@ -229,7 +243,14 @@ class LiveCell:
         _require_device(spec.device)
         if spec.device == "cuda" and spec.known_digests is None:  # a later process fits where the first one did
             total = torch.cuda.get_device_properties(spec.device).total_memory
-            require_memory(workload, variant=spec.variant, size=spec.size, input_sets=spec.input_sets, available=total)
+            require_memory(
+                workload,
+                variant=spec.variant,
+                size=spec.size,
+                input_sets=spec.input_sets,
+                available=total,
+                cells=spec.alive_together,
+            )
         set_numerics()
         self._ranks = join(spec)
         self._instance: Instance = instantiate(
@@ -282,19 +303,22 @@ class LiveCell:
         ]
 
     def _verdict(self, compiled: list[Results], eager: list[Results]) -> Agreement:
-        with self._whole() as (whole, states):
+        # It may run the program in a precision that takes several times the memory: one process at a time.
+        with self._turns.alone(), self._whole() as (whole, states):
             verdict = combine(
                 [
                     compare_with_eager(results, expected, whole, inputs, state, self._spec.seed)
                     for results, expected, inputs, state in zip(compiled, eager, self._checked, states, strict=True)
                 ]
             )
+            release(self._instance.device)
         return refused_of_other_inputs(verdict, compiled, eager, device=self._instance.device)
 
     def _run_reference(self) -> None:
         with self._whole() as (whole, states):
             iterate = iteration(whole, whole.module, marks_steps=self._marks_steps)
             self._eager = _results_of(whole, iterate, self._checked, states, self._spec.seed)
+        release(self._instance.device)
         self._trial_verdict = self._trial(self._eager)
 
     @contextmanager
@@ -343,7 +367,7 @@ class LiveCell:
         torch.compiler.reset()
         if self._mode.is_encores:
             optimizations.reset()
-        gc.collect()
+        release(self._instance.device)
 
     def _widened(self, verdict: Agreement) -> Agreement:
         """The verdict on a mode that its own dtype does not decide. All that was compiled is forgotten.
@@ -380,7 +404,8 @@ class LiveCell:
             first_call_s = time.perf_counter() - begin
             announce("warm-up")
             for position in range(1, max(spec.warm_up, self._calls_to_replay - 1 + spec.input_sets)):
-                self._iterate_set(position)
+                with self._calling():
+                    self._iterate_set(position)
             self._timer.synchronize()
             warm_up_s = time.perf_counter() - begin
         return CompileTimes(
@@ -390,6 +415,11 @@ class LiveCell:
             parts=timer_seconds(),
             conditions=conditions,
         )
+
+    def _calling(self) -> AbstractContextManager[None]:
+        """A turn for a call that another process's tuning must not meet. Ranks have none: one that waits for its turn
+        while its neighbour waits for it in a collective would wait for ever."""
+        return contextlib.nullcontext() if isinstance(self._ranks, RankGroup) else self._turns.calling()
 
     def _compile_again(self) -> None:
         self._settle(self._compile_and_warm_up(CompileConditions.WARM, again=True))

@@ -21,7 +21,7 @@ from models.instance import instantiate
 from models.registry import Size, Workload
 from optimizations import torch_internals
 from optimizations.byte_units import format_bytes
-from suite.cell_errors import OomExpected
+from suite.cell_errors import OomExpected, OomTogether
 from suite.explain.known_values import KnownValuesMode, UnknownValue
 from suite.measure.results import named_tensors
 
@@ -66,14 +66,19 @@ class MemoryNeed:
         )
 
 
-def require_memory(workload: Workload, *, variant: str | None, size: Size, input_sets: int, available: int) -> None:
-    """Checks that `available` bytes of a GPU may be enough for a cell of `workload`.
+def require_memory(
+    workload: Workload, *, variant: str | None, size: Size, input_sets: int, available: int, cells: int = 1
+) -> None:
+    """Checks that `available` bytes of a GPU may be enough for so many cells of `workload` at the same time.
+
+    What eager needs stands for all of them: between two calls, a cell holds what its program took at most.
 
     A workload that cannot be estimated passes, and the log says why: one that builds itself where it runs (a model of
     TorchBench may load files), or whose code does not run on fake tensors.
 
     Raises:
-        OomExpected: they are not.
+        OomExpected: they are not enough for one.
+        OomTogether: they are for one, but not for all.
     """
     if workload.builds_on_device:
         print(f"{workload.acronym}: memory not estimated, because the model is built where it runs")
@@ -86,6 +91,12 @@ def require_memory(workload: Workload, *, variant: str | None, size: Size, input
         return
     if message := need.beyond(available, input_sets):
         raise OomExpected(message)
+    together = cells * need.with_input_sets(input_sets)
+    if together > available:
+        raise OomTogether(
+            f"{cells} modes at the same time need at least {format_bytes(together)}, and the GPU has "
+            f"{format_bytes(available)}"
+        )
 
 
 def memory_need(workload: Workload, *, variant: str | None = None, size: Size = "full") -> MemoryNeed:

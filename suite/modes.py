@@ -24,8 +24,7 @@ class Mode:
     not hold more than two modes. `bitwise_with` names modes, one of which it must reproduce bit for bit (of those that
     are deterministic with themselves); other bits are `fail_accuracy`, not a remark. `same_as` names modes that this
     one is the same program as, wherever kernels, launches and copies come out the same: then a difference found between
-    the two is a false finding. `kernels_of` is the mode whose kernels it runs; None: it may need some of its own, and
-    tunes them. `captures` says what becomes a CUDA graph around what the backend compiled: the whole
+    the two is a false finding. `captures` says what becomes a CUDA graph around what the backend compiled: the whole
     iteration ("step"), or the module with its loss ("callables").
 
     In reports: `colour` is that of its bars (#RRGGBB; without one it gets any). `over_graphs` gives it a column in the
@@ -42,7 +41,6 @@ class Mode:
     uses_cuda_graphs: bool = False
     bitwise_with: tuple[str, ...] = ()
     same_as: tuple[str, ...] = ()
-    kernels_of: str | None = None
     captures: Captures = "graphs"
     colour: str | None = None
     published_coverage: Literal["stock", "placement"] | None = None
@@ -97,7 +95,6 @@ MODES: dict[str, Mode] = {
             options={"triton.cudagraphs": True, "graph_partition": False},
             uses_cuda_graphs=True,
             same_as=("graph",),
-            kernels_of="graph",
             colour="#D55E00",
             published_coverage="stock",
             published_copies="before",
@@ -127,7 +124,6 @@ MODES: dict[str, Mode] = {
             options={"indirection": "auto", "lean": False, "selection": "off"},
             uses_cuda_graphs=True,
             bitwise_with=("placement", "graph", "graph-unpartitioned", "compile"),
-            kernels_of="placement",
             colour="#CC79A7",
             published_coverage="placement",
             published_copies="after",
@@ -141,7 +137,6 @@ MODES: dict[str, Mode] = {
             options={"indirection": "auto", "selection": "off"},
             uses_cuda_graphs=True,
             bitwise_with=("indirection", "placement", "graph", "graph-unpartitioned", "compile"),
-            kernels_of="placement",
             colour="#6A51A3",
             published_coverage="placement",
             published_copies="after",
@@ -155,7 +150,6 @@ MODES: dict[str, Mode] = {
             uses_cuda_graphs=True,
             bitwise_with=("lean", "indirection", "placement", "graph", "graph-unpartitioned", "compile"),
             same_as=("lean",),
-            kernels_of="placement",
             colour="#0072B2",
             published_coverage="placement",
             published_copies="after",

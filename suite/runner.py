@@ -178,11 +178,14 @@ def measure_group(
     processes: dict[str, list[Member]] = {mode.name: [] for mode in modes}
     count = session.bench.settings.processes or 1
     most = session.bench.settings.most_processes or count
-    with session.later_processes(modes, count - 1):
+    with session.later_processes():
+        session.expect(modes, range(1, count))
         for process in range(most):
             waiting = [mode for mode in modes if not any(member.failure for member in processes[mode.name])]
             if not waiting or (process >= count and session.enough_processes(processes)):
                 break
+            if count - 1 <= process < most - 1 and not session.enough_processes(processes):
+                session.expect(waiting, [process + 1])
             with session.alive(waiting, process) as members:
                 for member in members:
                     processes[member.mode.name].append(member)

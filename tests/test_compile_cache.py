@@ -20,12 +20,11 @@ def test_conditions_tell_what_was_there_and_who_was_at_work(tmp_path: Path) -> N
     assert CompileCache(tmp_path, kept=True).conditions(1) is CompileConditions.KERNELS_ALONE
 
 
-def test_a_mode_finds_the_kernels_of_the_one_it_shares_them_with(tmp_path: Path) -> None:
+def test_once_a_mode_has_compiled_the_others_find_its_kernels(tmp_path: Path) -> None:
     cache = CompileCache(tmp_path)
-    cache.compiled(COMPILE)
-    assert not cache.has_kernels(GRAPH) and not cache.has_kernels(UNPARTITIONED)
+    assert not cache.has_kernels
     cache.compiled(UNPARTITIONED)
-    assert cache.has_kernels(GRAPH) and not cache.has(GRAPH)
+    assert cache.has_kernels and not cache.has(GRAPH)
 
 
 def test_a_kept_cache_keeps_kernels_and_no_graphs(tmp_path: Path) -> None:
@@ -38,10 +37,3 @@ def test_a_kept_cache_keeps_kernels_and_no_graphs(tmp_path: Path) -> None:
     assert all(file.exists() for file in (*kept, *gone))
     CompileCache(tmp_path, kept=True)
     assert all(file.exists() for file in kept) and not any(file.exists() for file in gone)
-
-
-def test_every_mode_shares_kernels_with_one_that_compiles_before_it() -> None:
-    names = list(MODES)
-    for mode in MODES.values():
-        assert mode.kernels_of is None or names.index(mode.kernels_of) < names.index(mode.name)
-        assert mode.kernels_of is None or MODES[mode.kernels_of].kernels_of is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from dataclasses import replace
 
@@ -12,11 +13,13 @@ from tiny_workloads import WholeCell, workload_of
 from torch._dynamo.utils import counters
 from torch._inductor.runtime.autotune_cache import AutotuneCache
 
+import suite.gpu_turns
 import suite.live_cell
 from models import registry
 from optimizations import torch_internals
 from optimizations.recording.budget import FEWEST_REPLAYS, Use
 from suite.cell_errors import Inaccurate, Unsupported
+from suite.gpu_turns import GpuTurns
 from suite.protocol import CellSpec, Measure
 from suite.schema import CompileConditions, Status
 from suite.worker import failure
@@ -237,6 +240,25 @@ def test_a_later_process_with_the_known_bits_is_not_compared_again(cell, monkeyp
     assert compared == []
 
 
+@pytest.mark.parametrize(
+    ("mode", "known", "started"), [("eager", True, False), ("graph", None, False), ("graph", True, True)]
+)
+def test_what_waits_imports_its_model_and_starts_the_compilers_once_it_is_known_what_they_can_do(
+    cell, monkeypatch, mode, known, started
+):
+    built, toolchains = [], []
+    spec = cell(lambda: built.append("tiny") or Mlp(), mode, spec={"size": "full", "vec_isa_ok": known})._spec
+    monkeypatch.setattr(suite.live_cell, "start_toolchain", lambda device, *rest: toolchains.append(device.type))
+    suite.live_cell.start(spec.model_copy(update={"device": "cuda"}))
+    assert built == ["tiny"]
+    assert toolchains == ["cpu"] * started, "the GPU is not touched"
+
+
+def test_what_waits_says_nothing_of_a_model_that_cannot_be_built(cell):
+    """It will fail where its row says so."""
+    suite.live_cell.start(cell(lambda: 1 / 0)._spec)
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_only_a_later_process_does_not_spread_the_work_on_its_graphs_over_their_use(cell, monkeypatch, later):
     """How long the first one takes is what users see, and its row says it."""
@@ -347,6 +369,56 @@ def test_warm_up_takes_the_iterations_asked_for(cell, monkeypatch):
     live.build()
     live._compile_and_warm_up(CompileConditions.COLD_ALONE)
     assert len(calls) == 11
+
+
+def test_all_processes_of_a_workload_give_back_what_only_checks_need(cell, monkeypatch, tmp_path):
+    """Eight that keep what eager's comparison took do not fit where eight that are measured do."""
+    turns = GpuTurns(tmp_path / suite.live_cell.TURNS)
+    events = []
+
+    def judged(*arguments):
+        monkeypatch.setattr(suite.gpu_turns, "MOST_WAIT_S", 0.01)
+        with turns.calling():
+            events.append("judged")
+        return compare(*arguments)
+
+    compare = suite.live_cell.compare_with_eager
+    monkeypatch.setattr(suite.live_cell, "release", lambda device: events.append("release"))
+    monkeypatch.setattr(suite.live_cell, "compare_with_eager", judged)
+    replaced_call(monkeypatch, lambda module, x: (events.append("call"), module(x))[1])
+    live = cell(lambda: Mlp(0.5), "encore", task="training", stochastic=True, spec={"cache_dir": str(tmp_path)})
+    live.build()
+    assert events[0] == "release", "eager's, before the trial"
+    assert events[-4:] == ["judged", "judged", "release", "release"], "the judge's, and the trial's"
+
+
+def test_a_cell_judges_while_it_has_the_gpu_for_itself_and_warms_up_while_nobody_has(cell, monkeypatch, tmp_path):
+    others = GpuTurns(tmp_path / suite.live_cell.TURNS)
+    monkeypatch.setattr(suite.gpu_turns, "MOST_WAIT_S", 0.01)
+    seen = []
+
+    def free():
+        """Whether another process could call now, and whether it could have the GPU for itself."""
+        found = []
+        for kind in (fcntl.LOCK_SH, fcntl.LOCK_EX):
+            others._take(kind)
+            found.append(others._held == kind)
+            others._take(fcntl.LOCK_UN)
+        return tuple(found)
+
+    compare = suite.live_cell.compare_with_eager
+    monkeypatch.setattr(
+        suite.live_cell, "compare_with_eager", lambda *rest: (seen.append(("judge", free())), compare(*rest))[1]
+    )
+    replaced_call(monkeypatch, lambda module, x: (seen.append(("call", free())), module(x))[1])
+    live = cell(Mlp, spec={"cache_dir": str(tmp_path), "warm_up": 3, "input_sets": 2})
+    live.build()
+    live.compile(CompileConditions.COLD_ALONE)
+    warm_up = [("call", (True, True))] + [("call", (True, False))] * 3
+    assert seen == warm_up, "compiling is no load on the GPU"
+    live.settle()
+    assert ("judge", (False, False)) in seen
+    assert free() == (True, True)
 
 
 def test_nothing_of_the_trial_is_left_to_wait_for_calls(cell, monkeypatch):

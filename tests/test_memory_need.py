@@ -13,7 +13,7 @@ from models.instance import instantiate
 from models.registry import Inputs, find, workloads
 from suite import live_cell
 from suite import memory_need as memory_need_module
-from suite.cell_errors import OomExpected
+from suite.cell_errors import OomExpected, OomTogether
 from suite.measure.results import named_tensors
 from suite.memory_need import memory_need, require_memory
 from suite.protocol import CellSpec
@@ -99,6 +99,14 @@ def test_a_gpu_that_is_too_small_is_an_error_that_says_what_is_needed() -> None:
     require_memory(WORKLOAD, variant=None, size="full", input_sets=4, available=enough)
     with pytest.raises(OomExpected, match=r"needs at least .* MB .* the GPU has .*--size tiny"):
         require_memory(WORKLOAD, variant=None, size="full", input_sets=4, available=enough - 1)
+
+
+def test_modes_that_do_not_fit_together_are_told_from_a_workload_that_fits_in_no_way() -> None:
+    enough = 3 * memory_need(WORKLOAD).with_input_sets(4)
+    require_memory(WORKLOAD, variant=None, size="full", input_sets=4, available=enough, cells=3)
+    with pytest.raises(OomTogether, match=r"3 modes at the same time need at least .* MB, and the GPU has") as raised:
+        require_memory(WORKLOAD, variant=None, size="full", input_sets=4, available=enough - 1, cells=3)
+    assert failure(raised.value, "build").status is Status.OOM, "the runner goes on with fewer modes at a time"
 
 
 def test_the_largest_workload_does_not_fit_into_a_small_gpu_and_fits_into_a_large_one() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,10 +53,12 @@ def launcher(warps: int) -> Launcher:
     return Launcher(config=config, n_regs=1, n_spills=0, shared=0, cache_hash="")
 
 
+ORIGINAL = torch_internals.CachingAutotuner.autotune_to_one_config
+
+
 @pytest.fixture(autouse=True)
 def once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    original = torch_internals.CachingAutotuner.autotune_to_one_config
-    monkeypatch.setattr(torch_internals.CachingAutotuner, "autotune_to_one_config", original)  # put back at the end
+    monkeypatch.setattr(torch_internals.CachingAutotuner, "autotune_to_one_config", ORIGINAL)  # put back at the end
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     tune_once()
     tune_once()
@@ -63,7 +67,31 @@ def once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_kernel_with_another_number_is_launched_as_it_was_tuned(tmp_path: Path) -> None:
     assert Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 1.0, 8: 2.0}).kept == 4
     again = Tuner(tmp_path, "triton_poi_fused_relu_12", {4: 2.0, 8: 1.0})
-    assert (again.kept, again.timed) == (4, [4])
+    assert (again.kept, again.timed) == (4, []), "it is not timed again: that would be load on the GPU"
+
+
+def test_a_process_that_waited_for_its_turn_finds_what_the_one_before_it_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it tunes in its turn, and nowhere else."""
+    turns: list[str] = []
+    first = Tuner(tmp_path, "triton_poi_fused_relu_5", {4: 1.0, 8: 2.0})
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        turns.append("begins")
+        if turns == ["begins"]:
+            assert first.kept == 4
+        yield
+        turns.append("ends")
+
+    monkeypatch.setattr(torch_internals.CachingAutotuner, "autotune_to_one_config", ORIGINAL)
+    tune_once(alone)
+    second = Tuner(tmp_path, "triton_poi_fused_relu_12", {4: 2.0, 8: 1.0})
+    assert (second.kept, second.timed, first.timed) == (4, [], [4, 8])
+    assert turns == ["begins", "begins", "ends", "ends"]
+    assert Tuner(tmp_path, "triton_poi_fused_relu_13", {4: 2.0, 8: 1.0}).kept == 4
+    assert turns == ["begins", "begins", "ends", "ends"], "what is known needs no turn"
 
 
 def test_a_kernel_that_computes_something_else_is_tuned(tmp_path: Path) -> None:

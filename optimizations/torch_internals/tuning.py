@@ -5,8 +5,9 @@ the name a number: its place among the kernels of the program. So a program with
 all others again. If that gives other results, two programs with the same kernels differ in speed by chance. Here a
 kernel is known by its source without that number.
 
-`CachingAutotuner.autotune_to_one_config(self, *args, **kwargs)` times `self.launchers` and keeps one of them. Checked
-on PyTorch 2.11.
+`CachingAutotuner.autotune_to_one_config(self, *args, **kwargs)` times `self.launchers`, keeps one of them, and tells
+`self.save_cache_hook(config, nanoseconds, triton_cache_hash=launcher.cache_hash)` of it, which may be None. Checked on
+PyTorch 2.11.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +30,12 @@ _NUMBER = re.compile(r"_\d+$")
 _METHOD = "autotune_to_one_config"
 
 
-def tune_once() -> None:
+def tune_once(alone: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
     """From now on, in this process, a kernel that was tuned before is launched as it was then.
 
-    What is found is kept in Inductor's cache folder, whichever that is when a kernel is tuned. Processes may share it:
-    where two tune a kernel at the same time, each keeps its own result.
+    What is found is kept in Inductor's cache folder, whichever that is when a kernel is tuned. Processes may share it.
+    A kernel is tuned inside of `alone()`, of the first call of this function: what lets one process after another in
+    there makes sure that none tunes what another has tuned.
     """
     tuner = torch_internals.CachingAutotuner
     original = getattr(tuner, _METHOD)
@@ -41,16 +45,29 @@ def tune_once() -> None:
     @functools.wraps(original)
     def tuned(self: Any, *args: Any, **kwargs: Any) -> Any:
         file = _file_of(self)
-        known = _read(file)
-        again = [one for one in self.launchers if _described(one.config) == known]
-        if again:
-            self.launchers = again[:1]  # it is timed once more, and kept where PyTorch looks for it
-        result = original(self, *args, **kwargs)
-        if file is not None and not again:
-            _write(file, self.launchers[0].config)
-        return result
+        if _launch_as_known(self, file):
+            return None
+        with alone():
+            if _launch_as_known(self, file):  # while this process waited
+                return None
+            result = original(self, *args, **kwargs)
+            if file is not None:
+                _write(file, self.launchers[0].config)
+            return result
 
     setattr(tuner, _METHOD, tuned)
+
+
+def _launch_as_known(tuner: Any, file: Path | None) -> bool:
+    """Takes the launcher that `file` names, if there is one, and has it kept where PyTorch looks for it too."""
+    known = _read(file)
+    again = [one for one in tuner.launchers if _described(one.config) == known]
+    if not again:
+        return False
+    tuner.launchers = again[:1]
+    if tuner.save_cache_hook:
+        tuner.save_cache_hook(again[0].config, 0, triton_cache_hash=again[0].cache_hash)
+    return True
 
 
 def _file_of(tuner: Any) -> Path | None:

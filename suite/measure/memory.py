@@ -16,12 +16,18 @@ class Peak:
     reserved_bytes: int
 
 
-def restart_peak(device: torch.device) -> None:
-    """Give unused memory back to the driver and count peaks again. Nothing to do on a CPU."""
+def release(device: torch.device) -> None:
+    """Give unused memory back to the driver: neither other processes nor a CUDA graph's pool can use what is kept."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
+
+
+def restart_peak(device: torch.device) -> None:
+    """Give unused memory back and count peaks again. Nothing to do on a CPU."""
+    release(device)
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 

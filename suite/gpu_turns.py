@@ -1,0 +1,66 @@
+"""Turns on a GPU that several processes use: many may call a program, and one may have the GPU for itself.
+
+A lock on a file, so that a process that is killed gives its turn back.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+MOST_WAIT_S = 120.0
+"""A process that hangs in its turn must not end the others with it: after so long they go on without one."""
+
+_POLL_S = 0.005
+
+
+class GpuTurns:
+    """This process's place among those that use the GPU of `file`. Not for several threads at once."""
+
+    def __init__(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._held = fcntl.LOCK_UN
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Next to other processes that call, while none has the GPU for itself."""
+        with self._turn(fcntl.LOCK_SH):
+            yield
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While no other process calls. Inside of `calling` that turn is given back, and taken again at the end."""
+        with self._turn(fcntl.LOCK_EX):
+            yield
+
+    @contextmanager
+    def _turn(self, kind: int) -> Iterator[None]:
+        before = self._held
+        if before in (kind, fcntl.LOCK_EX):
+            yield
+            return
+        self._take(kind)
+        try:
+            yield
+        finally:
+            self._take(before)
+
+    def _take(self, kind: int) -> None:
+        """Another kind of turn. What was held is given back first, or two that wait for one another would for ever."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._held = fcntl.LOCK_UN
+        deadline = time.monotonic() + MOST_WAIT_S
+        while kind != self._held:
+            try:
+                fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
+                self._held = kind
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    print(f"another process has had the GPU for itself for {MOST_WAIT_S:.0f} s; going on next to it")
+                    return
+                time.sleep(_POLL_S)

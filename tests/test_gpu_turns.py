@@ -1,0 +1,102 @@
+"""Processes that share a GPU: several call at the same time, one has it for itself, and none waits for ever."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import suite.gpu_turns
+from suite.gpu_turns import GpuTurns
+
+OTHER = """
+import sys
+from pathlib import Path
+from suite.gpu_turns import GpuTurns
+with getattr(GpuTurns(Path(sys.argv[1])), sys.argv[2])():
+    print("has it", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def other(file: Path, turn: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has such a turn until its input ends."""
+    command = [sys.executable, "-c", OTHER, str(file), turn]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "has it\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def gets(turns: GpuTurns, turn: str) -> bool:
+    """Whether it gets this turn before it stops to wait."""
+    begin = time.monotonic()
+    with getattr(turns, turn)():
+        return time.monotonic() - begin < suite.gpu_turns.MOST_WAIT_S
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite.gpu_turns, "MOST_WAIT_S", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "possible"),
+    [
+        ("calling", "calling", True),
+        ("calling", "alone", False),
+        ("alone", "calling", False),
+        ("alone", "alone", False),
+    ],
+)
+def test_who_may_use_the_gpu_next_to_whom(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], theirs: str, ours: str, possible: bool
+) -> None:
+    file = tmp_path / "cache" / "turns"
+    with other(file, theirs):
+        assert gets(GpuTurns(file), ours) is possible
+        assert ("going on next to it" in capfd.readouterr().out) is not possible, "a log says what timings may suffer"
+
+
+def test_a_turn_is_given_back_at_its_end_and_by_a_process_that_is_killed(tmp_path: Path) -> None:
+    turns, again = GpuTurns(tmp_path / "turns"), GpuTurns(tmp_path / "turns")
+    with pytest.raises(KeyError), turns.alone():
+        raise KeyError
+    assert gets(again, "alone")
+    with other(tmp_path / "turns", "alone") as process:
+        process.kill()
+        process.wait()
+        assert gets(again, "alone")
+
+
+def test_who_has_the_gpu_alone_may_call_and_keeps_it(tmp_path: Path) -> None:
+    turns, others = GpuTurns(tmp_path / "turns"), GpuTurns(tmp_path / "turns")
+    with turns.alone():
+        with turns.calling(), turns.alone():
+            assert not gets(others, "calling")
+        assert not gets(others, "calling")
+    assert gets(others, "alone")
+
+
+def test_a_call_that_has_to_tune_does_not_wait_for_another_that_has_to(tmp_path: Path) -> None:
+    """Each gives its turn to call back before it asks for the GPU, and takes it again after."""
+    turns, others = GpuTurns(tmp_path / "turns"), GpuTurns(tmp_path / "turns")
+    with turns.calling(), others.calling():
+        begin = time.monotonic()
+        with pytest.raises(KeyError), turns.alone():
+            raise KeyError  # it waited in vain, for the other calls
+        assert time.monotonic() - begin >= suite.gpu_turns.MOST_WAIT_S
+        assert not gets(others, "alone"), "the turn to call is back"
+    with turns.calling():
+        with turns.alone():
+            assert not gets(others, "calling")
+        assert gets(others, "calling")
