@@ -93,7 +93,7 @@ NAMED = (
           ("tests/test_live_cell.py",)),
     Named("suite/live_cell.py", "for _ in range(calls):", "for _ in range(1):", ("tests/test_live_cell.py",)),
     Named("suite/live_cell.py", "counted.copied_bytes if counted else None", "None", ("tests/test_live_cell.py",)),
-    Named("suite/measure/memory.py", "        torch.cuda.reset_peak_memory_stats(device)\n", "",
+    Named("suite/measure/memory.py", "torch.cuda.reset_peak_memory_stats(device)", "pass",
           ("tests/test_live_cell.py",)),
     Named("suite/group.py", '"cache_dir": str(cache.of_rank(rank))',
           '"cache_dir": str(cache.folder / member.mode.name)', ("tests/test_runner.py",)),
