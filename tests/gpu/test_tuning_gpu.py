@@ -28,8 +28,9 @@ def are_stored(cell: Cell) -> bool:
 
 
 def test_later_processes_of_all_modes_run_what_the_first_one_tuned(tmp_path: Path) -> None:
-    options = ["--size", "tiny", "--processes", "3", "--blocks", "5", "--measure-s", "1", "--timeout", "3m"]
-    command = [sys.executable, "-P", "-m", "suite", "run", "MBERT", "DCGAN", *options, "--modes", ",".join(MODES)]
+    options = ["--size", "tiny", "--blocks", "5", "--measure-s", "1", "--timeout", "3m"]
+    options += ["--processes", "3", "--most-processes", "3", "--modes", ",".join(MODES)]
+    command = [sys.executable, "-P", "-m", "suite", "run", "MBERT", "DCGAN", *options]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "run")], cwd=ROOT, text=True, capture_output=True, timeout=400, check=False
     )
