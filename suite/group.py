@@ -179,8 +179,9 @@ class GroupSession:
             if member.mode.name in samples and baseline in samples
         )
 
-    def enough_processes(self, processes: Mapping[str, Sequence[Member]]) -> bool:
-        """Whether these processes of each mode decide how modes with CUDA graphs compare (`suite.stats`)."""
+    def enough_processes(self, processes: Mapping[str, Sequence[Member]], more: int = 0) -> bool:
+        """Whether these processes of each mode decide how modes with CUDA graphs compare; with `more`, whether so many
+        others like them will do (`suite.stats`)."""
         samples = {
             name: [[block.host_us for block in member.blocks] for member in members]
             for name, members in processes.items()
@@ -193,7 +194,7 @@ class GroupSession:
             if baseline in samples
         ]
         spread = process_spread(pairs, len(samples))
-        return enough_processes([speed_up(theirs, ours, spread=spread) for theirs, ours in pairs])
+        return enough_processes([speed_up(theirs, ours, spread=spread) for theirs, ours in pairs], more)
 
     def _measure_command(self, member: Member, index: int, turn: int, cores: Sequence[int]) -> list[Measure]:
         """A command for each rank: they differ in the core."""

@@ -91,6 +91,7 @@ def start(spec: CellSpec) -> Built:
 
     It starts the compilers too, once it is known what they can do.
     """
+    torch.compiler.cudagraph_mark_step_begin()  # all modes mark their steps, and the first mark imports Inductor
     (mode,) = select_modes([spec.mode])
     workload = find(spec.workload)
     if not workload.builds_on_device:

@@ -184,8 +184,8 @@ def measure_group(
             waiting = [mode for mode in modes if not any(member.failure for member in processes[mode.name])]
             if not waiting or (process >= count and session.enough_processes(processes)):
                 break
-            if count - 1 <= process < most - 1 and not session.enough_processes(processes):
-                session.expect(waiting, [process + 1])
+            if process == count - 1:
+                session.expect(waiting, range(count, _wanted(session, processes, process, most)))
             with session.alive(waiting, process) as members:
                 for member in members:
                     processes[member.mode.name].append(member)
@@ -202,6 +202,13 @@ def measure_group(
         for name, members in processes.items()
         if name not in have_rows
     }
+
+
+def _wanted(session: GroupSession, processes: Mapping[str, Sequence[Member]], done: int, most: int) -> int:
+    """How many processes of each mode there will be in all, as far as the `done` ones tell."""
+    return done + next(
+        (more for more in range(1, most - done) if session.enough_processes(processes, more)), most - done
+    )
 
 
 def measure_in_halves(session: GroupSession, modes: Sequence[Mode]) -> dict[str, Cell]:

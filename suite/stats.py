@@ -238,10 +238,15 @@ def narrow_enough(reference: Sequence[Sequence[float]], mode: Sequence[Sequence[
     return half_width <= math.log1p(MARGIN) / 2
 
 
-def enough_processes(ratios: Sequence[Ratio]) -> bool:
+def enough_processes(ratios: Sequence[Ratio], more: int = 0) -> bool:
     """Whether another process of each mode would be of little use: the 90 % intervals of these ratios have half-widths
-    of at most two thirds of the margin, in the root mean square."""
-    squares = [math.log(ratio.same_high / ratio.same_low) ** 2 / 4 for ratio in ratios if ratio.same_low > 0]
+    of at most two thirds of the margin, in the root mean square. With `more`: whether so many others like these will
+    have been enough. A half-width goes with 1 / sqrt(processes - 1), see Note [Bootstrap]."""
+    squares = [
+        math.log(ratio.same_high / ratio.same_low) ** 2 / 4 / (1 + more / max(1, ratio.processes - 1))
+        for ratio in ratios
+        if ratio.same_low > 0
+    ]
     return not squares or math.sqrt(math.fsum(squares) / len(squares)) <= math.log1p(MARGIN) * 2 / 3
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -213,6 +214,11 @@ def test_more_processes_are_wanted_where_ratios_are_wide_on_the_whole() -> None:
     assert not enough_processes([ratio(0.021)] * 4)
     assert not enough_processes([ratio(0.001), ratio(0.04)]), "one that is narrow by chance is not enough"
     assert enough_processes([ratio(0.03), *[ratio(0.001)] * 9])
+    wide = [replace(ratio(0.027), processes=2)] * 4
+    assert not enough_processes(wide)
+    assert enough_processes(wide, more=1), "half-widths of three such processes are smaller by a factor of 0.71"
+    assert not enough_processes([replace(ratio(0.029), processes=2)] * 4, more=1)
+    assert enough_processes([replace(ratio(0.019), processes=1)] * 4), "of one process nothing is known but its own"
 
 
 SIX_MODES = [(1, 0), (2, 0), (2, 1), (3, 0), (3, 2), (4, 0), (4, 3), (5, 0), (5, 4)]
