@@ -9,18 +9,16 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 
 import psutil
 
 from models.registry import Workload
+from suite.bench import Bench
 from suite.bitwise import bitwise_failure, compare_bitwise
 from suite.compile_cache import CompileCache
 from suite.member import Member, cell_of
 from suite.modes import REFERENCE_MODE, Mode
-from suite.progress import Display
 from suite.protocol import (
     Built,
     CellSpec,
@@ -39,36 +37,13 @@ from suite.protocol import (
 from suite.ranked_worker import RankedWorker, converse_ranked, end
 from suite.schedule import BLOCKS_PER_CORE, THROUGHPUT_EVERY, core_for, orders, sampling_for
 from suite.schema import Cell, CompileConditions, CompileTimes, Correctness, Grouping
-from suite.settings import RunSettings
 from suite.stats import enough_processes, narrow_enough, process_spread, speed_up
 
 WORKER_BYTES = 3 * 2**30
 """Memory of the host that is taken to be enough for a worker that has imported torch and waits."""
 
-
-@dataclass(slots=True)
-class Toolchain:
-    """What one cell finds out about the host's compilers for all that come after it.
-
-    Finding it out takes many seconds, and processes that do it at once do it one after another. `headers` is a folder
-    for compiled headers; None: each process compiles its own.
-    """
-
-    headers: Path | None = None
-    vec_isa_ok: bool | None = None
-    asked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What all cells of a run share. `timeout_s` bounds each phase of a worker."""
-
-    settings: RunSettings
-    logs: Path
-    timeout_s: float
-    worker_command: Sequence[str]
-    display: Display
-    toolchain: Toolchain = field(default_factory=Toolchain)
+CONTEXT_BYTES = 2**30
+"""Memory of the GPU that is taken to be enough for what a process needs there besides tensors."""
 
 
 class GroupSession:
@@ -83,9 +58,11 @@ class GroupSession:
     other warms up (`suite.gpu_turns`), and the others find that too. The first process of each mode settles
     alone, and so do later ones of a mode where Encore's selection may time calls.
 
-    Note [Later processes]: a mode's processes are measured one after another, but importing torch and starting the
-    compilers takes as long as measuring. So those of later processes start while earlier ones are built, and wait,
-    where the host has the memory for it. They touch no GPU before it is their turn.
+    Note [Later processes]: importing torch, starting the compilers and calling a program for the first time takes
+    longer than measuring, and most of it happens on one core. So later processes start while the first ones are built,
+    and wait, where the host has the memory for it; they touch no GPU before it is their turn. And several processes of
+    each mode are prepared side by side, where the GPU has memory for all of them. They are measured one after another:
+    while one process of each mode is, the others wait.
     """
 
     def __init__(
@@ -101,14 +78,15 @@ class GroupSession:
 
     @contextmanager
     def alive(
-        self, modes: Sequence[Mode], process: int = 0, cache: CompileCache | None = None
+        self, modes: Sequence[Mode], processes: Sequence[int] = (0,), cache: CompileCache | None = None
     ) -> Iterator[list[Member]]:
         """Workers of these modes, prepared and compared bit for bit. All are ended on the way out."""
         members: list[Member] = []
         finished = False
         try:
-            for mode in modes:
-                members.append(self._waiting_or_new(mode, process))
+            for process in processes:
+                for mode in modes:
+                    members.append(self._waiting_or_new(mode, process))
             self._prepare(members, cache or self._cache)
             yield members
             finished = True
@@ -134,6 +112,19 @@ class GroupSession:
             for process in processes:
                 for mode in modes:
                     self._waiting[mode.name, process] = self._start(mode, process)
+
+    def side_by_side(self, processes: Mapping[str, Sequence[Member]], wanted: Sequence[int]) -> Sequence[int]:
+        """Those of the next processes that are prepared together: all that are wanted, or the first of them where the
+        GPU may not have memory for twice what the first process of each mode needs, or the host for so many workers."""
+        living = [members[0] for members in processes.values() if not any(member.failure for member in members)]
+        reserved = [member.prepared.reserved_bytes for member in living if member.prepared is not None]
+        known = [own for own in reserved if own is not None]
+        workers = len(wanted) * len(living)
+        if (self.workload.tp or 1) > 1 or self.bench.gpu_bytes is None or len(known) < len(living):
+            return wanted[:1]
+        gpu = len(wanted) * (2 * sum(known) + len(living) * CONTEXT_BYTES)
+        fits = gpu <= self.bench.gpu_bytes and workers * WORKER_BYTES <= psutil.virtual_memory().total
+        return wanted if fits else wanted[:1]
 
     def measure(self, members: Sequence[Member]) -> None:
         """Blocks of all members, in an order that changes from block to block. A member that fails drops out.
@@ -249,7 +240,7 @@ class GroupSession:
         return Member(mode, process, worker, datetime.now(UTC), now)
 
     def _prepare(self, members: Sequence[Member], cache: CompileCache) -> None:
-        modes = [member.mode for member in members]
+        modes = [member.mode for member in members if member.process == members[0].process]
         first = next((m for m in members if m.mode.backend is not None), None)
         if first is not None and not self.bench.toolchain.asked:
             self.bench.toolchain.asked = True
@@ -356,7 +347,7 @@ class GroupSession:
             cpu_threads=share,
             compile_threads=1 if later or cache.has(mode) else compile_threads,  # more need a pool, which takes seconds
             later=later,
-            alive_together=len(modes),
+            alive_together=1 if later else len(modes),  # more than one later process only where the memory is there
             known_digests=first.digests if first and first.passed and first.deterministic else None,
             cache_dir=str(cache.folder),
             warm_cache=settings.warm_cache,

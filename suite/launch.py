@@ -154,6 +154,7 @@ def _measure(
             warm_cache=user_cache() / "compiled",
             timeout_s=request.timeout_s,
             budget_s=request.budget_s,
+            gpu_bytes=find_gpu().info.memory_bytes if plan.device == "cuda" else None,
             worker_command=worker_command,
         )
         return runner.run(jobs)

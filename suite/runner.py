@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from models.registry import Workload
+from suite.bench import Bench, Toolchain
 from suite.compile_cache import CompileCache
-from suite.group import Bench, GroupSession, Toolchain
+from suite.group import GroupSession
 from suite.guard import temporary_folder
 from suite.member import Member
 from suite.modes import Mode
@@ -76,7 +77,8 @@ def plan_jobs(
 class Runner:
     """Measures jobs and writes their rows.
 
-    `budget_s` is counted from `run`; `warm_cache` is where compiled kernels are shared with `--warm-cache`.
+    `budget_s` is counted from `run`; `gpu_bytes` is the memory of the GPU, None without one; `warm_cache` is where
+    compiled kernels are shared with `--warm-cache`.
     """
 
     writer: RunWriter
@@ -86,6 +88,7 @@ class Runner:
     warm_cache: Path
     timeout_s: float = 600.0
     budget_s: float | None = None
+    gpu_bytes: int | None = None
     worker_command: Sequence[str] = WORKER_COMMAND
     clock: Callable[[], float] = time.monotonic
     toolchain: Toolchain = field(default_factory=Toolchain)
@@ -131,7 +134,9 @@ class Runner:
         """The rows of a job: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
         logs = self.writer.path / "logs"
         logs.mkdir(exist_ok=True)
-        bench = Bench(self.settings, logs, self.timeout_s, self.worker_command, self.display, self.toolchain)
+        bench = Bench(
+            self.settings, logs, self.timeout_s, self.worker_command, self.display, self.toolchain, self.gpu_bytes
+        )
         known = {cell.mode: cell.correctness for cell in job.done if cell.correctness and cell.status is Status.PASS}
         with ExitStack() as stack:
             folder = self.warm_cache / job.workload.acronym
@@ -170,7 +175,7 @@ def with_cold_compile_times(session: GroupSession, modes: Sequence[Mode], cells:
 def measure_group(
     session: GroupSession, modes: Sequence[Mode], grouping: Grouping, have_rows: Collection[str] = ()
 ) -> dict[str, Cell]:
-    """Rows of modes measured in turn, all alive at once, in several processes each, one after another.
+    """Rows of modes measured in turn, all alive at once, in several processes each, which take turns too.
 
     Of those that have rows, only the blocks count. Empty if one of several runs out of memory. A mode alone is a group
     too, and then what fails has failed. What failed once is not started again.
@@ -178,24 +183,24 @@ def measure_group(
     processes: dict[str, list[Member]] = {mode.name: [] for mode in modes}
     count = session.bench.settings.processes or 1
     most = session.bench.settings.most_processes or count
+    done = 0
     with session.later_processes():
         session.expect(modes, range(1, count))
-        for process in range(most):
+        while done < most:
             waiting = [mode for mode in modes if not any(member.failure for member in processes[mode.name])]
-            if not waiting or (process >= count and session.enough_processes(processes)):
+            if not waiting or (done >= count and session.enough_processes(processes)):
                 break
-            if process == count - 1:
-                session.expect(waiting, range(count, _wanted(session, processes, process, most)))
-            with session.alive(waiting, process) as members:
-                for member in members:
-                    processes[member.mode.name].append(member)
-                if not any(member.out_of_memory for member in members):
-                    session.measure(members)
-                if not any(member.out_of_memory for member in members):
-                    first = [member for member in members if process == 0 and member.mode.name not in have_rows]
-                    session.collect(members, whole=first)
-            if len(modes) > 1 and any(member.out_of_memory for member in members):
+            wanted = range(done, _wanted(session, processes, done, most)) if done >= count else range(done, count)
+            together = session.side_by_side(processes, wanted) if done else (0,)
+            with session.alive(waiting, together) as alive:
+                for process in together:
+                    members = _of_process(alive, process, processes)
+                    _measure(
+                        session, members, whole=[] if process else [m for m in members if m.mode.name not in have_rows]
+                    )
+            if len(modes) > 1 and any(member.out_of_memory for member in alive):
                 return {}
+            done += len(together)
     guests = [member for name, members in processes.items() if name in have_rows for member in members]
     return {
         name: session.cell(members, grouping, list(processes), guests)
@@ -204,11 +209,26 @@ def measure_group(
     }
 
 
+def _of_process(alive: Sequence[Member], process: int, processes: Mapping[str, list[Member]]) -> list[Member]:
+    """The members of this process of each mode, noted in `processes`; without modes that have failed before."""
+    members = [m for m in alive if m.process == process and not any(one.failure for one in processes[m.mode.name])]
+    for member in members:
+        processes[member.mode.name].append(member)
+    return members
+
+
+def _measure(session: GroupSession, members: Sequence[Member], whole: Collection[Member]) -> None:
+    """Blocks and metrics of a process of each mode, unless one is out of memory."""
+    if not any(member.out_of_memory for member in members):
+        session.measure(members)
+    if not any(member.out_of_memory for member in members):
+        session.collect(members, whole)
+
+
 def _wanted(session: GroupSession, processes: Mapping[str, Sequence[Member]], done: int, most: int) -> int:
     """How many processes of each mode there will be in all, as far as the `done` ones tell."""
-    return done + next(
-        (more for more in range(1, most - done) if session.enough_processes(processes, more)), most - done
-    )
+    further = range(1, most - done)
+    return done + next((more for more in further if session.enough_processes(processes, more)), most - done)
 
 
 def measure_in_halves(session: GroupSession, modes: Sequence[Mode]) -> dict[str, Cell]:

@@ -127,8 +127,45 @@ def test_modes_with_graphs_are_started_again_where_their_processes_differ(
     bench.run(behave, settings=SETTINGS.model_copy(update={"processes": 3, "most_processes": 5}))
     assert {cell.processes for cell in bench.cells().values()} == {processes}
     assert {len(cell.blocks) for cell in bench.cells().values()} == {5 * processes}
-    waited = [words[1] for words in events(bench.folder) if words[0] == "started" and words[-1] == "later"]
-    assert len(waited) == len(FOUR) * (processes - 1), "each started while one before it was built, and none in vain"
+    assert fake_workers_alive() == []
+
+
+ENOUGH = 2 * (2 * 2 + 2) * 2**30
+"""GPU memory for two processes of each of two modes, twice what each reserves, and a context for each."""
+
+
+@pytest.mark.parametrize(
+    ("gpu_bytes", "prepared"), [(ENOUGH, [2, 4, 0, 4, 0]), (ENOUGH - 1, [2, 2, 2, 2, 2]), (None, [2, 2, 2, 2, 2])]
+)
+def test_later_processes_are_prepared_side_by_side_where_the_gpu_holds_them_and_measured_in_turn(
+    bench: Bench, gpu_bytes: int | None, prepared: list[int]
+) -> None:
+    """Five processes: three, and two more because they differ."""
+    modes = (MODES["graph"], MODES["graph-unpartitioned"])
+    settings = SETTINGS.model_copy(update={"processes": 3, "most_processes": 5})
+    bench.run({"graph": "differ"}, modes=modes, settings=settings, gpu_bytes=gpu_bytes)
+    assert {mode: cell.processes for mode, cell in bench.cells().items()} == dict.fromkeys(bench.cells(), 5)
+    for cell in bench.cells().values():
+        assert [(block.process, block.index) for block in cell.blocks] == [(p, i) for p in range(5) for i in range(5)]
+    told = [words[0] for words in events(bench.folder)]
+    compiled, blocks, counts = 0, 0, []
+    for word in told:
+        compiled += word == "compiled"
+        blocks += word in bench.cells()
+        if word in bench.cells() and blocks % 10 == 1:  # the first block of a process of both modes
+            counts.append(compiled)
+            compiled = 0
+    assert counts == prepared
+
+
+@pytest.mark.parametrize("phase", ["prepare", "compile", "measure"])
+def test_a_mode_that_fails_in_one_of_several_processes_takes_no_part_in_the_next(bench: Bench, phase: str) -> None:
+    settings = SETTINGS.model_copy(update={"processes": 3})
+    bench.run({"graph": f"later:exit:1@{phase}"}, modes=FOUR[1:3], settings=settings, gpu_bytes=2**50)
+    cells = bench.cells()
+    assert (cells["graph"].status, cells["graph"].processes) == (Status.CRASH, 2)
+    assert (cells["graph"].error or "").startswith("process 2: ")
+    assert (cells["compile"].status, len(cells["compile"].blocks)) == (Status.PASS, 15)
     assert fake_workers_alive() == []
 
 

@@ -100,6 +100,7 @@ NAMED = (
     Named("suite/group.py", "key=lambda mode: mode.name != REFERENCE_MODE",
           "key=lambda mode: mode.name == REFERENCE_MODE", ("tests/test_runner.py",)),
     Named("suite/group.py", "[m for m in fresh if m.mode is tuner]", "[]", ("tests/test_runner.py",)),
+    Named("suite/group.py", "gpu <= self.bench.gpu_bytes", "gpu < self.bench.gpu_bytes", ("tests/test_runner.py",)),
     Named("suite/gpu_turns.py", "self._turn(fcntl.LOCK_EX)", "self._turn(fcntl.LOCK_SH)", ("tests/test_gpu_turns.py",)),
     Named("suite/live_cell.py", "mark_graphs(self._mode.name)", "pass",
           ("tests/test_live_cell.py",)),
