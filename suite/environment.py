@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import runpy
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,15 +20,14 @@ from pathlib import Path
 import psutil
 from pydantic import JsonValue
 
+from suite.checkout import code_id, git_state, shown_code
 from suite.gpu import Gpu, NoGpu, find_gpu
 from suite.schema import SCHEMA_VERSION, CpuInfo, Environment
 from suite.store import REPOSITORY
 
-CODE = ("encore", "suite", "models", "optimizations", "pyproject.toml", "requirements.lock")
-"""What shapes numbers: the run's dirty flag is about these, so that a newly drawn figure does not make a tree dirty."""
-
-MUST_AGREE = ("schema_version", "git_commit", "git_dirty", "torch", "torch_cuda", "cudnn", "driver", "python")
-"""Environment fields that must be equal for rows to stand in one run. GPU, CPU and packages are looked into."""
+MUST_AGREE = ("torch", "torch_cuda", "cudnn", "driver", "python")
+"""Environment fields that must be equal for rows to stand in one run, next to the schema's version and the code. GPU,
+CPU and packages are looked into."""
 
 
 def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, JsonValue]) -> Environment:
@@ -44,6 +42,7 @@ def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, Jso
         command_line=[without_folder(argument) for argument in command_line],
         git_commit=commit,
         git_dirty=dirty,
+        code=code_id(REPOSITORY),
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         packages=_packages(),
@@ -61,9 +60,16 @@ def collect(run_id: str, command_line: Sequence[str], settings: Mapping[str, Jso
 def differences(there: Environment, here: Environment) -> list[str]:
     """What keeps rows of two environments from being compared, as "torch: 2.11.0 there, 2.12.0 here".
 
-    Another GPU of the same model is not a difference, because a leased machine is rarely the same one twice.
+    Another GPU of the same model is not a difference, because a leased machine is rarely the same one twice. Nor is
+    another commit of the same code, or that code before it was committed, where both runs have an id of their code.
     """
-    pairs = {name: (getattr(there, name), getattr(here, name)) for name in MUST_AGREE}
+    pairs: dict[str, tuple[object, object]] = {"schema_version": (there.schema_version, here.schema_version)}
+    if there.code is None or here.code is None:
+        pairs["git_commit"] = (there.git_commit, here.git_commit)
+        pairs["git_dirty"] = (there.git_dirty, here.git_dirty)
+    elif there.code != here.code:
+        pairs["code"] = (shown_code(there.code), shown_code(here.code))
+    pairs.update({name: (getattr(there, name), getattr(here, name)) for name in MUST_AGREE})
     for name in ("name", "compute_capability", "memory_bytes"):
         pairs[f"gpu {name}"] = (getattr(there.gpu, name, None), getattr(here.gpu, name, None))
     for name in ("model", "logical_cores"):
@@ -144,25 +150,6 @@ def _read(path: Path) -> str | None:
         return path.read_text().strip()
     except OSError:
         return None
-
-
-def git_state(repository: Path) -> tuple[str | None, bool | None]:
-    """(commit, whether code differs from it); Nones where the folder is not its own git checkout."""
-    commit = _git(repository, "rev-parse", "HEAD")
-    if commit is None or _git(repository, "rev-parse", "--show-prefix") != "":
-        return None, None
-    status = _git(repository, "status", "--porcelain", "--", *CODE)
-    return commit, None if status is None else bool(status)
-
-
-def _git(repository: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(repository), *arguments], capture_output=True, text=True, timeout=30, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
 
 
 def _home() -> dict[str, str]:

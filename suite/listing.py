@@ -11,6 +11,7 @@ from rich.text import Text
 
 from models.registry import Workload
 from optimizations.byte_units import format_bytes
+from suite.checkout import shown_code
 from suite.modes import Mode
 from suite.schema import Environment
 
@@ -93,6 +94,7 @@ def environment_table(environment: Environment) -> Table:
         "NUMA nodes": cpu.numa_nodes,
         "commit": environment.git_commit,
         "code changed": {None: None, True: "yes", False: "no"}[environment.git_dirty],
+        "code": shown_code(environment.code),
         "packages": f"{len(environment.packages)} (--json lists them)",
     }
     for name, value in rows.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -49,9 +50,9 @@ def _check_each_once(runs: Sequence[RecordedRun]) -> None:
 
 
 def _check_one_environment(runs: Sequence[RecordedRun]) -> None:
-    first, *others = runs
-    plan = recorded_plan(first.environment)
-    for other in others:
+    # Every two: a run without an id of its code fits several that were changed in different ways.
+    for first, other in itertools.combinations(runs, 2):
+        plan = recorded_plan(first.environment)
         found = setting_differences(plan, recorded_plan(other.environment).settings.model_dump())
         found += environment.differences(first.environment, other.environment)
         if found:
@@ -81,9 +82,13 @@ def _environment(runs: Sequence[RecordedRun], run_id: str, command_line: Sequenc
         workloads=_union(plan.workloads for plan in plans),
         modes=_union(plan.modes for plan in plans),
     )
-    return runs[0].environment.model_copy(
+    # The same code may have been measured before it was committed: the run is said to be of the commit.
+    committed = (run.environment for run in runs if run.environment.git_dirty is False)
+    codes = {run.environment.code for run in runs}
+    return next(committed, runs[0].environment).model_copy(
         update={
             "run_id": run_id,
+            "code": codes.pop() if len(codes) == 1 else None,
             "created_at": min(run.environment.created_at for run in runs),
             "command_line": [environment.without_folder(argument) for argument in command_line],
             "settings": plan.model_dump(),

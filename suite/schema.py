@@ -367,6 +367,8 @@ class Environment(Record):
     command_line: list[str]
     git_commit: str | None
     git_dirty: bool | None
+    code: str | None = None
+    """An id of the code that ran, committed or not: see `suite.checkout.code_id`. Older runs have none."""
     python: str
     platform: str
     packages: dict[str, str]

@@ -20,6 +20,7 @@ from fixtures.fake_runs import default_signals, fake_worker, living, recorded_pi
 from fixtures.synthetic_results import cell, environment, explanation, write_explanations, write_run
 
 from suite import store
+from suite.checkout import code_id, shown_code
 from suite.modes import MODES
 from suite.run_writer import RunWriter
 from suite.schema import Status
@@ -141,7 +142,8 @@ def test_env_as_json_is_the_record_of_a_run() -> None:
 
     record = Environment.model_validate_json(encore("env", "--json").stdout)
     assert record.gpu is None
-    assert record.torch in encore("env").stdout
+    shown = encore("env").stdout
+    assert record.torch in shown and (shown_code(record.code) or "code  ") in shown
 
 
 @pytest.mark.parametrize(
@@ -284,12 +286,29 @@ def test_a_run_is_not_resumed_in_another_environment(fake: Fake) -> None:
     fake("run", "EOS", *CPU)
     path = fake.only_run() / store.ENVIRONMENT
     fields = json.loads(path.read_text())
-    path.write_text(json.dumps(fields | {"torch": "2.99", "git_commit": "0" * 40}))
+    path.write_text(json.dumps(fields | {"torch": "2.99", "git_commit": "0" * 40, "code": None}))
     done = fake("run", "--resume", path.parent.name, "ST")
     assert done.returncode == 2
     assert "torch: 2.99 there" in done.stderr
     assert "git_commit: 000" in done.stderr
     assert len(read_run(path.parent).cells) == 2
+
+
+def test_a_run_is_resumed_at_another_commit_of_the_same_code_only(fake: Fake) -> None:
+    fake("run", "EOS", *CPU)
+    path = fake.only_run() / store.ENVIRONMENT
+    fields = json.loads(path.read_text())
+    assert fields["code"] == code_id(store.REPOSITORY)
+    if fields["code"] is None:
+        pytest.skip("no git checkout")
+    path.write_text(json.dumps(fields | {"git_commit": "0" * 40, "git_dirty": not fields["git_dirty"]}))
+    done = fake("run", "--resume", path.parent.name, "ST")
+    assert done.returncode == 0, done.stderr
+    assert len(read_run(path.parent).cells) == 4
+    path.write_text(json.dumps(fields | {"code": "0" * 64}))
+    done = fake("run", "--resume", path.parent.name, "EOS")
+    assert done.returncode == 2
+    assert "code: 000000000000 there" in done.stderr
 
 
 def test_newest_reuses_what_fits_and_says_so(fake: Fake) -> None:

@@ -103,6 +103,8 @@ def test_differences_of_the_environment_come_first_and_all_of_them(compare: Call
         "package numpy": ("0.0", "2"),
     }
     assert compare(cells(), cells()).differences == ()
+    (difference,) = compare(cells(), cells(), environment(run_id="new", code="c" * 64)).differences
+    assert (difference.what, difference.base, difference.new) == ("code", "unknown", "cccccccccccc")
 
 
 def test_a_cell_that_fails_now_is_a_regression_and_one_that_failed_before_is_not(

@@ -18,7 +18,8 @@ import pytest
 from fixtures.synthetic_results import environment as synthetic
 
 from suite import gpu
-from suite.environment import collect, cpu_info, differences, git_state, without_folder, without_paths
+from suite.checkout import code_id
+from suite.environment import collect, cpu_info, differences, without_folder, without_paths
 from suite.errors import EXIT_WRONG_USE
 from suite.gpu import NoGpu, find_gpu, require_gpu
 from suite.schema import Environment
@@ -147,6 +148,7 @@ def test_the_record_has_versions_settings_and_commit(collected: Environment) -> 
     assert collected.packages["torch"] == torch.__version__.split("+")[0]
     assert {"triton", "transformers", "numpy", "nvidia-ml-py"} <= collected.packages.keys()
     assert collected.settings == {"samples": 3}
+    assert collected.code == code_id(REPOSITORY)
     assert collected.cpu.logical_cores == len(os.sched_getaffinity(0))
     assert collected.cpu.memory_bytes > 0
     assert collected.python == ".".join(map(str, sys.version_info[:3]))
@@ -206,34 +208,6 @@ def test_what_linux_does_not_tell_is_none(tmp_path: Path) -> None:
     assert found.model
 
 
-def git(folder: Path, *arguments: str) -> None:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
-    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
-
-
-def test_dirty_is_about_code_and_not_about_figures(tmp_path: Path) -> None:
-    git(tmp_path, "init")
-    (tmp_path / "suite").mkdir()
-    (tmp_path / "suite" / "code.py").write_text("1")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-m", "one")
-    commit, dirty = git_state(tmp_path)
-    assert (len(commit or ""), dirty) == (40, False)
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "new.png").write_text("drawn")
-    assert git_state(tmp_path) == (commit, False)
-    (tmp_path / "suite" / "more.py").write_text("2")
-    assert git_state(tmp_path) == (commit, True)
-
-
-def test_a_folder_inside_another_checkout_has_no_commit(tmp_path: Path) -> None:
-    assert git_state(tmp_path) == (None, None)
-    git(tmp_path, "init")
-    git(tmp_path, "commit", "--allow-empty", "-m", "of something else")
-    (tmp_path / "copy").mkdir()
-    assert git_state(tmp_path / "copy") == (None, None)
-
-
 def test_environments_differ_by_what_shapes_numbers_only() -> None:
     here = synthetic()
     assert here.gpu is not None
@@ -249,6 +223,30 @@ def test_environments_differ_by_what_shapes_numbers_only() -> None:
         "package numpy: 0.0 there, None here",
         "package triton: None there, 3.6 here",
     ]
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "found"),
+    [
+        ("a", "a", []),
+        ("a", "b", ["code: aaaaaaaaaaaa there, bbbbbbbbbbbb here"]),
+        ("a", None, ["git_commit: 1 there, 2 here", "git_dirty: False there, True here"]),
+        (None, "b", ["git_commit: 1 there, 2 here", "git_dirty: False there, True here"]),
+        (None, None, ["git_commit: 1 there, 2 here", "git_dirty: False there, True here"]),
+    ],
+)
+def test_code_is_compared_by_its_id_where_both_have_one_and_else_by_commit(
+    there: str | None, here: str | None, found: list[str]
+) -> None:
+    first = synthetic(git_commit="1", git_dirty=False, code=there and 64 * there)
+    second = synthetic(git_commit="2", git_dirty=True, code=here and 64 * here)
+    assert differences(first, second) == found
+
+
+def test_a_record_from_before_code_had_an_id_is_read() -> None:
+    fields = json.loads(synthetic(code="a" * 64).model_dump_json())
+    assert fields.pop("code") == "a" * 64
+    assert Environment.model_validate(fields) == synthetic(code=None)
 
 
 @pytest.mark.gpu

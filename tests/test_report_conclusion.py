@@ -151,6 +151,29 @@ def test_findings_between_modes_that_are_the_same_program_are_counted(monkeypatc
     assert point.holds is holds
 
 
+A, B = "a" * 64, "b" * 64
+
+
+@pytest.mark.parametrize(
+    ("codes", "dirty", "text", "holds"),
+    [
+        ((A, A), (False, True), "All rows are of code aaaaaaaaaaaa", True),
+        ((A, A), (True, True), "All rows are of code aaaaaaaaaaaa, not committed when it was measured", False),
+        ((A, B), (False, False), "The rows are of 2 codes", False),
+        ((A, B), (False, True), "The rows are of 2 codes, not committed when it was measured", False),
+        ((A, None), (False, False), "The rows are of 2 commits", False),
+    ],
+)
+def test_rows_of_the_same_code_are_of_one_version_whatever_their_commits(codes, dirty, text, holds):
+    parts = tuple(
+        Run(environment(run_id=name, git_commit=name * 40, git_dirty=changed, code=code), tuple(pair(row, 100.0, 90.0)))
+        for name, row, changed, code in zip(("1", "2"), ("EOS", "ST"), dirty, codes, strict=True)
+    )
+    result = concluded(*parts[0].cells, *parts[1].cells, of=parts[1].environment, parts=parts)
+    point = text_of(text, result)
+    assert (point.text, point.holds) == (text, holds)
+
+
 @pytest.mark.parametrize(("rows", "text"), [(["EOS"], "All rows are of one commit"), (["EOS", "ST"], "of 2 commits")])
 def test_commits_are_those_of_runs_that_have_rows(rows, text):
     of = [environment(run_id=name, git_commit=digit * 40, git_dirty=False) for name, digit in (("a", "1"), ("b", "2"))]

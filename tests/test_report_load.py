@@ -109,6 +109,12 @@ def test_a_run_on_the_cpu_of_a_machine_with_a_gpu_does_not_claim_the_gpu(tmp_pat
     assert provenance.of_run(run).caption.startswith("CPU SYNTHETIC CPU,")
 
 
+def test_captions_name_the_code_where_it_has_an_id(tmp_path):
+    of = environment(git_dirty=True, code="c" * 64)
+    caption = provenance.of_run(load_run(write_run(tmp_path, [cell()], of))).caption
+    assert caption.endswith("run synthetic, commit 0123456789 + changes with code cccccccccccc")
+
+
 def made_at(folder, run_id, day, cells, **changes):
     """A run of this day of January 2026, its commit made of the day's digit."""
     made = {"run_id": run_id, "created_at": f"2026-01-0{day}T00:00:00+00:00", "git_commit": str(day) * 40}

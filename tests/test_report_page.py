@@ -9,10 +9,12 @@ import pytest
 from fixtures.report_pages import few_exhibits, page_of, undrawn  # noqa: F401  # fixtures are used by their names
 from fixtures.synthetic_results import (
     cell,
+    environment,
     failed_cell,
 )
 
 from suite.report import build
+from suite.report.page import environment_facts
 from suite.schema import Status
 
 
@@ -90,3 +92,16 @@ def test_the_script_sorts_numbers_and_keeps_missing_values_last(tmp_path):
     """
     lines = subprocess.run(["node", "-e", program, script], capture_output=True, text=True, check=True).stdout
     assert lines.splitlines() == ["9 10 1,000 oom -", "1,000 10 9 oom -"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [
+        ({}, "f" * 40),
+        ({"git_dirty": True}, "f" * 40 + ", with uncommitted changes"),
+        ({"git_dirty": True, "code": "c" * 64}, "f" * 40 + ", with uncommitted changes; code cccccccccccc"),
+    ],
+)
+def test_the_commit_of_a_run_stands_with_its_code(changes, shown):
+    facts = dict(environment_facts(environment(**{"git_commit": "f" * 40, "git_dirty": False} | changes)))
+    assert facts["Commit"] == shown

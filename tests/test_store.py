@@ -339,6 +339,31 @@ def test_runs_of_different_environments_are_not_merged(tmp_path: Path, change: d
     assert not (tmp_path / "out").exists()
 
 
+def test_runs_of_the_same_code_are_merged_whatever_their_commits(tmp_path: Path) -> None:
+    record = environment(settings=plan().model_dump(), code="a" * 64)
+    changed = record.model_copy(update={"git_commit": "1" * 40, "git_dirty": True})
+    first = make_run(tmp_path / "one", cell("EOS"), record=changed)
+    second = make_run(tmp_path / "two", cell("ST"), record=record)
+    assert merge_runs([str(first), str(second)], tmp_path / "whole", []) == 2
+    whole = read_run(tmp_path / "whole").environment
+    assert (whole.git_commit, whole.git_dirty, whole.code) == (record.git_commit, False, "a" * 64)
+    other = make_run(tmp_path / "other", cell("MMC"), record=record.model_copy(update={"code": "b" * 64}))
+    with pytest.raises(WrongUse, match="code: aaaaaaaaaaaa there, bbbbbbbbbbbb here"):
+        merge_runs([str(first), str(other)], tmp_path / "refused", [])
+
+
+def test_a_run_without_an_id_of_its_code_joins_no_two_codes(tmp_path: Path) -> None:
+    record = environment(settings=plan().model_dump(), git_dirty=True)
+    old, one, other = (
+        make_run(tmp_path / name, cell(name), record=record.model_copy(update={"code": code}))
+        for name, code in (("EOS", None), ("ST", "a" * 64), ("MMC", "b" * 64))
+    )
+    assert merge_runs([str(one), str(old)], tmp_path / "fits", []) == 2
+    assert read_run(tmp_path / "fits").environment.code is None
+    with pytest.raises(WrongUse, match="code: aaaaaaaaaaaa there, bbbbbbbbbbbb here"):
+        merge_runs([str(old), str(one), str(other)], tmp_path / "refused", [])
+
+
 def test_a_run_given_twice_is_not_merged_with_itself_whatever_it_is_called(tmp_path: Path) -> None:
     first = make_run(tmp_path / "one", cell("EOS"))
     (tmp_path / "link").symlink_to(first)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from suite.checkout import shown_code
 from suite.report.load import Run
 
 STOCK_SOFTWARE = ("PyTorch", "CUDA of PyTorch", "cuDNN", "driver", "Python", "package triton")
@@ -43,6 +44,7 @@ def _facts(run: Run) -> dict[str, str]:
         "cuDNN": environment.cudnn,
         "Python": environment.python,
         "commit": commit,
+        "code": shown_code(environment.code),
         "CPU": cpu.model,
         "CPU cores": cpu.logical_cores,
         "governor": cpu.governor,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from models import registry
 from models.registry import Size
-from suite.environment import git_state
+from suite.checkout import git_state
 from suite.errors import WrongUse
 from suite.explain.records import Explanation
 from suite.matrix import require_whole, select_workloads

@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 
 from suite.micro.records import MicroRun
 from suite.micro.sweeps import ODD_BYTES, VARIANTS, Sweep, Variant
+from suite.report.provenance import short_commit
 from suite.report.units import format_bytes
 
 COLOURS: Mapping[Variant, str] = {"copy": "#E69F00", "host": "#CC79A7", "prelude": "#0072B2", "ptx": "#009E73"}
@@ -101,5 +102,6 @@ def _handles() -> Iterable[Line2D]:
 def _caption(run: MicroRun) -> str:
     environment = run.environment
     device = environment.gpu.name if environment.gpu else f"CPU {environment.cpu.model}"
-    commit = f", commit {environment.git_commit[:10]}" if environment.git_commit else ""
-    return f"{device}, driver {environment.driver}, PyTorch {environment.torch}, {environment.run_id}{commit}"
+    commit = short_commit(environment)
+    of = f", commit {commit}" if commit else ""
+    return f"{device}, driver {environment.driver}, PyTorch {environment.torch}, {environment.run_id}{of}"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from suite.checkout import shown_code
 from suite.explain.records import Explanation
 from suite.modes import GRAPH_MODE, MODES, PLACEMENT_MODE, REFERENCE_MODE
 from suite.report import provenance, same_program
@@ -18,7 +19,7 @@ from suite.report.chart import Bar, Chart, Scale
 from suite.report.compare import Comparison, Kernels, MeanSpeedup, TimeKind
 from suite.report.explain_tables import lowerings_of
 from suite.report.load import Run, cell_label
-from suite.schema import Cell, Status
+from suite.schema import Cell, Environment, Status
 from suite.stats import Verdict
 
 NAME = "headline"
@@ -187,16 +188,29 @@ def _points(run: Run, items: Sequence[Comparison]) -> Iterator[Point]:
         said = ", ".join(f"{reason} in {_count(cells, 'cell')}" for reason, cells in sorted(slowed.items()))
         yield Point(False, f"The GPU slowed down while it was measured: {said}")
     environments = [part.environment for part in run.parts if part.labels] or [run.environment]
+    yield _of_one_code(environments)
+    for remark in run.remarks:
+        yield Point(False, remark[0].upper() + remark[1:])
+
+
+def _of_one_code(environments: Sequence[Environment]) -> Point:
+    """Whether the rows are of the same code, and of code that a reader can have."""
+    codes = {environment.code for environment in environments}
+    if None not in codes:
+        committed = {environment.code for environment in environments if environment.git_dirty is False}
+        return Point(
+            len(codes) == 1 and codes == committed,
+            (f"All rows are of code {shown_code(*codes)}" if len(codes) == 1 else f"The rows are of {len(codes)} codes")
+            + ("" if codes == committed else ", not committed when it was measured"),
+        )
     commits = {environment.git_commit for environment in environments}
     dirty = any(environment.git_dirty for environment in environments)
-    yield Point(
+    return Point(
         len(commits) == 1 and None not in commits and not dirty,
         ("All rows are of one commit" if len(commits) == 1 else f"The rows are of {len(commits)} commits")
         + (", with changes that are in none" if dirty else "")
         + (", of which one is unknown" if None in commits else ""),
     )
-    for remark in run.remarks:
-        yield Point(False, remark[0].upper() + remark[1:])
 
 
 def _slowed(cells: Sequence[Cell]) -> Counter[str]:

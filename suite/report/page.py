@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from optimizations.byte_units import format_bytes
 from suite import stats
+from suite.checkout import shown_code
 from suite.modes import MODES
 from suite.report.conclusion import Conclusion
 from suite.report.provenance import Provenance
@@ -181,7 +182,8 @@ def _gpu_text(environment: Environment) -> str | None:
 def _commit_text(environment: Environment) -> str | None:
     if environment.git_commit is None:
         return None
-    return environment.git_commit + (", with uncommitted changes" if environment.git_dirty else "")
+    changes = ", with uncommitted changes" if environment.git_dirty else ""
+    return environment.git_commit + changes + (f"; code {shown_code(environment.code)}" if environment.code else "")
 
 
 def _shown(table: Table) -> _ShownTable:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from suite.checkout import shown_code
 from suite.explain.records import Explanation
 from suite.report.load import FULL_SIZE, Run
+from suite.schema import Environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,8 @@ class Provenance:
     Attributes:
         run_id: the run, or the several runs that are spanned, or "offline analysis".
         device: GPU name, or the CPU's model for a run without one, or the target of an offline analysis.
-        commit: short git commit, "+ changes" where the tree was dirty; None where it was not recorded.
+        commit: short git commit, "+ changes" where the tree was dirty, and the code's id where there is one; None where
+            no commit was recorded.
         torch: PyTorch version.
         warning: set on smoke runs (on a CPU, or in tiny size): their numbers say nothing about performance; and on
             analyses of tiny models.
@@ -64,7 +67,7 @@ def of_run(run: Run) -> Provenance:
     """Provenance of a recorded run, or of several joined."""
     environment = run.environment
     if not run.parts:
-        commit = _short(environment.git_commit, environment.git_dirty)
+        commit = short_commit(environment)
         return Provenance(f"run {environment.run_id}", run.device, commit, environment.torch, _smoke_warning(run))
     names = run_names(run)
     origins = [replace(of_run(part), run_id=f"run {name}") for part, name in zip(run.parts, names, strict=True)]
@@ -100,6 +103,13 @@ def of_explanations(explanations: tuple[Explanation, ...]) -> Provenance:
     commits = {_short(explanation.commit, explanation.dirty) or "unknown" for explanation in explanations}
     commit = None if commits == {"unknown"} else ", ".join(sorted(commits))
     return Provenance("offline analysis without a GPU: counts, no times", device, commit, versions, warning)
+
+
+def short_commit(environment: Environment) -> str | None:
+    """The commit of a run in few letters, with its code's id: "0123456789 + changes with code 0123456789ab"."""
+    commit = _short(environment.git_commit, environment.git_dirty)
+    code = shown_code(environment.code)
+    return commit if commit is None or code is None else f"{commit} with code {code}"
 
 
 def _short(commit: str | None, dirty: bool | None) -> str | None:

@@ -129,7 +129,7 @@ def _common() -> dict[str, Any]:
     """What every row says of where it was made."""
     from importlib.metadata import version
 
-    from suite.environment import git_state
+    from suite.checkout import git_state
     from suite.gpu import NoGpu, find_gpu
     from suite.store import REPOSITORY
 

@@ -159,7 +159,7 @@ class Exhibit:
 def of_environment(environment: Environment, smoke: str | None = None) -> Provenance:
     """Provenance of results that are not a run of the suite; `smoke` says why they say nothing about performance."""
     device = environment.gpu.name if environment.gpu else f"CPU {environment.cpu.model}"
-    commit = (environment.git_commit or "unknown")[:10] + (" + changes" if environment.git_dirty else "")
+    commit = provenance.short_commit(environment) or "unknown"
     warning = f"SMOKE RUN {smoke}: these numbers say nothing about performance" if smoke else None
     return Provenance(f"run {environment.run_id}", device, commit, environment.torch, warning, environment.driver)
 
