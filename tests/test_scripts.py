@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,9 @@ esac
 printf -v call '<%s>' "$@"
 echo "$call" >>"$STUB_LOG"
 echo "${PYTHONPATH:-}" >>"$STUB_LOG.paths"
+case "$*" in
+"-m tests.fuzz"* | *"suite run"*) while [ -e "$STUB_LOG.hold" ]; do sleep 0.1; done ;; # until a test lets it go on
+esac
 case "$*" in
 "-m pip install"*) exit ${STUB_PIP:-0} ;;
 *"suite env --require-gpu")
@@ -74,11 +78,14 @@ class Checkout:
         return subprocess.run(
             [str(self.root / script), *arguments],
             cwd=self.folder,
-            env={**os.environ, "PYTHON": str(self.stub), "STUB_LOG": str(self.log), **variables},
+            env=self.environment(**variables),
             capture_output=True,
             text=True,
             timeout=60,
         )
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        return {**os.environ, "PYTHON": str(self.stub), "STUB_LOG": str(self.log), **variables}
 
     def calls(self) -> list[str]:
         return self.log.read_text().splitlines()
@@ -426,6 +433,11 @@ def sharded(
     checkout: Checkout, *options: str, script: str = "shards.sh", **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """tests/gpu/shards.sh, or another one, with a `taskset` that writes down the GPU and the cores."""
+    variables = {**with_eight_cores(checkout), **variables}
+    return checkout.run(f"tests/gpu/{script}", str(checkout.folder / "out"), *options, **variables)
+
+
+def with_eight_cores(checkout: Checkout) -> dict[str, str]:
     tools = checkout.folder / "tools"
     tools.mkdir(exist_ok=True)
     (tools / "taskset").write_text(
@@ -434,9 +446,34 @@ def sharded(
     (tools / "nproc").write_text("#!/bin/bash\necho 8\n")
     for tool in tools.iterdir():
         tool.chmod(0o755)
-    path = f"{tools}:{os.environ['PATH']}"
-    out = str(checkout.folder / "out")
-    return checkout.run(f"tests/gpu/{script}", out, *options, PATH=path, STUB_GPU="NVIDIA H200", **variables)
+    return {"PATH": f"{tools}:{os.environ['PATH']}", "STUB_GPU": "NVIDIA H200"}
+
+
+def kill_once_packed(
+    checkout: Checkout, wanted: set[str], script: str, name: str, *options: str, **variables: str
+) -> None:
+    """Runs a script that does not come to its end, and kills it when the archive `name` has all that is wanted."""
+    archive = checkout.folder / "out" / name
+    # Its clock begins just before the first half minute has passed.
+    times = {"SECONDS": "28", "TMPDIR": str(checkout.folder)}
+    started = subprocess.Popen(
+        [str(checkout.root / "tests" / "gpu" / script), str(archive.parent), *options],
+        env=checkout.environment(**with_eight_cores(checkout), **times, **variables),
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        end = time.monotonic() + 100
+        while not (archive.exists() and wanted <= names_in(archive)):
+            assert started.poll() is None and time.monotonic() < end, "at work, and packing"
+            time.sleep(0.05)
+    finally:
+        started.kill()
+        started.wait()
+
+
+def names_in(archive: Path) -> set[str]:
+    with tarfile.open(archive) as packed:
+        return set(packed.getnames())
 
 
 def test_every_gpu_measures_its_shard_on_cores_of_its_own(checkout: Checkout) -> None:
@@ -464,13 +501,29 @@ def test_a_shard_that_fails_is_the_scripts_failure(checkout: Checkout) -> None:
         assert sharded(checkout, *wrong).returncode == 2
 
 
-def test_shards_of_an_earlier_stay_are_resumed(checkout: Checkout) -> None:
+def earlier_stay(checkout: Checkout) -> str:
+    """The archive of a stay whose first shard has begun."""
     earlier = checkout.folder / "shards" / "shard-1"
     earlier.mkdir(parents=True)
     (earlier / "environment.json").write_text("{}")
     archive = checkout.folder / "shards.tar.gz"
     subprocess.run(["tar", "-C", checkout.folder, "-czf", archive, "shards"], check=True)
-    assert sharded(checkout, "--gpus", "2", "--runs", str(archive), "EOS", "ALNET").returncode == 0
+    return str(archive)
+
+
+def test_shards_are_packed_while_they_are_measured(checkout: Checkout) -> None:
+    hold = checkout.folder / "calls.hold"
+    hold.touch()
+    runs = ("--gpus", "2", "--runs", earlier_stay(checkout))
+    try:
+        kill_once_packed(checkout, {"shards/shard-1/environment.json"}, "shards.sh", "shards.tar.gz", *runs)
+    finally:
+        hold.unlink()
+
+
+def test_shards_of_an_earlier_stay_are_resumed(checkout: Checkout) -> None:
+    archive = earlier_stay(checkout)
+    assert sharded(checkout, "--gpus", "2", "--runs", archive, "EOS", "ALNET").returncode == 0
     resumed, new = sorted(
         (call for call in checkout.calls() if "<suite><run>" in call), key=lambda call: "--out" in call
     )
@@ -503,8 +556,8 @@ def test_a_round_tests_three_times_fuzzes_and_measures_with_nothing_else_at_work
     assert sorted(bound[7:]) == (["0 on 0-7"] if gpus == 1 else ["0 on 0-3", "1 on 4-7"])
     brought = {path.name for path in (checkout.folder / "out").iterdir()}
     assert brought == {"environment.json", "suite.tar.gz", "summary.txt", "tests.tar.gz"}
-    with tarfile.open(checkout.folder / "out" / "tests.tar.gz") as packed:
-        assert {"tests-1.log", "tests-2.log", "tests-3.log", "fuzz.log"} <= set(packed.getnames())
+    packed = names_in(checkout.folder / "out" / "tests.tar.gz")
+    assert {"tests-1.log", "tests-2.log", "tests-3.log", "fuzz.log"} <= packed
 
 
 TIMES = {
@@ -526,6 +579,42 @@ def test_a_round_times_programs_and_the_host_on_gpus_of_their_own(checkout: Chec
     assert [sum(word in call for call in calls) for word in words] == [1, 3, 1]
     assert not any(word in call for call in checkout.calls() for word in ("<run>", "<gpu and alone>", "fuzz"))
     assert sharded(checkout, "--stages", "time", script="round.sh", ENCORE_ROUND=state).returncode == 2
+
+
+def test_a_round_is_packed_while_it_goes_on_and_a_later_call_adds_the_rest(checkout: Checkout) -> None:
+    state = str(checkout.folder / "round")
+    hold = checkout.folder / "calls.hold"
+    hold.touch()
+    options = ("--gpus", "4", "--stages", "tests")
+    logs = {"tests-1.log", "tests-2.log", "tests-3.log"}
+    try:
+        kill_once_packed(checkout, logs, "round.sh", "tests.tar.gz", *options, ENCORE_ROUND=state)
+        assert "fuzz" not in (checkout.folder / "out" / "summary.txt").read_text()
+    finally:
+        hold.unlink()
+    done = sharded(checkout, *options, script="round.sh", ENCORE_ROUND=state)
+    assert done.returncode == 0 and done.stdout.rstrip().endswith("all is done")
+    assert "fuzz: exit code 0" in done.stdout
+    packed = checkout.folder / "out" / "tests.tar.gz"
+    assert logs | {"fuzz.log"} <= names_in(packed)
+    assert {path.name for path in packed.parent.iterdir()} == {"environment.json", "summary.txt", "tests.tar.gz"}
+
+
+def test_what_a_round_has_packed_is_packed_again_only_if_it_changed(checkout: Checkout) -> None:
+    state = checkout.folder / "round"
+    packed = checkout.folder / "out" / "tests.tar.gz"
+    options = ("--gpus", "2", "--stages", "tests")
+    sharded(checkout, *options, script="round.sh", ENCORE_ROUND=str(state))
+    files = [state, *state.rglob("*")]
+    for change in (None, state / "tests-2.log", state / "results" / "tests-1" / "new.xml"):
+        for file in files:
+            os.utime(file, (1, 1))
+        os.utime(packed, (1000, 1000))
+        if change is not None:
+            change.write_text("something new")
+        assert sharded(checkout, *options, script="round.sh", ENCORE_ROUND=str(state)).returncode == 0
+        assert (packed.stat().st_mtime == 1000) == (change is None)
+        assert change is None or str(change.relative_to(state)) in names_in(packed)
 
 
 def test_a_round_says_what_failed_and_a_later_call_begins_nothing_again(checkout: Checkout) -> None:

@@ -25,6 +25,8 @@ All of it goes on in the background: where a call may not last long enough, call
   times.tar.gz      the rows of the programs, and what the others wrote
   suite.tar.gz      what shards.sh wrote
 
+What is new is packed every half minute, too: a call that is ended from outside leaves what there was until then.
+
   --minutes N    how long this call waits (9)
   --gpus N       use so many (all)
   --timed N      the suite on so many of them at once (2): with more, neighbours disturb
@@ -132,14 +134,16 @@ everything() {
     touch "$state/done"
 }
 
-# packed NAME FILES...: those of the files in the state's folder that are there; what is written meanwhile is cut off
+# packed NAME FILES...: those of the files in the state's folder that are there, unless the archive has them as they are:
+# packing takes a core, and what is measured meanwhile needs it
 packed() {
-    local name="$1" file found=()
-    shift
-    for file in "$@"; do
+    local name="$1" file found=() archive="$out/$1.tar.gz"
+    for file in "${@:2}"; do
         [ ! -e "$state/$file" ] || found+=("$file")
     done
-    [ ${#found[@]} -eq 0 ] || tar -C "$state" --warning=no-file-changed -czf "$out/$name.tar.gz" "${found[@]}"
+    [ ${#found[@]} -gt 0 ] || return 0
+    [ -e "$archive" ] && [ -z "$(find "${found[@]/#/$state/}" -newer "$archive" -print -quit)" ] ||
+        save "$name" "$state" "${found[@]}"
 }
 
 brought() {
@@ -161,6 +165,7 @@ else
 fi
 while [ ! -e "$state/done" ] && [ "$(left)" -gt 0 ]; do
     sleep 1
+    every_half_minute brought
 done
 brought
 if [ -e "$state/done" ]; then

@@ -36,12 +36,6 @@ mkdir -p "$runs"
 [ -z "$archive" ] || tar -C "$work" -xzf "$archive" || exit 2
 cores="$(share "$gpus")"
 
-# Rows may be written meanwhile (tar says 1 then): the next archive has them whole.
-save() {
-    tar -C "$work" -czf "$work/saved.tar.gz" --warning=no-file-changed shards || [ $? -eq 1 ] || return
-    mv -- "$work/saved.tar.gz" "$out/shards.tar.gz"
-}
-
 # shard NUMBER ARGUMENTS...
 shard() {
     local number="$1" run="$runs/shard-$1" begun=$SECONDS where status
@@ -64,11 +58,11 @@ for ((number = 1; number <= gpus; number++)); do
     started_shards+=($!)
 done
 while sleep 1 && [ -n "$(jobs -pr)" ]; do
-    [ $((SECONDS % 30)) -ne 0 ] || save
+    every_half_minute save shards "$work" shards
 done
 for one in "${started_shards[@]}"; do
     wait "$one" || failed=1
 done
-save || failed=1
+save shards "$work" shards || failed=1
 cat -- "$out/summary.txt"
 exit "$failed"

@@ -5,6 +5,7 @@
 # them. It gives `out`, leaves the arguments behind the options to the script, and defines `start`, which gives
 # `python`, `encore`, `work` (a folder that goes at the end) and `failed`; `left` and `stage` can be used behind it.
 # `count_gpus` and `share` are for scripts that use several GPUs at once, and `bound` is for what each of them does.
+# `save` and `every_half_minute` are for those whose call may be ended before they are done.
 # shellcheck disable=SC2154  # they are the caller's
 
 case "${1:-}" in "" | -h | --help)
@@ -85,6 +86,24 @@ bound() {
     mkdir -p "$1"
     CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES="$2" TMPDIR="$1" \
         taskset --cpu-list "$3-$(($3 + $4 - 1))" "${@:5}"
+}
+
+# save NAME FOLDER FILES...: those files of the folder, packed into OUT/NAME.tar.gz. A call that is ended meanwhile leaves
+# the archive from before. What is written meanwhile (tar says 1 then) is whole in the next one.
+save() {
+    local part="$out/$1.tar.gz.part" begun=$EPOCHSECONDS
+    tar -C "$2" --warning=no-file-changed --exclude='*.part' -czf "$part" -- "${@:3}" || [ $? -eq 1 ] || return
+    # Not newer than anything that it lacks, so that `find -newer` tells what to pack again.
+    touch -d "@$((begun - 1))" -- "$part"
+    mv -- "$part" "$out/$1.tar.gz"
+}
+
+# every_half_minute COMMAND...: for loops that wait, which call it again and again
+saved_at=0
+every_half_minute() {
+    [ $((SECONDS - saved_at)) -ge 30 ] || return 0
+    saved_at=$SECONDS
+    "$@"
 }
 
 # report: of the run in `work`, which is packed with it
