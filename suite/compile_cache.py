@@ -18,6 +18,9 @@ from suite.schema import CompileConditions
 INDUCTOR = "inductor"
 TRITON = "triton"
 ENCORE = "encore"
+JUDGED = "judged"
+"""The folder where processes note results that they found right (`suite.measure.judged`)."""
+
 _GRAPHS = ("fxgraph", "aotautograd")
 """Folders of compiled graphs, of Inductor and of AOTAutograd, in Inductor's."""
 
@@ -30,7 +33,7 @@ class CompileCache:
     """
 
     def __init__(self, folder: Path, *, kept: bool = False) -> None:
-        """`kept`: it may hold what earlier runs compiled; its kernels are used, its graphs are not."""
+        """`kept`: it may hold what earlier runs compiled; its kernels are used, its graphs and results are not."""
         self.folder = folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self._kept = kept
@@ -38,6 +41,8 @@ class CompileCache:
         if kept:
             for graphs in (found for name in _GRAPHS for found in self.folder.glob(f"**/{INDUCTOR}/{name}")):
                 shutil.rmtree(graphs, ignore_errors=True)
+            for judged in self.folder.glob(f"**/{JUDGED}"):
+                shutil.rmtree(judged, ignore_errors=True)
 
     def of_rank(self, rank: int) -> Path:
         """The folder of a rank, where a workload is split over GPUs: each tunes its kernels for itself, at the same

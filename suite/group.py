@@ -55,14 +55,14 @@ class GroupSession:
     Note [Tuning]: all modes share one compile cache. The first of them to compile, the reference mode if it is there,
     does so alone on the GPU, for what others do meanwhile would disturb the timing that Inductor's tuning goes by. Then
     all others compile side by side. They find what it tuned; whatever else a mode tunes, it tunes in its turn, while no
-    other warms up (`suite.gpu_turns`), and the others find that too. The first process of each mode settles
-    alone, and so do later ones of a mode where Encore's selection may time calls.
+    other warms up (`suite.gpu_turns`), and the others find that too. Then they settle side by side, but for modes where
+    Encore's selection may time calls: their processes settle alone.
 
     Note [Later processes]: importing torch, starting the compilers and calling a program for the first time takes
     longer than measuring, and most of it happens on one core. So later processes start while the first ones are built,
-    and wait, where the host has the memory for it; they touch no GPU before it is their turn. And several processes of
-    each mode are prepared side by side, where the GPU has memory for all of them. They are measured one after another:
-    while one process of each mode is, the others wait.
+    and wait, where the host has the memory for it; on the GPU they have a context at most, and no tensors. And several
+    processes of each mode are prepared side by side, where the GPU has memory for all of them. They are measured one
+    after another: while one process of each mode is, the others wait.
     """
 
     def __init__(
@@ -257,10 +257,7 @@ class GroupSession:
         self._compile_and_settle([m for m in fresh if not cache.has(m.mode)], cache)
         together = [m for m in members if m not in fresh]
         self._compile(together, CompileConditions.WARM)
-        self._settle([m for m in together if not m.mode.times_calls])
-        for member in together:
-            if member.mode.times_calls:
-                self._settle([member])
+        self._settle(together)
         for member in members:
             if member.prepared is not None:
                 own = member.prepared.correctness or self._first[member.mode.name]
@@ -273,10 +270,10 @@ class GroupSession:
                 member.failure = bitwise_failure(member.mode, member.correctness)
 
     def _compile_and_settle(self, members: Sequence[Member], cache: CompileCache) -> None:
-        """Of modes that have not compiled before: all compile at the same time, and settle one after another."""
+        """Of modes that have not compiled before: all compile at the same time, and then settle."""
         self._compile(members, cache.conditions(len(members)))
+        self._settle(members)
         for member in members:
-            self._settle([member])
             if member.failure is None:  # or there may be nothing in the cache
                 cache.compiled(member.mode)
 
@@ -284,7 +281,11 @@ class GroupSession:
         self._tell(members, Compile(conditions=conditions))
 
     def _settle(self, members: Sequence[Member]) -> None:
-        self._tell(members, Settle())
+        """Side by side, but one after another where selection may time calls."""
+        self._tell([member for member in members if not member.mode.times_calls], Settle())
+        for member in members:
+            if member.mode.times_calls:
+                self._tell([member], Settle())
 
     def _tell(self, members: Sequence[Member], command: Command) -> None:
         """Gives all of them that have not failed the same command, at the same time."""
@@ -348,7 +349,8 @@ class GroupSession:
             compile_threads=1 if later or cache.has(mode) else compile_threads,  # more need a pool, which takes seconds
             later=later,
             alive_together=1 if later else len(modes),  # more than one later process only where the memory is there
-            known_digests=first.digests if first and first.passed and first.deterministic else None,
+            known_digests=first.digests if first and first.passed else None,
+            known_varying=first.varying if first and first.passed else None,
             cache_dir=str(cache.folder),
             warm_cache=settings.warm_cache,
             vec_isa_ok=self.bench.toolchain.vec_isa_ok,

@@ -8,12 +8,15 @@ The order of `build` and `compile`, and why:
    and compare that. The real compilation has another random stream, so its values cannot be compared.
 4. The real compilation, which may have to wait for those of other modes: first call, then warm-up until every CUDA
    graph is recorded and replayed.
-5. Compare replays with eager (a first call replays nothing), and take digests of two calls on each input. To the
-   outside this is the end of warm-up: phases follow one another and none comes back.
+5. Compare replays with eager (a first call replays nothing), and call on each input once more to see which tensors
+   have the same bits in each call. To the outside this is the end of warm-up: phases follow one another and none comes
+   back.
 6. Forget the references, so that they take no memory while the mode is timed.
 
-A mode's later processes leave out 2 and 3: results that have the digests of the first process are as right as those. If
-they have not, everything is done as in the first.
+Results that have the bits of others which were compared, in another process or mode, are as right as those
+(`suite.measure.judged`). A mode's later processes leave out 2 and 3: they look whether they have the digests of the
+first process. Of a tensor that has other bits in each call they compare a sketch (`suite.measure.fingerprint`). If one
+is not as in the first process, everything is done as there.
 
 A workload that is split over GPUs has a process for each (`suite.rank_group`). Each compares its own results with those
 of the whole module, and all compare theirs with one another. What is decided about further calls is decided together.
@@ -26,7 +29,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +45,7 @@ from optimizations.torch_internals.graph_keys import mark_graphs
 from optimizations.torch_internals.tuning import tune_once
 from suite.captured_iteration import CapturedIteration, captured_iteration
 from suite.cell_errors import Inaccurate, Unsupported
+from suite.compile_cache import JUDGED
 from suite.gpu import LEAST_COMPUTE_CAPABILITY
 from suite.gpu_turns import GpuTurns
 from suite.iteration import Iterate, callable_for, iteration, seed_all, set_numerics
@@ -56,14 +60,17 @@ from suite.measure.correctness import (
     compare_widened,
     compare_with_eager,
     compute_dtype,
+    distances,
     refused_of_other_inputs,
 )
 from suite.measure.encore_report import encore_report
+from suite.measure.fingerprint import sketched_error
 from suite.measure.gpu_state import gpu_reader
 from suite.measure.graphs import GraphLog, recorded_graphs
+from suite.measure.judged import Judged, JudgedResults
 from suite.measure.memory import Peak, peak, release, reserved_bytes, restart_peak
 from suite.measure.profiling import kernels_of, profile_iterations
-from suite.measure.results import Results, State, digest_of_run, run_checked
+from suite.measure.results import Results, State, bits_of_run, digest_of, run_checked, run_unchecked
 from suite.measure.timing import iteration_us, measure_block, require_distinct_addresses, timer_for
 from suite.memory_need import require_memory
 from suite.metrics import PreparedCell, metrics
@@ -154,8 +161,7 @@ class LiveCell:
         assert self._compile_times is not None, "it is compiled before"
         compile_times = self._settle(self._compile_times)
         correctness = None
-        known = self._spec.known_digests
-        if self._ranks.any(known is None or self._digests() != known):
+        if self._ranks.any(self._spec.known_digests is None or not self._as_in_the_first_process()):
             if self._eager is None:
                 self._run_reference()
                 if self._trial_verdict is not None:  # the trial has thrown away what was compiled
@@ -172,8 +178,13 @@ class LiveCell:
             correctness=correctness,
             compile=compile_times,
             reserved_bytes=reserved_bytes(self._instance.device),
-            iteration_us=iteration_us(self._iterate, self._input_sets, self._timer),
+            iteration_us=self._iteration_us(),
         )
+
+    def _iteration_us(self) -> float:
+        """While no other process calls, where they settle side by side. Ranks have no turns: see `_calling`."""
+        with contextlib.nullcontext() if isinstance(self._ranks, RankGroup) else self._turns.alone():
+            return iteration_us(self._iterate, self._input_sets, self._timer)
 
     def measure(self, command: Measure) -> Block:
         """One block of samples."""
@@ -296,24 +307,80 @@ class LiveCell:
         """Results on each checked input."""
         return _results_of(self._instance, iterate, self._checked, self._states, self._spec.seed)
 
-    def _digests(self) -> list[str]:
-        """Of the results of the compiled iteration on each checked input."""
-        return [
-            digest_of_run(self._instance, self._iterate, inputs, state, self._spec.seed)
-            for inputs, state in zip(self._checked, self._states, strict=True)
-        ]
+    def _as_in_the_first_process(self) -> bool:
+        """Whether the compiled iteration has the known digests, and what varies from call to call is within the
+        tolerance."""
+        spec = self._spec
+        varying = spec.known_varying or [{}] * len(self._checked)
+        tolerance = TOLERANCE[compute_dtype(self._instance, self._checked[0])]
+        digests = []
+        for inputs, state, known in zip(self._checked, self._states, varying, strict=True):
+            bits, found = self._bits(inputs, state, sketched=known)
+            digests.append(digest_of({name: each for name, each in bits.items() if name not in known}))
+            if any(
+                name not in found or not sketched_error(found[name], sketch) <= tolerance
+                for name, sketch in known.items()
+                if sketch  # or it is not there in every call
+            ):
+                return False
+        return digests == spec.known_digests
 
-    def _verdict(self, compiled: list[Results], eager: list[Results]) -> Agreement:
+    def _bits(
+        self, inputs: Inputs, state: State, sketched: Collection[str] = (), unlike: Mapping[str, str] | None = None
+    ) -> tuple[dict[str, str], dict[str, list[float]]]:
+        """Of what the compiled iteration computes the bits, and sketches of some tensors: see `bits_of_run`."""
+        return bits_of_run(self._instance, self._iterate, inputs, state, self._spec.seed, sketched, unlike)
+
+    def _judged(self, kind: str, compiled: list[Results], eager: list[Results]) -> tuple[Agreement, bool]:
+        """The verdict, and whether all that was compiled had to be forgotten for it.
+
+        Results that are as right as others of this kind, which another process has compared, get their verdict.
+        """
+        if isinstance(self._ranks, RankGroup):
+            return self._verdict(compiled, eager)[0], False
+        shared = JudgedResults(Path(self._spec.cache_dir) / JUDGED / kind)
+        release(self._instance.device)
         # It may run the program in a precision that takes several times the memory: one process at a time.
-        with self._turns.alone(), self._whole() as (whole, states):
+        with self._turns.alone():
+            if (known := self._known_verdict(shared, compiled, eager)) is not None:
+                return known, False
+            verdict, found = self._verdict(compiled, eager)
+            if forgotten := verdict.undecided:
+                verdict = self._widened(verdict)
+            if verdict.passed:
+                shared.add(Judged(tuple(one.all_bits() for one in compiled), tuple(found), verdict))
+            release(self._instance.device)
+        return verdict, forgotten
+
+    def _verdict(self, compiled: list[Results], eager: list[Results]) -> tuple[Agreement, list[dict[str, float]]]:
+        """By comparison with eager; and the errors of each input set by tensor."""
+        with self._whole() as (whole, states):
+            each = list(zip(compiled, eager, self._checked, states, strict=True))
+            found = [distances(one, expected, whole, inputs, state) for one, expected, inputs, state in each]
             verdict = combine(
                 [
-                    compare_with_eager(results, expected, whole, inputs, state, self._spec.seed)
-                    for results, expected, inputs, state in zip(compiled, eager, self._checked, states, strict=True)
+                    compare_with_eager(one, expected, whole, inputs, state, self._spec.seed, errors)
+                    for (one, expected, inputs, state), errors in zip(each, found, strict=True)
                 ]
             )
-            release(self._instance.device)
-        return refused_of_other_inputs(verdict, compiled, eager, device=self._instance.device)
+        return refused_of_other_inputs(verdict, compiled, eager, device=self._instance.device), found
+
+    def _known_verdict(self, shared: JudgedResults, compiled: list[Results], eager: list[Results]) -> Agreement | None:
+        others: list[Results] = [Results({}) for _ in compiled]
+
+        def errors(place: int, names: Collection[str]) -> dict[str, float]:
+            others[place] = Results({name: compiled[place].tensors[name] for name in names})
+            found = distances(
+                compiled[place], eager[place], self._instance, self._checked[place], self._states[place], names
+            )
+            return {name: found[name] for name in names}
+
+        tolerance = TOLERANCE[compute_dtype(self._instance, self._checked[0])]
+        verdict = shared.verdict([one.all_bits() for one in compiled], errors, tolerance)
+        if verdict is None:
+            return None
+        verdict = refused_of_other_inputs(verdict, others, eager, device=self._instance.device)
+        return verdict if verdict.passed else None
 
     def _run_reference(self) -> None:
         with self._whole() as (whole, states):
@@ -352,15 +419,15 @@ class LiveCell:
         torch.compiler.reset()  # in a later process the real compilation came first, and would be found
         with trial_cache(cache), torch_internals.inductor_config.patch(fallback_random=True):
             iterate = self._compiled_iteration(callable_for(self._mode, self._instance.module))
-            for _ in range(calls):
-                compiled = self._results(iterate)
+            for _ in range(calls - 1):
+                for inputs, state in zip(self._checked, self._states, strict=True):
+                    run_unchecked(self._instance, iterate, inputs, state, self._spec.seed)
+            compiled = self._results(iterate)
             self._free_capture()
-            verdict = self._verdict(compiled, eager)
-            if verdict.undecided:
-                verdict = self._widened(verdict)
-        self._forget_compiled()
+            self._forget_compiled()
+            verdict, _ = self._judged("trial", compiled, eager)
         if not verdict.passed:
-            raise Inaccurate(self._correctness(verdict, [], deterministic=False))
+            raise Inaccurate(self._correctness(verdict))
         return verdict
 
     def _forget_compiled(self) -> None:
@@ -371,12 +438,7 @@ class LiveCell:
         release(self._instance.device)
 
     def _widened(self, verdict: Agreement) -> Agreement:
-        """The verdict on a mode that its own dtype does not decide. All that was compiled is forgotten.
-
-        What is split over GPUs is not copied to be widened: there, no verdict is a failure.
-        """
-        if isinstance(self._ranks, RankGroup):
-            return replace(verdict, passed=False)
+        """The verdict on a mode that its own dtype does not decide. All that was compiled is forgotten."""
         wide = compare_widened(
             lambda module: callable_for(self._mode, module),
             self._instance,
@@ -418,8 +480,11 @@ class LiveCell:
         )
 
     def _calling(self) -> AbstractContextManager[None]:
-        """A turn for a call that another process's tuning must not meet. Ranks have none: one that waits for its turn
-        while its neighbour waits for it in a collective would wait for ever."""
+        """A turn for a call that another process's tuning, or its timing of an iteration, must not meet.
+
+        Ranks have none: one that waits for its turn while its neighbour waits for it in a collective would wait for
+        ever.
+        """
         return contextlib.nullcontext() if isinstance(self._ranks, RankGroup) else self._turns.calling()
 
     def _compile_again(self) -> None:
@@ -432,7 +497,8 @@ class LiveCell:
             if self._spec.later:
                 stack.enter_context(spent_at_once())
             while self._ranks.any(not optimizations.settled() and time.perf_counter() - begin < SETTLE_S):
-                self._iterate_set(calls)
+                with self._calling():
+                    self._iterate_set(calls)
                 calls += 1
             self._timer.synchronize()
         if self._captured is not None:
@@ -456,14 +522,14 @@ class LiveCell:
 
     def _check(self, compiled: list[Results]) -> Correctness:
         assert self._eager is not None, "eager ran before"
-        digests = [results.digest() for results in compiled]
-        verdict = self._trial_verdict or self._verdict(compiled, self._eager)
+        verdict, forgotten = self._trial_verdict, False
+        if verdict is None:
+            verdict, forgotten = self._judged("real", compiled, self._eager)
         if verdict.undecided and verdict.widened_error is None:
-            verdict = self._widened(verdict)
-            if not isinstance(self._ranks, RankGroup):
-                self._compile_again()
-        deterministic = digests == self._digests()
-        correctness = self._correctness(verdict, digests, deterministic=deterministic)
+            verdict = replace(verdict, passed=False)  # of ranks: what is split is not copied to be widened
+        if forgotten:
+            self._compile_again()
+        correctness = self._correctness(verdict, compiled)
         if isinstance(self._ranks, RankGroup):
             correctness = self._across_ranks(correctness, compiled)
         if not correctness.passed:
@@ -482,7 +548,17 @@ class LiveCell:
             }
         )
 
-    def _correctness(self, verdict: Agreement, digests: list[str], *, deterministic: bool) -> Correctness:
+    def _correctness(self, verdict: Agreement, compiled: Sequence[Results] = ()) -> Correctness:
+        """`compiled` are the results of calls before; they are made once more, to see whether they stay the same."""
+        varying: list[dict[str, list[float]]] = []
+        digests: list[str] = []
+        for first, inputs, state in zip(compiled, self._checked, self._states, strict=bool(compiled)):
+            bits = first.all_bits()
+            again, other = self._bits(inputs, state, unlike=bits)
+            other |= {name: [] for name in bits.keys() - again.keys()}
+            varying.append(other)
+            digests.append(digest_of({name: each for name, each in bits.items() if name not in other}))
+        deterministic = bool(compiled) and not any(varying)
         dtype = compute_dtype(self._instance, self._checked[0])
         return Correctness(
             passed=verdict.passed,
@@ -496,6 +572,7 @@ class LiveCell:
             fallback_random=self._mode.backend is not None and self._instance.workload.stochastic,
             deterministic=deterministic,
             digests=digests,
+            varying=varying if any(varying) else None,
             bitwise_with=None,  # the runner has the other modes' digests, and compares them
             bitwise=None,
             widened_error=verdict.widened_error,

@@ -34,10 +34,10 @@ class CellSpec(Record):
     it may compile with. `cache_dir` is where compiled kernels go: one folder for all modes of a workload.
     `later`: the mode had a process before, so it is known to be called for long. `alive_together` modes of the workload
     are on the GPU at the same time.
-    `known_digests` are those of the mode's first process, whose results were compared with eager's; a later one that
-    has the same needs no comparison. `tp` processes work on a cell whose workload is split over GPUs, this one
-    as `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is what an earlier cell found out, see `Built`, and
-    `headers_dir` has the compiled headers of C++ kernels of all cells.
+    `known_digests` are those of the mode's first process, whose results were compared with eager's, and `known_varying`
+    what had other bits there in each call; a later process that has the same needs no comparison. `tp` processes work
+    on a cell whose workload is split over GPUs, this one as `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is
+    what an earlier cell found out, see `Built`, and `headers_dir` has the compiled headers of C++ kernels of all cells.
     """
 
     workload: str
@@ -58,6 +58,7 @@ class CellSpec(Record):
     later: bool = False
     alive_together: int = 1
     known_digests: list[str] | None = None
+    known_varying: list[dict[str, list[float]]] | None = None
     cache_dir: str
     warm_cache: bool
     vec_isa_ok: bool | None = None
@@ -84,7 +85,7 @@ class Compile(Record):
 
 
 class Settle(Record):
-    """Apart from `compile`, for Encore times calls here: cells compile side by side, but settle alone."""
+    """Apart from `compile`, for Encore may time calls here, and such a cell settles alone."""
 
     do: Literal["settle"] = "settle"
 

@@ -141,7 +141,9 @@ def worst(found: Sequence[Correctness | None]) -> Correctness | None:
         return None
     shown = max(told, key=lambda one: (not one.passed, one.max_relative_error))
     deterministic = all(one.deterministic for one in told)
-    return shown.model_copy(update={"digests": told[0].digests, "deterministic": deterministic})
+    first = told[0]
+    update = {"digests": first.digests, "varying": first.varying, "deterministic": deterministic}
+    return shown.model_copy(update=update)
 
 
 def _measured(answers: Sequence[Measured]) -> Measured:

@@ -96,10 +96,11 @@ class Correctness(Record):
     newer rows, the maximum norm; `worst` is the name of the tensor that has it, `tolerance` what was allowed for the
     compute dtype. `reference_error` is eager's own distance from a float32 (float64) run, present only where the plain
     tolerance did not decide; of a stochastic workload that of eager without dropout, NaN where it is infinite.
-    `digests[i]` is the SHA-256 over the output, loss and gradient bytes of input set i; `deterministic` says whether a
-    second call on the same inputs and seed gave the same digest. `bitwise` compares with the mode named in
-    `bitwise_with` (of several that would do, one that is equal) and is None where none of them ran or is deterministic
-    with itself, or where it equals none and they also differ from one another.
+    `digests[i]` is the SHA-256 over the bits of output, loss and gradients of input set i; `deterministic` says whether
+    a second call on the same inputs and seed gave the same. In newer rows, digests are over the tensors that were the
+    same, and `varying[i]` has the others, with sketches of their values (`suite.measure.fingerprint`). `bitwise`
+    compares with the mode named in `bitwise_with` (of several that would do, one that is equal) and is None where none
+    of them ran or is deterministic with itself, or where it equals none and they also differ from one another.
     """
 
     passed: bool
@@ -120,6 +121,7 @@ class Correctness(Record):
     ranks_spread: float | None = None
     """There: the largest relative difference of the norms of one tensor on two ranks. Eager is the whole module then,
     on each rank by itself."""
+    varying: list[dict[str, list[float]]] | None = None
     widened_error: float | None = None
     """Of the mode compiled in higher precision, against eager there; made where eager in the own dtype is so far from
     the truth that it is not a reference."""

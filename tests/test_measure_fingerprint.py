@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from suite.measure import fingerprint as module
-from suite.measure.fingerprint import fingerprint
+from suite.measure.fingerprint import fingerprint, sketch, sketched_error
 
 
 def values(dtype: torch.dtype, count: int = 4099) -> torch.Tensor:
@@ -86,3 +86,37 @@ def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
         assert fingerprint(tensor) == expected
     assert fingerprint(tensor[:0]) == "0" * 32
     assert fingerprint(torch.tensor(1.0)) != fingerprint(torch.tensor(2.0))
+
+
+def test_the_error_of_a_tensor_is_told_from_sketches() -> None:
+    generator = torch.Generator().manual_seed(0)
+    reference = torch.randn(3000, generator=generator, dtype=torch.float64)
+    found = []
+    for size in (1e-6, 1e-2, 1.0, 100.0):
+        for _ in range(50):
+            noise = torch.randn(3000, generator=generator, dtype=torch.float64)
+            error = size * float(noise.norm() / reference.norm())
+            found.append(sketched_error(sketch(reference + size * noise), sketch(reference)) / error)
+    assert 0.2 < min(found) < 1.0 < max(found) < 5.0
+
+
+def test_what_wrong_programs_make_of_a_tensor_is_far_off_by_its_sketch() -> None:
+    tensor = values(torch.float32)
+    for wrong in (torch.zeros_like(tensor), -tensor, tensor.flip(0), tensor.roll(1), 2 * tensor):
+        assert sketched_error(sketch(wrong), sketch(tensor)) > 0.2
+    assert sketched_error(sketch(tensor), sketch(torch.zeros_like(tensor))) == float("inf")
+    assert sketched_error(sketch(torch.zeros(3)), sketch(torch.zeros(3))) == 0.0
+    broken = torch.where(tensor == tensor.max(), float("nan"), tensor)
+    assert not sketched_error(sketch(broken), sketch(tensor)) <= 1.0
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64], ids=str)
+def test_a_sketch_is_of_the_values_wherever_they_lie(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = values(dtype)
+    apart = torch.zeros(2 * tensor.numel() + 1, dtype=dtype)[1::2]
+    apart.copy_(tensor)
+    expected = sketch(tensor)
+    assert len(expected) == module.SKETCH < 2 * len(set(expected))
+    assert sketch(apart) == expected
+    monkeypatch.setattr(module, "CHUNK_WORDS", 1000)
+    assert sketch(tensor) == pytest.approx(expected)

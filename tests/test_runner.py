@@ -213,8 +213,8 @@ def test_the_reference_compiles_first_and_alone_and_then_the_rest_side_by_side(b
     assert compiled[6] == ("eager", "WARM"), "it has nothing to tune"
     assert sorted(compiled[7:]) == sorted((name, "WARM") for name in names)
     assert sorted(done[2:7]) == sorted(f"compiled {name}" for name in others)
-    assert done[7:12] == [f"settled {name}" for name in others], "one after another, when all have compiled"
-    assert done[-1] == "settled encore", "it may time calls, in a later process too"
+    assert sorted(done[7:11]) == sorted(f"settled {name}" for name in others[:-1]), "when all have compiled"
+    assert done[11] == done[-1] == "settled encore", "alone: it may time calls, in a later process too"
 
 
 def test_without_the_reference_the_first_mode_compiles_alone(bench: Bench) -> None:

@@ -10,7 +10,7 @@ place.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -102,8 +102,9 @@ def errors(
     *,
     device: torch.device,
     tolerance: float,
+    same: Collection[str] = (),
 ) -> dict[str, float]:
-    """Relative errors by tensor name, over all names in either.
+    """Relative errors by tensor name, over all names in either. Those that are known to have the `same` bits have none.
 
     A buffer or input that only one side changed is compared with its value before, from `state`. Gradients and buffers
     are compared relative to at least `LEAST_SHARE` or `tolerance` of the size of all of their kind: where the true
@@ -111,30 +112,33 @@ def errors(
     in front of a normalisation, and with the mean of what a linear layer makes of normalised values (EfficientNet's
     bottlenecks).
     """
-    least = {kind: _least(kind, reference, max(tolerance, LEAST_SHARE)) for kind in (GRADIENT, BUFFER)}
+    least = {kind: _least(kind, reference, max(tolerance, LEAST_SHARE), device) for kind in (GRADIENT, BUFFER)}
     found: dict[str, float] = {}
     for name in [*reference, *(name for name in results if name not in reference)]:
         value, expected = results.get(name, state.saved(name)), reference.get(name, state.saved(name))
         if value is None or expected is None:
             found[name] = math.inf
+        elif name in same:
+            found[name] = 0.0
         else:
             floor = next((size for kind, size in least.items() if name.startswith(kind)), None)
             found[name] = relative_error(value, expected, device=device, least=floor)
     return found
 
 
-def _least(kind: str, reference: Mapping[str, torch.Tensor], share: float) -> Size:
+def _least(kind: str, reference: Mapping[str, torch.Tensor], share: float, device: torch.device) -> Size:
     alike = (tensor for name, tensor in reference.items() if name.startswith(kind) and tensor.is_floating_point())
-    size = size_of(alike)
+    size = size_of(alike, device)
     return Size(share * size.rms, share * size.largest)
 
 
-def size_of(tensors: Iterable[torch.Tensor]) -> Size:
-    """Size of all of them together."""
+def size_of(tensors: Iterable[torch.Tensor], device: torch.device) -> Size:
+    """Size of all of them together, found on `device`."""
     squares, count, largest = 0.0, 0, 0.0
     for tensor in tensors:
-        finite = tensor.double().nan_to_num(0.0, 0.0, 0.0)
-        squares += float(finite.square().sum())
+        for part in tensor.reshape(-1).split(CHUNK_ELEMENTS):
+            finite = part.to(device).double().nan_to_num(0.0, 0.0, 0.0)
+            squares += float(finite.square().sum())
+            largest = max(largest, _largest(finite))
         count += tensor.numel()
-        largest = max(largest, _largest(finite))
     return Size(math.sqrt(squares / max(1, count)), largest)

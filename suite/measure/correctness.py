@@ -28,7 +28,7 @@ from __future__ import annotations
 import copy
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ from optimizations import torch_internals
 from suite.iteration import full_precision, iteration
 from suite.measure.compare import errors, misshapen
 from suite.measure.mixed_inputs import result_of_other_inputs
-from suite.measure.results import GRADIENT, Results, State, run_checked
+from suite.measure.results import GRADIENT, Results, State, run_checked, run_unchecked
 
 UNIT_ROUNDOFF: dict[str, float] = {
     "float64": 2.0**-53,
@@ -212,10 +212,33 @@ def refused_of_other_inputs(
     )
 
 
+def distances(
+    compiled: Results,
+    eager: Results,
+    instance: Instance,
+    inputs: Inputs,
+    state: State,
+    only: Collection[str] | None = None,
+) -> dict[str, float]:
+    """Relative errors of one input set against eager, by tensor. `only`: of these, and 0 for all others."""
+    tolerance = TOLERANCE[compute_dtype(instance, inputs)]
+    same = {name for name, bits in compiled.bits.items() if eager.bits.get(name) == bits}
+    if only is not None:
+        same |= {name for name in (*compiled.tensors, *eager.tensors) if name not in only}
+    return errors(compiled.tensors, eager.tensors, state, device=instance.device, tolerance=tolerance, same=same)
+
+
 def compare_with_eager(
-    compiled: Results, eager: Results, instance: Instance, inputs: Inputs, state: State, seed: int
+    compiled: Results,
+    eager: Results,
+    instance: Instance,
+    inputs: Inputs,
+    state: State,
+    seed: int,
+    found: Mapping[str, float] | None = None,
 ) -> Agreement:
-    """Verdict on one input set."""
+    """Verdict on one input set. `found`: the `distances`, where they are known."""
+    found = distances(compiled, eager, instance, inputs, state) if found is None else found
     dtype = compute_dtype(instance, inputs)
     tolerance, device = TOLERANCE[dtype], instance.device
 
@@ -233,7 +256,6 @@ def compare_with_eager(
         )
         return Reference(first, second, REFERENCE_FACTOR)
 
-    found = errors(compiled.tensors, eager.tensors, state, device=device, tolerance=tolerance)
     if wrong := misshapen(compiled.tensors, eager.tensors, state):
         return Agreement(False, len(found), math.inf, wrong[0], None)
     for name, error in found.items():
@@ -367,6 +389,7 @@ def compare_widened(
     with full_precision():
         eager = run_checked(precise, iteration(precise, precise.module, marks_steps=False), wide_inputs, start, seed)
         run = iteration(precise, compile_module(precise.module), marks_steps=marks_steps)
-        for _ in range(calls):
-            compiled = run_checked(precise, run, wide_inputs, start, seed)
+        for _ in range(calls - 1):
+            run_unchecked(precise, run, wide_inputs, start, seed)
+        compiled = run_checked(precise, run, wide_inputs, start, seed)
         return compare_with_eager(compiled, eager, precise, wide_inputs, start, seed)

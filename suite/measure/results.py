@@ -7,7 +7,7 @@ because references must not take part in the peak memory of compiling.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from models.instance import Instance
 from models.registry import Inputs
 from optimizations import torch_internals
 from suite.iteration import Iterate, seed_all
-from suite.measure.fingerprint import fingerprint
+from suite.measure.fingerprint import fingerprint, sketch
 
 GRADIENT = "gradient "
 BUFFER = "buffer "
@@ -37,7 +37,11 @@ class Results:
 
     def digest(self) -> str:
         """SHA-256 over names, dtypes, shapes and fingerprints of the bytes."""
-        return _digest(self.bits or {name: _bits(one) for name, one in {**self.uncompared, **self.tensors}.items()})
+        return digest_of(self.all_bits())
+
+    def all_bits(self) -> Mapping[str, str]:
+        """Of each tensor dtype, shape and fingerprint."""
+        return self.bits or {name: _bits(one) for name, one in {**self.uncompared, **self.tensors}.items()}
 
 
 class State:
@@ -79,9 +83,30 @@ def run_checked(instance: Instance, iterate: Iterate, inputs: Inputs, state: Sta
     return Results(tensors, uncompared, bits)
 
 
-def digest_of_run(instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int) -> str:
-    """`run_checked(...).digest()`, with nothing copied to the host."""
-    return _digest({name: _bits(tensor) for name, tensor, _ in _computed(instance, iterate, inputs, state, seed)})
+def bits_of_run(
+    instance: Instance,
+    iterate: Iterate,
+    inputs: Inputs,
+    state: State,
+    seed: int,
+    sketched: Collection[str] = (),
+    unlike: Mapping[str, str] | None = None,
+) -> tuple[dict[str, str], dict[str, list[float]]]:
+    """`run_checked(...).all_bits()`, with nothing copied to the host; and sketches of the tensors with these names, and
+    of those whose bits are not these."""
+    found: dict[str, str] = {}
+    sketches: dict[str, list[float]] = {}
+    for name, tensor, _ in _computed(instance, iterate, inputs, state, seed):
+        found[name] = _bits(tensor)
+        if name in sketched or (unlike is not None and unlike.get(name) != found[name]):
+            sketches[name] = sketch(tensor)
+    return found, sketches
+
+
+def run_unchecked(instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int) -> None:
+    """The same iteration as `run_checked`, whose results nobody wants."""
+    for _ in _computed(instance, iterate, inputs, state, seed):
+        pass
 
 
 def _computed(
@@ -112,7 +137,8 @@ def _computed(
     state.restore(changed)
 
 
-def _digest(bits: Mapping[str, str]) -> str:
+def digest_of(bits: Mapping[str, str]) -> str:
+    """SHA-256 over names and bits of tensors."""
     return hashlib.sha256("\0".join(f"{name}\0{each}" for name, each in sorted(bits.items())).encode()).hexdigest()
 
 

@@ -1,0 +1,100 @@
+"""Results of a workload that a process has compared with eager's: others that have the same bits are as right.
+
+The modes of a workload compute the same on the same inputs, most of them with the same kernels. Comparing takes seconds
+in each, and minutes where eager in the own dtype is no reference and the program is compiled in higher precision, too.
+So the first process that finds results right says what they were, and the others look there. Some programs give a few
+tensors other bits in each call, those of atomic additions, for example. A tensor whose bits differ is compared with
+eager by itself: it must be within the tolerance, or hardly farther off than that of the results that were found right.
+
+One file for each comparison, in a folder that all processes of the workload share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizations.atomic_file import write_atomically
+from suite.measure.correctness import MOST_ERROR, Agreement
+
+NOT_FARTHER = 1.25
+"""How many times the error of a tensor that was found right another one's may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Of each input set the bits and the errors of all tensors by name, and the verdict on them, which is "passed"."""
+
+    bits: tuple[Mapping[str, str], ...]
+    errors: tuple[Mapping[str, float], ...]
+    verdict: Agreement
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedResults:
+    """Those of a folder. Whoever reads and adds does so in a turn of its own."""
+
+    folder: Path
+
+    def add(self, judged: Judged) -> None:
+        """For others to look at; where there is no room for it, they compare by themselves."""
+        content = json.dumps(asdict(judged)).encode()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / f"{hashlib.sha256(content).hexdigest()}.json", content)
+        except OSError as error:
+            print(f"what was found right is not kept for other processes: {error}")
+
+    def verdict(
+        self,
+        bits: Sequence[Mapping[str, str]],
+        errors: Callable[[int, Collection[str]], Mapping[str, float]],
+        tolerance: float,
+    ) -> Agreement | None:
+        """The verdict on results that are as right as these; None where none are known to be.
+
+        Args:
+            bits: of each input set, by name.
+            errors: relative errors of the tensors named against eager, by place of the input set.
+            tolerance: what is accepted at once.
+        """
+        for known in self._known():
+            if [one.keys() for one in known.bits] == [one.keys() for one in bits]:
+                found = _verdict(known, bits, errors, tolerance)
+                if found is not None:
+                    return found
+        return None
+
+    def _known(self) -> Iterator[Judged]:
+        for file in sorted(self.folder.glob("*.json")):
+            record: dict[str, Any] = json.loads(file.read_bytes())
+            yield Judged(tuple(record["bits"]), tuple(record["errors"]), Agreement(**record["verdict"]))
+
+
+def _verdict(
+    known: Judged,
+    bits: Sequence[Mapping[str, str]],
+    errors: Callable[[int, Collection[str]], Mapping[str, float]],
+    tolerance: float,
+) -> Agreement | None:
+    """The known one, or that of their own errors where all are within the tolerance; None if a tensor that has other
+    bits is not as right."""
+    merged: dict[str, float] = {}
+    for place, (own, right, known_errors) in enumerate(zip(bits, known.bits, known.errors, strict=True)):
+        others = [name for name in own if own[name] != right[name]]
+        if not all(name in known_errors for name in others):  # one that is not compared with eager at all
+            return None
+        found = errors(place, others) if others else {}
+        for name, error in found.items():
+            if not error <= max(tolerance, min(NOT_FARTHER * known_errors[name], MOST_ERROR)):
+                return None
+        for name, error in {**known_errors, **found}.items():
+            merged[name] = max(error, merged.get(name, 0.0))
+    worst = max(merged, key=lambda name: merged[name])
+    if merged[worst] <= tolerance:
+        return Agreement(True, known.verdict.compared_tensors, merged[worst], worst, None)
+    return known.verdict
