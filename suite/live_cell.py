@@ -29,7 +29,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -313,23 +313,22 @@ class LiveCell:
         spec = self._spec
         varying = spec.known_varying or [{}] * len(self._checked)
         tolerance = TOLERANCE[compute_dtype(self._instance, self._checked[0])]
-        digests = []
+        digests, near = [], True
         for inputs, state, known in zip(self._checked, self._states, varying, strict=True):
             bits, found = self._bits(inputs, state, sketched=known)
             digests.append(digest_of({name: each for name, each in bits.items() if name not in known}))
-            if any(
-                name not in found or not sketched_error(found[name], sketch) <= tolerance
+            near &= all(
+                name in found and sketched_error(found[name], sketch) <= tolerance
                 for name, sketch in known.items()
                 if sketch  # or it is not there in every call
-            ):
-                return False
-        return digests == spec.known_digests
+            )
+        return near and digests == spec.known_digests
 
     def _bits(
-        self, inputs: Inputs, state: State, sketched: Collection[str] = (), unlike: Mapping[str, str] | None = None
+        self, inputs: Inputs, state: State, sketched: Collection[str] = ()
     ) -> tuple[dict[str, str], dict[str, list[float]]]:
         """Of what the compiled iteration computes the bits, and sketches of some tensors: see `bits_of_run`."""
-        return bits_of_run(self._instance, self._iterate, inputs, state, self._spec.seed, sketched, unlike)
+        return bits_of_run(self._instance, self._iterate, inputs, state, self._spec.seed, sketched)
 
     def _judged(self, kind: str, compiled: list[Results], eager: list[Results]) -> tuple[Agreement, bool]:
         """The verdict, and whether all that was compiled had to be forgotten for it.
@@ -549,15 +548,16 @@ class LiveCell:
         )
 
     def _correctness(self, verdict: Agreement, compiled: Sequence[Results] = ()) -> Correctness:
-        """`compiled` are the results of calls before; they are made once more, to see whether they stay the same."""
+        """`compiled` are the results of calls before; they are made again, to see which tensors stay the same."""
         varying: list[dict[str, list[float]]] = []
         digests: list[str] = []
         for first, inputs, state in zip(compiled, self._checked, self._states, strict=bool(compiled)):
             bits = first.all_bits()
-            again, other = self._bits(inputs, state, unlike=bits)
-            other |= {name: [] for name in bits.keys() - again.keys()}
-            varying.append(other)
-            digests.append(digest_of({name: each for name, each in bits.items() if name not in other}))
+            again, _ = self._bits(inputs, state)
+            others = {name for name in {**bits, **again} if bits.get(name) != again.get(name)}
+            sketches = self._bits(inputs, state, others)[1] if self._ranks.any(bool(others)) else {}
+            varying.append({name: sketches.get(name, []) for name in sorted(others)})
+            digests.append(digest_of({name: each for name, each in bits.items() if name not in others}))
         deterministic = bool(compiled) and not any(varying)
         dtype = compute_dtype(self._instance, self._checked[0])
         return Correctness(

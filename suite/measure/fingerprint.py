@@ -6,7 +6,7 @@ Copying gigabytes from a GPU to hash them on the host takes longer than the iter
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -30,8 +30,19 @@ def fingerprint(tensor: torch.Tensor) -> str:
     fingerprint but for a chance of about 2**-64; nobody is assumed to look for a collision. Shape and dtype do not
     count.
     """
+    return fingerprints([tensor])[0]
+
+
+def fingerprints(tensors: Iterable[torch.Tensor]) -> list[str]:
+    """Of each tensor. The host waits once, when all are computed: where processes share a GPU, each wait takes long."""
+    return texts([words(tensor) for tensor in tensors])
+
+
+def words(tensor: torch.Tensor) -> torch.Tensor:
+    """The two sums of a fingerprint, on the tensor's device; nothing waits for them."""
     data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    first, second = data.numel(), 0
+    sums = torch.zeros(2, dtype=torch.int64, device=data.device)
+    sums[0] = data.numel()
     for start in range(0, data.numel(), 8 * CHUNK_WORDS):
         part = data[start : start + 8 * CHUNK_WORDS]
         if rest := part.numel() % 8:
@@ -40,9 +51,18 @@ def fingerprint(tensor: torch.Tensor) -> str:
             part = part.clone()
         place = torch.arange(start // 8 + 1, start // 8 + 1 + part.numel() // 8, device=data.device)
         word = _mixed(part.view(torch.int64) ^ (place * _GOLDEN))
-        one, two = torch.stack((word.sum(), ((word ^ (word >> 17)) * (2 * place + _MIX3)).sum())).tolist()
-        first, second = (first + one) % 2**64, (second + two) % 2**64
-    return f"{first:016x}{second:016x}"
+        sums += torch.stack((word.sum(), ((word ^ (word >> 17)) * (2 * place + _MIX3)).sum()))
+    return sums
+
+
+def texts(sums: Sequence[torch.Tensor]) -> list[str]:
+    """Fingerprints of the sums that `words` gave."""
+    found = [""] * len(sums)
+    for device in {one.device for one in sums}:
+        places = [place for place, one in enumerate(sums) if one.device == device]
+        for place, (first, second) in zip(places, torch.stack([sums[each] for each in places]).tolist(), strict=True):
+            found[place] = f"{first % 2**64:016x}{second % 2**64:016x}"
+    return found
 
 
 def sketch(tensor: torch.Tensor) -> list[float]:

@@ -17,7 +17,7 @@ from models.instance import Instance
 from models.registry import Inputs
 from optimizations import torch_internals
 from suite.iteration import Iterate, seed_all
-from suite.measure.fingerprint import fingerprint, sketch
+from suite.measure.fingerprint import sketch, texts, words
 
 GRADIENT = "gradient "
 BUFFER = "buffer "
@@ -41,7 +41,7 @@ class Results:
 
     def all_bits(self) -> Mapping[str, str]:
         """Of each tensor dtype, shape and fingerprint."""
-        return self.bits or {name: _bits(one) for name, one in {**self.uncompared, **self.tensors}.items()}
+        return self.bits or _bits({**self.uncompared, **self.tensors})
 
 
 class State:
@@ -55,11 +55,11 @@ class State:
         live |= {f"input {name}": tensor for name, tensor in named_tensors([*inputs.args, dict(inputs.kwargs)])}
         self._live = live
         self._saved = {name: _to_host(tensor) for name, tensor in live.items()}
-        self._bits = {name: _bits(tensor) for name, tensor in live.items()}
+        self._bits = _bits(live)
 
     def changed(self) -> dict[str, torch.Tensor]:
         """Those tensors whose bits are no longer the saved ones, as they are now."""
-        return {name: tensor for name, tensor in self._live.items() if _bits(tensor) != self._bits[name]}
+        return {name: self._live[name] for name, bits in _bits(self._live).items() if bits != self._bits[name]}
 
     def restore(self, changed: Iterable[str] | None = None) -> None:
         """Give the changed tensors their saved values back, at their addresses. `changed`: which, if that is known."""
@@ -76,31 +76,24 @@ def run_checked(instance: Instance, iterate: Iterate, inputs: Inputs, state: Sta
     """Results of one iteration from the saved state and `seed`; state and gradients are cleared up afterwards."""
     tensors: dict[str, torch.Tensor] = {}
     uncompared: dict[str, torch.Tensor] = {}
-    bits: dict[str, str] = {}
+    bits = _Bits()
     for name, tensor, compared in _computed(instance, iterate, inputs, state, seed):
-        bits[name] = _bits(tensor)
+        bits.add(name, tensor)
         (tensors if compared else uncompared)[name] = _to_host(tensor)
-    return Results(tensors, uncompared, bits)
+    return Results(tensors, uncompared, bits.all())
 
 
 def bits_of_run(
-    instance: Instance,
-    iterate: Iterate,
-    inputs: Inputs,
-    state: State,
-    seed: int,
-    sketched: Collection[str] = (),
-    unlike: Mapping[str, str] | None = None,
+    instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int, sketched: Collection[str] = ()
 ) -> tuple[dict[str, str], dict[str, list[float]]]:
-    """`run_checked(...).all_bits()`, with nothing copied to the host; and sketches of the tensors with these names, and
-    of those whose bits are not these."""
-    found: dict[str, str] = {}
+    """`run_checked(...).all_bits()`, with nothing copied to the host; and sketches of the tensors with these names."""
+    found = _Bits()
     sketches: dict[str, list[float]] = {}
     for name, tensor, _ in _computed(instance, iterate, inputs, state, seed):
-        found[name] = _bits(tensor)
-        if name in sketched or (unlike is not None and unlike.get(name) != found[name]):
+        found.add(name, tensor)
+        if name in sketched:
             sketches[name] = sketch(tensor)
-    return found, sketches
+    return found.all(), sketches
 
 
 def run_unchecked(instance: Instance, iterate: Iterate, inputs: Inputs, state: State, seed: int) -> None:
@@ -142,8 +135,27 @@ def digest_of(bits: Mapping[str, str]) -> str:
     return hashlib.sha256("\0".join(f"{name}\0{each}" for name, each in sorted(bits.items())).encode()).hexdigest()
 
 
-def _bits(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)} {fingerprint(tensor)}"
+class _Bits:
+    """Dtypes, shapes and fingerprints of tensors that need not live until all are there."""
+
+    def __init__(self) -> None:
+        self._forms: dict[str, str] = {}
+        self._words: dict[str, torch.Tensor] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        self._forms[name] = f"{tensor.dtype} {tuple(tensor.shape)}"
+        self._words[name] = words(tensor)
+
+    def all(self) -> dict[str, str]:
+        found = zip(self._forms.items(), texts(list(self._words.values())), strict=True)
+        return {name: f"{form} {text}" for (name, form), text in found}
+
+
+def _bits(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    bits = _Bits()
+    for name, tensor in tensors.items():
+        bits.add(name, tensor)
+    return bits.all()
 
 
 def named_tensors(value: Any, *, numbers: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
