@@ -81,7 +81,8 @@ from suite.schema import Block, CompileConditions, CompileTimes, Copies, Correct
 from suite.trial_cache import trial_cache
 
 SETTLE_S = 20.0
-"""How long a cell is called before it is measured, at most, so that Encore's graphs become what they will stay."""
+"""How long a cell is called before it is measured, at most, so that Encore's graphs become what they will stay: seconds
+of calls, without those in which it waits for its turn."""
 
 TURNS = "turns"
 """The file in the cache folder by which a workload's processes share the GPU."""
@@ -491,13 +492,15 @@ class LiveCell:
 
     def _settle(self, times: CompileTimes) -> CompileTimes:
         """Call on until no graph of Encore's waits for more calls, or time is up; the times with what that took."""
-        calls, begin = 0, time.perf_counter()
+        calls, spent = 0, 0.0
         with self._noting_graphs(), ExitStack() as stack:
             if self._spec.later:
                 stack.enter_context(spent_at_once())
-            while self._ranks.any(not optimizations.settled() and time.perf_counter() - begin < SETTLE_S):
+            while self._ranks.any(not optimizations.settled() and spent < SETTLE_S):
                 with self._calling():
+                    begin = time.perf_counter()
                     self._iterate_set(calls)
+                    spent += time.perf_counter() - begin
                 calls += 1
             self._timer.synchronize()
         if self._captured is not None:

@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import os
 import shutil
+import time
 import unittest.mock
 from dataclasses import replace
 
@@ -428,6 +429,18 @@ def test_a_cell_is_called_until_encores_graphs_have_settled(cell, monkeypatch):
     live.build()
     times = live._settle(live._compile_and_warm_up(CompileConditions.COLD_ALONE))
     assert (len(calls), times.settle_calls, times.settled) == (11 + 3, 3, True)
+
+
+def test_a_cell_that_waits_for_its_turn_has_its_time_to_settle_nevertheless(cell, monkeypatch):
+    """Another one may judge its results for longer than that, alone on the GPU."""
+    answers = iter([False] * 3)
+    monkeypatch.setattr(suite.live_cell.optimizations, "settled", lambda: next(answers, True))
+    monkeypatch.setattr(suite.live_cell, "SETTLE_S", 0.05)
+    live = cell(Mlp, "encore", spec={"warm_up": 11})
+    live._build()
+    times = live._compile_and_warm_up(CompileConditions.COLD_ALONE)
+    monkeypatch.setattr(live, "_calling", lambda: contextlib.nullcontext(time.sleep(0.06)))
+    assert live._settle(times).settled
 
 
 def test_a_graph_that_never_settles_is_measured_all_the_same_and_the_row_says_so(cell, monkeypatch):
