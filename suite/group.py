@@ -27,8 +27,10 @@ from suite.protocol import (
     Command,
     Compile,
     Failed,
+    LoadProfiler,
     Measure,
     Measured,
+    MeasureOnce,
     Prepare,
     Prepared,
     Settle,
@@ -60,9 +62,13 @@ class GroupSession:
 
     Note [Later processes]: importing torch, starting the compilers and calling a program for the first time takes
     longer than measuring, and most of it happens on one core. So later processes start while the first ones are built,
-    and wait, where the host has the memory for it; on the GPU they have a context at most, and no tensors. And several
-    processes of each mode are prepared side by side, where the GPU has memory for all of them. They are measured one
-    after another: while one process of each mode is, the others wait.
+    and wait, where the host has the memory for it; on the GPU they have a context at most, and no tensors. So do the
+    first ones of the workload that comes next (`ahead`). And several processes of each mode are prepared side by side,
+    where the GPU has memory for all of them. They are measured one after another: while one process of each mode is,
+    the others wait.
+
+    Attributes:
+        ahead: the session of the workload that comes next, if its processes may start with later ones of this one.
     """
 
     def __init__(
@@ -75,6 +81,8 @@ class GroupSession:
         self._first: dict[str, Correctness] = {}
         self._cache = cache
         self._waiting: dict[tuple[str, int], Member] = {}
+        self._expected: Sequence[Mode] = ()
+        self.ahead: GroupSession | None = None
 
     @contextmanager
     def alive(
@@ -106,7 +114,9 @@ class GroupSession:
             end([member.worker for member in unused], ask_first=False)
 
     def expect(self, modes: Sequence[Mode], processes: Sequence[int]) -> None:
-        """These processes of each mode start with the next members that are prepared: see Note [Later processes]."""
+        """These processes of each mode start with the next members that are prepared, here or in the session that this
+        one is ahead of: see Note [Later processes]."""
+        self._expected = modes
         workers = len(processes) * len(modes) * (self.workload.tp or 1)
         if workers * WORKER_BYTES < psutil.virtual_memory().available:
             for process in processes:
@@ -207,16 +217,22 @@ class GroupSession:
         ]
 
     def collect(self, members: Sequence[Member], whole: Collection[Member]) -> None:
-        """Metrics, one member after the other: a profiler must not see its neighbours' load.
+        """Metrics, one member after the other: what is timed, and a profiler, must not see its neighbours' load.
 
-        Those that are not in `whole` only say which kernels they run, all at the same time.
+        All load the profiler at the same time. Those that are not in `whole` only say which kernels they run, and do
+        all of it at the same time.
         """
-        living = [member for member in members if member.failure is None]
-        for member in living:
-            self.bench.display.phase(member.mode.name, "metrics")
+        for member in members:
+            if member.failure is None:
+                self.bench.display.phase(member.mode.name, "metrics")
+        for member in members:
+            if member in whole:
+                self._tell([member], MeasureOnce())
+        self._tell([member for member in members if member in whole], LoadProfiler())
+        for member in members:
             if member in whole:
                 self._tell([member], CollectMetrics())
-        self._tell([member for member in living if member not in whole], CollectMetrics(kernels_only=True))
+        self._tell([member for member in members if member not in whole], CollectMetrics(kernels_only=True))
 
     def cell(
         self, processes: Sequence[Member], grouping: Grouping, group: Sequence[str], guests: Sequence[Member] = ()
@@ -230,8 +246,11 @@ class GroupSession:
             return member.prepared.compile if member.prepared else None
 
     def _waiting_or_new(self, mode: Mode, process: int) -> Member:
-        key = (mode.name, process)
-        return self._waiting.pop(key) if key in self._waiting else self._start(mode, process)
+        member = self._waiting.pop((mode.name, process), None)
+        if member is None:
+            return self._start(mode, process)
+        member.started_at, member.started = datetime.now(UTC), time.monotonic()  # it may wait since the last workload
+        return member
 
     def _start(self, mode: Mode, process: int) -> Member:
         log = self.bench.logs / f"{self.workload.acronym}.{mode.name}.log"
@@ -249,8 +268,8 @@ class GroupSession:
         else:
             first = None
         preparing = {m: self._prepare_commands(m, modes, cache) for m in members if m is not first and not m.failure}
-        waiting = [member for member in self._waiting.values() if not member.by_rank]
-        self._converse({**preparing, **self._start_commands(waiting, modes, cache)})
+        early = self._start_waiting() | (self.ahead._start_waiting() if self.ahead is not None else {})
+        self._converse({**preparing, **early})
         fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
         tuner = _first_to_compile([m.mode for m in fresh], cache)
         self._compile_and_settle([m for m in fresh if m.mode is tuner], cache)
@@ -322,6 +341,11 @@ class GroupSession:
             Prepare(spec=spec.model_copy(update={**own, "rank": rank, "cache_dir": str(cache.of_rank(rank))}))
             for rank in range(len(member.worker.ranks))
         ]
+
+    def _start_waiting(self) -> dict[Member, Sequence[Command]]:
+        """To those that wait and have not been told to start."""
+        waiting = [member for member in self._waiting.values() if not member.by_rank]
+        return self._start_commands(waiting, self._expected, self._cache)
 
     def _start_commands(
         self, members: Sequence[Member], modes: Sequence[Mode], cache: CompileCache

@@ -49,7 +49,6 @@ from suite.compile_cache import JUDGED
 from suite.gpu import LEAST_COMPUTE_CAPABILITY
 from suite.gpu_turns import GpuTurns
 from suite.iteration import Iterate, callable_for, iteration, seed_all, set_numerics
-from suite.measure import copies
 from suite.measure.across_ranks import largest_spread, norms
 from suite.measure.captured import CaptureLog
 from suite.measure.compile_times import restart_timers, start_toolchain, timer_seconds
@@ -63,21 +62,19 @@ from suite.measure.correctness import (
     distances,
     refused_of_other_inputs,
 )
-from suite.measure.encore_report import encore_report
 from suite.measure.fingerprint import sketched_error
 from suite.measure.gpu_state import gpu_reader
-from suite.measure.graphs import GraphLog, recorded_graphs
+from suite.measure.graphs import GraphLog
 from suite.measure.judged import Judged, JudgedResults
 from suite.measure.memory import Peak, peak, release, reserved_bytes, restart_peak
-from suite.measure.profiling import kernels_of, profile_iterations
 from suite.measure.results import Results, State, bits_of_run, digest_of, run_checked, run_unchecked
 from suite.measure.timing import iteration_us, measure_block, require_distinct_addresses, timer_for
+from suite.measured_once import MeasuredOnce
 from suite.memory_need import require_memory
-from suite.metrics import PreparedCell, metrics
 from suite.modes import select_modes
 from suite.protocol import Built, CellSpec, Measure, Prepared
 from suite.rank_group import RankGroup, join
-from suite.schema import Block, CompileConditions, CompileTimes, Copies, Correctness, Memory, Metrics
+from suite.schema import Block, CompileConditions, CompileTimes, Correctness
 from suite.trial_cache import trial_cache
 
 SETTLE_S = 20.0
@@ -119,6 +116,7 @@ class LiveCell:
         (self._mode,) = select_modes([spec.mode])
         self._turns = GpuTurns(Path(spec.cache_dir) / TURNS)
         self._captures = CaptureLog()
+        self._once: MeasuredOnce | None = None
         self._graphs = GraphLog(wants_cuda_graphs=self._mode.uses_cuda_graphs)
         self._compile_peak: Peak | None = None
         self._captured: CapturedIteration | None = None
@@ -203,52 +201,23 @@ class LiveCell:
             core=command.core,
         )
 
-    def kernels(self) -> Metrics:
-        """Which kernels an iteration runs, what Encore says, and nothing else."""
-        report = encore_report() if self._mode.backend == "encore" else None
-        kernels = kernels_of(self._iterate_set) if self._instance.device.type == "cuda" else None
-        return Metrics(
-            coverage=None,
-            graphs=None,
-            copies=None,
-            memory=None,
-            kernel_time_us=None,
-            encore_report=report,
-            kernels=kernels,
-        )
-
-    def metrics(self) -> Metrics:
-        """Everything that is measured once. The profiler comes last, because it slows down what follows."""
-        device, on_gpu = self._instance.device, self._instance.device.type == "cuda"
-        # Before anything else: inputs that stay the same from here on would make verdicts of selection void.
-        report = encore_report() if self._mode.backend == "encore" else None
-        memory = self._replay_memory()
-        cell = PreparedCell(self._iterate_set, device, self._mode)
-        more = {metric.name: metric.values(cell) for metric in metrics()}
-        counted = self._placeholder_copies() if on_gpu and self._mode.needs_gpu else None
-        profile = profile_iterations(self._iterate_set, self._ranks.any) if on_gpu else None
-        graphs = recorded_graphs(device) if self._mode.uses_cuda_graphs else []
-        coverage = profile.coverage if profile else None
-        if coverage and self._mode.uses_cuda_graphs:
-            coverage = coverage.model_copy(update={"captured_kernel_nodes": self._captures.kernels(graphs)})
-        return Metrics(
-            coverage=coverage,
-            graphs=self._graphs.counts(len(graphs)) if self._mode.backend is not None else None,
-            copies=Copies(
-                placeholder_bytes=counted.copied_bytes if counted else None,
-                placeholder_tensors=counted.tensors if counted else None,
-                pointer_bytes=counted.pointer_bytes if counted else None,
-                device_to_device_bytes=profile.device_to_device_bytes,
-                host_to_device=profile.host_to_device,
+    @property
+    def once(self) -> MeasuredOnce:
+        """What is measured once, behind the blocks."""
+        if self._once is None:
+            self._once = MeasuredOnce(
+                mode=self._mode,
+                device=self._instance.device,
+                input_sets=len(self._input_sets),
+                iterate=self._iterate_set,
+                synchronize=self._timer.synchronize,
+                agreed=self._ranks.any,
+                graphs=self._graphs,
+                captures=self._captures,
+                compile_peak=self._compile_peak,
+                captured=self._captured,
             )
-            if profile
-            else None,
-            memory=memory,
-            kernel_time_us=profile.kernel_time_us if profile else None,
-            encore_report=report,
-            kernels=profile.kernels if profile else None,
-            more=more,
-        )
+        return self._once
 
     def _build(self) -> None:
         spec = self._spec
@@ -602,29 +571,6 @@ class LiveCell:
             self._iterate_set(position)
         if self._captured is not None:
             self._captured.require_replays()
-
-    def _replay_memory(self) -> Memory | None:
-        device = self._instance.device
-        restart_peak(device)
-        for position in range(len(self._input_sets)):
-            self._iterate_set(position)
-        self._timer.synchronize()
-        replay_peak = peak(device)
-        if replay_peak is None or self._compile_peak is None:
-            return None
-        return Memory(
-            compile_peak_allocated_bytes=self._compile_peak.allocated_bytes,
-            compile_peak_reserved_bytes=self._compile_peak.reserved_bytes,
-            replay_peak_allocated_bytes=replay_peak.allocated_bytes,
-            replay_peak_reserved_bytes=replay_peak.reserved_bytes,
-        )
-
-    def _placeholder_copies(self) -> copies.CopyCount:
-        if self._captured is not None:
-            return self._captured.copies()
-        with copies.counting() as count:
-            self._iterate_set(0)
-        return count
 
 
 def _results_of(

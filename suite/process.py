@@ -28,9 +28,12 @@ from suite.protocol import (
     Command,
     Compile,
     Compiled,
+    Done,
     Failed,
+    LoadProfiler,
     Measure,
     Measured,
+    MeasureOnce,
     Phase,
     Prepare,
     Prepared,
@@ -54,7 +57,7 @@ COMPANION_GRACE_S = 5.0
 """Time for a worker to answer once another one, which it may be waiting for, has failed."""
 COMPANION_FAILED = "another one that had failed"
 
-Answer = Built | Compiled | Prepared | Measured | Collected | Failed
+Answer = Built | Compiled | Prepared | Measured | Done | Collected | Failed
 OnPhase = Callable[["Worker", str], None]
 
 
@@ -233,8 +236,12 @@ class _Exchange:
         return BrokenProtocol(Status.TIMEOUT, f"took more than {self._timeout_s:g} s in phase {self._phase!r}")
 
 
+_FIRST_PHASES = {"start": "build", "prepare": "build", "once": "metrics", "profiler": "metrics"}
+"""Of commands that are not named after theirs."""
+
+
 def _first_phase(command: Command) -> str:
-    return "build" if command.do in ("start", "prepare") else command.do
+    return _FIRST_PHASES.get(command.do, command.do)
 
 
 def _answers(message: Answer, command: Command) -> bool:
@@ -246,7 +253,7 @@ def _answers(message: Answer, command: Command) -> bool:
             return (block.index, block.turn, len(block.host_us)) == (asked.index, asked.turn, asked.samples)
         case (Built(), Start() | Prepare()) | (Compiled(), Compile()) | (Prepared(), Settle()):
             return True
-        case Collected(), CollectMetrics():
+        case (Done(), MeasureOnce() | LoadProfiler()) | (Collected(), CollectMetrics()):
             return True
     return False
 

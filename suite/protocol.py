@@ -9,7 +9,9 @@ each:
     compile -> phase* then compiled | failed     compile, warm up and record
     settle  -> prepared | failed                 call on until nothing of Encore's waits, compare with eager
     measure -> block | failed                    one block of samples
-    metrics -> metrics | failed                  profile one steady iteration
+    once    -> done | failed                     metrics that need no profiler
+    profiler -> done | failed                    load the profiler
+    metrics -> metrics | failed                  profile steady iterations
     stop    -> (the process ends)
 
 A line that is not such a message, or a pipe that closes early, ends the cell with a status (`bad_output`, `crash`).
@@ -103,6 +105,18 @@ class Measure(Record):
     core: int | None = None
 
 
+class MeasureOnce(Record):
+    """Metrics that need no profiler: kept in the worker until `metrics` asks for all."""
+
+    do: Literal["once"] = "once"
+
+
+class LoadProfiler(Record):
+    """Apart from `once`, which times some things: all cells load theirs at the same time."""
+
+    do: Literal["profiler"] = "profiler"
+
+
 class CollectMetrics(Record):
     """`kernels_only`: what a mode's later processes are asked for."""
 
@@ -147,6 +161,12 @@ class Measured(Record):
     block: Block
 
 
+class Done(Record):
+    """To a command that asks for nothing."""
+
+    type: Literal["done"] = "done"
+
+
 class Collected(Record):
     type: Literal["metrics"] = "metrics"
     metrics: Metrics
@@ -161,8 +181,13 @@ class Failed(Record):
     correctness: Correctness | None = None
 
 
-Command = Annotated[Start | Prepare | Compile | Settle | Measure | CollectMetrics | Stop, Field(discriminator="do")]
-Reply = Annotated[Phase | Built | Compiled | Prepared | Measured | Collected | Failed, Field(discriminator="type")]
+Command = Annotated[
+    Start | Prepare | Compile | Settle | Measure | MeasureOnce | LoadProfiler | CollectMetrics | Stop,
+    Field(discriminator="do"),
+]
+Reply = Annotated[
+    Phase | Built | Compiled | Prepared | Measured | Done | Collected | Failed, Field(discriminator="type")
+]
 
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
 REPLIES: TypeAdapter[Reply] = TypeAdapter(Reply)

@@ -15,7 +15,7 @@ from suite import process
 from suite.gpu import visible_gpus
 from suite.guard import make_folder, remove_folder
 from suite.process import Answer, Worker, converse
-from suite.protocol import Built, Collected, Command, Compiled, Failed, Measured, Prepared
+from suite.protocol import Built, Collected, Command, Compiled, Done, Failed, Measured, Prepared
 from suite.schema import Block, Correctness, Status
 
 OnPhase = Callable[["RankedWorker", str], None]
@@ -164,16 +164,13 @@ def slowest(blocks: Sequence[Block]) -> Block:
     )
 
 
-def _collected(answers: Sequence[Collected]) -> Collected:
-    return answers[0]
-
-
 _WHOLE: Mapping[type, Callable[..., Answer]] = {
     Built: _first,
     Compiled: _first,
+    Done: _first,
     Prepared: _prepared,
     Measured: _measured,
-    Collected: _collected,
+    Collected: _first,
 }
 
 

@@ -12,8 +12,8 @@ their workload is through, for until then a row is not final.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,18 +100,32 @@ class Runner:
             CannotWrite: the disk is full.
         """
         outcome = RunOutcome()
-        started = self.clock()
+        begun = self.clock()
         try:
-            with temporary_folder("encore-headers-") as self.toolchain.headers:
-                for job in jobs:
-                    name = job.workload.acronym
-                    if self._fits(name, self.clock() - started):
-                        self._run_job(job, outcome)
-                    else:
-                        outcome.not_started.append(name)
+            with temporary_folder("encore-headers-") as self.toolchain.headers, ExitStack() as ahead:
+                session: GroupSession | None = None
+                for job, following in zip(jobs, [*jobs[1:], None], strict=True):
+                    with ahead.pop_all() as opened:
+                        started, session = session, None
+                        name, used_s = job.workload.acronym, self.clock() - begun
+                        if not self._fits(name, used_s):
+                            outcome.not_started.append(name)
+                            continue
+                        current = started or opened.enter_context(self._session(job))
+                        if following is not None and self._starts_early(job, following, used_s):
+                            session = ahead.enter_context(self._session(following))
+                            session.expect(following.missing, (0,))
+                        current.ahead = session
+                        self._run_job(job, current, outcome)
         finally:
             kill_strays()
         return outcome
+
+    def _starts_early(self, job: Job, following: Job, used_s: float) -> bool:
+        """Whether the processes of the workload behind this one may start with it: where it will be begun, as far as
+        is known, and with all of its modes at once."""
+        both = self.estimates_s[job.workload.acronym] + self.estimates_s[following.workload.acronym]
+        return following.is_new and (self.budget_s is None or used_s + both <= self.budget_s)
 
     def _fits(self, name: str, used_s: float) -> bool:
         if self.budget_s is None or used_s + self.estimates_s[name] <= self.budget_s:
@@ -120,18 +134,19 @@ class Runner:
         self.display.note(f"{name}: not started, it may need {needs} and {left} of the budget are left")
         return False
 
-    def _run_job(self, job: Job, outcome: RunOutcome) -> None:
+    def _run_job(self, job: Job, session: GroupSession, outcome: RunOutcome) -> None:
         self.writer.check_space()
         self.display.workload_starts(job.workload.acronym, [mode.name for mode in job.missing])
-        for cell in self._measure(job):
+        for cell in self._rows(session, job):
             self.writer.append(cell)
             outcome.cells.append(cell)
             self.display.cell_ends(cell)
         self.display.workload_ends()
         self.writer.check_space()
 
-    def _measure(self, job: Job) -> list[Cell]:
-        """The rows of a job: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
+    @contextmanager
+    def _session(self, job: Job) -> Iterator[GroupSession]:
+        """What measures a job's modes, with their compile cache. Nothing of it is left behind the block."""
         logs = self.writer.path / "logs"
         logs.mkdir(exist_ok=True)
         bench = Bench(
@@ -143,9 +158,12 @@ class Runner:
             if not self.settings.warm_cache:
                 folder = stack.enter_context(temporary_folder("encore-cache-"))
             cache = CompileCache(folder, kept=self.settings.warm_cache)
-            return self._rows(GroupSession(bench, job.workload, job.variant, known, cache), job)
+            session = GroupSession(bench, job.workload, job.variant, known, cache)
+            stack.enter_context(session.later_processes())
+            yield session
 
     def _rows(self, session: GroupSession, job: Job) -> list[Cell]:
+        """The rows of a job: see Note [Groups]. What earlier rows lack is measured in pairs at once."""
         cells: dict[str, Cell] = {}
         if job.is_new:
             cells = measure_group(session, job.missing, Grouping.TOGETHER)
@@ -193,11 +211,15 @@ def measure_group(
             wanted = range(done, _wanted(session, processes, done, most)) if done >= count else range(done, count)
             together = session.side_by_side(processes, wanted) if done else (0,)
             with session.alive(waiting, together) as alive:
+                measured: list[Member] = []
                 for process in together:
                     members = _of_process(alive, process, processes)
-                    _measure(
-                        session, members, whole=[] if process else [m for m in members if m.mode.name not in have_rows]
-                    )
+                    if not any(member.out_of_memory for member in members):
+                        session.measure(members)
+                    measured += members
+                if not any(member.out_of_memory for member in measured):
+                    first = [m for m in measured if not m.process and m.mode.name not in have_rows]
+                    session.collect(measured, whole=first)
             if len(modes) > 1 and any(member.out_of_memory for member in alive):
                 return {}
             done += len(together)
@@ -215,14 +237,6 @@ def _of_process(alive: Sequence[Member], process: int, processes: Mapping[str, l
     for member in members:
         processes[member.mode.name].append(member)
     return members
-
-
-def _measure(session: GroupSession, members: Sequence[Member], whole: Collection[Member]) -> None:
-    """Blocks and metrics of a process of each mode, unless one is out of memory."""
-    if not any(member.out_of_memory for member in members):
-        session.measure(members)
-    if not any(member.out_of_memory for member in members):
-        session.collect(members, whole)
 
 
 def _wanted(session: GroupSession, processes: Mapping[str, Sequence[Member]], done: int, most: int) -> int:

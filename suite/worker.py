@@ -27,9 +27,12 @@ from suite.protocol import (
     CollectMetrics,
     Compile,
     Compiled,
+    Done,
     Failed,
+    LoadProfiler,
     Measure,
     Measured,
+    MeasureOnce,
     Phase,
     Prepare,
     Settle,
@@ -73,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
             code = server.serve()
         finally:
             stopping.set()
-    if server.is_ranked:
+    if server.leaves_at_once:
         _leave(code)
     return code
 
@@ -86,7 +89,7 @@ class Server:
         self._replies = replies
         self._phase = "build"
         self._cell: LiveCell | None = None
-        self._ranked = False
+        self._on_gpu = False
         self._entered = False
 
     def serve(self) -> int:
@@ -111,7 +114,7 @@ class Server:
 
                     yield start(spec)
                 case Prepare(spec=spec):
-                    self._ranked = (spec.tp or 1) > 1
+                    self._on_gpu = spec.device == "cuda" or (spec.tp or 1) > 1
                     self._enter(spec)
                     from suite.live_cell import LiveCell
 
@@ -126,9 +129,18 @@ class Server:
                 case Measure() as command:
                     self._phase = "measure"
                     yield Measured(block=self._built.measure(command))
+                case MeasureOnce():
+                    self._phase = "metrics"
+                    self._built.once.without_profiler()
+                    yield Done()
+                case LoadProfiler():
+                    self._phase = "metrics"
+                    self._built.once.load_profiler()
+                    yield Done()
                 case CollectMetrics(kernels_only=kernels_only):
                     self._phase = "metrics"
-                    yield Collected(metrics=self._built.kernels() if kernels_only else self._built.metrics())
+                    once = self._built.once
+                    yield Collected(metrics=once.kernels() if kernels_only else once.whole())
                 case Stop():
                     return
 
@@ -138,9 +150,9 @@ class Server:
             self._entered = True
 
     @property
-    def is_ranked(self) -> bool:
-        """Whether this process is one of several that work together."""
-        return self._ranked
+    def leaves_at_once(self) -> bool:
+        """Whether this process ends without taking apart what it holds: see `_leave`."""
+        return self._on_gpu
 
     @property
     def _built(self) -> LiveCell:
@@ -162,7 +174,8 @@ def _leave(code: int) -> NoReturn:
     """Ends this process at once.
 
     A process whose CUDA graphs hold collectives may not come back from freeing its communicators, and one whose
-    neighbour is gone waits for it. Nothing is left to be done here: every answer has been sent.
+    neighbour is gone waits for it. Any other takes a second or more to free graphs and modules one by one, which the
+    driver does at once. Nothing is left to be done here: every answer has been sent.
     """
     sys.stdout.flush()
     sys.stderr.flush()

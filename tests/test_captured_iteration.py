@@ -90,7 +90,7 @@ def test_what_is_checked_and_what_is_timed_are_captured(mode: str, cell: Any, gr
     launched = sum(graph.replays for graph in graphs) - before
     assert launched == (1 if mode == "step" else 2) * (4 + 1) and len(block.host_us) == 4
     assert not any(torch.equal(a, b) for a, b in zip(weights, live._instance.module.parameters(), strict=True))
-    assert live._placeholder_copies().copied_bytes == (4 * 8 * 4 if mode == "step" else 4 * 8 * 4 + 4)
+    assert live.once._placeholder_copies().copied_bytes == (4 * 8 * 4 if mode == "step" else 4 * 8 * 4 + 4)
 
 
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")

@@ -19,6 +19,7 @@ from torch._inductor.runtime.autotune_cache import AutotuneCache
 
 import suite.gpu_turns
 import suite.live_cell
+import suite.measured_once
 from models import registry
 from optimizations import torch_internals
 from optimizations.recording.budget import FEWEST_REPLAYS, Use
@@ -87,7 +88,7 @@ def test_a_cell_of_the_eager_mode(cell):
     block = live.measure(Measure(index=1, turn=4, samples=5, throughput_iterations=3))
     assert (block.index, block.turn, block.input_sets) == (1, 4, [2, 0, 1, 2, 0])
     assert len(block.host_us) == 5 and min(block.host_us) > 0 and block.device_us is None
-    metrics = live.metrics()
+    metrics = live.once.whole()
     assert (metrics.coverage, metrics.graphs, metrics.copies, metrics.memory) == (None, None, None, None)
 
 
@@ -197,7 +198,7 @@ def test_stochastic_training_compiled_agrees_with_eager_by_its_random_numbers(ce
     assert correctness.passed and correctness.fallback_random and correctness.deterministic
     assert correctness.compared_tensors == 7  # output, loss, four gradients, the buffer
     assert prepared.compile.parts["entire_frame_compile"] > 0
-    graphs = live.metrics().graphs
+    graphs = live.once.whole().graphs
     assert graphs is not None
     assert (graphs.fx_graphs, graphs.graph_breaks, graphs.partitions, graphs.cuda_graphs) == (1, 0, None, 0)
 
@@ -205,7 +206,7 @@ def test_stochastic_training_compiled_agrees_with_eager_by_its_random_numbers(ce
 def test_a_mode_with_cuda_graphs_on_a_cpu_says_that_it_has_none(cell):
     live = cell(Mlp, "graph")
     assert live.prepare().correctness.passed
-    graphs = live.metrics().graphs
+    graphs = live.once.whole().graphs
     assert graphs is not None
     assert (graphs.partitions, graphs.cuda_graphs) == (0, 0)
     assert any("CUDA" in each.reason for each in graphs.not_captured)
@@ -586,15 +587,16 @@ def test_what_tuning_finds_is_stored_and_looked_up_under_one_key(cell):
 
 def test_a_cell_restarts_peaks_before_compiling_before_timing_and_before_replaying(cell, monkeypatch):
     events = []
-    monkeypatch.setattr(suite.live_cell, "restart_peak", lambda device: events.append("restart"))
-    monkeypatch.setattr(suite.live_cell, "peak", lambda device: events.append("peak"))
+    for module in (suite.live_cell, suite.measured_once):
+        monkeypatch.setattr(module, "restart_peak", lambda device: events.append("restart"))
+        monkeypatch.setattr(module, "peak", lambda device: events.append("peak"))
     replaced_call(monkeypatch, lambda module, x: (events.append("call"), module(x))[1])
     live = cell(Mlp)
     live.build()
     events.clear()
     live.compile(CompileConditions.COLD_ALONE)
     live.settle()
-    live.metrics()
+    live.once.whole()
     without_calls = [event for event in events if event != "call"]
     assert without_calls == ["restart", "peak", "restart", "restart", "peak"]
     first, second = (index for index, event in enumerate(events) if event == "peak")
@@ -644,14 +646,32 @@ def test_copies_into_placeholders_come_from_the_count_and_the_rest_from_the_prof
     live = cell(Mlp, "graph")
     live.build()
     live._iterate = live._iteration(live._instance.module)
-    monkeypatch.setattr(suite.live_cell.copies, "counting", counting)
-    monkeypatch.setattr(suite.live_cell, "profile_iterations", lambda iterate, agreed: profile)
-    monkeypatch.setattr(suite.live_cell, "recorded_graphs", lambda device: [])
-    monkeypatch.setattr(live, "_replay_memory", lambda: None)
+    loaded = []
+    monkeypatch.setattr(suite.measured_once.copies, "counting", counting)
+    monkeypatch.setattr(suite.measured_once, "load_profiler", loaded.append)
+    monkeypatch.setattr(suite.measured_once, "profile_iterations", lambda iterate, agreed: profile)
+    monkeypatch.setattr(suite.measured_once, "recorded_graphs", lambda device: [])
+    monkeypatch.setattr(suite.measured_once.MeasuredOnce, "_replay_memory", lambda once: None)
     live._instance = replace(live._instance, device=torch.device("cuda"))
-    metrics = live.metrics()
+    metrics = live.once.whole()
     assert metrics.copies is not None
     counted = (metrics.copies.placeholder_bytes, metrics.copies.placeholder_tensors, metrics.copies.pointer_bytes)
     assert counted == (4096, 3, 16)
     assert (metrics.copies.device_to_device_bytes, metrics.kernel_time_us) == (777, 12.5)
     assert metrics.kernels == {"k 1 32": 6}
+    assert len(loaded) == 1, "steps that were not asked for before are taken"
+
+
+def test_a_cell_that_was_measured_without_a_profiler_is_not_measured_again_with_it(cell, monkeypatch):
+    live = cell(Mlp)
+    live.prepare()
+    order = []
+    monkeypatch.setattr(suite.measured_once, "restart_peak", lambda device: order.append("memory"))
+    monkeypatch.setattr(suite.measured_once.MeasuredOnce, "_on_gpu", True)
+    monkeypatch.setattr(suite.measured_once, "load_profiler", lambda iterate: order.append("load"))
+    monkeypatch.setattr(suite.measured_once, "profile_iterations", lambda iterate, agreed: order.append("profile"))
+    live.once.without_profiler()
+    live.once.load_profiler()
+    assert order == ["memory", "load"]
+    live.once.whole()
+    assert order == ["memory", "load", "profile"]

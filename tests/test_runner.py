@@ -130,6 +130,63 @@ def test_modes_with_graphs_are_started_again_where_their_processes_differ(
     assert fake_workers_alive() == []
 
 
+def test_profilers_are_loaded_together_behind_all_that_is_timed_and_used_one_after_another(bench: Bench) -> None:
+    bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"processes": 2}))
+    told = [" ".join(words) for words in events(bench.folder) if words[0] in ("once", "profiler", "metrics")]
+    names = [mode.name for mode in FOUR[:3]]
+    assert told[:3] == [f"once {name}" for name in names]
+    assert sorted(told[3:6]) == sorted(f"profiler {name}" for name in names)
+    assert told[6:9] == [f"metrics {name}" for name in names]
+    assert sorted(told[9:]) == sorted(f"metrics {name} kernels" for name in names)
+
+
+@pytest.mark.parametrize("phase", ["once", "profiler"])
+def test_a_mode_whose_metrics_fail_fails_in_that_phase_and_no_other_does(bench: Bench, phase: str) -> None:
+    bench.run({"graph": f"exit:1@{phase}"}, modes=FOUR[1:3])
+    cells = bench.cells()
+    assert cells["graph"].status is Status.CRASH
+    assert "in phase 'metrics'" in (cells["graph"].error or "")
+    assert cells["compile"].status is Status.PASS and cells["compile"].metrics is not None
+
+
+def test_the_next_workloads_processes_start_with_the_later_ones_of_this(bench: Bench) -> None:
+    settings = SETTINGS.model_copy(update={"processes": 2})
+    bench.run(workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[1:3], settings=settings)
+    said = [" ".join(words) for words in events(bench.folder)]
+    first, second = (index for index, line in enumerate(said) if line.startswith("once compile"))
+    before, between = said[:first], said[first:second]
+    # One of the first two has no `start`: it tells what the host's compilers can do.
+    assert before.count("started compile") + before.count("started graph") == 1 + 2
+    assert "started compile" not in between and "started graph" not in between
+    assert between.count("started compile later") == between.count("started graph later") == 1
+    for cell in bench.cells().values():
+        assert (cell.status, cell.processes) == (Status.PASS, 2)
+    assert fake_workers_alive() == []
+
+
+def test_a_workload_that_waited_for_its_turn_counts_its_time_from_there(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fake workers of the first workload take a while."""
+    bench.run({"ONE/graph": "slow:1.5@settle"}, workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[1:3])
+    cells = bench.cells()
+    assert cells["ONE/compile"].wall_s > 1.5 > cells["TWO/compile"].wall_s
+    assert cells["TWO/compile"].started_at > cells["ONE/compile"].started_at
+
+
+def test_nothing_is_left_of_a_workload_that_waited_and_is_not_begun(bench: Bench) -> None:
+    """The budget is enough for two, as far as is known before; the first takes longer."""
+    ticks = iter([0.0, 0.0, 15.0])
+    outcome = bench.run(
+        workloads=[fake_workload("ONE"), fake_workload("TWO")], modes=FOUR[1:3], budget_s=22.0,
+        clock=lambda: next(ticks),
+    )  # fmt: skip
+    assert outcome.not_started == ["TWO"]
+    started = [words[1] for words in events(bench.folder) if words[0] == "started"]
+    assert sorted(started[1:]) == ["compile", "graph"], "of the one that waits"
+    assert fake_workers_alive() == []
+
+
 ENOUGH = 2 * (2 * 2 + 2) * 2**30
 """GPU memory for two processes of each of two modes, twice what each reserves, and a context for each."""
 

@@ -23,15 +23,12 @@ PROFILED_ITERATIONS = 3
 def profile_iterations(
     iterate: Callable[[int], object], agreed: Callable[[bool], bool] = lambda uneven: uneven
 ) -> IterationProfile | None:
-    """Profile `iterate(0)`, `iterate(1)`, ... on the current CUDA device, after a first session that is thrown away.
+    """Profile `iterate(0)`, `iterate(1)`, ... on the current CUDA device, with a profiler that is loaded.
 
     `agreed` tells whether another process with which the iterations work has to profile again.
 
     None where the profiler saw no kernel: then it was not allowed to, for every workload runs some.
-    Starting the profiler for the first time loads CUPTI, and slows down all later launches of this process; so this
-    comes after everything that is timed.
     """
-    _trace(iterate, 1)
     profile, uneven = None, "they differ in another process"
     try:
         profile = analyse(_trace(iterate, PROFILED_ITERATIONS), PROFILED_ITERATIONS)
@@ -46,9 +43,17 @@ def profile_iterations(
     return profile
 
 
+def load_profiler(iterate: Callable[[int], object]) -> None:
+    """A first session, which is thrown away.
+
+    It loads CUPTI, and slows down all later launches of this process; so this comes after everything that is timed.
+    """
+    _trace(iterate, 1)
+
+
 def kernels_of(iterate: Callable[[int], object]) -> dict[str, int] | None:
     """Which kernels one iteration runs, for less time; None where the profiler saw none."""
-    _trace(iterate, 1)
+    load_profiler(iterate)
     return analyse(_trace(iterate, 1), 1).kernels or None
 
 

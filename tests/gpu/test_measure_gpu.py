@@ -38,7 +38,7 @@ def cell(monkeypatch, tmp_path):
 
 def metrics_of(live: WholeCell) -> Metrics:
     live.prepare()
-    return live.metrics()
+    return live.once.whole()
 
 
 class Mlp(torch.nn.Module):
@@ -101,7 +101,7 @@ def test_training_records_a_forward_and_a_backward_graph(cell):
     correctness = live.prepare().correctness
     assert correctness.passed and correctness.deterministic
     assert correctness.compared_tensors == 7  # output, loss, four gradients, the buffer
-    metrics = live.metrics()
+    metrics = live.once.whole()
     assert metrics.graphs is not None and metrics.coverage is not None and metrics.copies is not None
     assert (metrics.graphs.partitions, metrics.graphs.cuda_graphs) == (2, 2)
     assert metrics.coverage.graph_launches == 2
@@ -127,7 +127,7 @@ def test_graphs_with_and_without_partitions_give_the_same_bits(cell):
     for mode in ("graph", "graph", "graph-unpartitioned"):
         live = cell(Mlp, mode)
         correctness = live.prepare().correctness
-        found.append((correctness.digests, correctness.deterministic, live.metrics().kernels))
+        found.append((correctness.digests, correctness.deterministic, live.once.whole().kernels))
     *stock, own = (digests for digests, _, _ in found)
     assert own in stock and len(set(own)) == 2, found
 
@@ -169,7 +169,7 @@ def test_a_mutated_input_is_a_reason_with_the_users_line(cell):
 
     live = cell(InPlace)
     assert live.prepare().correctness.passed
-    metrics = live.metrics()
+    metrics = live.once.whole()
     assert metrics.graphs is not None and metrics.coverage is not None
     assert metrics.coverage.percent == 0.0
     (reason,) = [each for each in metrics.graphs.not_captured if "mutated" in each.reason]
@@ -242,7 +242,7 @@ def test_memory_and_compile_time_of_a_cell(cell):
     prepared = live.prepare()
     assert prepared.compile.first_call_s > 0.1
     assert prepared.reserved_bytes is not None and prepared.reserved_bytes > 0
-    memory = live.metrics().memory
+    memory = live.once.whole().memory
     assert memory is not None
     weights = 4 * (64 * 128 + 128 + 128 * 16 + 16)
     for peak in (memory.compile_peak_allocated_bytes, memory.replay_peak_allocated_bytes):
@@ -262,7 +262,7 @@ def test_registered_workloads_in_every_mode(tmp_path, workload, mode):
     live = WholeCell(spec, lambda phase: None)
     prepared = live.prepare()
     assert prepared.correctness.passed
-    coverage = live.metrics().coverage
+    coverage = live.once.whole().coverage
     assert coverage is not None and coverage.percent is not None
     assert (coverage.graph_launches > 0) is mode.startswith("graph")
     torch.compiler.reset()

@@ -407,7 +407,7 @@ def test_a_workload_in_a_mode_that_captures_its_iteration(tmp_path: Path, worklo
     live = WholeCell(spec, lambda phase: None)
     prepared = live.prepare()
     assert prepared.correctness is not None and prepared.correctness.passed
-    coverage = live.metrics().coverage
+    coverage = live.once.whole().coverage
     assert coverage is not None
     assert coverage.graph_launches == (1 if mode == "step" else 2)
     torch.compiler.reset()
