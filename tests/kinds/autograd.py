@@ -211,6 +211,47 @@ def modes_of_gradients_in_turns(world: World) -> None:
                 world.note_gradients(net)
 
 
+def _backward_or_error(world: World, loss: torch.Tensor, *leaves: torch.Tensor) -> None:
+    try:
+        loss.backward()
+        world.note([leaf.grad for leaf in leaves])
+    except RuntimeError as error:
+        world.note(str(error).split(":")[0])
+
+
+@kind()
+def results_written_before_the_backward(world: World) -> None:
+    """The backward reads two of the three results. Later some are kept as well."""
+    run, kept = world.compile(lambda x: (x.exp(), x.tanh(), x * 2)), []
+    for step in range(4 * STEPS):
+        x = world.values(step, grad=True)
+        results = run(x)
+        if step > STEPS and step % 2:
+            with torch.no_grad():
+                results[step // 2 % 3].mul_(2)
+        if step > 2 * STEPS:
+            kept.append(results[:2])
+        _backward_or_error(world, sum(one.sum() for one in results), x)
+    world.note(kept)
+
+
+@kind()
+def results_written_after_another_function_read_them(world: World) -> None:
+    """What the second function saves for its backward is the result of the first, or a view of it."""
+    weight = world.values(80, 4, grad=True)
+    make, read = world.compile(lambda x: x * 2), world.compile(lambda y: (y * weight).sum())
+    for step in range(4 * STEPS):
+        x = world.values(step, grad=True)
+        y = make(x)
+        loss = read(y[1:] if step % 4 > 1 else y)
+        if step > STEPS and step % 2:
+            with torch.no_grad():
+                y.mul_(3)
+        _backward_or_error(world, loss, x, weight)
+        weight.grad = None
+        del y, loss
+
+
 @kind()
 def inputs_made_in_inference_mode(world: World) -> None:
     with torch.inference_mode():
