@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,19 @@ def test_what_a_caller_did_beyond_values_is_found(
         assert handed_out.changed(results) == []
     change(results[2])  # type: ignore[arg-type]
     assert handed_out.changed(results) == [2]
+
+
+@pytest.mark.parametrize("direction", ["inference", "backward"])
+@pytest.mark.parametrize("calls", [0, FIRST_CALLS + 2])
+def test_a_weak_reference_is_found_while_it_is_there(calls: int, direction: Direction) -> None:
+    results: list[Any] = [torch.zeros(2, 3), None, torch.ones(2, 3)]
+    handed_out = HandedOut(results, direction)
+    for _ in range(calls):
+        assert handed_out.changed(results) == []
+    references = [weakref.ref(results[2])]
+    assert handed_out.changed(results) == [2]
+    references.clear()
+    assert handed_out.changed(results) == []
 
 
 def test_what_surrounds_a_call_changes_nothing() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from kinds.world import STEPS, World, kind
 
@@ -58,6 +59,32 @@ def models_gone_before_their_results(world: World) -> None:
         world.note([parameter.grad for parameter in parameters])
     for result, expected in kept:
         world.note(result, torch.equal(result, expected))
+
+
+@kind()
+def values_kept_for_results(world: World) -> None:
+    """What is found for a tensor as long as it is alive: results of an inference and of a training, and gradients."""
+    net = world.module(nn.Linear(4, 4))
+    trained, plain = world.compile(net), world.compile(lambda x: x * 2)
+    kept = WeakTensorKeyDictionary()
+
+    def sum_of(tensor: torch.Tensor) -> Any:
+        if found := tensor in kept:
+            return found, kept[tensor]
+        kept[tensor] = tensor.detach().sum()
+        return found, kept[tensor]
+
+    for step in range(2 * STEPS):
+        x = world.values(step, grad=True)
+        y = trained(x)
+        world.note(sum_of(y))
+        (gradient,) = torch.autograd.grad(y.square().sum(), x)
+        world.note(sum_of(gradient))
+        del y, gradient
+        with torch.no_grad():
+            z = plain(world.values(step))
+        world.note(sum_of(z), sum_of(z))
+        del z
 
 
 _INNER: dict[str, Any] = {}

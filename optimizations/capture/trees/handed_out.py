@@ -6,14 +6,17 @@ to its values, would stay for the next one: a shape changed in place (`squeeze_`
 goes for what a forward saves too: hooks of saved tensors get the very object, and `grad_fn.saved_tensors` gives it out.
 
 Note [What is attached to results]. C++ does not see attributes (`y.name = ...`, the marks of `mark_dynamic`), nor a
-gradient, nor `retain_grad()`: the next result would come with the gradient of this one, or be left without its own.
-Python is asked, of results that callers see: all of an inference and of a backward (`torch.autograd.grad` gives out the
-very tensors), and of a forward those that get a history. What a forward saves is nobody's.
+gradient, nor `retain_grad()`: the next result would come with the gradient of this one, or be left without its own. Nor
+does it see weak references: what a program keeps for a tensor as long as that is alive (`WeakTensorKeyDictionary`)
+would be found for the next result, which has other values. Python is asked, of results that callers see: all of an
+inference and of a backward (`torch.autograd.grad` gives out the very tensors), and of a forward those that get a
+history. What a forward saves is nobody's.
 """
 
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -100,7 +103,7 @@ class HandedOut:
     def _anything_attached(self, results: list[Any], places: Iterable[int]) -> bool:
         """Note [What is attached to results]. Reading `grad` of a tensor that has a history gives a warning."""
         seen = [results[place] for place in places]
-        if any(map(_attributes, seen)):
+        if any(map(_attributes, seen)) or any(map(weakref.getweakrefcount, seen)):
             return True
         return any(map(_retains_grad, seen)) if self._has_histories else list(map(_grad, seen)).count(None) < len(seen)
 
