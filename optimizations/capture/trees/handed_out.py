@@ -9,8 +9,8 @@ Note [What is attached to results]. C++ does not see attributes (`y.name = ...`,
 gradient, nor `retain_grad()`: the next result would come with the gradient of this one, or be left without its own. Nor
 does it see weak references: what a program keeps for a tensor as long as that is alive (`WeakTensorKeyDictionary`)
 would be found for the next result, which has other values. Python is asked, of results that callers see: all of an
-inference and of a backward (`torch.autograd.grad` gives out the very tensors), and of a forward those that get a
-history. What a forward saves is nobody's.
+inference and of a backward (`torch.autograd.grad` gives out the very tensors), and of a forward those that it returns
+(`RecordableFunction.callers_get`). What a forward saves is nobody's; where nobody tells what it is, all are asked.
 """
 
 from __future__ import annotations
@@ -47,15 +47,19 @@ class HandedOut:
     Args:
         results: tensors as they were made, None at other places.
         direction: of a forward autograd gives them a history in each call, and so may take the one of the call before.
+        seen: the places of those that callers may see; None where it may be all.
     """
 
-    def __init__(self, results: Sequence[torch.Tensor | None], direction: Direction) -> None:
+    def __init__(
+        self, results: Sequence[torch.Tensor | None], direction: Direction, seen: Iterable[int] | None = None
+    ) -> None:
         self._places = [place for place, result in enumerate(results) if result is not None]
         self._all = len(self._places) == len(results)
         self._chosen = choosing(self._places)
         self._has_histories = direction == "forward"
         # Note [What is attached to results]
-        self._seen = set() if self._has_histories else set(self._places)
+        self._seen = set(self._places if seen is None else set(self._places).intersection(seen))
+        self._with_history: set[int] = set()
         made = [result for result in results if result is not None]
         self._addresses = [None if result is None else result.data_ptr() for result in results]
         self._geometry = {place: _geometry(result) for place, result in zip(self._places, made, strict=True)}
@@ -105,7 +109,11 @@ class HandedOut:
         seen = [results[place] for place in places]
         if any(map(_attributes, seen)) or any(map(weakref.getweakrefcount, seen)):
             return True
-        return any(map(_retains_grad, seen)) if self._has_histories else list(map(_grad, seen)).count(None) < len(seen)
+        if self._has_histories:
+            if any(map(_retains_grad, seen)):
+                return True
+            seen = [results[place] for place in places if place not in self._with_history]
+        return list(map(_grad, seen)).count(None) < len(seen)
 
     def _is_as_it_was(self, result: Any, place: int) -> bool:
         if type(result) is not torch.Tensor or result.data_ptr() != self._addresses[place]:
@@ -114,6 +122,7 @@ class HandedOut:
             if not (self._has_histories and result.grad_fn is not None):
                 return False
             self._seen.add(place)
+            self._with_history.add(place)
         return _geometry(result) == self._geometry[place] and result.is_inference() == self._inference[place]
 
 

@@ -232,7 +232,8 @@ class ResultsNode(CUDAGraphNode):
             if tensor is not None:
                 unused = functools.partial(_unused, weakref.ref(self), place)
                 self.outputs_weakrefs[place].extra_ref_check = unused
-        self._handed_out = HandedOut(self.cached_tensor_outputs, self.function.direction)
+        function = self.function
+        self._handed_out = HandedOut(self.cached_tensor_outputs, function.direction, function.callers_get)
         self._sort_places()
 
     def _sort_places(self) -> None:
