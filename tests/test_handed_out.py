@@ -116,6 +116,9 @@ def test_of_a_forward_those_without_a_history_are_asked_which_callers_get(
         attach(results[1])
         attach(results[2])
         assert handed_out.changed(list(results)) == found
+        assert handed_out.asks_some == (seen is not None)
+        handed_out.ask_all()
+        assert handed_out.changed(list(results)) == [1, 2]
 
 
 def test_nothing_that_was_handed_out_is_held() -> None:

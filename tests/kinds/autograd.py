@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from kinds.world import STEPS, World, kind
 
@@ -164,6 +165,34 @@ def saved_tensors_packed_otherwise(world: World) -> None:
             y.square().sum().backward()
         world.note(x.grad)
         world.note_gradients(net)
+
+
+@kind()
+def saved_tensors_packed_once(world: World) -> None:
+    """A store of copies by tensor, as what moves activations elsewhere keeps it, and an attribute on each."""
+    net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+    run, copies = world.compile(net), WeakTensorKeyDictionary()
+
+    def by_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor not in copies:
+            copies[tensor] = tensor.detach().clone()
+        return copies[tensor]
+
+    def by_attribute(tensor: Any) -> Any:
+        if isinstance(tensor, nn.Parameter):
+            return tensor
+        if not hasattr(tensor, "copy_of_the_programs"):
+            tensor.copy_of_the_programs = tensor.detach().clone()
+        return tensor.copy_of_the_programs
+
+    for step in range(4 * STEPS):
+        pack = by_tensor if step % 8 < 4 else by_attribute
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
+            y = run(world.values(step))
+        y.square().sum().backward()
+        world.note(y)
+        world.note_gradients(net)
+        del y
 
 
 @kind()

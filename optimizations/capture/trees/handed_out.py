@@ -10,7 +10,8 @@ gradient, nor `retain_grad()`: the next result would come with the gradient of t
 does it see weak references: what a program keeps for a tensor as long as that is alive (`WeakTensorKeyDictionary`)
 would be found for the next result, which has other values. Python is asked, of results that callers see: all of an
 inference and of a backward (`torch.autograd.grad` gives out the very tensors), and of a forward those that it returns
-(`RecordableFunction.callers_get`). What a forward saves is nobody's; where nobody tells what it is, all are asked.
+(`RecordableFunction.callers_get`). What a forward saves is nobody's, until hooks of saved tensors get it; where nobody
+tells what that is, all are asked.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ class HandedOut:
         results: tensors as they were made, None at other places.
         direction: of a forward autograd gives them a history in each call, and so may take the one of the call before.
         seen: the places of those that callers may see; None where it may be all.
+
+    Attributes:
+        asks_some: whether Python is asked of some of them only. Note [What is attached to results].
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class HandedOut:
         self._has_histories = direction == "forward"
         # Note [What is attached to results]
         self._seen = set(self._places if seen is None else set(self._places).intersection(seen))
+        self.asks_some = len(self._seen) < len(self._places)
         self._with_history: set[int] = set()
         made = [result for result in results if result is not None]
         self._addresses = [None if result is None else result.data_ptr() for result in results]
@@ -91,6 +96,10 @@ class HandedOut:
             looks.insert(0, same_looks_of_each([results[place] for place in self._places]))
             del looks[MOST_LOOKS:]
         return changed
+
+    def ask_all(self) -> None:
+        """To be told that hooks get also what is saved."""
+        self._seen, self.asks_some = set(self._places), False
 
     def tensors(self, results: list[Any]) -> Sequence[Any]:
         """Those of the list that keeps them, without what else is in it."""

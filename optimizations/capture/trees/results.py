@@ -51,8 +51,8 @@ def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> Any:
             copies[address] = value.untyped_storage().clone()
             function.kept_copies += 1
             function.kept_bytes += copies[address].nbytes()
-    places = {id(value): place for place, value in enumerate(handed)}
-    same = [places[id(value)] for value in handed]
+    last = {id(value): place for place, value in enumerate(handed)}
+    same = [last[id(value)] for value in handed]
     for place, value in enumerate(handed):
         if isinstance(value, torch.Tensor) and (address := value.untyped_storage().data_ptr()) in copies:
             handed[place] = over(copies[address], value, int(value.storage_offset()))

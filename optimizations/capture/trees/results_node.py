@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from optimizations.capture.trees.lean import MANY, Many, Reference, nobody_holds
 from optimizations.capture.trees.returned import ReturnedInPlace, found_in, repeated
 
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
+_hooks_of_saved_tensors: Callable[[bool], object] = torch_internals.top_saved_tensors_hooks
 
 
 class ResultsNode(CUDAGraphNode):
@@ -122,6 +123,8 @@ class ResultsNode(CUDAGraphNode):
         cached: list[Any] = self.cached_tensor_outputs
         if handed_out.changed(cached):
             self._restore_results()
+        if handed_out.asks_some and _hooks_of_saved_tensors(False) is not None:
+            handed_out.ask_all()
         # In inference a hook shows as a gradient that is required.
         if self.function.direction != "inference":
             tensors = handed_out.tensors(cached)
@@ -157,7 +160,9 @@ class ResultsNode(CUDAGraphNode):
     def reconstruct_outputs(self) -> Any:
         """As stock's; what a caller changed of a result is not there the next time."""
         self._restore_results()
-        results = super().reconstruct_outputs()
+        results: list[Any] = super().reconstruct_outputs()
+        if self._handed_out is not None and _hooks_of_saved_tensors(False) is not None:
+            self._handed_out.ask_all()
         self._repeat(results)
         return results
 
@@ -174,7 +179,7 @@ class ResultsNode(CUDAGraphNode):
             fixed: the inputs at fixed addresses.
             managed: the inputs that earlier graphs made, and that this one may have let go of.
         """
-        made_earlier = {id(one): index for index, reference in managed.items() if (one := reference()) is not None}
+        made_earlier = {id(reference()): index for index, reference in managed.items() if reference() is not None}
         handed_on = {
             place: made_earlier[id(output)]
             for place, output in enumerate(outputs)
@@ -188,7 +193,7 @@ class ResultsNode(CUDAGraphNode):
             if place not in handed_on and self.static_output_tensors[place] is None
         ]
         for one in self.returned_in_place.found:
-            if one.output not in handed_on:
+            if one.output not in handed_on:  # those are no static outputs
                 self.static_output_tensors[one.output] = self.borrowed(self.static_output_tensors[one.output])
 
     def _restore_results(self) -> None:
