@@ -53,6 +53,8 @@ class Capturable:
                 output = given[same[position]]
             elif isinstance(output, torch.Tensor) and first.setdefault(id(output), position) != position:
                 output = results[first[id(output)]]
+            elif isinstance(output, torch.Tensor) and not output.untyped_storage().nbytes():
+                output = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype)
             elif isinstance(output, torch.Tensor):
                 place = _place(output)
                 if place not in memory:

@@ -12,6 +12,9 @@ over them. So here that reference counts, once results that nobody holds have lo
 would take from them anyway. What was let go of during a recording, and is held in a call, speaks against the graph in
 that call.
 
+Note [Results without memory]. Stock hands out the recorded object of a result that has no bytes. Its holder may have
+given it another shape, memory (`resize_`) or hooks, which would all be in the next call. So each call gets a new one.
+
 Note [Results that were changed]. The tensor objects that replays hand out again and again are also the caller's, who
 may have given one another shape, other memory or a history in place. `handed_out` finds those, and they are made again:
 when they are to be handed out the next time, and when somebody asks whether one is held that lies elsewhere by now.
@@ -50,6 +53,8 @@ class ResultsNode(CUDAGraphNode):
     """Places of outputs that share memory with others. As in stock, each call gets new tensors."""
     _repeated: Sequence[tuple[int, int]] = ()
     """Places of outputs that are the very tensor of an earlier place. Note [Results that a backward reads]."""
+    _empty: Sequence[tuple[Sequence[int], Callable[[], torch.Tensor]]] = ()
+    """Places of outputs that are one tensor without memory, and what makes it. Note [Results without memory]."""
     _handed_on: Sequence[int] = ()
     """Places of outputs that are inputs which an earlier graph made."""
 
@@ -109,11 +114,15 @@ class ResultsNode(CUDAGraphNode):
             results: list[Any] = self.reconstruct_outputs()
         else:
             results = self._results_by_place(handed_out)
-        self.hand_out_inputs(results, inputs)
+        self.hand_out_the_calls_own(results, inputs)
         return results
 
-    def hand_out_inputs(self, results: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
-        """Put a call's own inputs where the function returns them. Notes in `returned`."""
+    def hand_out_the_calls_own(self, results: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
+        """Put a call's own inputs where the function returns them (Notes in `returned`), and what has no memory."""
+        for places, make in self._empty:
+            made = make()
+            for place in places:
+                results[place] = made
         self.returned_in_place.hand_out(results, inputs)
         for place in self._handed_on:
             self._is_now(place, results[place])
@@ -195,6 +204,24 @@ class ResultsNode(CUDAGraphNode):
         for one in self.returned_in_place.found:
             if one.output not in handed_on:  # those are no static outputs
                 self.static_output_tensors[one.output] = self.borrowed(self.static_output_tensors[one.output])
+        self._let_go_of_empty_results()
+
+    def _let_go_of_empty_results(self) -> None:
+        """Note [Results without memory]."""
+        inputs = {one.output for one in self.returned_in_place.found if one.is_input}
+        found: dict[int, list[int]] = {}
+        for place, output in enumerate(self.static_output_tensors):
+            if output is not None and place not in inputs and not output.untyped_storage().data_ptr():
+                found.setdefault(id(output), []).append(place)
+        empty = []
+        for places in found.values():
+            output = self.static_output_tensors[places[0]]
+            like = {"dtype": output.dtype, "device": output.device}
+            make = functools.partial(torch.empty_strided, output.shape, output.stride(), **like)
+            empty.append((places, make))
+            for place in places:
+                self.static_output_tensors[place] = make()
+        self._empty = empty
 
     def _restore_results(self) -> None:
         """Make tensors again that a caller did something to beyond their values. Note [Results that were changed]."""
