@@ -46,10 +46,15 @@ class Capturable:
         # By the memory that it has in the trial: memory of an input, or memory that the capture takes.
         memory = {place: tensors[index].untyped_storage() for place, index in owners.items()}
         made: dict[int, int] = {}
-        results = []
+        results: list[Any] = []
+        first: dict[int, int] = {}
         for position, output in enumerate(outputs):
             if position in same:
                 output = given[same[position]]
+            elif isinstance(output, torch.Tensor) and first.setdefault(id(output), position) != position:
+                output = results[first[id(output)]]
+            elif isinstance(output, torch.Tensor) and not output.untyped_storage().nbytes():
+                output = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype)
             elif isinstance(output, torch.Tensor):
                 place = _place(output)
                 if place not in memory:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -46,6 +47,19 @@ def test_what_a_caller_did_beyond_values_is_found(
     assert handed_out.changed(results) == [2]
 
 
+@pytest.mark.parametrize("direction", ["inference", "backward"])
+@pytest.mark.parametrize("calls", [0, FIRST_CALLS + 2])
+def test_a_weak_reference_is_found_while_it_is_there(calls: int, direction: Direction) -> None:
+    results: list[Any] = [torch.zeros(2, 3), None, torch.ones(2, 3)]
+    handed_out = HandedOut(results, direction)
+    for _ in range(calls):
+        assert handed_out.changed(results) == []
+    references = [weakref.ref(results[2])]
+    assert handed_out.changed(results) == [2]
+    references.clear()
+    assert handed_out.changed(results) == []
+
+
 def test_what_surrounds_a_call_changes_nothing() -> None:
     results = [torch.zeros(2, 3)]
     handed_out = HandedOut(results, "inference")
@@ -79,6 +93,32 @@ def test_what_is_attached_to_a_result_with_a_history_is_found(
         assert handed_out.changed([saved, made]) == []
     attach(made)
     assert handed_out.changed([saved, made]) == [1]
+
+
+@pytest.mark.parametrize("calls", [0, FIRST_CALLS + 2])
+@pytest.mark.parametrize(
+    "attach",
+    [
+        lambda y: setattr(y, "name_of_the_callers_own", 1),
+        lambda y: setattr(y, "grad", torch.ones(2, 3)),
+        lambda y: (y.requires_grad_(), y.sum().backward(), y.requires_grad_(False)),
+    ],
+)
+def test_of_a_forward_those_without_a_history_are_asked_which_callers_get(
+    attach: Callable[[torch.Tensor], Any], calls: int
+) -> None:
+    for seen, found in ((None, [1, 2]), ((0, 1), [1]), ((0, 2), [2])):
+        results = [torch.ones(2, 3), torch.zeros(2, 3), torch.zeros(2, 3)]
+        handed_out = HandedOut(results, "forward", seen)
+        results[0].mul_(torch.ones(1, requires_grad=True))
+        for _ in range(calls + 1):
+            assert handed_out.changed(list(results)) == []
+        attach(results[1])
+        attach(results[2])
+        assert handed_out.changed(list(results)) == found
+        assert handed_out.asks_some == (seen is not None)
+        handed_out.ask_all()
+        assert handed_out.changed(list(results)) == [1, 2]
 
 
 def test_nothing_that_was_handed_out_is_held() -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from optimizations import torch_internals
 from optimizations.replay.bound import FEW_ARGUMENTS, READS_BEFORE
-from optimizations.replay.shortcut import FULL_CALLS
+from optimizations.replay.shortcut import FULL_CALLS, tell_what_callers_get
 from optimizations.torch_internals.only_partition import Order, only_partition, order_of
 
 PASSES_ON = """
@@ -110,6 +110,17 @@ def test_a_graph_of_two_partitions_or_with_something_around_its_code_has_no_orde
 
 LAYERS = FEW_ARGUMENTS
 X = torch.arange(4.0)
+
+
+@pytest.mark.parametrize(("count", "places"), [(1, {1}), (2, {0, 1})])
+def test_a_partition_is_told_which_of_its_results_callers_get(tmp_path: Path, count: int, places: set[int]) -> None:
+    told: list[frozenset[int]] = []
+    partition = SimpleNamespace(tell_what_callers_get=told.append)
+    runner = runner_of(PASSES_ON, tmp_path / "generated.py", [partition])
+    tell_what_callers_get(SimpleNamespace(compiled_fn_runner=runner, current_callable=runner.call), count)
+    tell_what_callers_get(SimpleNamespace(current_callable=partition), count)
+    assert told == [places, set(range(count))]
+    tell_what_callers_get(SimpleNamespace(current_callable=lambda values: values), count)
 
 
 class Model(nn.Module):

@@ -13,6 +13,7 @@ import torch
 import torch._functorch.config as functorch_config
 from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
 from torch import nn
+from trees_on_cpu import nodes
 
 import optimizations
 from optimizations.capture.trees import manager
@@ -368,6 +369,23 @@ def test_two_forwards_in_each_step_are_two_recordings_that_are_replayed(compiled
         (run(values(step)) * run(values(step + 30))).sum().backward()
     assert compiled_on_cpu.captures == before[0]
     assert compiled_on_cpu.cuda.replays == before[1] + 4 * 4
+
+
+def test_a_forward_knows_which_of_its_results_callers_get(compiled_on_cpu: CompiledOnCpu) -> None:
+    """The first two; what it saves is not asked for what callers attach to results."""
+    net = Net()
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = net(x)
+        return y, y.argmax(1)
+
+    run = torch.compile(program, backend="encore")
+    for step in range(4):
+        run(values(step))[0].sum().backward()
+    forward, backward = sorted(nodes(), key=lambda node: node.function.direction, reverse=True)
+    assert (forward.function.direction, forward.function.callers_get) == ("forward", {0, 1})
+    assert len(forward.outputs_metadata) > 2
+    assert (backward.function.direction, backward.function.callers_get) == ("backward", None)
 
 
 def test_forwards_whose_results_are_dropped_before_a_backward_are_replayed(compiled_on_cpu: CompiledOnCpu) -> None:

@@ -206,6 +206,7 @@ def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
             return full
         if function is None:
             return functools.wraps(full)(_straight(graph, full, autocast_off=wrapper.disable_amp))
+        tell_what_callers_get(graph, runtime_metadata.num_forward_returns)
         straight = trained.straight_to(
             function,
             full,
@@ -222,6 +223,17 @@ def shortcuts(note: Callable[[ShortcutReport], None]) -> Iterator[None]:
 
     with torch_internals.replaced("runtime_wrapper_post_compile", post_compile):
         yield
+
+
+def tell_what_callers_get(forward: Any, count: int) -> None:
+    """Tell what makes CUDA graphs of a forward which of its results callers get: the first ones. Others are saved."""
+    function, places = forward.current_callable, list(range(count))
+    found = only_partition(forward)
+    if found is not None:
+        runner, order = found
+        function, places = runner.partitions[0], [order.results[place] for place in places]
+    if tell := getattr(function, "tell_what_callers_get", None):
+        tell(frozenset(places))
 
 
 class Ordered:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from kinds.world import STEPS, World, kind
 
@@ -167,6 +168,34 @@ def saved_tensors_packed_otherwise(world: World) -> None:
 
 
 @kind()
+def saved_tensors_packed_once(world: World) -> None:
+    """A store of copies by tensor, as what moves activations elsewhere keeps it, and an attribute on each."""
+    net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+    run, copies = world.compile(net), WeakTensorKeyDictionary()
+
+    def by_tensor(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor not in copies:
+            copies[tensor] = tensor.detach().clone()
+        return copies[tensor]
+
+    def by_attribute(tensor: Any) -> Any:
+        if isinstance(tensor, nn.Parameter):
+            return tensor
+        if not hasattr(tensor, "copy_of_the_programs"):
+            tensor.copy_of_the_programs = tensor.detach().clone()
+        return tensor.copy_of_the_programs
+
+    for step in range(4 * STEPS):
+        pack = by_tensor if step % 8 < 4 else by_attribute
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
+            y = run(world.values(step))
+        y.square().sum().backward()
+        world.note(y)
+        world.note_gradients(net)
+        del y
+
+
+@kind()
 def anomaly_mode(world: World) -> None:
     net = world.module(nn.Linear(4, 4))
     run = world.compile(net)
@@ -209,6 +238,47 @@ def modes_of_gradients_in_turns(world: World) -> None:
             if y.requires_grad:
                 y.sum().backward()
                 world.note_gradients(net)
+
+
+def _backward_or_error(world: World, loss: torch.Tensor, *leaves: torch.Tensor) -> None:
+    try:
+        loss.backward()
+        world.note([leaf.grad for leaf in leaves])
+    except RuntimeError as error:
+        world.note(str(error).split(":")[0])
+
+
+@kind()
+def results_written_before_the_backward(world: World) -> None:
+    """The backward reads two of the three results. Later some are kept as well."""
+    run, kept = world.compile(lambda x: (x.exp(), x.tanh(), x * 2)), []
+    for step in range(4 * STEPS):
+        x = world.values(step, grad=True)
+        results = run(x)
+        if step > STEPS and step % 2:
+            with torch.no_grad():
+                results[step // 2 % 3].mul_(2)
+        if step > 2 * STEPS:
+            kept.append(results[:2])
+        _backward_or_error(world, sum(one.sum() for one in results), x)
+    world.note(kept)
+
+
+@kind()
+def results_written_after_another_function_read_them(world: World) -> None:
+    """What the second function saves for its backward is the result of the first, or a view of it."""
+    weight = world.values(80, 4, grad=True)
+    make, read = world.compile(lambda x: x * 2), world.compile(lambda y: (y * weight).sum())
+    for step in range(4 * STEPS):
+        x = world.values(step, grad=True)
+        y = make(x)
+        loss = read(y[1:] if step % 4 > 1 else y)
+        if step > STEPS and step % 2:
+            with torch.no_grad():
+                y.mul_(3)
+        _backward_or_error(world, loss, x, weight)
+        weight.grad = None
+        del y, loss
 
 
 @kind()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from kinds.world import STEPS, World, kind
 
@@ -35,6 +36,32 @@ def results_with_something_attached(world: World) -> None:
 
 
 @kind()
+def results_without_a_history_with_something_attached(world: World) -> None:
+    """Indices and a detached result of a forward that is trained: attributes, gradients, weak references."""
+    net = world.module(nn.Linear(4, 4))
+
+    def program(x: torch.Tensor) -> Any:
+        y = net(x)
+        return y, y.argmax(1), y.detach() * 2
+
+    run, kept = world.compile(program), WeakTensorKeyDictionary()
+    for step in range(3 * STEPS):
+        y, index, detached = run(world.values(step))
+        world.note(sorted(vars(index)), sorted(vars(detached)), detached.grad, detached.requires_grad)
+        for result in (index, detached):
+            if step % 3 == 0:
+                result.name_of_the_callers_own = step
+            if step % 3 == 1:
+                world.note(result in kept, kept.setdefault(result, result.sum()))
+        if step % 3 == 2:
+            (detached.requires_grad_() * 3).sum().backward()
+            detached.requires_grad_(step % 2 == 0)
+        y.sum().backward()
+        world.note_gradients(net)
+        del y, index, detached, result
+
+
+@kind()
 def models_gone_before_their_results(world: World) -> None:
     kept = []
     for number in range(3):
@@ -58,6 +85,32 @@ def models_gone_before_their_results(world: World) -> None:
         world.note([parameter.grad for parameter in parameters])
     for result, expected in kept:
         world.note(result, torch.equal(result, expected))
+
+
+@kind()
+def values_kept_for_results(world: World) -> None:
+    """What is found for a tensor as long as it is alive: results of an inference and of a training, and gradients."""
+    net = world.module(nn.Linear(4, 4))
+    trained, plain = world.compile(net), world.compile(lambda x: x * 2)
+    kept = WeakTensorKeyDictionary()
+
+    def sum_of(tensor: torch.Tensor) -> Any:
+        if found := tensor in kept:
+            return found, kept[tensor]
+        kept[tensor] = tensor.detach().sum()
+        return found, kept[tensor]
+
+    for step in range(2 * STEPS):
+        x = world.values(step, grad=True)
+        y = trained(x)
+        world.note(sum_of(y))
+        (gradient,) = torch.autograd.grad(y.square().sum(), x)
+        world.note(sum_of(gradient))
+        del y, gradient
+        with torch.no_grad():
+            z = plain(world.values(step))
+        world.note(sum_of(z), sum_of(z))
+        del z
 
 
 _INNER: dict[str, Any] = {}

@@ -120,6 +120,32 @@ def empty_and_single_tensors(world: World) -> None:
 
 
 @kind()
+def empty_results_that_are_changed(world: World) -> None:
+    """Each call's are new: another shape, memory, hooks and attributes stay with the call before."""
+    weight = world.values(13, 4, grad=True)
+
+    def program(x: torch.Tensor) -> Any:
+        return x[:0] * weight, torch.zeros(0, 4, device=x.device), (x * weight).sum()
+
+    run, seen = world.compile(program), []
+    for step in range(2 * STEPS):
+        trained, empty, total = run(world.values(step))
+        world.note(trained, empty, empty.stride(), sorted(vars(empty)), empty.requires_grad)
+        if step % 4 == 0:
+            trained.register_hook(lambda gradient: seen.append(gradient))
+            empty.name_of_the_callers_own = step
+        if step % 4 == 1:
+            empty.t_()
+        if step % 4 == 2:
+            empty.resize_(2, 2).fill_(7.0)
+        if step % 4 == 3:
+            empty.requires_grad_()
+        (trained.sum() + total).backward()
+        world.note(weight.grad, len(seen), torch.cat([empty.detach().flatten(), total.detach()[None]]))
+        weight.grad = None
+
+
+@kind()
 def numbers_strings_and_nothing(world: World) -> None:
     def program(x: torch.Tensor, rows: int, name: str, factor: float) -> Any:
         return x[:rows] * factor, rows + 1, f"{name}!", None, factor, x.shape, x.dtype, [rows, (None, x.sum())]

@@ -91,6 +91,8 @@ class RecordableFunction:
     Attributes:
         kept_outputs: places of results that the program was found to keep; they are copied out of graph memory.
         returned_inputs: by place among the results: the input that it is, for inputs that stock copies.
+        callers_get: places of the results that callers get, of a forward; the others are saved for its backward. None
+            where they may get all.
         callers: the threads that call functions of its manager.
         without_graph: why the function runs without a graph; None where it does not.
         copies_inputs: whether recordings copy all their inputs, as stock does.
@@ -116,6 +118,7 @@ class RecordableFunction:
         self.direction = direction
         self.kept_outputs: set[int] = set()
         self.returned_inputs: dict[int, int] = {}
+        self.callers_get: frozenset[int] | None = None
         self.kept_copies = 0
         self.kept_bytes = 0
         self.without_graph: str | None = None
@@ -337,6 +340,7 @@ class GraphedFunction:
         self._integers: list[int] = []
         self._recorded: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {}
         self._members: list[Member] = []
+        self._callers_get: frozenset[int] | None = None
         self._warned = False
         self._lock = threading.RLock()
         _LIVE.add(self)
@@ -348,6 +352,10 @@ class GraphedFunction:
             return recorded(inputs)
         with self._lock:  # two threads may be the first
             return self._first_call(inputs)
+
+    def tell_what_callers_get(self, places: frozenset[int]) -> None:
+        """See `RecordableFunction.callers_get`. To be called before the first call."""
+        self._callers_get = places
 
     def forget(self) -> None:
         """Drop everything recorded; the next call records again, with the manager there is then."""
@@ -373,6 +381,7 @@ class GraphedFunction:
         static = trees.remove_unaligned_input_idxs(inputs, self._static_input_idxs)
         watched = [index for index, value in enumerate(inputs) if not isinstance(value, int) and index not in static]
         recordable = self._recordable(aligned)
+        recordable.callers_get = self._callers_get
         member = self._admit(recordable, key, watched)
         recorded, outputs = self._record(
             recordable,

@@ -6,14 +6,18 @@ to its values, would stay for the next one: a shape changed in place (`squeeze_`
 goes for what a forward saves too: hooks of saved tensors get the very object, and `grad_fn.saved_tensors` gives it out.
 
 Note [What is attached to results]. C++ does not see attributes (`y.name = ...`, the marks of `mark_dynamic`), nor a
-gradient, nor `retain_grad()`: the next result would come with the gradient of this one, or be left without its own.
-Python is asked, of results that callers see: all of an inference and of a backward (`torch.autograd.grad` gives out the
-very tensors), and of a forward those that get a history. What a forward saves is nobody's.
+gradient, nor `retain_grad()`: the next result would come with the gradient of this one, or be left without its own. Nor
+does it see weak references: what a program keeps for a tensor as long as that is alive (`WeakTensorKeyDictionary`)
+would be found for the next result, which has other values. Python is asked, of results that callers see: all of an
+inference and of a backward (`torch.autograd.grad` gives out the very tensors), and of a forward those that it returns
+(`RecordableFunction.callers_get`). What a forward saves is nobody's, until hooks of saved tensors get it; where nobody
+tells what that is, all are asked.
 """
 
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -44,15 +48,23 @@ class HandedOut:
     Args:
         results: tensors as they were made, None at other places.
         direction: of a forward autograd gives them a history in each call, and so may take the one of the call before.
+        seen: the places of those that callers may see; None where it may be all.
+
+    Attributes:
+        asks_some: whether Python is asked of some of them only. Note [What is attached to results].
     """
 
-    def __init__(self, results: Sequence[torch.Tensor | None], direction: Direction) -> None:
+    def __init__(
+        self, results: Sequence[torch.Tensor | None], direction: Direction, seen: Iterable[int] | None = None
+    ) -> None:
         self._places = [place for place, result in enumerate(results) if result is not None]
         self._all = len(self._places) == len(results)
         self._chosen = choosing(self._places)
         self._has_histories = direction == "forward"
         # Note [What is attached to results]
-        self._seen = set() if self._has_histories else set(self._places)
+        self._seen = set(self._places if seen is None else set(self._places).intersection(seen))
+        self.asks_some = len(self._seen) < len(self._places)
+        self._with_history: set[int] = set()
         made = [result for result in results if result is not None]
         self._addresses = [None if result is None else result.data_ptr() for result in results]
         self._geometry = {place: _geometry(result) for place, result in zip(self._places, made, strict=True)}
@@ -85,6 +97,10 @@ class HandedOut:
             del looks[MOST_LOOKS:]
         return changed
 
+    def ask_all(self) -> None:
+        """To be told that hooks get also what is saved."""
+        self._seen, self.asks_some = set(self._places), False
+
     def tensors(self, results: list[Any]) -> Sequence[Any]:
         """Those of the list that keeps them, without what else is in it."""
         return results if self._all else self._chosen(results)
@@ -100,9 +116,13 @@ class HandedOut:
     def _anything_attached(self, results: list[Any], places: Iterable[int]) -> bool:
         """Note [What is attached to results]. Reading `grad` of a tensor that has a history gives a warning."""
         seen = [results[place] for place in places]
-        if any(map(_attributes, seen)):
+        if any(map(_attributes, seen)) or any(map(weakref.getweakrefcount, seen)):
             return True
-        return any(map(_retains_grad, seen)) if self._has_histories else list(map(_grad, seen)).count(None) < len(seen)
+        if self._has_histories:
+            if any(map(_retains_grad, seen)):
+                return True
+            seen = [results[place] for place in places if place not in self._with_history]
+        return list(map(_grad, seen)).count(None) < len(seen)
 
     def _is_as_it_was(self, result: Any, place: int) -> bool:
         if type(result) is not torch.Tensor or result.data_ptr() != self._addresses[place]:
@@ -111,6 +131,7 @@ class HandedOut:
             if not (self._has_histories and result.grad_fn is not None):
                 return False
             self._seen.add(place)
+            self._with_history.add(place)
         return _geometry(result) == self._geometry[place] and result.is_inference() == self._inference[place]
 
 

@@ -167,10 +167,15 @@ class EncoreNode(ResultsNode):
             for index in self.non_managed_static_input_idxs
             if isinstance(inputs[index], torch.Tensor)
         }
+        managed = {
+            index: weakref.ref(inputs[index])
+            for index in self.cudagraph_managed_idxs
+            if isinstance(inputs[index], torch.Tensor)
+        }
         with uncollected():
             outputs = super()._record(model, inputs)
         require_replayable(outputs)
-        self.let_go_of_inputs(fixed)
+        self.let_go_of_inputs(outputs, fixed, managed)
         returned = {reference.cdata: index for index, reference in placeholders.items()}
         for position, output in enumerate(outputs):
             if isinstance(output, torch.Tensor) and output.untyped_storage().data_ptr():
@@ -265,7 +270,7 @@ class EncoreNode(ResultsNode):
                 outputs = session.run(new_inputs, super().run)
             finally:
                 self._active = session.active
-        self.returned_in_place.hand_out(outputs, returned)
+        self.hand_out_the_calls_own(outputs, returned)
         return outputs
 
     def look_at_session(self) -> None:

@@ -22,7 +22,7 @@ MANY_COPIES = 4
 def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> Any:
     """The outputs of `node`, those that the program keeps copied out of the pool.
 
-    Outputs that share memory share a copy.
+    Outputs that share memory share a copy, and those that are one tensor stay one.
     """
     if node is None:
         return outputs
@@ -51,10 +51,12 @@ def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> Any:
             copies[address] = value.untyped_storage().clone()
             function.kept_copies += 1
             function.kept_bytes += copies[address].nbytes()
+    last = {id(value): place for place, value in enumerate(handed)}
+    same = [last[id(value)] for value in handed]
     for place, value in enumerate(handed):
         if isinstance(value, torch.Tensor) and (address := value.untyped_storage().data_ptr()) in copies:
             handed[place] = over(copies[address], value, int(value.storage_offset()))
-    return handed
+    return [handed[place] for place in same]
 
 
 def with_inputs(outputs: Any, returned: Mapping[int, torch.Tensor]) -> list[Any]:

@@ -12,6 +12,9 @@ over them. So here that reference counts, once results that nobody holds have lo
 would take from them anyway. What was let go of during a recording, and is held in a call, speaks against the graph in
 that call.
 
+Note [Results without memory]. Stock hands out the recorded object of a result that has no bytes. Its holder may have
+given it another shape, memory (`resize_`) or hooks, which would all be in the next call. So each call gets a new one.
+
 Note [Results that were changed]. The tensor objects that replays hand out again and again are also the caller's, who
 may have given one another shape, other memory or a history in place. `handed_out` finds those, and they are made again:
 when they are to be handed out the next time, and when somebody asks whether one is held that lies elsewhere by now.
@@ -22,7 +25,7 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,9 +34,10 @@ from optimizations import torch_internals
 from optimizations.capture.trees.function import RecordableFunction
 from optimizations.capture.trees.handed_out import HandedOut
 from optimizations.capture.trees.lean import MANY, Many, Reference, nobody_holds, rearranged
-from optimizations.capture.trees.returned import ReturnedInPlace, found_in
+from optimizations.capture.trees.returned import ReturnedInPlace, found_in, repeated
 
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
+_hooks_of_saved_tensors: Callable[[bool], object] = torch_internals.top_saved_tensors_hooks
 
 
 class ResultsNode(CUDAGraphNode):
@@ -47,6 +51,12 @@ class ResultsNode(CUDAGraphNode):
     """Outputs that are the same in each call, and no kept tensors: their places and what they are."""
     _made: Sequence[int] = ()
     """Places of outputs that share memory with others. As in stock, each call gets new tensors."""
+    _repeated: Sequence[tuple[int, int]] = ()
+    """Places of outputs that are the very tensor of an earlier place. Note [Results that a backward reads]."""
+    _empty: Sequence[tuple[Sequence[int], Callable[[], torch.Tensor]]] = ()
+    """Places of outputs that are one tensor without memory, and what makes it. Note [Results without memory]."""
+    _handed_on: Sequence[int] = ()
+    """Places of outputs that are inputs which an earlier graph made."""
 
     @property
     def function(self) -> RecordableFunction:
@@ -104,14 +114,26 @@ class ResultsNode(CUDAGraphNode):
             results: list[Any] = self.reconstruct_outputs()
         else:
             results = self._results_by_place(handed_out)
-        self.returned_in_place.hand_out(results, inputs)
+        self.hand_out_the_calls_own(results, inputs)
         return results
+
+    def hand_out_the_calls_own(self, results: list[Any], inputs: Sequence[Any] | Mapping[int, Any]) -> None:
+        """Put a call's own inputs where the function returns them (Notes in `returned`), and what has no memory."""
+        for places, make in self._empty:
+            made = make()
+            for place in places:
+                results[place] = made
+        self.returned_in_place.hand_out(results, inputs)
+        for place in self._handed_on:
+            self._is_now(place, results[place])
 
     def _results_by_place(self, handed_out: HandedOut) -> list[Any]:
         """As `reconstruct_outputs`, without a look at each output in Python."""
         cached: list[Any] = self.cached_tensor_outputs
         if handed_out.changed(cached):
             self._restore_results()
+        if handed_out.asks_some and _hooks_of_saved_tensors(False) is not None:
+            handed_out.ask_all()
         # In inference a hook shows as a gradient that is required.
         if self.function.direction != "inference":
             tensors = handed_out.tensors(cached)
@@ -124,7 +146,17 @@ class ResultsNode(CUDAGraphNode):
             results[place] = value
         for place in self._made:
             self._make(place, results)
+        self._repeat(results)
         return results
+
+    def _repeat(self, results: list[Any]) -> None:
+        for place, first in self._repeated:
+            results[place] = results[first]
+            self._is_now(place, results[first])
+
+    def _is_now(self, place: int, result: torch.Tensor) -> None:
+        """Have stock ask this tensor's memory whether somebody holds the output."""
+        self.outputs_weakrefs[place].swap_weakref(result.untyped_storage()._weak_ref())
 
     def _make(self, place: int, results: list[Any]) -> None:
         """Put an output there that shares memory with one before it, or with another recording's, as stock does."""
@@ -132,18 +164,64 @@ class ResultsNode(CUDAGraphNode):
         owner = self.prepare_alias_info_for_tensor_construction(self.output_storage_alias[place], metadata)
         storage = results[owner].untyped_storage() if isinstance(owner, int) else owner
         results[place] = made = self._reconstruct_from_tensor_metadata(metadata, storage)
-        self.outputs_weakrefs[place].swap_weakref(made.untyped_storage()._weak_ref())
+        self._is_now(place, made)
 
     def reconstruct_outputs(self) -> Any:
         """As stock's; what a caller changed of a result is not there the next time."""
         self._restore_results()
-        return super().reconstruct_outputs()
+        results: list[Any] = super().reconstruct_outputs()
+        if self._handed_out is not None and _hooks_of_saved_tensors(False) is not None:
+            self._handed_out.ask_all()
+        self._repeat(results)
+        return results
 
-    def let_go_of_inputs(self, fixed: Mapping[int, torch.Tensor]) -> None:
-        """To be called once recorded, with the inputs at fixed addresses. Note [Parameters that are returned]."""
-        self.returned_in_place = found_in(self.static_output_tensors, fixed)
+    def let_go_of_inputs(
+        self,
+        outputs: Sequence[Any],
+        fixed: Mapping[int, torch.Tensor],
+        managed: Mapping[int, weakref.ref[torch.Tensor]],
+    ) -> None:
+        """To be called once recorded. Notes in `returned`.
+
+        Args:
+            outputs: what the function returned.
+            fixed: the inputs at fixed addresses.
+            managed: the inputs that earlier graphs made, and that this one may have let go of.
+        """
+        made_earlier = {id(reference()): index for index, reference in managed.items() if reference() is not None}
+        handed_on = {
+            place: made_earlier[id(output)]
+            for place, output in enumerate(outputs)
+            if id(output) in made_earlier and self.preserved_aliased_inputs[made_earlier[id(output)]]
+        }
+        self.returned_in_place = found_in(self.static_output_tensors, fixed, handed_on)
+        self._handed_on = list(handed_on)
+        self._repeated = [
+            (place, first)
+            for place, first in repeated(outputs)
+            if place not in handed_on and self.static_output_tensors[place] is None
+        ]
         for one in self.returned_in_place.found:
-            self.static_output_tensors[one.output] = self.borrowed(self.static_output_tensors[one.output])
+            if one.output not in handed_on:  # those are no static outputs
+                self.static_output_tensors[one.output] = self.borrowed(self.static_output_tensors[one.output])
+        self._let_go_of_empty_results()
+
+    def _let_go_of_empty_results(self) -> None:
+        """Note [Results without memory]."""
+        inputs = {one.output for one in self.returned_in_place.found if one.is_input}
+        found: dict[int, list[int]] = {}
+        for place, output in enumerate(self.static_output_tensors):
+            if output is not None and place not in inputs and not output.untyped_storage().data_ptr():
+                found.setdefault(id(output), []).append(place)
+        empty = []
+        for places in found.values():
+            output = self.static_output_tensors[places[0]]
+            like = {"dtype": output.dtype, "device": output.device}
+            make = functools.partial(torch.empty_strided, output.shape, output.stride(), **like)
+            empty.append((places, make))
+            for place in places:
+                self.static_output_tensors[place] = make()
+        self._empty = empty
 
     def _restore_results(self) -> None:
         """Make tensors again that a caller did something to beyond their values. Note [Results that were changed]."""
@@ -157,7 +235,7 @@ class ResultsNode(CUDAGraphNode):
         metadata = self.outputs_metadata[place]
         with torch_internals.disable_current_modes(), torch.inference_mode(self._handed_out.was_inference(place)):
             made = self._reconstruct_from_tensor_metadata(metadata, self.create_storage(metadata))
-            self.outputs_weakrefs[place].swap_weakref(made.untyped_storage()._weak_ref())
+            self._is_now(place, made)
         torch_internals.add_cached_tensor(made)
         self.cached_tensor_outputs[place] = made
 
@@ -186,12 +264,14 @@ class ResultsNode(CUDAGraphNode):
             if tensor is not None:
                 unused = functools.partial(_unused, weakref.ref(self), place)
                 self.outputs_weakrefs[place].extra_ref_check = unused
-        self._handed_out = HandedOut(self.cached_tensor_outputs, self.function.direction)
+        function = self.function
+        self._handed_out = HandedOut(self.cached_tensor_outputs, function.direction, function.callers_get)
         self._sort_places()
 
     def _sort_places(self) -> None:
         """By what a call hands out there."""
         of_the_call = {one.output for one in self.returned_in_place.found if one.is_input}
+        of_the_call.update(place for place, _ in self._repeated)
         constant: list[tuple[int, Any]] = []
         made = []
         for place, metadata in enumerate(self.outputs_metadata):

@@ -1,10 +1,15 @@
-"""Outputs of a graph that are inputs at fixed addresses, or lie in their memory: parameters that a backward reads.
+"""Outputs of a graph that are its inputs, or lie in the memory of those at fixed addresses, or are each other.
 
 Note [Parameters that are returned]. A forward returns the parameters that its backward reads. Their addresses are those
 of the recording, so stock hands out the tensor objects of the recording, and keeps them alive. But another object may
 stand for the same memory by now (`Parameter(old.data)`). Autograd notices by the version of the very object that a
 parameter was written before the backward, and the old object may have been given other memory: the gradient would be
 wrong without a word. So each replay hands out the tensors of its own call, and none of the recording's is kept.
+
+Note [Results that a backward reads]. The same goes for a result that a backward reads, of this graph (`x.exp()`) or of
+an earlier one. It is the program's, which may write it before the backward: an error in eager. The function returns one
+object in two places, or the input itself. Stock makes a tensor of each, over the same memory, with versions of their
+own, and the backward reads what was written. So replays too hand out one object, and the input of the call.
 """
 
 from __future__ import annotations
@@ -50,8 +55,16 @@ class ReturnedInPlace:
             outputs[one.output] = _at_its_address(outputs[one.output], inputs[one.input])
 
 
-def found_in(outputs: Sequence[torch.Tensor | None], fixed: Mapping[int, torch.Tensor]) -> ReturnedInPlace:
-    """Which of the recorded `outputs` lie in inputs at fixed addresses, given as they were recorded, by index."""
+def found_in(
+    outputs: Sequence[torch.Tensor | None], fixed: Mapping[int, torch.Tensor], handed_on: Mapping[int, int]
+) -> ReturnedInPlace:
+    """Which outputs are inputs, or lie in their memory.
+
+    Args:
+        outputs: those recorded at fixed addresses, None at other places.
+        fixed: inputs at fixed addresses, as they were recorded, by index.
+        handed_on: by place, the index of an input that is a result of an earlier graph, and an output of this one.
+    """
     same = {id(value): index for index, value in fixed.items()}
     near: dict[int, list[int]] = {}
     for index, value in fixed.items():
@@ -65,7 +78,21 @@ def found_in(outputs: Sequence[torch.Tensor | None], fixed: Mapping[int, torch.T
             owner = _lies_in(output, fixed, near.get(output.untyped_storage()._cdata, ()))
         if owner is not None:
             found.append(InPlace(place, owner, output is fixed[owner]))
-    return ReturnedInPlace(found)
+    found += [InPlace(place, index, True) for place, index in handed_on.items()]
+    return ReturnedInPlace(sorted(found, key=lambda one: one.output))
+
+
+def repeated(outputs: Sequence[Any]) -> list[tuple[int, int]]:
+    """Places of tensors that are at an earlier place too, with the first one. Note [Results that a backward reads]."""
+    first: dict[int, int] = {}
+    for place, output in enumerate(outputs):
+        if isinstance(output, torch.Tensor):
+            first.setdefault(id(output), place)
+    return [
+        (place, first[id(output)])
+        for place, output in enumerate(outputs)
+        if isinstance(output, torch.Tensor) and first[id(output)] != place
+    ]
 
 
 def _lies_in(output: torch.Tensor, inputs: Mapping[int, torch.Tensor], near: Sequence[int]) -> int | None:
