@@ -217,6 +217,38 @@ def test_a_budget_smaller_than_a_round_leaves_what_is_hopeless() -> None:
         assert selector.spent.excess_s <= 0.5 + selector.rules.block_calls * 2.0 * 1.2
 
 
+@pytest.mark.parametrize("budget_s", [1e-3, 6e-3, 12e-3, 30e-3, 0.2])
+@pytest.mark.parametrize("cold", [("none",), ("none", "copy")], ids=str)
+@pytest.mark.parametrize(("calls", "longer"), [(4, 3.0), (8, 3.0), (4, 20.0), (8, 20.0)])
+def test_first_calls_that_are_slow_use_a_budget_up_and_speak_for_no_verdict_of_later_processes(
+    budget_s: float, cold: tuple[str, ...], calls: int, longer: float
+) -> None:
+    """A candidate loads kernels and allocates in its first calls; the last one has done so before."""
+    for seed in range(20):
+        selector, chance = Selector(NAMES, budget_s=budget_s, seed=seed), random.Random(seed)
+        while (turn := selector.next_turn()) is not None:
+            served = (turn.round * selector.rules.block_calls) + turn.place
+            first = longer if turn.candidate in cold and served < calls else 1.0
+            best = 1.0 if turn.candidate == "none" else 1.1
+            selector.record(turn, 1e-3 * first * best * math.exp(chance.gauss(0, 0.03)))
+        assert selector.decision is not None
+        if selector.is_worth_keeping:
+            assert selector.decision.kept == "none"
+        if not selector.spent.rounds:
+            assert (selector.decision.kept, selector.decision.outcome) == ("indirection", "unresolved")
+
+
+@pytest.mark.parametrize("copy", [0.2, 1.5, 4.0])
+def test_what_has_served_so_far_is_given_up_for_the_fastest_of_the_others(copy: float) -> None:
+    """In the first round already, of those that had their turn: its own first calls are long over."""
+    truth = {"none": 1.0, "copy": copy, "indirection": 20.0}
+    for seed in range(20):
+        selector = decided(truth, Weather(noise=0.03), seed, budget_s=30e-3)
+        assert selector.decision is not None
+        assert selector.decision.kept == min(selector.medians, key=truth.__getitem__)
+        assert not selector.is_worth_keeping
+
+
 @pytest.mark.parametrize(
     ("budget_s", "little", "worth_keeping"), [(0.00005, True, False), (0.0006, False, False), (0.004, False, True)]
 )
