@@ -8,9 +8,9 @@ Note [Void]. A verdict holds for the circumstances under which it was reached. `
 measuring begins again; after `MOST_VOIDS` of them the next verdict stands whatever happens, or a program whose
 circumstances change all the time would be measured for ever.
 
-Note [First calls]. A candidate's first calls load kernels and allocate. So the rounds at the beginning give no candidate
-up, even where they use the whole budget up. The last candidate is the exception: it has served the program's calls so
-far, and what is faster in its own first calls is faster.
+Note [First calls]. A candidate's first calls load kernels and allocate. So the rounds at the beginning give no
+candidate up, even where they use the whole budget up. The last candidate is the exception: it has served the program's
+calls so far, and what is faster in its own first calls is faster.
 """
 
 from __future__ import annotations
