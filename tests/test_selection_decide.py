@@ -109,6 +109,16 @@ def test_ten_percent_at_five_percent_noise_take_at_most_two_hundred_calls(
         assert selector.decision.outcome == ("faster" if selector.decision.kept == "copy" else "same")
 
 
+@pytest.mark.parametrize("best", NAMES)
+def test_three_candidates_take_hardly_ever_more(best: str) -> None:
+    """The second look comes before two hundred calls are over."""
+    truth = {name: 1.0 if name == best else 1.1 for name in NAMES}
+    found = [decided(truth, Weather(noise=0.05), seed) for seed in range(100)]
+    assert {one.decision.kept for one in found if one.decision is not None} == {best}
+    assert sum(one.spent.calls <= 200 for one in found) >= 95
+    assert max(one.spent.calls for one in found) <= 260
+
+
 def test_a_candidate_that_is_much_slower_is_dropped_early_and_called_no_more() -> None:
     selector = decided({"none": 2.0, "copy": 1.0, "indirection": 1.005}, Weather(noise=0.05), seed=5)
     assert selector.decision is not None

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from optimizations.selection.decide import Decision, Round, Rules, block_median, hopeless, judge
 from optimizations.selection.schedule import Turn, turns
+from optimizations.selection.totals import OUTLIER, Means, clipped_mean
 
 MOST_VOIDS = 3
 """Verdicts that are given up because circumstances changed; the next one stays."""
@@ -30,10 +31,6 @@ MOST_VOIDS = 3
 FEWEST_ROUNDS = 3
 """Counted rounds that say something. A budget that ends measuring before leaves calls to the last candidate, as they
 were, if that is not hopelessly slow."""
-
-OUTLIER = 8.0
-"""Times the median of its candidate that a call counts for at most in what measuring cost: what stopped the program for
-longer, a debugger or another program, was not that candidate."""
 
 EARLY_SHARE = 0.5
 """Of the budget, after which candidates that are hopelessly slow are not measured any more."""
@@ -96,6 +93,7 @@ class Selector:
         self._given_up: frozenset[str] = frozenset()
         self._hasty = False
         self._rounds: list[Round] = []
+        self._means: list[Means] = []
         self._lead_in: list[Round] = []
         self._round_index = 0
         self._queue: deque[Turn] = deque()
@@ -214,11 +212,13 @@ class Selector:
         return True
 
     def _round_done(self, index: int) -> None:
-        found = self._whole_blocks(self._open.pop(index))
+        blocks = self._open.pop(index)
+        found = self._whole_blocks(blocks)
         if index < self.rules.lead_in_rounds:
             self._lead_in.append(found)
         else:
             self._rounds.append(found)
+            self._means.append(self._clipped_means(blocks))
             if len(self._rounds) in self._looks:
                 self._judge()
         self._end_at_cap()
@@ -231,8 +231,22 @@ class Selector:
             if len(block) == self.rules.block_calls
         }
 
+    def _clipped_means(self, blocks: Mapping[str, Sequence[float | None]]) -> Means:
+        medians, first = self.medians, self.rules.lead_in_calls
+        return {
+            name: clipped_mean([one for one in block[first:] if one is not None], medians[name])
+            for name, block in blocks.items()
+        }
+
     def _judge(self, *, at_the_end: bool = False) -> None:
-        judged = judge(self.candidates, self._rounds, self.rules, at_the_end=at_the_end, given_up=self._given_up)
+        judged = judge(
+            self.candidates,
+            self._rounds,
+            self.rules,
+            at_the_end=at_the_end,
+            given_up=self._given_up,
+            means=self._means,
+        )
         self._left = judged.left
         self.decision = judged.decision
 
