@@ -266,6 +266,29 @@ def test_ranks_that_decide_alike_for_themselves_decide_so_together(own: tuple[st
     assert found is not None and found.choice == kept
 
 
+@pytest.mark.parametrize(("low", "high", "chosen"), [(1.47, 1.5, "copy"), (1.1, 1.2, "indirection")])
+def test_of_two_that_a_rank_does_not_keep_the_simpler_wins_unless_they_are_told_apart(
+    low: float, high: float, chosen: str
+) -> None:
+    """One rank keeps no graph, which takes three times as long on the other: what noise says of the graphs decided."""
+    own = {
+        "none": [
+            Compared(candidate="copy", ratio=1.51, low=1.48, high=1.53, rounds=12),
+            Compared(candidate="indirection", ratio=(low + high) / 2, low=low, high=high, rounds=12),
+        ],
+        "copy": [
+            Compared(candidate="none", ratio=3.0, low=2.9, high=3.1, rounds=12),
+            Compared(candidate="indirection", ratio=1.0, low=0.99, high=1.01, rounds=12),
+        ],
+    }
+    votes = {
+        number: Vote(YES, "", ranks.costs_us(kept, CANDIDATES, comparisons, 20e-6))
+        for number, (kept, comparisons) in enumerate(own.items())
+    }
+    found = decide(Topic(Question.FASTEST, "f", (0, 1)), votes)
+    assert found is not None and found.choice == chosen
+
+
 def test_equal_ways_keep_the_simplest_on_all_ranks() -> None:
     """Intervals that reach over 1 say that nothing was told apart, whatever the estimates are."""
     same = [Compared(candidate=name, ratio=0.995, low=0.98, high=1.01, rounds=12) for name in ("copy", "indirection")]

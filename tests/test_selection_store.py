@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import math
@@ -406,6 +407,21 @@ def test_nobody_waits_for_what_is_not_a_file(strange: Path) -> None:
     assert found["4"] is not None
     assert found["5"] == "it is a link to nothing"
     assert "it is not a regular file" in found.values()
+
+
+def test_a_file_of_the_kernels_that_has_nothing_to_say_yet_is_ignored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link to its log: a regular file whose `read` gives None rather than to wait."""
+
+    class NothingYet(io.BufferedReader):
+        def read(self, size: int | None = -1, /) -> Any:
+            return None
+
+    monkeypatch.setattr(store.os, "fdopen", lambda descriptor, mode: NothingYet(io.FileIO(descriptor, mode)))
+    found = VerdictStore(folder).list()
+    assert found
+    assert {one.ignored for one in found} == {"it has nothing to read now"}
 
 
 def test_names_of_files_tell_a_terminal_nothing(strange: Path) -> None:

@@ -9,6 +9,8 @@ judged (`interval`): what changes from round to round, a warmer GPU or a busier 
 * The simplest candidate left that is not slower by more than `Rules.margin` than any other left is kept; the simplest
   of all also where it is not slower by more than `least_gain_s`. So if nothing is faster beyond the noise, the simplest
   stays: *same*.
+* Neither is decided for a candidate that seems to take longer than the other in sum; it goes on until it is sure that
+  it does, and then it is dropped (`totals`).
 * Where measuring ends before that is sure, estimates decide, by half the margin: *unresolved*. Of candidates that
   are as good as each other by these, the last one stays, which serves calls without selection: in doubt nothing
   changes. The intervals say how much that may cost.
@@ -26,18 +28,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
 from optimizations.selection.interval import Interval, fewest, paired_interval
+from optimizations.selection.totals import DOUBT, LIKELY, SURE, Means, errors_against
 
 Outcome = Literal["faster", "same", "unresolved"]
 
-HOPELESS = (2.0, 1.5, 1.15)
-"""After one round, after two, and from the third one on. See `hopeless`."""
+HOPELESS = (2.5, 1.5, 1.15)
+"""After one round, after two, and from the third one on. See `hopeless`. Slow regimes of hosts were 2.1 times as slow,
+and one may begin between the blocks of a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Rules:
     least_gain_s: float = 5e-6
     error: float = 0.02
     most_calls: int = 4000
-    look_growth: float = 1.3
+    look_growth: float = 1.25
 
     def __post_init__(self) -> None:
         if not 0 <= self.lead_in_calls < self.block_calls:
@@ -178,8 +181,9 @@ def judge(
     *,
     at_the_end: bool = False,
     given_up: Collection[str] = (),
+    means: Sequence[Means] = (),
 ) -> Judged:
-    """Who is left after these counted rounds, in the order in which they were measured.
+    """Who is left after these counted rounds, in the order in which they were measured, with the `means` of the same.
 
     `candidates` stand simplest first; those of them that were `given_up` are out. Only numbers of rounds in
     `Rules.looks` are looked at, so that the answer for the same rounds does not depend on how often it was asked for.
@@ -199,18 +203,14 @@ def judge(
         looks.append(len(rounds))
     error = rules.error_per_look(len(candidates))
     for look in looks:
-        seen = rounds[:look]
-        gains = _least_gains(candidates, seen, rules)
-        left = _without_slower(left, seen, error, gains)
-        if all(_is_close(left[0], other, seen, error, max(rules.margin, gains[left[0], other])) for other in left[1:]):
-            return Judged(left, _decision(candidates, left, left[0], seen, error, resolved=True))
+        pairs = _Pairs(rounds[:look], means[:look], error, rules, _least_gains(candidates, rounds[:look], rules))
+        left = _without_slower(left, pairs)
+        if all(pairs.is_close(left[0], other) for other in left[1:]):
+            return Judged(left, _decision(candidates, left, left[0], rounds[:look], error, resolved=True))
     if not at_the_end:
         return Judged(left, None)
-    likely = (
-        one
-        for one in reversed(left)
-        if all(_seems_close(one, other, rounds, error, rules.margin / 2) for other in left)
-    )
+    pairs = _Pairs(rounds, means, error, rules, _least_gains(candidates, rounds, rules))
+    likely = (one for one in reversed(left) if all(pairs.seems_close(one, other) for other in left if one != other))
     return Judged(left, _decision(candidates, left, next(likely, left[-1]), rounds, error, resolved=False))
 
 
@@ -226,38 +226,56 @@ def compare(candidate: str, other: str, rounds: Sequence[Round], error: float) -
 
 def _least_gains(candidates: Sequence[str], rounds: Sequence[Round], rules: Rules) -> Mapping[tuple[str, str], float]:
     """What the second of two has to gain over the first, as a share of its own time. Note [A few microseconds]."""
-    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    found = {}
     for other in candidates[1:]:
         times = [one[other] for one in rounds if other in one]
         found[candidates[0], other] = rules.least_gain_s / median(times) if times else 0.0
     return found
 
 
-def _without_slower(
-    left: tuple[str, ...], rounds: Sequence[Round], error: float, gains: Mapping[tuple[str, str], float]
-) -> tuple[str, ...]:
-    """Those that are not slower than another beyond the noise, and by the least gain."""
-    slower = set()
-    for one, other in itertools.combinations(left, 2):
-        found = compare(one, other, rounds, error)
-        if found is not None and found.ratio.low > 1:
-            slower.add(other)
-        elif found is not None and found.ratio.high * (1 + gains[one, other]) < 1:
-            slower.add(one)
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """What rounds say of two candidates. `gains`: what the second has to gain over the first, as a share of its own
+    time."""
+
+    rounds: Sequence[Round]
+    means: Sequence[Means]
+    error: float
+    rules: Rules
+    gains: Mapping[tuple[str, str], float]
+
+    def is_slower(self, one: str, other: str) -> bool:
+        """Whether `one` is slower than `other` beyond the noise, and by the least gain."""
+        if self._sums_against(one, other) > SURE:
+            return True
+        found = compare(one, other, self.rounds, self.error)
+        slower = found is not None and found.ratio.high * (1 + self.gains.get((one, other), 0.0)) < 1
+        return slower and self._sums_against(other, one) <= DOUBT
+
+    def is_close(self, one: str, other: str) -> bool:
+        """Whether `one` is slower than `other` by no more than the margin, with the certainty that is asked for."""
+        found = compare(other, one, self.rounds, self.error)
+        close = found is not None and found.ratio.high <= 1 + self._margin(one, other)
+        return close and self._sums_against(one, other) <= DOUBT
+
+    def seems_close(self, one: str, other: str) -> bool:
+        """`is_close`, by the estimates."""
+        found = compare(other, one, self.rounds, self.error)
+        close = found is None or found.ratio.estimate <= 1 + self.rules.margin / 2
+        return close and self._sums_against(one, other) <= LIKELY
+
+    def _margin(self, one: str, other: str) -> float:
+        return max(self.rules.margin, self.gains.get((one, other), 0.0))
+
+    def _sums_against(self, one: str, other: str) -> float:
+        return errors_against(one, other, self.means, self._margin(one, other))
+
+
+def _without_slower(left: tuple[str, ...], pairs: _Pairs) -> tuple[str, ...]:
+    """Those that are not slower than another."""
+    slower = {one for one, other in itertools.permutations(left, 2) if pairs.is_slower(one, other)}
     # A circle (a before b before c before a) can come of noise. Then nothing was told apart.
     return tuple(one for one in left if one not in slower) or left
-
-
-def _is_close(one: str, other: str, rounds: Sequence[Round], error: float, margin: float) -> bool:
-    """Whether `one` is slower than `other` by no more than the margin, with the certainty that is asked for."""
-    found = compare(other, one, rounds, error)
-    return found is not None and found.ratio.high <= 1 + margin
-
-
-def _seems_close(one: str, other: str, rounds: Sequence[Round], error: float, margin: float) -> bool:
-    """`_is_close`, by the estimates."""
-    found = compare(other, one, rounds, error) if one != other else None
-    return found is None or found.ratio.estimate <= 1 + margin
 
 
 def _decision(

@@ -62,6 +62,8 @@ class Measurement:
             self._timed = None
         elif self._overlap is not None and not complete:
             self._overlap.disturbed()
+        if self._overlap is not None:
+            self._overlap.begins(now)
         self._began = now
         self.lose_turn()
         self._collect()

@@ -7,7 +7,8 @@ is harmless only where the function holds no collectives: with them it is not se
 
 Note [What a rank says of its noise]. A candidate that is not told apart from a simpler one must not win by chance. So
 what is told are not the medians, but the time of the candidate that the rank keeps, and for the others the end of their
-interval that speaks for the one that is kept.
+interval that speaks for the one that is kept. Of two that are both less simple than it, the less simple one counts as
+slower than the other too, unless their intervals lie apart.
 
 Note [The same function on other ranks]. Generated code names its device. A question is put by the code without that.
 Code that differs otherwise makes another question, which is never answered; calls are then served as without selection.
@@ -65,12 +66,18 @@ def costs_us(kept: str, candidates: Sequence[str], compared: Sequence[Compared],
     noise]. `compared` are ratios to the one that is kept, `median_s` is its time."""
     found = {kept: median_s * 1e6}
     place = candidates.index(kept)
-    for one in compared:
+    ordered = sorted(compared, key=lambda one: candidates.index(one.candidate))
+    for number, one in enumerate(ordered):
         simpler = candidates.index(one.candidate) < place
         bound = one.low if simpler else one.high
         ratio = one.ratio if bound is None else bound
         # Of equal ones the first by name is taken; a hair more keeps that from being the less simple one.
         found[one.candidate] = median_s * 1e6 * max(ratio, 1.0 if simpler else math.nextafter(1.0, 2.0))
+        for other in ordered[:number]:
+            apart = one.high is not None and other.low is not None and one.high < other.low
+            if not apart and candidates.index(other.candidate) > place:
+                least = math.nextafter(found[other.candidate], math.inf)
+                found[one.candidate] = max(found[one.candidate], least)
     return found
 
 

@@ -7,17 +7,22 @@ that lacks one does not count.
 Note [Void]. A verdict holds for the circumstances under which it was reached. `void` forgets it and all times, and
 measuring begins again; after `MOST_VOIDS` of them the next verdict stands whatever happens, or a program whose
 circumstances change all the time would be measured for ever.
+
+Note [First calls]. A candidate's first calls load kernels and allocate. So the rounds at the beginning give no
+candidate up, even where they use the whole budget up. The last candidate is the exception: it has served the program's
+calls so far, and what is faster in its own first calls is faster.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from optimizations.selection.decide import Decision, Round, Rules, block_median, hopeless, judge
 from optimizations.selection.schedule import Turn, turns
+from optimizations.selection.totals import OUTLIER, Means, clipped_mean
 
 MOST_VOIDS = 3
 """Verdicts that are given up because circumstances changed; the next one stays."""
@@ -26,10 +31,6 @@ MOST_VOIDS = 3
 FEWEST_ROUNDS = 3
 """Counted rounds that say something. A budget that ends measuring before leaves calls to the last candidate, as they
 were, if that is not hopelessly slow."""
-
-OUTLIER = 8.0
-"""Times the median of its candidate that a call counts for at most in what measuring cost: what stopped the program for
-longer, a debugger or another program, was not that candidate."""
 
 EARLY_SHARE = 0.5
 """Of the budget, after which candidates that are hopelessly slow are not measured any more."""
@@ -90,7 +91,9 @@ class Selector:
         self._calls_before = calls_before
         self._left = self.candidates
         self._given_up: frozenset[str] = frozenset()
+        self._hasty = False
         self._rounds: list[Round] = []
+        self._means: list[Means] = []
         self._lead_in: list[Round] = []
         self._round_index = 0
         self._queue: deque[Turn] = deque()
@@ -133,7 +136,7 @@ class Selector:
         if all(one is not None for block in blocks.values() for one in block):
             self._round_done(turn.round)
         elif len(self._rounds) < FEWEST_ROUNDS and all(one is not None for one in blocks[turn.candidate]):
-            self._end_if_dear(blocks)
+            self._end_if_dear(turn.round, blocks)
 
     def lost(self, turn: Turn) -> None:
         """The call of this turn was not what it was to be: its round does not count."""
@@ -171,8 +174,9 @@ class Selector:
 
     @property
     def is_worth_keeping(self) -> bool:
-        """Whether later processes should begin with the verdict; not with a guess whose intervals have no bounds."""
-        return self.decision is not None and not self._is_guess_of(min(self._looks))
+        """Whether later processes should begin with the verdict; not with a guess whose intervals have no bounds, nor
+        where a candidate was given up after a few rounds, in which it may have been the host that was slow."""
+        return self.decision is not None and not self._hasty and not self._is_guess_of(min(self._looks))
 
     def _is_guess_of(self, fewer_rounds: int) -> bool:
         guessed = self.decision is not None and self.decision.outcome == "unresolved"
@@ -208,11 +212,13 @@ class Selector:
         return True
 
     def _round_done(self, index: int) -> None:
-        found = self._whole_blocks(self._open.pop(index))
+        blocks = self._open.pop(index)
+        found = self._whole_blocks(blocks)
         if index < self.rules.lead_in_rounds:
             self._lead_in.append(found)
         else:
             self._rounds.append(found)
+            self._means.append(self._clipped_means(blocks))
             if len(self._rounds) in self._looks:
                 self._judge()
         self._end_at_cap()
@@ -225,8 +231,22 @@ class Selector:
             if len(block) == self.rules.block_calls
         }
 
+    def _clipped_means(self, blocks: Mapping[str, Sequence[float | None]]) -> Means:
+        medians, first = self.medians, self.rules.lead_in_calls
+        return {
+            name: clipped_mean([one for one in block[first:] if one is not None], medians[name])
+            for name, block in blocks.items()
+        }
+
     def _judge(self, *, at_the_end: bool = False) -> None:
-        judged = judge(self.candidates, self._rounds, self.rules, at_the_end=at_the_end, given_up=self._given_up)
+        judged = judge(
+            self.candidates,
+            self._rounds,
+            self.rules,
+            at_the_end=at_the_end,
+            given_up=self._given_up,
+            means=self._means,
+        )
         self._left = judged.left
         self.decision = judged.decision
 
@@ -241,23 +261,36 @@ class Selector:
         elif share > 1 or self.calls_so_far >= self.rules.most_calls:
             self._end()
 
-    def _end_if_dear(self, blocks: Mapping[str, Sequence[float | None]]) -> None:
+    def _end_if_dear(self, index: int, blocks: Mapping[str, Sequence[float | None]]) -> None:
         """Not even the rounds that say something may cost more than all of measuring may."""
         if self.decision is None and self._share_used() > 1:
-            self._end(self._whole_blocks(blocks))
+            unfinished = self._whole_blocks(blocks)
+            if index < self.rules.lead_in_rounds:
+                self._lead_in.append(unfinished)
+                self._end()
+            else:
+                self._end(unfinished)
 
-    def _give_up(self, rounds: Sequence[Round]) -> None:
-        self._given_up |= hopeless(self._left, rounds)
+    def _give_up(self, rounds: Sequence[Round], among: Collection[str] | None = None) -> None:
+        found = hopeless(self._left, rounds)
+        self._given_up |= found if among is None else found.intersection(among)
+        self._hasty = self._hasty or (bool(self._given_up) and len(self._rounds) < FEWEST_ROUNDS)
         self._left = tuple(one for one in self._left if one not in self._given_up)
 
     def _end(self, *unfinished: Round) -> None:
+        """With what there is, and a round that was not brought to its end. Note [First calls]."""
         little = len(self._rounds) < FEWEST_ROUNDS
         if little:
-            self._give_up([*self._lead_in, *self._rounds, *unfinished])
+            seen = [*self._rounds, *unfinished]
+            self._give_up(seen)
+            self._give_up([*self._lead_in, *seen], among=self.candidates[-1:])
         self._judge(at_the_end=True)
         assert self.decision is not None
         if little and len(self._left) > 1:
-            self.decision = replace(self.decision, kept=self._left[-1], outcome="unresolved", comparisons=())
+            kept, times = self._left[-1], self.medians
+            if kept != self.candidates[-1]:
+                kept = min(self._left, key=lambda one: times.get(one, math.inf))
+            self.decision = replace(self.decision, kept=kept, outcome="unresolved", comparisons=())
 
     def _share_used(self) -> float:
         """Of the budget."""

@@ -154,11 +154,13 @@ class VerdictStore:
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # a pipe would be waited for
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     return Found(path, None, "it is not a regular file")
-                content = file.read(MOST_BYTES + 1)
+                content: bytes | None = file.read(MOST_BYTES + 1)
         except FileNotFoundError:
             return Found(path, None, "it is a link to nothing" if path.is_symlink() else None)
         except OSError as error:
             return Found(path, None, f"it cannot be read ({error.strerror or error})")
+        if content is None:  # a file of the kernel's, behind a link, that has nothing to say yet
+            return Found(path, None, "it has nothing to read now")
         if len(content) > MOST_BYTES:
             return Found(path, None, f"it is larger than {MOST_BYTES} bytes")
         try:
