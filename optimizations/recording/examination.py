@@ -100,8 +100,14 @@ class Host(Protocol):
     def at_address(self, index: int, address: int) -> torch.Tensor:
         """The recording input `index` as a tensor at another address, which it does not own."""
 
-    def values(self) -> Sequence[torch.Tensor]:
-        """The tensors among the outputs, as the graph leaves them."""
+    def values(self) -> Mapping[int, torch.Tensor]:
+        """By place: the tensors among the outputs, as the graph leaves them.
+
+        Those that `returned` gives lie where the recording has them, in memory that may be gone.
+        """
+
+    def returned(self, inputs: Sequence[Any]) -> Mapping[int, torch.Tensor]:
+        """By place: outputs in the memory of inputs at fixed addresses, as replays on these inputs hand them out."""
 
     def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
         """From now on the tracker's inputs are read in place, and `unused` ones not looked at."""
@@ -345,10 +351,12 @@ class Examination:
         known = self.code.triton_uses
         return [index for index in indices if not is_as_named(verdicts[index], known.get(index), findings.triton)]
 
-    def restricted(self, findings: Findings, keep: Collection[int], choice: Choice) -> Findings:
-        """The findings with a plan that reads no other inputs than these in place."""
+    def restricted(
+        self, findings: Findings, keep: Collection[int], choice: Choice, reasons: Mapping[int, str]
+    ) -> Findings:
+        """The findings with a plan that reads no other inputs than these in place. `reasons` against some of them."""
         others = {
-            verdict.input: "it is copied as before"
+            verdict.input: reasons.get(verdict.input, "it is copied as before")
             for verdict in findings.analysis.verdicts
             if verdict.input not in keep
         }

@@ -8,13 +8,14 @@ Stock records again whenever one has moved. From the third address on the graph 
 3. the recorded graph is patched from then on (from the host, node by node), like an input that moved.
 
 Until then calls that the recorded graphs do not fit run without a graph. Where anything speaks against it stock's way
-is taken: another recording, with the reason in the report. An input that an output shares memory with is never
-followed, because stock hands out such outputs at a fixed address too.
+is taken: another recording, with the reason in the report. An output in the memory of an input that moved is handed out
+in the memory of the call's own; the call that an uncaptured run serves shows whether it lies there. Where it is not
+known how the two lie to each other, the input is not followed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -37,14 +38,18 @@ class Answer(StrEnum):
 class FixedInputs:
     """The inputs at fixed addresses of one recording, whose other inputs `session` looks after.
 
+    Args:
+        session: of the recording.
+        excluded: inputs that are not to be followed, and why.
+
     Attributes:
         refused: why they are not followed; None while nothing speaks against it.
         following: the inputs that are, ascending; empty before stage 3.
     """
 
-    def __init__(self, session: Session, returned: frozenset[int]) -> None:
+    def __init__(self, session: Session, excluded: Mapping[int, str]) -> None:
         self._session = session
-        self._returned = returned
+        self._excluded = excluded
         self._findings: Findings | None = None
         self._candidate: Candidate | None = None
         self._pending: Pending | None = None
@@ -106,8 +111,8 @@ class FixedInputs:
             return
         session.stop()
         findings = examination.compare(candidates, Choice.HOST)
-        keep = {*recorded.fixed, *session.in_place} - self._returned
-        findings = examination.restricted(findings, keep, Choice.HOST)
+        keep = {*recorded.fixed, *session.in_place} - self._excluded.keys()
+        findings = examination.restricted(findings, keep, Choice.HOST, self._excluded)
         indirect = set(findings.in_place)
         if indirect.isdisjoint(recorded.fixed):
             reasons = [
@@ -149,8 +154,8 @@ class FixedInputs:
         except Exception as error:
             self._refuse(one_line(error))
             return run(inputs)
-        results = run(list(inputs))
-        inputs.clear()
+        given = list(inputs)
+        results = run(inputs)
         for kept, now in zip(after, changed, strict=True):
             kept.copy_(now)
         try:
@@ -158,12 +163,8 @@ class FixedInputs:
                 now.copy_(kept)
             session.host.fill({index: tensors[index] for index in session.recorded.copied if index in tensors})
             candidate.launch({index: tensors[index].data_ptr() for index in candidate.inputs})
-            expected = [value for value in results if isinstance(value, torch.Tensor)]
-            values = session.host.values()
-            if len(expected) != len(values):
-                raise ValueError(f"{len(values)} outputs in the graph, {len(expected)} without it")
             written = after[len(effects.destroyed) :]
-            pairs = [*zip(expected, values, strict=True), *zip(written, effects.written, strict=True)]
+            pairs = [*self._outputs(results, given), *zip(written, effects.written, strict=True)]
             self._pending = Pending([differs(one, other) for one, other in pairs], session.device)
         except Exception as error:
             self._refuse(one_line(error))
@@ -171,6 +172,24 @@ class FixedInputs:
             for kept, now in zip(after, changed, strict=True):
                 now.copy_(kept)
         return results
+
+    def _outputs(self, results: Sequence[Any], inputs: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Pairs to compare: the results of an uncaptured run on these inputs, and what the graph leaves.
+
+        What lies in the memory of an input holds what that does; here it is compared where it lies.
+
+        Raises:
+            ValueError: there are others, or they lie elsewhere.
+        """
+        expected = {place: value for place, value in enumerate(results) if isinstance(value, torch.Tensor)}
+        values = dict(self._session.host.values())
+        if expected.keys() != values.keys():
+            raise ValueError(f"{len(values)} outputs in the graph, {len(expected)} without it")
+        for place, returned in self._session.host.returned(inputs).items():
+            del values[place]
+            if _position(expected[place]) != _position(returned):
+                raise ValueError(f"output {place} lies elsewhere in the memory of an input than it was recorded")
+        return [(expected[place], value) for place, value in values.items()]
 
     def _judge(self) -> None:
         assert self._pending is not None and self._findings is not None
@@ -189,3 +208,8 @@ class FixedInputs:
         self.following = tuple(
             sorted(index for index in fixed if index in self._findings.unused or index in self._findings.in_place)
         )
+
+
+def _position(tensor: torch.Tensor) -> tuple[Any, ...]:
+    storage = tensor.untyped_storage()
+    return storage._cdata, tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride()

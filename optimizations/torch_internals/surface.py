@@ -120,6 +120,7 @@ SUBCLASSED = (
             "run": ("self", "new_inputs", "function_id"),
             "run_eager": ("self", "new_inputs", "function_id"),
             "shutdown": ("self",),
+            "update_generation": ("self",),
             "user_invoked_mark_step": (),
         },
         attributes=frozenset(

@@ -50,6 +50,9 @@ class Recording(Protocol):
     def short_of_memory(self) -> str | None:
         """Why a call should not be tried without the graph: memory is short. None where it may be."""
 
+    def let_another_serve(self) -> None:
+        """To be told when another one of its function was replayed."""
+
     @property
     def in_place(self) -> bool:
         """Whether it can read an input in place that stock copies."""
@@ -99,6 +102,7 @@ class RecordableFunction:
         not_followed: why addresses in its graphs are not changed any more; None where they may be.
         retired: whether selection has decided that it is served without a graph; `retiring` until its manager saw it.
         member: its place in selection; None where nothing is selected.
+        latest: the recording that was replayed last.
         turn: held by whoever calls functions of its manager; None until one has it.
     """
 
@@ -128,6 +132,7 @@ class RecordableFunction:
         self.retired = self.retiring = False
         self.member: Member | None = None
         self.turn: AbstractContextManager[Any] | None = None
+        self.latest: weakref.ref[Recording] | None = None
         self._served: Candidate | None = None
         self._replays: weakref.WeakKeyDictionary[Recording, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._uncaptured: Counter[str] = Counter()

@@ -299,6 +299,8 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
             if tracker is not None and tracker.pending:
                 tracker.launched()
             outputs: list[Any] = node.cached_results(inputs)
+            if not node.is_latest:
+                manager.replays_another(node)
             inputs.clear()
             if is_forward:
                 manager.running_forwards_with_pending_backwards = True

@@ -35,12 +35,17 @@ call waits for that stream, and once more when they are gone.
 Note [Functions inside of functions]. An operator of the program's own may call a compiled function. While such an
 operator is warmed up or recorded, as part of another function, the inner function is part of that one too: it runs as
 it is, and the outer graph holds its kernels.
+
+Note [Trials of moved inputs]. A call in which `recording.fixed_inputs` tries something out leaves no place in the tree,
+so a function that comes behind it would be recorded where it never comes again. Each function runs without a graph once
+until the next iteration begins.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -74,6 +79,7 @@ RECORDED_TOO_OFTEN = "inputs at fixed addresses moved more often than Inductor's
 """Why stock's code leaves a function without a graph."""
 
 INSIDE_CAPTURE = "it was called inside of a capture of the program's own"
+BEHIND_A_TRIAL = "an input at a fixed address of a function before it moved, and patching it was being tried out"
 INSIDE_FUNCTION = "it was called by a backward that an operator of another function runs"
 
 RECORDINGS_BEFORE_FOLLOWING = 2
@@ -119,6 +125,8 @@ class EncoreManager(PoolManager):
         self.uncaptured_forwards = 0
         self.running = False
         self._runs_function = self._took_part = False
+        self._tried: set[Any] = set()
+        self._tried_at: tuple[Any, int] = None, 0
         super().__init__(device_index)
 
     # Calls
@@ -185,8 +193,23 @@ class EncoreManager(PoolManager):
         """As stock's; the next call like this one may be a steady one."""
         with self._running_a_function():  # its session may capture it once more
             outputs = super().execute_node(node, new_inputs)
+        if not node.is_latest:
+            self.replays_another(node)
         self._expect_steady_calls(node)
         return outputs
+
+    def replays_another(self, node: EncoreNode) -> None:
+        """To be told where a function is not served by the recording that served it last.
+
+        Results of that one refer to the backward of its last call, which refers to the parameters it was made for. They
+        may have been swapped, and it may never be replayed again.
+        """
+        function = node.function
+        before = function.latest() if function.latest is not None else None
+        function.latest = weakref.ref(node)
+        if before is not None and before is not node:
+            before.let_another_serve()
+        node.is_latest = True
 
     def steady_calls(self, function_id: Any) -> list[SteadyCall]:
         """What there is for a function; always the same list."""
@@ -210,11 +233,12 @@ class EncoreManager(PoolManager):
     def _against_a_graph(self, function_id: Any, function: RecordableFunction, inputs: Sequence[Any]) -> str | None:
         if self.current_node is not None and self._at_boundary() and not self.inside_capture:
             self._look_for_held_results()
-        if function.without_graph is not None or self.inside_capture:
+        trying = self._is_behind_a_trial(function_id)
+        if function.without_graph is not None or self.inside_capture or trying:
             is_backward = self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD
             if is_backward and self.uncaptured_forwards and not self._any_from_the_pool(inputs):
                 self.uncaptured_forwards -= 1
-            return function.without_graph or INSIDE_CAPTURE
+            return function.without_graph or (INSIDE_CAPTURE if self.inside_capture else BEHIND_A_TRIAL)
         if self.held_in_generation is not None:
             return KEPT
         if self.uncaptured_forwards and self.id_to_mode[function_id] is trees.CompilationMode.BACKWARD:
@@ -222,6 +246,23 @@ class EncoreManager(PoolManager):
             if not self._any_from_the_pool(inputs):
                 return FORWARD_UNCAPTURED
         return None
+
+    def _is_behind_a_trial(self, function_id: Any) -> bool:
+        """Note [Trials of moved inputs]."""
+        if not self._tried:
+            return False
+        # A steady call does not pass here: where one was made since, that iteration is over.
+        replayed = self._tried_at != (self._get_node_id(), self.current_gen)
+        if replayed or self._at_boundary() or function_id in self._tried:
+            self._tried.clear()
+            return False
+        self._runs_in_a_trial(function_id)
+        return True
+
+    def _runs_in_a_trial(self, function_id: Any) -> None:
+        self._tried.add(function_id)
+        self.update_generation()
+        self._tried_at = self._get_node_id(), self.current_gen
 
     def run_without_graph(self, inputs: list[Any], function_id: Any, reason: str) -> Any:
         """Serve a call without a graph, on inputs that need not lie where a graph has them."""
@@ -383,7 +424,7 @@ class EncoreManager(PoolManager):
         """The results of a call that no recording fits because parameters moved; None where it is to be recorded."""
         siblings = self._recorded_behind(self.current_node, function_id)
         moved = [(node, node.fixed_inputs) for node in siblings if node.moved_fixed_input and node.fixed_inputs]
-        if len(moved) < RECORDINGS_BEFORE_FOLLOWING:
+        if not moved or (len(moved) < RECORDINGS_BEFORE_FOLLOWING and not self._behind_one_that_follows()):
             return None
         willing = [one for one in moved if one[1].refused is None]
         if not willing:
@@ -406,12 +447,24 @@ class EncoreManager(PoolManager):
         node.look_at_session()
         self._patched_last(function_id, node.parent)
         if answer is Answer.SERVED:
+            self._tried.clear()
+            self._runs_in_a_trial(function_id)
             return (results,)
         if answer is Answer.REPLAY:
             statuses = torch_internals.cudagraph_utils.CheckInvariantStatus
             if node.check_invariants(inputs)[0] is statuses.SUCCESS:
                 return (self.execute_node(node, inputs),)
         return None
+
+    def _behind_one_that_follows(self) -> bool:
+        """Whether the call comes behind a recording whose inputs at fixed addresses are patched.
+
+        There is one recording for all their addresses then, and what follows it has to get along with them too.
+        """
+        node = self.current_node
+        return isinstance(node, EncoreNode) and any(
+            one.fixed_inputs is not None and one.fixed_inputs.following for one in node._path_from_root
+        )
 
     def _patched_last(self, function_id: Any, parent: EncoreNode | None) -> None:
         """A recording that was made for a call's addresses comes before one that would have to be patched to them."""

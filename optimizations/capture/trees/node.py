@@ -48,6 +48,9 @@ from optimizations.replay.addresses import AddressTracker
 from optimizations.replay.swaps import Swaps
 from optimizations.report.recordings import RecordingReport
 
+WRITTEN = "the function writes it and returns it as well"
+"""Why an input is not followed if it moves."""
+
 
 class NotLaunched(Exception):
     """A recording was chosen for a call, and cannot serve it. Nothing was launched."""
@@ -76,6 +79,7 @@ class EncoreNode(ResultsNode):
         replays: how often the graph was replayed for a call; `full_replays`: those in calls that were not steady.
         copied_bytes: data copied into placeholders by these replays.
         copied_per_replay: the same for the next replay, inputs with a tracker left out.
+        is_latest: whether it is the recording that served its function last.
         state: changes whenever something is changed that a steady call relies on.
     """
 
@@ -101,6 +105,7 @@ class EncoreNode(ResultsNode):
         self.copied_bytes = 0
         self.copied_per_replay = 0
         self.moved_fixed_input = False
+        self.is_latest = False
         self.state = 0
         started = time.perf_counter()
         super().__init__(wrapped_function, *args, **kwargs)
@@ -223,11 +228,9 @@ class EncoreNode(ResultsNode):
             lambda: len(function.callers) <= 1,
             lambda: torch.cuda.is_current_stream_capturing(),
         )
-        storages = {one.untyped_storage().data_ptr() for one in self.static_output_tensors if one is not None}
-        self.fixed_inputs = FixedInputs(
-            self._session,
-            frozenset(index for index in recorded.fixed if self._seen[index].untyped_storage().data_ptr() in storages),
-        )
+        in_place = self.returned_in_place
+        written = {one.input for one in in_place.found} & set(self._written)
+        self.fixed_inputs = FixedInputs(self._session, {**in_place.unclear, **dict.fromkeys(written, WRITTEN)})
         if function.not_followed is not None:
             self._session.decline(function.not_followed)
             self.fixed_inputs.refused = function.not_followed
@@ -344,6 +347,11 @@ class EncoreNode(ResultsNode):
             return False
         return tracker.swaps.worth_recording(inputs)
 
+    def let_another_serve(self) -> None:
+        """See `function.Recording`."""
+        self.is_latest = False
+        self.forget_own_histories()
+
     def release(self) -> None:
         """Give back what the node holds in addition to the graph. It cannot be run any more."""
         if self._session is None:
@@ -370,7 +378,7 @@ class EncoreNode(ResultsNode):
     def effects(self, inputs: Sequence[Any]) -> Effects:
         """See `session.Host`."""
         static = {one.untyped_storage().data_ptr() for one in self.static_output_tensors if one is not None}
-        values = [one for one in self.output_tensors() if one.untyped_storage().data_ptr() not in static]
+        values = [one for one in self.output_tensors().values() if one.untyped_storage().data_ptr() not in static]
         outputs = {one.untyped_storage().data_ptr(): one for one in values}
         earlier = {
             self._seen[index].untyped_storage().data_ptr(): self._seen[index]
@@ -385,6 +393,12 @@ class EncoreNode(ResultsNode):
             outputs=[self.borrowed_storage(one) for address, one in outputs.items() if address],
             values=[one for one in values if one.untyped_storage().data_ptr()],
         )
+
+    def returned(self, inputs: Sequence[Any]) -> Mapping[int, torch.Tensor]:
+        """See `session.Host`."""
+        handed = list(self.static_output_tensors)
+        self.returned_in_place.hand_out(handed, inputs)
+        return {one.output: handed[one.output] for one in self.returned_in_place.found}
 
     def fill(self, values: Mapping[int, torch.Tensor]) -> None:
         """See `session.Host`."""
@@ -463,8 +477,11 @@ class _Host:
     def fill(self, values: Mapping[int, torch.Tensor]) -> None:
         self._node.fill(values)
 
-    def values(self) -> Sequence[torch.Tensor]:
+    def values(self) -> Mapping[int, torch.Tensor]:
         return self._node.output_tensors()
+
+    def returned(self, inputs: Sequence[Any]) -> Mapping[int, torch.Tensor]:
+        return self._node.returned(inputs)
 
     def at_address(self, index: int, address: int) -> torch.Tensor:
         return self._node.borrowed_at(index, address)

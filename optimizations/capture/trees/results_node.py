@@ -310,15 +310,18 @@ class ResultsNode(CUDAGraphNode):
         whole = {"size": (metadata["nbytes"],), "stride": (1,), "dtype": torch.uint8}
         return self._reconstruct_from_tensor_metadata({**metadata, **whole})
 
-    def output_tensors(self) -> list[torch.Tensor]:
-        """The tensors among the outputs, as the graph leaves them, by stock's metadata of them."""
-        return [
-            self.static_output_tensors[position]
-            if self.static_output_tensors[position] is not None
+    def output_tensors(self) -> dict[int, torch.Tensor]:
+        """By place: the tensors among the outputs, as the graph leaves them, by stock's metadata of them.
+
+        Those in the memory of inputs at fixed addresses lie where these did at the recording.
+        """
+        return {
+            place: self.static_output_tensors[place]
+            if self.static_output_tensors[place] is not None
             else self._reconstruct_from_tensor_metadata(metadata)
-            for position, metadata in enumerate(self.outputs_metadata)
+            for place, metadata in enumerate(self.outputs_metadata)
             if isinstance(metadata, dict)
-        ]
+        }
 
 
 def _unused(reference: weakref.ref[ResultsNode], place: int) -> bool:
