@@ -282,20 +282,20 @@ def test_what_is_known_of_outputs_in_inputs() -> None:
     whole = torch.zeros(12)
     first, second, alone = whole[:4], whole[4:], torch.zeros(12)[4:]
     fixed = {0: first, 2: second, 5: alone}
-    assert not returned.found_in([first, alone, None], fixed).unclear
-    assert returned.found_in([second[2:]], fixed).unclear == dict.fromkeys((0, 2), returned.SEVERAL_HERE)
-    assert not returned.found_in([alone[2:]], fixed).unclear
+    assert not returned.found_in([first, alone, None], fixed, {}).unclear
+    assert returned.found_in([second[2:]], fixed, {}).unclear == dict.fromkeys((0, 2), returned.SEVERAL_HERE)
+    assert not returned.found_in([alone[2:]], fixed, {}).unclear
     beyond = [alone.as_strided((3,), (1,), 2), alone.as_strided((2,), (5,), 3), alone.view(torch.float64)]
     for output in beyond:
-        assert returned.found_in([output], fixed).unclear == {5: returned.REACHES_BEYOND}
+        assert returned.found_in([output], fixed, {}).unclear == {5: returned.REACHES_BEYOND}
     moved = torch.arange(20.0)[3:11]
     outputs: list[torch.Tensor] = [alone[2:4], alone]
-    returned.found_in(outputs, fixed).hand_out(outputs, {5: moved})
+    returned.found_in(outputs, fixed, {}).hand_out(outputs, {5: moved})
     assert outputs[1] is moved
     assert outputs[0].tolist() == [5, 6]
     assert outputs[0].untyped_storage().data_ptr() == moved.untyped_storage().data_ptr()
     twice = {0: alone, 1: alone}
-    assert set(returned.found_in([alone], twice).unclear) == {0, 1}
+    assert set(returned.found_in([alone], twice, {}).unclear) == {0, 1}
 
 
 @pytest.mark.parametrize("seed", range(6))
