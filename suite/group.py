@@ -263,11 +263,10 @@ class GroupSession:
         first = next((m for m in members if m.mode.backend is not None), None)
         if first is not None and not self.bench.toolchain.asked:
             self.bench.toolchain.asked = True
-            starting = self._start_commands([m for m in members if m is not first], modes, cache)
-            self._converse({first: self._prepare_commands(first, modes, cache), **starting})
-        else:
-            first = None
-        preparing = {m: self._prepare_commands(m, modes, cache) for m in members if m is not first and not m.failure}
+            starting = self._start_commands(members, modes, cache)
+            starting[first] = [command.model_copy(update={"asked": True}) for command in starting[first]]
+            self._converse(starting)
+        preparing = {m: self._prepare_commands(m, modes, cache) for m in members if not m.failure}
         early = self._start_waiting() | (self.ahead._start_waiting() if self.ahead is not None else {})
         self._converse({**preparing, **early})
         fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
@@ -342,14 +341,14 @@ class GroupSession:
             for rank in range(len(member.worker.ranks))
         ]
 
-    def _start_waiting(self) -> dict[Member, Sequence[Command]]:
+    def _start_waiting(self) -> dict[Member, list[Start]]:
         """To those that wait and have not been told to start."""
         waiting = [member for member in self._waiting.values() if not member.by_rank]
         return self._start_commands(waiting, self._expected, self._cache)
 
     def _start_commands(
         self, members: Sequence[Member], modes: Sequence[Mode], cache: CompileCache
-    ) -> dict[Member, Sequence[Command]]:
+    ) -> dict[Member, list[Start]]:
         return {m: [Start(spec=each.spec) for each in self._prepare_commands(m, modes, cache)] for m in members}
 
     def _spec(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> CellSpec:

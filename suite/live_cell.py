@@ -91,10 +91,10 @@ CALLS_TO_REPLAY = 3
 """CUDAGraph Trees warm a function up in the first call, record it in the second, and replay it from the third on."""
 
 
-def start(spec: CellSpec) -> Built:
+def start(spec: CellSpec, *, asked: bool = False) -> Built:
     """What a process does while others are built: import what the cell will need, without a GPU.
 
-    It starts the compilers too, once it is known what they can do.
+    It starts the compilers too, once it is known what they can do, or where it is `asked` to find that out.
     """
     torch.compiler.cudagraph_mark_step_begin()  # all modes mark their steps, and the first mark imports Inductor
     (mode,) = select_modes([spec.mode])
@@ -102,9 +102,10 @@ def start(spec: CellSpec) -> Built:
     if not workload.builds_on_device:
         with contextlib.suppress(Exception):  # if the tiny model fails, the real one will say why
             instantiate(workload, variant=spec.variant, size="tiny", device="cpu", seed=spec.seed)
-    if mode.backend is not None and spec.vec_isa_ok is not None:
-        start_toolchain(torch.device("cpu"), spec.vec_isa_ok, spec.headers_dir)
-    return Built()
+    vec_isa_ok = None
+    if mode.backend is not None and (asked or spec.vec_isa_ok is not None):
+        vec_isa_ok = start_toolchain(torch.device("cpu"), spec.vec_isa_ok, spec.headers_dir)
+    return Built(vec_isa_ok=vec_isa_ok)
 
 
 class LiveCell:

@@ -68,10 +68,14 @@ class CellSpec(Record):
 
 
 class Start(Record):
-    """What needs no GPU and is the same for every cell, before it is known what else the cell is to be told."""
+    """What needs no GPU and is the same for every cell, before it is known what else the cell is to be told.
+
+    `asked`: the cell is to find out what the host's compilers can do, for all that come after it.
+    """
 
     do: Literal["start"] = "start"
     spec: CellSpec
+    asked: bool = False
 
 
 class Prepare(Record):

@@ -108,11 +108,11 @@ class Server:
     def _answers(self) -> Iterator[Record]:
         for line in self._commands:
             match COMMANDS.validate_json(line):
-                case Start(spec=spec):
+                case Start(spec=spec, asked=asked):
                     self._enter(spec)
                     from suite.live_cell import start
 
-                    yield start(spec)
+                    yield start(spec, asked=asked)
                 case Prepare(spec=spec):
                     self._on_gpu = spec.device == "cuda" or (spec.tp or 1) > 1
                     self._enter(spec)

@@ -261,6 +261,15 @@ def test_what_waits_imports_its_model_and_starts_the_compilers_once_it_is_known_
     assert toolchains == ["cpu"] * started, "the GPU is not touched"
 
 
+def test_what_is_asked_finds_out_what_the_compilers_can_do(cell, monkeypatch):
+    asked = []
+    monkeypatch.setattr(suite.live_cell, "start_toolchain", lambda *given: asked.append(given) or True)
+    spec = cell(Mlp, "compile", spec={"vec_isa_ok": None})._spec
+    assert suite.live_cell.start(spec).vec_isa_ok is None and not asked
+    assert suite.live_cell.start(spec, asked=True).vec_isa_ok is True
+    assert asked == [(torch.device("cpu"), None, spec.headers_dir)]
+
+
 def test_what_waits_says_nothing_of_a_model_that_cannot_be_built(cell):
     """It will fail where its row says so."""
     suite.live_cell.start(cell(lambda: 1 / 0)._spec)

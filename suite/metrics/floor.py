@@ -13,7 +13,7 @@ from statistics import median
 from suite.metrics import Metric, PreparedCell
 
 FEWEST, MOST = 10, 100
-LONGEST_S = 2.0
+LONGEST_S = 0.7
 
 
 def samples_of(iteration_us: float) -> int:

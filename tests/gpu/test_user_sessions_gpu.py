@@ -19,6 +19,7 @@ ACTIONS = 60
 def test_what_a_session_notes_is_eagers(seed: int, mark_steps: bool) -> None:
     torch.compiler.reset()
     optimizations.reset()
-    # ATen's kernels: nothing is compiled by Triton, and what is computed is eager's.
-    with torch_internals.inductor_config.patch({"fallback_by_default": True}):
+    # ATen's kernels: nothing is compiled by Triton, and what is computed is eager's. Inductor supposes that all their
+    # results are aligned, views of inputs too of which it knows that they are not.
+    with torch_internals.inductor_config.patch({"fallback_by_default": True, "alignment_asserts": False}):
         check_session(seed, ACTIONS, device=DEVICE, mark_steps=mark_steps)
