@@ -61,11 +61,11 @@ class GroupSession:
     Encore's selection may time calls: their processes settle alone.
 
     Note [Later processes]: importing torch, starting the compilers and calling a program for the first time takes
-    longer than measuring, and most of it happens on one core. So later processes start while the first ones are built,
-    and wait, where the host has the memory for it; on the GPU they have a context at most, and no tensors. So do the
-    first ones of the workload that comes next (`ahead`). And several processes of each mode are prepared side by side,
-    where the GPU has memory for all of them. They are measured one after another: while one process of each mode is,
-    the others wait.
+    longer than measuring, and most of it happens on one core. So later processes start while the first ones compile
+    side by side, and wait, where the host has the memory for it; on the GPU they have a context at most, and no
+    tensors. So do the first ones of the workload that comes next (`ahead`). And several processes of each mode are
+    prepared side by side, where the GPU has memory for all of them. They are measured one after another: while one
+    process of each mode is, the others wait.
 
     Attributes:
         ahead: the session of the workload that comes next, if its processes may start with later ones of this one.
@@ -267,12 +267,11 @@ class GroupSession:
             starting[first] = [command.model_copy(update={"asked": True}) for command in starting[first]]
             self._converse(starting)
         preparing = {m: self._prepare_commands(m, modes, cache) for m in members if not m.failure}
-        early = self._start_waiting() | (self.ahead._start_waiting() if self.ahead is not None else {})
-        self._converse({**preparing, **early})
+        self._converse(preparing)
         fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
         tuner = _first_to_compile([m.mode for m in fresh], cache)
         self._compile_and_settle([m for m in fresh if m.mode is tuner], cache)
-        self._compile_and_settle([m for m in fresh if not cache.has(m.mode)], cache)
+        self._compile_and_settle([m for m in fresh if not cache.has(m.mode)], cache, starting=self._all_waiting())
         together = [m for m in members if m not in fresh]
         self._compile(together, CompileConditions.WARM)
         self._settle(together)
@@ -287,9 +286,13 @@ class GroupSession:
                 member.correctness = compare_bitwise(member.mode, own, self._known)
                 member.failure = bitwise_failure(member.mode, member.correctness)
 
-    def _compile_and_settle(self, members: Sequence[Member], cache: CompileCache) -> None:
-        """Of modes that have not compiled before: all compile at the same time, and then settle."""
-        self._compile(members, cache.conditions(len(members)))
+    def _compile_and_settle(
+        self, members: Sequence[Member], cache: CompileCache, starting: Mapping[Member, Sequence[Command]] | None = None
+    ) -> None:
+        """Of modes that have not compiled before: all compile at the same time, next to what starts, and settle."""
+        command = Compile(conditions=cache.conditions(len(members)))
+        compiling = {m: [command] * len(m.worker.ranks) for m in members if m.failure is None}
+        self._converse({**compiling, **(starting or {})})
         self._settle(members)
         for member in members:
             if member.failure is None:  # or there may be nothing in the cache
@@ -340,6 +343,9 @@ class GroupSession:
             Prepare(spec=spec.model_copy(update={**own, "rank": rank, "cache_dir": str(cache.of_rank(rank))}))
             for rank in range(len(member.worker.ranks))
         ]
+
+    def _all_waiting(self) -> dict[Member, list[Start]]:
+        return self._start_waiting() | (self.ahead._start_waiting() if self.ahead is not None else {})
 
     def _start_waiting(self) -> dict[Member, list[Start]]:
         """To those that wait and have not been told to start."""

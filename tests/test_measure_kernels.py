@@ -56,6 +56,14 @@ def test_copies_into_placeholders_and_encores_own_kernel_are_no_other_kernels() 
     assert difference(ours, theirs) == difference(theirs, ours) == difference(ours, ours)
 
 
+@pytest.mark.parametrize("name", ["encore_prelude", "encore_write_pointers"])
+def test_what_writes_pointers_is_no_other_kernel_in_rows_from_before_either(name: str) -> None:
+    """It runs in calls where an input moved, and whether that is read in place may differ between processes."""
+    ours = kernels((GEMM, 8, 384))
+    assert difference(ours, {**ours, f"{name} 1x1x1 128x1x1": 1}) == Difference((), ())
+    assert difference(ours, kernels((GEMM, 8, 384), (name, 1, 128))) == Difference((), ())
+
+
 def test_memory_that_a_graph_sets_by_a_kernel_is_no_other_kernel() -> None:
     """Outside of a graph the driver sets it without one. Rows from before have such kernels without a mark."""
     computing = ("triton_poi_fused_add_0", 8, 128)

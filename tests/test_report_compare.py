@@ -10,7 +10,7 @@ from suite.errors import EncoreError
 from suite.report import compare
 from suite.report.compare import Kernels, TimeKind
 from suite.report.load import Run
-from suite.schema import Grouping, Status
+from suite.schema import Grouping, LaterProcess, Status
 
 
 def run_of(*cells):
@@ -175,6 +175,22 @@ def test_modes_measured_one_after_another_are_marked():
     )
     item = only(compare.compare(run), "graph", "compile")
     assert not item.alternating
+
+
+@pytest.mark.parametrize(
+    ("retuned", "others"),
+    [
+        (["encore_write_pointers 1x1x1 128x1x1"], False),
+        (["triton_red 4x1x1 64x1x1", "encore_prelude 1x1x1 32x1x1"], True),
+        ([], True),
+    ],
+)
+def test_processes_that_differ_in_kernels_that_only_move_ran_the_same(retuned: list[str], others: bool) -> None:
+    """Rows of earlier rules say so by the kernels they counted; without any it was a baseline's process."""
+    told = [LaterProcess(process=1, compile=None, retuned=retuned, selection=[])]
+    run = run_of(cell(mode="compile"), cell(mode="graph", other_kernels=[1], later=told, **steady([50] * 6)))
+    (compared,) = [one for one in compare.compare(run) if one.cell.mode == "graph" and one.baseline == "compile"]
+    assert (compared.kernels is Kernels.RETUNED) is others
 
 
 def test_processes_of_a_mode_that_ran_other_kernels_make_its_ratios_no_gains():

@@ -19,9 +19,10 @@ SHOWN_CHARACTERS = 60
 
 _TRITON = "triton_"
 _NUMBER = re.compile(r"_\d+$")
-_MOVES_ONLY = re.compile(r"copy|fill|memset|encore_prelude", re.IGNORECASE)
-"""Kernels that are not tuned, and of which one mode may have more than another: copies into placeholders, Encore's own,
-and fills (a CUDA graph sets memory by kernels; outside of a graph that is a memset)."""
+_MOVES_ONLY = re.compile(r"copy|fill|memset|encore_", re.IGNORECASE)
+"""Kernels that are not tuned, and of which one mode may have more than another: copies into placeholders, Encore's own
+(they write pointers where an input moved), and fills (a CUDA graph sets memory by kernels; outside of one that is a
+memset)."""
 
 _MOVER = "mover:"
 """What the keys of these begin with."""
@@ -66,7 +67,7 @@ def count_kernels(keys: Iterable[str], iterations: int) -> dict[str, int] | None
 
 def difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Difference:
     """Compares two results of `count_kernels`."""
-    mine, yours = (Counter({key: n for key, n in side.items() if not _only_moves(key)}) for side in (ours, theirs))
+    mine, yours = (Counter({key: n for key, n in side.items() if not only_moves(key)}) for side in (ours, theirs))
     more, fewer = mine - yours, yours - mine
     on_both = {_name(key) for key in more} & {_name(key) for key in fewer}
     unlike = {*more, *fewer}
@@ -74,8 +75,10 @@ def difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Difference
     return Difference(tuple(sorted(unlike - generated)), tuple(sorted(generated)))
 
 
-def _only_moves(key: str) -> bool:
-    """Rows from before a kind of kernel was marked have it without the mark."""
+def only_moves(key: str) -> bool:
+    """Whether this is the key of a kernel that computes nothing and that `difference` leaves out.
+
+    Rows from before a kind of kernel was marked have it without the mark."""
     return key.startswith(_MOVER) or (not key.startswith(_TRITON) and bool(_MOVES_ONLY.search(_name(key))))
 
 

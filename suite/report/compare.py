@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from suite import stats
 from suite.errors import EncoreError
-from suite.measure.kernels import difference
+from suite.measure.kernels import difference, only_moves
 from suite.modes import MODES, REFERENCE_MODE
 from suite.report.load import Run, cell_label
 from suite.schema import Block, Cell, Grouping, Status
@@ -220,6 +220,15 @@ def _compare_cell(run: Run, cell: Cell, baseline: str, metric: TimeKind, spread:
     return Comparison(cell, baseline, metric, None, None, False, missing)
 
 
+def _ran_others(cell: Cell) -> bool:
+    """Whether a process of this row, or of a baseline beside it, ran other kernels than the first one.
+
+    A row may have been written by rules that counted kernels that only move; its later processes say which it counted.
+    """
+    told = {later.process: later.retuned for later in cell.later}
+    return any(not told.get(process) or not all(map(only_moves, told[process])) for process in cell.other_kernels)
+
+
 def compare_kernels(cell: Cell, reference: Cell, ratio: float) -> Kernels:
     """Whether both ran the same kernels, as far as their rows tell.
 
@@ -228,7 +237,7 @@ def compare_kernels(cell: Cell, reference: Cell, ratio: float) -> Kernels:
     """
     if any(side.mode in MODES and MODES[side.mode].backend is None for side in (cell, reference)):
         return Kernels.EAGER
-    if cell.other_kernels or reference.other_kernels:
+    if _ran_others(cell) or _ran_others(reference):
         return Kernels.RETUNED
     if cell.metrics and reference.metrics and cell.metrics.kernels and reference.metrics.kernels:
         found = difference(cell.metrics.kernels, reference.metrics.kernels)
