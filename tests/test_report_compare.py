@@ -189,7 +189,7 @@ def test_processes_that_differ_in_kernels_that_only_move_ran_the_same(retuned: l
     """Rows of earlier rules say so by the kernels they counted; without any it was a baseline's process."""
     told = [LaterProcess(process=1, compile=None, retuned=retuned, selection=[])]
     run = run_of(cell(mode="compile"), cell(mode="graph", other_kernels=[1], later=told, **steady([50] * 6)))
-    (compared,) = [one for one in compare.compare(run) if one.cell.mode == "graph" and one.baseline == "compile"]
+    compared = only(compare.compare(run), "graph", "compile")
     assert (compared.kernels is Kernels.RETUNED) is others
 
 
