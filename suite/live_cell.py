@@ -66,6 +66,7 @@ from suite.measure.fingerprint import sketched_error
 from suite.measure.gpu_state import gpu_reader
 from suite.measure.graphs import GraphLog
 from suite.measure.judged import Judged, JudgedResults
+from suite.measure.kernel_sources import KernelSources
 from suite.measure.memory import Peak, peak, release, reserved_bytes, restart_peak
 from suite.measure.results import Results, State, bits_of_run, digest_of, run_checked, run_unchecked
 from suite.measure.timing import iteration_us, measure_block, require_distinct_addresses, timer_for
@@ -120,6 +121,7 @@ class LiveCell:
         self._once: MeasuredOnce | None = None
         self._graphs = GraphLog(wants_cuda_graphs=self._mode.uses_cuda_graphs)
         self._compile_peak: Peak | None = None
+        self._sources = KernelSources()
         self._captured: CapturedIteration | None = None
         self._eager: list[Results] | None = None
         self._trial_verdict: Agreement | None = None
@@ -150,6 +152,7 @@ class LiveCell:
         """The real compilation, recordings and warm-up."""
         # In the cache that all modes share, graphs of another mode, or of the trial, are not this one's.
         mark_graphs(self._mode.name)
+        self._sources = KernelSources()  # nor are the trial's kernels
         self._compile_times = self._compile_and_warm_up(conditions)
 
     def settle(self) -> Prepared:
@@ -216,6 +219,7 @@ class LiveCell:
                 graphs=self._graphs,
                 captures=self._captures,
                 compile_peak=self._compile_peak,
+                sources=self._sources,
                 captured=self._captured,
             )
         return self._once

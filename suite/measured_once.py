@@ -18,6 +18,7 @@ from suite.measure.captured import CaptureLog
 from suite.measure.copies import CopyCount
 from suite.measure.encore_report import encore_report
 from suite.measure.graphs import GraphLog, recorded_graphs
+from suite.measure.kernel_sources import KernelSources
 from suite.measure.memory import Peak, peak, restart_peak
 from suite.measure.profiling import kernels_of, load_profiler, profile_iterations
 from suite.metrics import PreparedCell, metrics
@@ -33,6 +34,7 @@ class MeasuredOnce:
         iterate: one iteration; the number says which of the input sets it takes, all numbers are allowed.
         agreed: whether any of the processes that work on the cell says so.
         graphs, captures: what was compiled and captured until now.
+        sources: those of the generated kernels.
         captured: the iteration, where the mode captures more than the module.
     """
 
@@ -45,6 +47,7 @@ class MeasuredOnce:
     graphs: GraphLog
     captures: CaptureLog
     compile_peak: Peak | None
+    sources: KernelSources
     captured: CapturedIteration | None = None
     _without_profiler: Metrics | None = field(default=None, init=False)
     _counted: CopyCount | None = field(default=None, init=False)
@@ -78,7 +81,7 @@ class MeasuredOnce:
         if not self._loaded:
             self.load_profiler()
         counted = self._counted
-        profile = profile_iterations(self.iterate, self.agreed) if self._on_gpu else None
+        profile = profile_iterations(self.iterate, self.agreed, self.sources.digests()) if self._on_gpu else None
         graphs = recorded_graphs(self.device) if self.mode.uses_cuda_graphs else []
         coverage = profile.coverage if profile else None
         if coverage and self.mode.uses_cuda_graphs:
@@ -103,7 +106,7 @@ class MeasuredOnce:
     def kernels(self) -> Metrics:
         """Which kernels an iteration runs, what Encore says, and nothing else."""
         report = encore_report() if self.mode.backend == "encore" else None
-        kernels = kernels_of(self.iterate) if self._on_gpu else None
+        kernels = kernels_of(self.iterate, self.sources.digests()) if self._on_gpu else None
         return _nothing().model_copy(update={"encore_report": report, "kernels": kernels})
 
     def _replay_memory(self) -> Memory | None:

@@ -658,7 +658,7 @@ def test_copies_into_placeholders_come_from_the_count_and_the_rest_from_the_prof
     loaded = []
     monkeypatch.setattr(suite.measured_once.copies, "counting", counting)
     monkeypatch.setattr(suite.measured_once, "load_profiler", loaded.append)
-    monkeypatch.setattr(suite.measured_once, "profile_iterations", lambda iterate, agreed: profile)
+    monkeypatch.setattr(suite.measured_once, "profile_iterations", lambda iterate, agreed, sources: profile)
     monkeypatch.setattr(suite.measured_once, "recorded_graphs", lambda device: [])
     monkeypatch.setattr(suite.measured_once.MeasuredOnce, "_replay_memory", lambda once: None)
     live._instance = replace(live._instance, device=torch.device("cuda"))
@@ -678,7 +678,7 @@ def test_a_cell_that_was_measured_without_a_profiler_is_not_measured_again_with_
     monkeypatch.setattr(suite.measured_once, "restart_peak", lambda device: order.append("memory"))
     monkeypatch.setattr(suite.measured_once.MeasuredOnce, "_on_gpu", True)
     monkeypatch.setattr(suite.measured_once, "load_profiler", lambda iterate: order.append("load"))
-    monkeypatch.setattr(suite.measured_once, "profile_iterations", lambda iterate, agreed: order.append("profile"))
+    monkeypatch.setattr(suite.measured_once, "profile_iterations", lambda *given: order.append("profile"))
     live.once.without_profiler()
     live.once.load_profiler()
     assert order == ["memory", "load"]

@@ -24,6 +24,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from suite.measure.kernels import count_kernels, kernel_key
@@ -61,8 +62,10 @@ class IterationProfile:
     device_to_device_bytes: int
 
 
-def analyse(trace: Mapping[str, Any], iterations: int) -> IterationProfile:
-    """What one of the `iterations` in `trace` ran.
+def analyse(
+    trace: Mapping[str, Any], iterations: int, sources: Mapping[str, str] = MappingProxyType({})
+) -> IterationProfile:
+    """What one of the `iterations` in `trace` ran. `sources` are digests of generated kernels' sources, by name.
 
     Raises:
         UnevenIterations: a count does not divide by `iterations`; the message names it.
@@ -97,7 +100,7 @@ def analyse(trace: Mapping[str, Any], iterations: int) -> IterationProfile:
             captured_kernel_nodes=None,
             profiled_iterations=iterations,
         ),
-        kernels=count_kernels(_kernel_keys(events), iterations),
+        kernels=count_kernels(_kernel_keys(events, sources), iterations),
         kernel_time_us=sum(item.duration_us for item in work if item.category == "kernel") / iterations,
         host_to_device=[
             HostToDeviceCopy(
@@ -139,9 +142,9 @@ def _device_work(events: Iterable[Mapping[str, Any]], launches: Collection[int])
     ]
 
 
-def _kernel_keys(events: Iterable[Mapping[str, Any]]) -> list[str]:
+def _kernel_keys(events: Iterable[Mapping[str, Any]], sources: Mapping[str, str]) -> list[str]:
     return [
-        kernel_key(event["name"], event["args"].get("grid", ()), event["args"].get("block", ()))
+        kernel_key(event["name"], event["args"].get("grid", ()), event["args"].get("block", ()), sources)
         for event in events
         if event.get("cat") == "kernel"
     ]

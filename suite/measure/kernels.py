@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 SHOWN_CHARACTERS = 60
 """Of a longer name the beginning is kept, and a digest of all of it."""
@@ -23,6 +24,9 @@ _MOVES_ONLY = re.compile(r"copy|fill|memset|encore_", re.IGNORECASE)
 """Kernels that are not tuned, and of which one mode may have more than another: copies into placeholders, Encore's own
 (they write pointers where an input moved), and fills (a CUDA graph sets memory by kernels; outside of one that is a
 memset)."""
+
+_SOURCE = "#"
+"""What a generated kernel's name is told from the digest of its source by."""
 
 _MOVER = "mover:"
 """What the keys of these begin with."""
@@ -42,19 +46,30 @@ class Difference:
     generated: tuple[str, ...]
 
 
-def kernel_key(name: str, grid: Sequence[int], block: Sequence[int]) -> str:
-    """ "triton_poi_fused_add_3" in 8 blocks of 128 threads -> "triton_poi_fused_add 8x1x1 128x1x1".
+def kernel_key(
+    name: str, grid: Sequence[int], block: Sequence[int], sources: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """ "triton_poi_fused_add_3" in 8 blocks of 128 threads -> "triton_poi_fused_add#1f09ab 8x1x1 128x1x1".
 
     Inductor numbers the kernels of a program, and one more at its beginning would rename all others; the number goes.
-    A generated kernel may have "copy" in its name as well; it computes, and is compared.
+    In its place is the digest of the kernel's source, where `sources` has it by the name. A generated kernel may have
+    "copy" in its name as well; it computes, and is compared.
     """
+    source = sources.get(name)
     if name.startswith(_TRITON):
-        name = _NUMBER.sub("", name)
+        name = without_number(name)
     elif _MOVES_ONLY.search(name):
         name = _MOVER + name
     if len(name) > SHOWN_CHARACTERS:
         name = f"{name[:SHOWN_CHARACTERS]}~{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    if source is not None:
+        name += _SOURCE + source
     return " ".join((name.replace(" ", "_"), "x".join(map(str, grid)), "x".join(map(str, block))))
+
+
+def without_number(name: str) -> str:
+    """A generated kernel's name without its place in the program."""
+    return _NUMBER.sub("", name)
 
 
 def count_kernels(keys: Iterable[str], iterations: int) -> dict[str, int] | None:
@@ -66,13 +81,28 @@ def count_kernels(keys: Iterable[str], iterations: int) -> dict[str, int] | None
 
 
 def difference(ours: Mapping[str, int], theirs: Mapping[str, int]) -> Difference:
-    """Compares two results of `count_kernels`."""
-    mine, yours = (Counter({key: n for key, n in side.items() if not only_moves(key)}) for side in (ours, theirs))
+    """Compares two results of `count_kernels`.
+
+    A kernel is known by its source, or where a row lacks one of its name, as older rows do, by its name.
+    """
+    unsourced = {_name(key) for side in (ours, theirs) for key in side if _SOURCE not in _name(key)}
+    mine, yours = (_computing(side, unsourced) for side in (ours, theirs))
     more, fewer = mine - yours, yours - mine
     on_both = {_name(key) for key in more} & {_name(key) for key in fewer}
     unlike = {*more, *fewer}
     generated = {key for key in unlike if key.startswith(_TRITON) and _name(key) not in on_both}
     return Difference(tuple(sorted(unlike - generated)), tuple(sorted(generated)))
+
+
+def _computing(side: Mapping[str, int], unsourced: Collection[str]) -> Counter[str]:
+    """Without what only moves, and without the sources of kernels with these names."""
+    counts: Counter[str] = Counter()
+    for key, count in side.items():
+        name, _, launched = key.partition(" ")
+        plain = name.partition(_SOURCE)[0]
+        if not only_moves(key):
+            counts[f"{plain} {launched}" if plain in unsourced else key] += count
+    return counts
 
 
 def only_moves(key: str) -> bool:

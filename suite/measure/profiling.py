@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,22 +22,25 @@ PROFILED_ITERATIONS = 3
 
 
 def profile_iterations(
-    iterate: Callable[[int], object], agreed: Callable[[bool], bool] = lambda uneven: uneven
+    iterate: Callable[[int], object],
+    agreed: Callable[[bool], bool] = lambda uneven: uneven,
+    sources: Mapping[str, str] = MappingProxyType({}),
 ) -> IterationProfile | None:
     """Profile `iterate(0)`, `iterate(1)`, ... on the current CUDA device, with a profiler that is loaded.
 
-    `agreed` tells whether another process with which the iterations work has to profile again.
+    `agreed` tells whether another process with which the iterations work has to profile again; `sources` are digests of
+    generated kernels' sources, by name (`KernelSources`).
 
     None where the profiler saw no kernel: then it was not allowed to, for every workload runs some.
     """
     profile, uneven = None, "they differ in another process"
     try:
-        profile = analyse(_trace(iterate, PROFILED_ITERATIONS), PROFILED_ITERATIONS)
+        profile = analyse(_trace(iterate, PROFILED_ITERATIONS), PROFILED_ITERATIONS, sources)
     except UnevenIterations as error:
         uneven = str(error)
     if agreed(profile is None) or profile is None:
         print(f"profiling one iteration alone: {uneven}")
-        profile = analyse(_trace(iterate, 1), 1)
+        profile = analyse(_trace(iterate, 1), 1, sources)
     if profile.coverage.percent is None:
         print("not profiled: the profiler saw no kernel (is this user allowed to profile the GPU?)")
         return None
@@ -51,10 +55,12 @@ def load_profiler(iterate: Callable[[int], object]) -> None:
     _trace(iterate, 1)
 
 
-def kernels_of(iterate: Callable[[int], object]) -> dict[str, int] | None:
+def kernels_of(
+    iterate: Callable[[int], object], sources: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, int] | None:
     """Which kernels one iteration runs, for less time; None where the profiler saw none."""
     load_profiler(iterate)
-    return analyse(_trace(iterate, 1), 1).kernels or None
+    return analyse(_trace(iterate, 1), 1, sources).kernels or None
 
 
 def _trace(iterate: Callable[[int], object], iterations: int) -> dict[str, Any]:
