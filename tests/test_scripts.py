@@ -640,3 +640,14 @@ def test_a_stay_with_several_gpus_says_how_it_is_used(checkout: Checkout) -> Non
     ):
         assert checkout.run("tests/gpu/ranks.sh", out, *wrong).returncode == 2
     assert not checkout.calls()
+
+
+def test_gpu_tests_need_the_installed_package_and_say_so(tmp_path: Path) -> None:
+    """Without its entry point each test would fail by itself: the backend has no name."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    script = REPOSITORY / "tests" / "gpu" / "pytest.sh"
+    done = subprocess.run([script, python], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert "has no package encore" in done.stderr

@@ -17,6 +17,11 @@ fi
 export ENCORE_TEST_TOOLCHAIN
 root="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)"
 cd -- "$root" || exit 2
+# `torch.compile(backend="encore")` finds the backend by the installed package's entry point.
+"$python" -c 'from importlib.metadata import distribution; distribution("encore")' 2>/dev/null || {
+    echo "pytest.sh: $python has no package encore: $python -m pip install --no-deps --no-build-isolation -e $root" >&2
+    exit 2
+}
 [ -e "$ENCORE_TEST_TOOLCHAIN/made" ] || "$python" -m tests.gpu.toolchain "$ENCORE_TEST_TOOLCHAIN" ||
     echo "pytest.sh: each process finds out by itself what C++ can use" >&2
 some=
