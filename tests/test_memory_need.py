@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -127,7 +128,7 @@ def test_what_cannot_be_estimated_is_tried(capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_a_cell_that_needs_more_than_there_is_ends_before_anything_is_built(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Small:
         total_memory = 2**20
@@ -150,7 +151,7 @@ def test_a_cell_that_needs_more_than_there_is_ends_before_anything_is_built(
         warm_up=2,
         check_inputs=2,
         cpu_threads=1,
-        cache_dir="unused",
+        cache_dir=str(tmp_path),
         warm_cache=False,
     )
     with pytest.raises(OomExpected) as raised:
