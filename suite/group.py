@@ -114,8 +114,8 @@ class GroupSession:
             end([member.worker for member in unused], ask_first=False)
 
     def expect(self, modes: Sequence[Mode], processes: Sequence[int]) -> None:
-        """These processes of each mode start with the next members that are prepared, here or in the session that this
-        one is ahead of: see Note [Later processes]."""
+        """These processes of each mode start when modes compile side by side the next time, here or in the session that
+        this one is ahead of: see Note [Later processes]."""
         self._expected = modes
         workers = len(processes) * len(modes) * (self.workload.tp or 1)
         if workers * WORKER_BYTES < psutil.virtual_memory().available:
@@ -273,7 +273,7 @@ class GroupSession:
         self._compile_and_settle([m for m in fresh if m.mode is tuner], cache)
         self._compile_and_settle([m for m in fresh if not cache.has(m.mode)], cache, starting=self._all_waiting())
         together = [m for m in members if m not in fresh]
-        self._compile(together, CompileConditions.WARM)
+        self._tell(together, Compile(conditions=CompileConditions.WARM))
         self._settle(together)
         for member in members:
             if member.prepared is not None:
@@ -290,16 +290,11 @@ class GroupSession:
         self, members: Sequence[Member], cache: CompileCache, starting: Mapping[Member, Sequence[Command]] | None = None
     ) -> None:
         """Of modes that have not compiled before: all compile at the same time, next to what starts, and settle."""
-        command = Compile(conditions=cache.conditions(len(members)))
-        compiling = {m: [command] * len(m.worker.ranks) for m in members if m.failure is None}
-        self._converse({**compiling, **(starting or {})})
+        self._tell(members, Compile(conditions=cache.conditions(len(members))), starting)
         self._settle(members)
         for member in members:
             if member.failure is None:  # or there may be nothing in the cache
                 cache.compiled(member.mode)
-
-    def _compile(self, members: Sequence[Member], conditions: CompileConditions) -> None:
-        self._tell(members, Compile(conditions=conditions))
 
     def _settle(self, members: Sequence[Member]) -> None:
         """Side by side, but one after another where selection may time calls."""
@@ -308,9 +303,12 @@ class GroupSession:
             if member.mode.times_calls:
                 self._tell([member], Settle())
 
-    def _tell(self, members: Sequence[Member], command: Command) -> None:
-        """Gives all of them that have not failed the same command, at the same time."""
-        self._converse({m: [command] * len(m.worker.ranks) for m in members if m.failure is None})
+    def _tell(
+        self, members: Sequence[Member], command: Command, others: Mapping[Member, Sequence[Command]] | None = None
+    ) -> None:
+        """Gives all of them that have not failed the same command, at the same time, and `others` their own."""
+        same = {m: [command] * len(m.worker.ranks) for m in members if m.failure is None}
+        self._converse({**same, **(others or {})})
 
     def _converse(self, commands: Mapping[Member, Sequence[Command]]) -> None:
         """Gives each member its command (one for each rank), all at the same time, and keeps what it answers."""

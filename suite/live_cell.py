@@ -93,7 +93,7 @@ CALLS_TO_REPLAY = 3
 
 
 def start(spec: CellSpec, *, asked: bool = False) -> Built:
-    """What a process does while others are built: import what the cell will need, without a GPU.
+    """What a process does while others compile: import what the cell will need, without a GPU.
 
     It starts the compilers too, once it is known what they can do, or where it is `asked` to find that out.
     """

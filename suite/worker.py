@@ -89,7 +89,7 @@ class Server:
         self._replies = replies
         self._phase = "build"
         self._cell: LiveCell | None = None
-        self._on_gpu = False
+        self._leaves_at_once = False
         self._entered = False
 
     def serve(self) -> int:
@@ -114,7 +114,7 @@ class Server:
 
                     yield start(spec, asked=asked)
                 case Prepare(spec=spec):
-                    self._on_gpu = spec.device == "cuda" or (spec.tp or 1) > 1
+                    self._leaves_at_once = spec.device == "cuda" or (spec.tp or 1) > 1
                     self._enter(spec)
                     from suite.live_cell import LiveCell
 
@@ -152,7 +152,7 @@ class Server:
     @property
     def leaves_at_once(self) -> bool:
         """Whether this process ends without taking apart what it holds: see `_leave`."""
-        return self._on_gpu
+        return self._leaves_at_once
 
     @property
     def _built(self) -> LiveCell:

@@ -1,11 +1,10 @@
 """Who serves which call: blocks of consecutive calls, one for each candidate in each round, in a drawn order.
 
 Note [Drawn orders]. A program's calls may have a period of their own (batches of two sizes in turn), which a fixed
-order could meet: one candidate would have the small ones. The order of each round is drawn without regard to any other.
-Whatever happens in a round's calls, a period, drift, a slow regime of the host, then speaks for either of two
-candidates with the same probability, in each round anew, and that is what the interval supposes. An order that reverses
-the one before lets a drift cancel in pairs, but where a period is as long as two rounds it shows the same difference
-twice: 12 rounds said no more than 6.
+order could meet: one candidate would have the small ones. So the order of each round is drawn on its own. A period, a
+drift or a slow host then helps either of two candidates with equal chances in every round. The interval supposes just
+that. Reversing the order in every second round lets a drift cancel. But where a period is as long as two rounds, it
+shows the same difference twice: 12 rounds said no more than 6.
 """
 
 from __future__ import annotations

@@ -34,8 +34,11 @@ def clipped_mean(seconds: Sequence[float], median_s: float) -> float:
 
 
 def errors_against(one: str, other: str, rounds: Sequence[Means], margin: float) -> float:
-    """By how many standard errors `one` takes longer than `other` in sum; 0 where that is no more than the margin, a
-    share of the other's time, or where fewer than `FEWEST` rounds have both."""
+    """By how many standard errors `one` takes longer than `other` in sum.
+
+    0 where it takes longer by no more than `margin`, which is a share of the other's time. 0 too where fewer than
+    `FEWEST` rounds have both.
+    """
     both = [(found[one], found[other]) for found in rounds if one in found and other in found]
     if len(both) < FEWEST:
         return 0.0

@@ -58,6 +58,11 @@ def tune_once(alone: Callable[[], AbstractContextManager[None]] = nullcontext) -
     setattr(tuner, _METHOD, tuned)
 
 
+def without_number(source: str, name: str) -> str:
+    """The source of the kernel `name` as it is at any place in a program: its name has no number."""
+    return source.replace(name, _NUMBER.sub("", name))
+
+
 def _launch_as_known(tuner: Any, file: Path | None) -> bool:
     """Takes the launcher that `file` names, if there is one, and has it kept where PyTorch looks for it too."""
     known = _read(file)
@@ -79,7 +84,7 @@ def _file_of(tuner: Any) -> Path | None:
         source = Path(tuner.filename).read_text()
     except OSError:
         return None
-    digest = hashlib.sha256(source.replace(name, _NUMBER.sub("", name)).encode()).hexdigest()
+    digest = hashlib.sha256(without_number(source, name).encode()).hexdigest()
     return Path(folder) / _FOLDER / f"{digest}.json"
 
 

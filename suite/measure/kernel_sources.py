@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from optimizations import torch_internals
-from suite.measure.kernels import without_number
+from optimizations.torch_internals.tuning import without_number
 
 _KERNEL = re.compile(r"async_compile\.triton\(\s*'(\w+)',\s*'''(.*?)'''", re.DOTALL)
 _DIGITS = 6
@@ -39,4 +39,4 @@ def _kernels_of(file: str | None) -> list[tuple[str, str]]:
         text = Path(file or "").read_text(encoding="utf-8")
     except OSError:
         return []
-    return [(name, source.replace(name, without_number(name))) for name, source in _KERNEL.findall(text)]
+    return [(name, without_number(source, name)) for name, source in _KERNEL.findall(text)]

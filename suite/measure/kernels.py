@@ -57,7 +57,7 @@ def kernel_key(
     """
     source = sources.get(name)
     if name.startswith(_TRITON):
-        name = without_number(name)
+        name = _NUMBER.sub("", name)
     elif _MOVES_ONLY.search(name):
         name = _MOVER + name
     if len(name) > SHOWN_CHARACTERS:
@@ -65,11 +65,6 @@ def kernel_key(
     if source is not None:
         name += _SOURCE + source
     return " ".join((name.replace(" ", "_"), "x".join(map(str, grid)), "x".join(map(str, block))))
-
-
-def without_number(name: str) -> str:
-    """A generated kernel's name without its place in the program."""
-    return _NUMBER.sub("", name)
 
 
 def count_kernels(keys: Iterable[str], iterations: int) -> dict[str, int] | None:

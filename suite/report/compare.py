@@ -221,9 +221,9 @@ def _compare_cell(run: Run, cell: Cell, baseline: str, metric: TimeKind, spread:
 
 
 def _ran_others(cell: Cell) -> bool:
-    """Whether a process of this row, or of a baseline beside it, ran other kernels than the first one.
+    """Whether the processes of this row, and those of baselines measured with it, ran different kernels.
 
-    A row may have been written by rules that counted kernels that only move; its later processes say which it counted.
+    Older rows also counted kernels that only move data. Their later processes name what was counted.
     """
     told = {later.process: later.retuned for later in cell.later}
     return any(not told.get(process) or not all(map(only_moves, told[process])) for process in cell.other_kernels)
