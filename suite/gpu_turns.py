@@ -33,34 +33,38 @@ class GpuTurns:
             yield
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """While no other process calls. Inside of `calling` that turn is given back, and taken again at the end."""
-        with self._turn(fcntl.LOCK_EX):
+    def alone(self, most_wait_s: float | None = None) -> Iterator[None]:
+        """While no other process calls. Inside of `calling` that turn is given back, and taken again at the end.
+
+        `most_wait_s`: for who may wait longer than `MOST_WAIT_S`, seconds.
+        """
+        with self._turn(fcntl.LOCK_EX, most_wait_s):
             yield
 
     @contextmanager
-    def _turn(self, kind: int) -> Iterator[None]:
+    def _turn(self, kind: int, most_wait_s: float | None = None) -> Iterator[None]:
         before = self._held
         if before in (kind, fcntl.LOCK_EX):
             yield
             return
-        self._take(kind)
+        self._take(kind, most_wait_s)
         try:
             yield
         finally:
             self._take(before)
 
-    def _take(self, kind: int) -> None:
+    def _take(self, kind: int, most_wait_s: float | None = None) -> None:
         """Another kind of turn. What was held is given back first, or two that wait for one another would for ever."""
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._held = fcntl.LOCK_UN
-        deadline = time.monotonic() + MOST_WAIT_S
+        most_s = MOST_WAIT_S if most_wait_s is None else most_wait_s
+        deadline = time.monotonic() + most_s
         while kind != self._held:
             try:
                 fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
                 self._held = kind
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    print(f"another process has had the GPU for itself for {MOST_WAIT_S:.0f} s; going on next to it")
+                    print(f"another process has had the GPU for itself for {most_s:.0f} s; going on next to it")
                     return
                 time.sleep(_POLL_S)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -48,7 +49,7 @@ from suite.cell_errors import Inaccurate, Unsupported
 from suite.compile_cache import JUDGED
 from suite.gpu import LEAST_COMPUTE_CAPABILITY
 from suite.gpu_turns import GpuTurns
-from suite.iteration import Iterate, callable_for, iteration, seed_all, set_numerics
+from suite.iteration import Iterate, callable_for, full_precision, iteration, seed_all, set_numerics
 from suite.measure.across_ranks import largest_spread, norms
 from suite.measure.captured import CaptureLog
 from suite.measure.compile_times import restart_timers, start_toolchain, timer_seconds
@@ -314,8 +315,11 @@ class LiveCell:
             return self._verdict(compiled, eager)[0], False
         shared = JudgedResults(Path(self._spec.cache_dir) / JUDGED / kind)
         release(self._instance.device)
-        # It may run the program in a precision that takes several times the memory: one process at a time.
-        with self._turns.alone():
+        # It may run the program in a precision that takes several times the memory, and compile it in that: one process
+        # at a time. Whoever has the turn has a clock of its own, so the others may wait for as long as it takes.
+        self._announce("wait")
+        with self._turns.alone(math.inf):
+            self._announce("compare")
             if (known := self._known_verdict(shared, compiled, eager)) is not None:
                 return known, False
             verdict, found = self._verdict(compiled, eager)
@@ -330,10 +334,13 @@ class LiveCell:
         """By comparison with eager; and the errors of each input set by tensor."""
         with self._whole() as (whole, states):
             each = list(zip(compiled, eager, self._checked, states, strict=True))
-            found = [distances(one, expected, whole, inputs, state) for one, expected, inputs, state in each]
+            dtype = self._judged_dtype
+            found = [
+                distances(one, expected, whole, inputs, state, dtype=dtype) for one, expected, inputs, state in each
+            ]
             verdict = combine(
                 [
-                    compare_with_eager(one, expected, whole, inputs, state, self._spec.seed, errors)
+                    compare_with_eager(one, expected, whole, inputs, state, self._spec.seed, errors, dtype=dtype)
                     for (one, expected, inputs, state), errors in zip(each, found, strict=True)
                 ]
             )
@@ -345,23 +352,41 @@ class LiveCell:
         def errors(place: int, names: Collection[str]) -> dict[str, float]:
             others[place] = Results({name: compiled[place].tensors[name] for name in names})
             found = distances(
-                compiled[place], eager[place], self._instance, self._checked[place], self._states[place], names
+                compiled[place],
+                eager[place],
+                self._instance,
+                self._checked[place],
+                self._states[place],
+                names,
+                dtype=self._judged_dtype,
             )
             return {name: found[name] for name in names}
 
-        tolerance = TOLERANCE[compute_dtype(self._instance, self._checked[0])]
+        tolerance = TOLERANCE[self._judged_dtype]
         verdict = shared.verdict([one.all_bits() for one in compiled], errors, tolerance)
         if verdict is None:
             return None
         verdict = refused_of_other_inputs(verdict, others, eager, device=self._instance.device)
         return verdict if verdict.passed else None
 
+    @property
+    def _is_tried(self) -> bool:
+        """Whether the verdict is on a trial: see `_trial`."""
+        return self._mode.backend is not None and self._instance.workload.stochastic
+
+    @property
+    def _judged_dtype(self) -> str:
+        """What results are computed in where they are compared with eager: trials do without TF32."""
+        dtype = compute_dtype(self._instance, self._checked[0])
+        return "float32" if self._is_tried and dtype == "tf32" else dtype
+
     def _run_reference(self) -> None:
-        with self._whole() as (whole, states):
-            iterate = iteration(whole, whole.module, marks_steps=self._marks_steps)
-            self._eager = _results_of(whole, iterate, self._checked, states, self._spec.seed)
-        release(self._instance.device)
-        self._trial_verdict = self._trial(self._eager)
+        with full_precision() if self._is_tried and self._judged_dtype == "float32" else contextlib.nullcontext():
+            with self._whole() as (whole, states):
+                iterate = iteration(whole, whole.module, marks_steps=self._marks_steps)
+                self._eager = _results_of(whole, iterate, self._checked, states, self._spec.seed)
+            release(self._instance.device)
+            self._trial_verdict = self._trial(self._eager) if self._is_tried else None
 
     @contextmanager
     def _whole(self) -> Iterator[tuple[Instance, list[State]]]:
@@ -384,10 +409,9 @@ class LiveCell:
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _trial(self, eager: list[Results]) -> Agreement | None:
-        """For a stochastic workload: compiled with eager's random numbers. None where the real one can tell."""
-        if self._mode.backend is None or not self._instance.workload.stochastic:
-            return None
+    def _trial(self, eager: list[Results]) -> Agreement:
+        """Of a stochastic workload: the verdict on it compiled with eager's random numbers, which needs a compilation
+        of its own anyway: see Note [Stochastic workloads] in `suite.measure.correctness`."""
         calls = self._calls_to_replay
         cache = Path(self._spec.cache_dir)
         torch.compiler.reset()  # in a later process the real compilation came first, and would be found
@@ -536,7 +560,7 @@ class LiveCell:
             varying.append({name: sketches.get(name, []) for name in sorted(others)})
             digests.append(digest_of({name: each for name, each in bits.items() if name not in others}))
         deterministic = bool(compiled) and not any(varying)
-        dtype = compute_dtype(self._instance, self._checked[0])
+        dtype = self._judged_dtype
         return Correctness(
             passed=verdict.passed,
             input_count=len(self._checked),
@@ -546,7 +570,7 @@ class LiveCell:
             max_relative_error=verdict.max_relative_error,
             worst=verdict.worst,
             reference_error=verdict.reference_error,
-            fallback_random=self._mode.backend is not None and self._instance.workload.stochastic,
+            fallback_random=self._is_tried,
             deterministic=deterministic,
             digests=digests,
             varying=varying if any(varying) else None,

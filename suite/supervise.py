@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from suite.bytecode import bytecode_environment
 from suite.guard import MARK, RUN_MARK, kill_marked, make_folder, new_mark, remove_folder
 
 TERM_GRACE_S = 3.0
@@ -53,7 +54,13 @@ class Supervised:
                     stderr=subprocess.STDOUT,
                     pass_fds=pass_fds,
                     start_new_session=True,
-                    env={**os.environ, "TMPDIR": str(self._temporary), **(env or {}), MARK: self.mark},
+                    env={
+                        **os.environ,
+                        **bytecode_environment(),
+                        "TMPDIR": str(self._temporary),
+                        **(env or {}),
+                        MARK: self.mark,
+                    },
                 )
         except BaseException:
             remove_folder(self._temporary)

@@ -51,6 +51,8 @@ ORPHAN_GRACE_S = 5.0
 _STATUS_OF_PHASE = {
     "build": Status.MODEL_FAIL_TO_LOAD,
     "check": Status.RUN_ERROR,
+    "wait": Status.RUN_ERROR,
+    "compare": Status.RUN_ERROR,
     "compile": Status.COMPILE_ERROR,
     "warm-up": Status.RUN_ERROR,
     "settle": Status.RUN_ERROR,

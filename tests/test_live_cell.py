@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import os
 import shutil
+import threading
 import time
 import unittest.mock
 from dataclasses import replace
@@ -26,6 +27,7 @@ from optimizations.recording.budget import FEWEST_REPLAYS, Use
 from suite.cell_errors import Inaccurate, Unsupported
 from suite.compile_cache import JUDGED
 from suite.gpu_turns import GpuTurns
+from suite.measure.correctness import TOLERANCE
 from suite.protocol import CellSpec, Measure
 from suite.schema import CompileConditions, Status
 from suite.worker import failure
@@ -76,7 +78,7 @@ class Mlp(torch.nn.Module):
 def test_a_cell_of_the_eager_mode(cell):
     live = cell(Mlp)
     prepared = live.prepare()
-    assert live.phases == ["build", "check", "compile", "warm-up"]
+    assert live.phases == ["build", "check", "compile", "warm-up", "wait", "compare"]
     assert prepared.parameters == 8 * 16 + 16 + 16 * 4 + 4
     assert prepared.input_bytes == 4 * 8 * 4
     correctness = prepared.correctness
@@ -477,11 +479,11 @@ def test_all_processes_of_a_workload_give_back_what_only_checks_need(cell, monke
     turns = GpuTurns(tmp_path / suite.live_cell.TURNS)
     events = []
 
-    def judged(*arguments):
+    def judged(*arguments, **named):
         monkeypatch.setattr(suite.gpu_turns, "MOST_WAIT_S", 0.01)
         with turns.calling():
             events.append("judged")
-        return compare(*arguments)
+        return compare(*arguments, **named)
 
     compare = suite.live_cell.compare_with_eager
     monkeypatch.setattr(suite.live_cell, "release", lambda device: events.append("release"))
@@ -511,7 +513,9 @@ def test_a_cell_judges_while_it_has_the_gpu_for_itself_and_warms_up_while_nobody
 
     compare = suite.live_cell.compare_with_eager
     monkeypatch.setattr(
-        suite.live_cell, "compare_with_eager", lambda *rest: (seen.append(("judge", free())), compare(*rest))[1]
+        suite.live_cell,
+        "compare_with_eager",
+        lambda *rest, **named: (seen.append(("judge", free())), compare(*rest, **named))[1],
     )
     replaced_call(monkeypatch, lambda module, x: (seen.append(("call", free())), module(x))[1])
     live = cell(Mlp, spec={"cache_dir": str(tmp_path), "warm_up": 3, "input_sets": 2})
@@ -522,6 +526,59 @@ def test_a_cell_judges_while_it_has_the_gpu_for_itself_and_warms_up_while_nobody
     live.settle()
     assert ("judge", (False, False)) in seen
     assert free() == (True, True)
+
+
+def test_a_cell_waits_with_a_clock_of_its_own_while_another_compares(cell, monkeypatch, tmp_path):
+    """Comparing may take longer than `MOST_WAIT_S`: XLNET-T is compiled in float64 for it. Eight at once do not fit."""
+    others = GpuTurns(tmp_path / suite.live_cell.TURNS)
+    monkeypatch.setattr(suite.gpu_turns, "MOST_WAIT_S", 0.01)
+    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec={"cache_dir": str(tmp_path)})
+    took = threading.Event()
+
+    def compare_in_another():
+        with others.alone():
+            took.set()
+            while "wait" not in live.phases:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            seen.extend(live.phases)
+
+    seen: list[str] = []
+    other = threading.Thread(target=compare_in_another)
+    other.start()
+    took.wait()
+    live.build()
+    other.join()
+    assert seen == ["build", "check", "wait"]
+    assert live.phases == ["build", "check", "wait", "compare"]
+
+
+def test_a_trial_does_without_tf32_and_what_is_measured_has_it(cell, monkeypatch):
+    """Eager in TF32 is no reference for a deep network's gradients; the trial is compiled for the comparison alone."""
+    monkeypatch.setattr(suite.live_cell, "compute_dtype", lambda instance, inputs: "tf32")
+    seen = []
+    replaced_call(monkeypatch, lambda module, x: seen.append(torch.get_float32_matmul_precision()) or module(x))
+    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True)
+    live.build()
+    assert set(seen) == {"highest"} and len(seen) == 2 * 3, "calls of the trial"
+    seen.clear()
+    live.compile(CompileConditions.COLD_ALONE)
+    correctness = live.settle().correctness
+    assert set(seen) == {"high"}
+    assert (correctness.compute_dtype, correctness.tolerance) == ("float32", TOLERANCE["float32"])
+
+    seen.clear()
+    certain = cell(Mlp, "compile", task="training").prepare().correctness
+    assert set(seen) == {"high"}
+    assert (certain.compute_dtype, certain.tolerance) == ("tf32", TOLERANCE["tf32"])
+
+
+def test_an_error_that_tf32_would_hide_fails_a_trial(cell, monkeypatch):
+    monkeypatch.setattr(suite.live_cell, "compute_dtype", lambda instance, inputs: "tf32")
+    replaced_call(monkeypatch, lambda module, x: module(x) * (1 + 0.5 * TOLERANCE["tf32"]))
+    with pytest.raises(Inaccurate):
+        cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True).build()
+    assert cell(Mlp, "compile", task="training").prepare().correctness.passed, "what is not tried is judged as it is"
 
 
 def test_nothing_of_the_trial_is_left_to_wait_for_calls(cell, monkeypatch):

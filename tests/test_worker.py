@@ -117,7 +117,7 @@ def test_a_real_workload_from_prepare_to_stop(worker, spec, workload, mode):
     worker.send(Settle())
     prepared = worker.answer()
     assert isinstance(prepared, Prepared), (prepared, worker.log.read_text())
-    assert worker.phases == ["build", "check", "compile", "warm-up"]
+    assert worker.phases == ["build", "check", "compile", "warm-up", "wait", "compare"]
     assert prepared.correctness.passed and prepared.correctness.deterministic
     assert len(set(prepared.correctness.digests)) == 2
     assert prepared.input_bytes > 0 and prepared.iteration_us > 0
@@ -273,7 +273,7 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (MemoryError(), Status.OOM),
     ],
 )
-@pytest.mark.parametrize("phase", ["build", "check", "compile", "warm-up", "measure", "metrics"])
+@pytest.mark.parametrize("phase", ["build", "check", "wait", "compare", "compile", "warm-up", "measure", "metrics"])
 def test_lack_of_memory_is_told_in_any_phase(error, phase, status):
     assert status_of(error, phase) is status
 

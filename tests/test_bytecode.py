@@ -1,0 +1,64 @@
+"""Processes of the suite do not compile PyTorch's Python each for itself where the installation has none compiled."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from suite.bytecode import BYTECODE, bytecode_environment
+from suite.supervise import Supervised, await_exit, end
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A package "torch" that is found instead of the real one; the path of its compiled file, which is not there."""
+    package = tmp_path / "site" / "torch"
+    package.mkdir(parents=True)
+    source = package / "__init__.py"
+    source.write_text("answer = 42\n")
+    spec = importlib.machinery.PathFinder.find_spec("torch", [str(package.parent)])
+    assert spec is not None and spec.cached is not None
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "torch" else find(name))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    return Path(spec.cached)
+
+
+def test_where_torch_is_compiled_nothing_changes(installed: Path) -> None:
+    installed.parent.mkdir(exist_ok=True)
+    installed.touch()
+    assert bytecode_environment() == {}
+
+
+def test_a_place_that_the_user_chose_stays(installed: Path) -> None:
+    assert bytecode_environment({"PYTHONPYCACHEPREFIX": "/somewhere"}) == {}
+
+
+def test_what_a_process_of_the_suite_compiles_the_next_one_finds(installed: Path, tmp_path: Path) -> None:
+    compiled = tmp_path / "cache" / "encore" / BYTECODE
+    program = f"import sys; sys.path.insert(0, {str(installed.parents[2])!r}); import torch"
+    command = [sys.executable, "-v", "-c", program]
+    for turn in (1, 2):
+        process = Supervised(command, tmp_path / f"{turn}.log")
+        await_exit([process], 60)
+        end([process])
+    logs = [(tmp_path / f"{turn}.log").read_text() for turn in (1, 2)]
+    assert [f"# {compiled}" in log and "torch/__init__" in log for log in logs] == [False, True]
+    (found,) = compiled.rglob("torch/__init__*.pyc")
+    assert not installed.exists(), "nothing is written to where packages are installed"
+    assert f"# {found} matches" in logs[1]
+
+
+def test_the_environment_of_this_process_stays_as_it_is(installed: Path) -> None:
+    added = bytecode_environment()
+    assert added["PYTHONDONTWRITEBYTECODE"] == "" and Path(added["PYTHONPYCACHEPREFIX"]).name == BYTECODE
+    flag = "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"
+    ran = subprocess.run([sys.executable, "-c", flag], env=added, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["False", added["PYTHONPYCACHEPREFIX"]]
