@@ -43,6 +43,7 @@ class Instance:
 
     Attributes:
         module: in its policy's dtype, on `device`, in train or eval mode as the task wants.
+        loss_scale: what the loss is multiplied by, a power of two. 1 wherever anything is measured.
     """
 
     workload: Workload
@@ -51,6 +52,7 @@ class Instance:
     device: torch.device
     seed: int
     module: nn.Module
+    loss_scale: float = 1.0
 
     @property
     def parameters(self) -> int:
@@ -95,7 +97,8 @@ class Instance:
     @property
     def loss(self) -> Callable[[Any], torch.Tensor]:
         """Of a module's output the scalar tensor that a training iteration differentiates (see `models.losses`)."""
-        return self.workload.loss or losses.mean_loss
+        loss = self.workload.loss or losses.mean_loss
+        return loss if self.loss_scale == 1.0 else functools.partial(losses.scaled, loss, self.loss_scale)
 
     def optimizer(self) -> torch.optim.Optimizer:
         """A new optimizer over the module's parameters, as the papers configure it for this workload.

@@ -6,7 +6,7 @@ loss; Hugging Face rows on the loss the model computes from the labels it is giv
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,6 +35,12 @@ def mean_loss(output: Any) -> torch.Tensor:
         f"no mean of {type(output).__name__}: an output must be a tensor or a non-empty list, tuple or mapping of "
         "outputs; give the workload its own loss"
     )
+
+
+def scaled(loss: Callable[[Any], torch.Tensor], scale: float, output: Any) -> torch.Tensor:
+    """The loss of an output, in float32 at least, multiplied by `scale`: see `models.instance.Instance.loss_scale`."""
+    found = loss(output)
+    return (found.float() if found.element_size() < 4 else found) * scale  # in float16 it may be too large
 
 
 def own_loss(output: Any) -> torch.Tensor:

@@ -62,10 +62,10 @@ class GroupSession:
 
     Note [Later processes]: importing torch, starting the compilers and calling a program for the first time takes
     longer than measuring, and most of it happens on one core. So later processes start while the first ones compile
-    side by side, and wait, where the host has the memory for it; on the GPU they have a context at most, and no
-    tensors. So do the first ones of the workload that comes next (`ahead`). And several processes of each mode are
-    prepared side by side, where the GPU has memory for all of them. They are measured one after another: while one
-    process of each mode is, the others wait.
+    side by side, and wait, where the host has the memory for it, those among them that may turn out not to be needed.
+    On the GPU they have a context at most, and no tensors. So do the first ones of the workload that comes next
+    (`ahead`). And several processes of each mode are prepared side by side, where the GPU has memory for all of them.
+    They are measured one after another: while one process of each mode is, the others wait.
 
     Attributes:
         ahead: the session of the workload that comes next, if its processes may start with later ones of this one.
@@ -115,11 +115,12 @@ class GroupSession:
 
     def expect(self, modes: Sequence[Mode], processes: Sequence[int]) -> None:
         """These processes of each mode start when modes compile side by side the next time, here or in the session that
-        this one is ahead of: see Note [Later processes]."""
+        this one is ahead of: see Note [Later processes]. Of what the host has no memory for, the last ones do not."""
         self._expected = modes
-        workers = len(processes) * len(modes) * (self.workload.tp or 1)
-        if workers * WORKER_BYTES < psutil.virtual_memory().available:
-            for process in processes:
+        of_each = len(modes) * (self.workload.tp or 1) * WORKER_BYTES
+        there = psutil.virtual_memory().available
+        for count, process in enumerate(processes, start=1):
+            if count * of_each < there:
                 for mode in modes:
                     self._waiting[mode.name, process] = self._start(mode, process)
 

@@ -49,7 +49,7 @@ from suite.cell_errors import Inaccurate, Unsupported
 from suite.compile_cache import JUDGED
 from suite.gpu import LEAST_COMPUTE_CAPABILITY
 from suite.gpu_turns import GpuTurns
-from suite.iteration import Iterate, callable_for, full_precision, iteration, seed_all, set_numerics
+from suite.iteration import Iterate, callable_for, iteration, seed_all, set_numerics
 from suite.measure.across_ranks import largest_spread, norms
 from suite.measure.captured import CaptureLog
 from suite.measure.compile_times import restart_timers, start_toolchain, timer_seconds
@@ -61,6 +61,7 @@ from suite.measure.correctness import (
     compare_with_eager,
     compute_dtype,
     distances,
+    loss_scales,
     refused_of_other_inputs,
 )
 from suite.measure.fingerprint import sketched_error
@@ -334,13 +335,10 @@ class LiveCell:
         """By comparison with eager; and the errors of each input set by tensor."""
         with self._whole() as (whole, states):
             each = list(zip(compiled, eager, self._checked, states, strict=True))
-            dtype = self._judged_dtype
-            found = [
-                distances(one, expected, whole, inputs, state, dtype=dtype) for one, expected, inputs, state in each
-            ]
+            found = [distances(one, expected, whole, inputs, state) for one, expected, inputs, state in each]
             verdict = combine(
                 [
-                    compare_with_eager(one, expected, whole, inputs, state, self._spec.seed, errors, dtype=dtype)
+                    compare_with_eager(one, expected, whole, inputs, state, self._spec.seed, errors)
                     for (one, expected, inputs, state), errors in zip(each, found, strict=True)
                 ]
             )
@@ -352,17 +350,11 @@ class LiveCell:
         def errors(place: int, names: Collection[str]) -> dict[str, float]:
             others[place] = Results({name: compiled[place].tensors[name] for name in names})
             found = distances(
-                compiled[place],
-                eager[place],
-                self._instance,
-                self._checked[place],
-                self._states[place],
-                names,
-                dtype=self._judged_dtype,
+                compiled[place], eager[place], self._instance, self._checked[place], self._states[place], names
             )
             return {name: found[name] for name in names}
 
-        tolerance = TOLERANCE[self._judged_dtype]
+        tolerance = TOLERANCE[compute_dtype(self._instance, self._checked[0])]
         verdict = shared.verdict([one.all_bits() for one in compiled], errors, tolerance)
         if verdict is None:
             return None
@@ -374,19 +366,18 @@ class LiveCell:
         """Whether the verdict is on a trial: see `_trial`."""
         return self._mode.backend is not None and self._instance.workload.stochastic
 
-    @property
-    def _judged_dtype(self) -> str:
-        """What results are computed in where they are compared with eager: trials do without TF32."""
-        dtype = compute_dtype(self._instance, self._checked[0])
-        return "float32" if self._is_tried and dtype == "tf32" else dtype
-
     def _run_reference(self) -> None:
-        with full_precision() if self._is_tried and self._judged_dtype == "float32" else contextlib.nullcontext():
+        own = self._instance
+        for scale in loss_scales(own) if self._is_tried else (own.loss_scale,):
+            self._instance = replace(own, loss_scale=scale)
             with self._whole() as (whole, states):
                 iterate = iteration(whole, whole.module, marks_steps=self._marks_steps)
                 self._eager = _results_of(whole, iterate, self._checked, states, self._spec.seed)
-            release(self._instance.device)
-            self._trial_verdict = self._trial(self._eager) if self._is_tried else None
+            release(own.device)
+            if scale == own.loss_scale or all(results.is_finite() for results in self._eager):
+                break
+        self._trial_verdict = self._trial(self._eager) if self._is_tried else None
+        self._instance = own
 
     @contextmanager
     def _whole(self) -> Iterator[tuple[Instance, list[State]]]:
@@ -403,7 +394,10 @@ class LiveCell:
             self._instance.workload, variant=spec.variant, size=spec.size, device=spec.device, seed=spec.seed
         )
         whole.module.to(device)
-        yield whole, [State(whole.module, inputs) for inputs in self._checked]
+        yield (
+            replace(whole, loss_scale=self._instance.loss_scale),
+            [State(whole.module, inputs) for inputs in self._checked],
+        )
         whole.module.to("cpu")
         self._set_aside = whole
         if device.type == "cuda":
@@ -560,7 +554,7 @@ class LiveCell:
             varying.append({name: sketches.get(name, []) for name in sorted(others)})
             digests.append(digest_of({name: each for name, each in bits.items() if name not in others}))
         deterministic = bool(compiled) and not any(varying)
-        dtype = self._judged_dtype
+        dtype = compute_dtype(self._instance, self._checked[0])
         return Correctness(
             passed=verdict.passed,
             input_count=len(self._checked),

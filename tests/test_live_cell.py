@@ -27,7 +27,7 @@ from optimizations.recording.budget import FEWEST_REPLAYS, Use
 from suite.cell_errors import Inaccurate, Unsupported
 from suite.compile_cache import JUDGED
 from suite.gpu_turns import GpuTurns
-from suite.measure.correctness import TOLERANCE
+from suite.measure.correctness import LOSS_SCALES
 from suite.protocol import CellSpec, Measure
 from suite.schema import CompileConditions, Status
 from suite.worker import failure
@@ -553,32 +553,49 @@ def test_a_cell_waits_with_a_clock_of_its_own_while_another_compares(cell, monke
     assert live.phases == ["build", "check", "wait", "compare"]
 
 
-def test_a_trial_does_without_tf32_and_what_is_measured_has_it(cell, monkeypatch):
-    """Eager in TF32 is no reference for a deep network's gradients; the trial is compiled for the comparison alone."""
-    monkeypatch.setattr(suite.live_cell, "compute_dtype", lambda instance, inputs: "tf32")
+class HalfGradients(Mlp):
+    """Its gradients pass through float16, as under autocast on a GPU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).half().float()
+
+
+class Doubled(torch.autograd.Function):
+    """Twice the gradient of what it is given."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+@pytest.mark.parametrize(("size", "scale"), [(1e-6, 2.0**15), (1e3, 2.0**7), (1e6, 1.0)])
+def test_a_trial_finds_wrong_gradients_that_are_too_small_for_float16(cell, monkeypatch, size, scale):
+    """And its losses are not scaled so far that eager's gradients are infinite."""
+    monkeypatch.setattr(suite.live_cell, "loss_scales", lambda instance: LOSS_SCALES)
+    options = {"task": "training", "stochastic": True, "loss": lambda output: output.mean() * size}
     seen = []
-    replaced_call(monkeypatch, lambda module, x: seen.append(torch.get_float32_matmul_precision()) or module(x))
-    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True)
+    replaced_call(monkeypatch, lambda module, x: seen.append(live._instance.loss_scale) or module(x))
+    live = cell(lambda: HalfGradients(0.5), "compile", **options)
     live.build()
-    assert set(seen) == {"highest"} and len(seen) == 2 * 3, "calls of the trial"
+    assert set(seen) == {scale} and len(seen) == 2 * 3, "calls of the trial"
     seen.clear()
     live.compile(CompileConditions.COLD_ALONE)
-    correctness = live.settle().correctness
-    assert set(seen) == {"high"}
-    assert (correctness.compute_dtype, correctness.tolerance) == ("float32", TOLERANCE["float32"])
-
-    seen.clear()
-    certain = cell(Mlp, "compile", task="training").prepare().correctness
-    assert set(seen) == {"high"}
-    assert (certain.compute_dtype, certain.tolerance) == ("tf32", TOLERANCE["tf32"])
+    assert live.settle().correctness.passed
+    assert set(seen) == {1.0}, "what is measured is the program as it is"
+    replaced_call(monkeypatch, lambda module, x: Doubled.apply(module(x)))
+    with pytest.raises(Inaccurate, match="gradient"):
+        cell(lambda: HalfGradients(0.5), "compile", **options).build()
 
 
-def test_an_error_that_tf32_would_hide_fails_a_trial(cell, monkeypatch):
-    monkeypatch.setattr(suite.live_cell, "compute_dtype", lambda instance, inputs: "tf32")
-    replaced_call(monkeypatch, lambda module, x: module(x) * (1 + 0.5 * TOLERANCE["tf32"]))
-    with pytest.raises(Inaccurate):
-        cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True).build()
-    assert cell(Mlp, "compile", task="training").prepare().correctness.passed, "what is not tried is judged as it is"
+def test_without_scaled_losses_it_would_not_be_found(cell, monkeypatch):
+    monkeypatch.setattr(suite.live_cell, "loss_scales", lambda instance: (1.0,))
+    replaced_call(monkeypatch, lambda module, x: Doubled.apply(module(x)))
+    options = {"task": "training", "stochastic": True, "loss": lambda output: output.mean() * 1e-9}
+    cell(lambda: HalfGradients(0.5), "compile", **options).build()
 
 
 def test_nothing_of_the_trial_is_left_to_wait_for_calls(cell, monkeypatch):

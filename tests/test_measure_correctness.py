@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -15,9 +16,11 @@ from models.instance import Instance, instantiate
 from models.registry import DtypePolicy, Inputs
 from suite.iteration import iteration
 from suite.measure.correctness import (
+    LOSS_SCALES,
     compare_with_eager,
     compute_dtype,
     higher_precision,
+    loss_scales,
 )
 from suite.measure.results import Results, State, run_checked
 
@@ -271,6 +274,21 @@ def test_the_compute_dtype_is_the_shortest_type_in_use():
     assert compute_dtype(instance_of(mlp, dtype_policy="fp16", float32_on_cpu=True), Inputs()) == "float32"
     in_float64 = instance_of(torch.nn.Identity, float64_inputs, dtype_policy="amp")
     assert compute_dtype(in_float64, in_float64.inputs(0)) == "float64"
+
+
+def test_losses_are_scaled_where_gradients_are_in_float16():
+    gpu = torch.device("cuda")
+    scaled = {
+        (task, policy, device.type)
+        for task in ("training", "inference")
+        for policy in get_args(DtypePolicy)
+        for device in (gpu, torch.device("cpu"))
+        if loss_scales(replace(instance_of(mlp, task=task, dtype_policy=policy), device=device)) == LOSS_SCALES
+    }
+    assert scaled == {("training", "amp", "cuda")}
+    assert loss_scales(instance_of(mlp, task="training", dtype_policy="amp")) == (1.0,)
+    assert LOSS_SCALES[0] < torch.finfo(torch.float16).max < 2 * LOSS_SCALES[0]
+    assert LOSS_SCALES[-1] == 1.0, "where nothing else leaves gradients finite, the program is judged as it is"
 
 
 def test_two_inputs_give_different_results():

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from models.losses import mean_loss, own_loss
+from models.losses import mean_loss, own_loss, scaled
 
 ONES, FIVES = torch.ones(3), torch.full((2, 2), 5.0)
 
@@ -39,6 +39,15 @@ def test_mean_loss_can_be_differentiated() -> None:
 def test_own_loss_is_the_first_element() -> None:
     loss = torch.tensor(2.0)
     assert own_loss((loss, FIVES)) is loss
+
+
+def test_a_scaled_loss_is_not_rounded_to_float16() -> None:
+    leaf = torch.full((4,), 3.0, dtype=torch.float16, requires_grad=True)
+    loss = scaled(mean_loss, 2.0**15, leaf)
+    assert loss.dtype == torch.float32 and loss.item() == 3 * 2**15
+    loss.backward()
+    assert torch.equal(leaf.grad, torch.full((4,), 2.0**13, dtype=torch.float16))
+    assert scaled(mean_loss, 4.0, torch.ones(3, dtype=torch.float64)).dtype == torch.float64
 
 
 def test_own_loss_asks_for_labels_where_there_is_no_loss() -> None:

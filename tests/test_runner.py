@@ -6,7 +6,9 @@ import errno
 import itertools
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
 from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload, living, recorded_pids
@@ -98,6 +100,27 @@ def test_later_processes_start_in_their_turn_where_the_host_has_no_memory_for_th
     bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
     assert ["graph", "later"] not in [words[1:] for words in events(bench.folder) if words[0] == "started"]
     assert [cell.processes for cell in bench.cells().values()] == [3, 3]
+
+
+def test_of_later_processes_as_many_wait_as_the_host_has_memory_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite.group, "WORKER_BYTES", 1)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=6, total=2**40))
+    bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 4}))
+    started = [words[1:] for words in events(bench.folder) if words[0] == "started"]
+    assert started.count(["graph", "later"]) == 2, "of three, whose last would need the last byte"
+    assert [cell.processes for cell in bench.cells().values()] == [4, 4]
+
+
+def test_processes_that_may_be_needed_start_with_those_that_are(bench: Bench) -> None:
+    settings = SETTINGS.model_copy(update={"processes": 2, "most_processes": 4})
+    bench.run({"graph": "differ", "compile": "scatter"}, modes=FOUR[1:3], settings=settings)
+    told = events(bench.folder)
+    begun = [index for index, words in enumerate(told) if words[0] == "started" and words[2:] == ["later"]]
+    assert len(begun) == 3 * 2
+    assert max(begun) < [words[0] for words in told].index("metrics")
+    assert fake_workers_alive() == []
 
 
 def test_a_later_process_that_cannot_start_fails_its_mode_and_no_other(bench: Bench) -> None:

@@ -10,10 +10,12 @@ Note [Stochastic workloads]: random numbers depend on the dtype they are drawn f
 higher precision has other dropout masks and is not a reference. What it can tell is how much eager rounds: eager's
 error is measured on a copy without dropout. A compiled function that is `REFERENCE_FACTOR` times as far from the truth
 as eager is differs from eager by at most `1 + REFERENCE_FACTOR` times this error, so that much is allowed between the
-two. This assumes that dropout hardly changes how much is rounded; the rule above needs no such assumption. Where
-float32 matmuls use TF32, the comparison does without, on both sides: a stochastic program is compiled for it alone, and
-eager in TF32 is no reference for gradients of deep networks (XLNET-T, DGPT2), so that each mode would have to be
-compiled in float64, too.
+two. This assumes that dropout hardly changes how much is rounded; the rule above needs no such assumption.
+
+Note [Scaled losses]: in float16 gradients of a mean over thousands of tokens are below what the type can hold, and
+eager's are no reference then (XLNET-T, DGPT2). A stochastic program is compiled for the comparison alone, and what is
+compiled does not know where the gradients come from. So there the loss is multiplied, on both sides, as users of amp
+do, by a power of two that leaves eager's gradients finite.
 
 Note [Useless references]: in a short dtype a program may round so much that eager's result has nothing to do with the
 true one. A multiple of eager's error then allows anything, zeros and noise included (EOS in bfloat16: eager is off by
@@ -85,6 +87,11 @@ RATES = ("dropout", "attention_dropout", "activation_dropout", "drop_prob")
 timm's stochastic depth has one."""
 
 
+LOSS_SCALES = (2.0**15, 2.0**7, 1.0)
+"""What losses are multiplied by where gradients are computed in float16: the first that eager's stay finite with. One
+more doubling would already be infinite in float16."""
+
+
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """Outcome of comparing one or several inputs; the names are those of `suite.schema.Correctness`."""
@@ -138,6 +145,12 @@ class Reference:
         if not name.startswith(GRADIENT):
             return own
         return max((error for each, error in self.eager.items() if each.startswith(GRADIENT)), default=own)
+
+
+def loss_scales(instance: Instance) -> Sequence[float]:
+    """What to try: see Note [Scaled losses]. Nothing but 1 where nothing is differentiated, or not in float16."""
+    policy, task, on_gpu = instance.workload.dtype_policy, instance.workload.task, instance.device.type == "cuda"
+    return LOSS_SCALES if task == "training" and policy == "amp" and on_gpu else (1.0,)
 
 
 def compute_dtype(instance: Instance, inputs: Inputs) -> str:
@@ -222,11 +235,9 @@ def distances(
     inputs: Inputs,
     state: State,
     only: Collection[str] | None = None,
-    *,
-    dtype: str,
 ) -> dict[str, float]:
     """Relative errors of one input set against eager, by tensor. `only`: of these, and 0 for all others."""
-    tolerance = TOLERANCE[dtype]
+    tolerance = TOLERANCE[compute_dtype(instance, inputs)]
     same = {name for name, bits in compiled.bits.items() if eager.bits.get(name) == bits}
     if only is not None:
         same |= {name for name in (*compiled.tensors, *eager.tensors) if name not in only}
@@ -241,17 +252,10 @@ def compare_with_eager(
     state: State,
     seed: int,
     found: Mapping[str, float] | None = None,
-    *,
-    dtype: str | None = None,
 ) -> Agreement:
-    """Verdict on one input set.
-
-    Args:
-        found: the `distances`, where they are known.
-        dtype: what both were computed in, where that is not the workload's own.
-    """
-    dtype = dtype or compute_dtype(instance, inputs)
-    found = distances(compiled, eager, instance, inputs, state, dtype=dtype) if found is None else found
+    """Verdict on one input set. `found`: the `distances`, where they are known."""
+    found = distances(compiled, eager, instance, inputs, state) if found is None else found
+    dtype = compute_dtype(instance, inputs)
     tolerance, device = TOLERANCE[dtype], instance.device
 
     def reference() -> Reference | None:

@@ -39,6 +39,11 @@ class Results:
         """SHA-256 over names, dtypes, shapes and fingerprints of the bytes."""
         return digest_of(self.all_bits())
 
+    def is_finite(self) -> bool:
+        """Whether no gradient has an infinity or NaN, which a sum has, too."""
+        gradients = (tensor for name, tensor in self.tensors.items() if name.startswith(GRADIENT))
+        return all(bool(gradient.sum().isfinite()) for gradient in gradients)
+
     def all_bits(self) -> Mapping[str, str]:
         """Of each tensor dtype, shape and fingerprint."""
         return self.bits or _bits({**self.uncompared, **self.tensors})

@@ -22,6 +22,10 @@ cd -- "$root" || exit 2
     echo "pytest.sh: $python has no package encore: $python -m pip install --no-deps --no-build-isolation -e $root" >&2
     exit 2
 }
+# Where PyTorch's Python is not compiled, each process would take 8 s of a core for it.
+if ! "$python" -c 'import os, sys; from importlib.util import find_spec; sys.exit(not os.path.exists(find_spec("torch").cached))'; then
+    export PYTHONPYCACHEPREFIX="${PYTHONPYCACHEPREFIX:-$ENCORE_TEST_TOOLCHAIN/bytecode}" PYTHONDONTWRITEBYTECODE=
+fi
 [ -e "$ENCORE_TEST_TOOLCHAIN/made" ] || "$python" -m tests.gpu.toolchain "$ENCORE_TEST_TOOLCHAIN" ||
     echo "pytest.sh: each process finds out by itself what C++ can use" >&2
 some=
