@@ -372,11 +372,12 @@ class LiveCell:
             self._instance = replace(own, loss_scale=scale)
             with self._whole() as (whole, states):
                 iterate = iteration(whole, whole.module, marks_steps=self._marks_steps)
-                self._eager = _results_of(whole, iterate, self._checked, states, self._spec.seed)
+                eager = _results_of(whole, iterate, self._checked, states, self._spec.seed)
             release(own.device)
-            if scale == own.loss_scale or all(results.is_finite() for results in self._eager):
+            if scale == own.loss_scale or all(results.is_finite() for results in eager):
                 break
-        self._trial_verdict = self._trial(self._eager) if self._is_tried else None
+        self._eager = eager
+        self._trial_verdict = self._trial(eager) if self._is_tried else None
         self._instance = own
 
     @contextmanager

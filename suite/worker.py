@@ -203,8 +203,8 @@ def enter_environment(spec: CellSpec) -> None:
         # turn to compile, which once took four minutes, or when it is measured.
         "TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL": "0",
         "OMP_NUM_THREADS": str(spec.cpu_threads),
-        # Results wait in the host's memory while modes are compared, gigabytes in each of eight processes. Where that is
-        # handed out by 4 KB at a time, it takes longer than the program.
+        # Results wait in the host's memory while modes are compared, gigabytes in each of eight processes. To get that
+        # in pages of 4 KB takes longer than the program.
         "THP_MEM_ALLOC_ENABLE": "1",
     }
 

@@ -23,7 +23,8 @@ cd -- "$root" || exit 2
     exit 2
 }
 # Where PyTorch's Python is not compiled, each process would take 8 s of a core for it.
-if ! "$python" -c 'import os, sys; from importlib.util import find_spec; sys.exit(not os.path.exists(find_spec("torch").cached))'; then
+bytecode="$("$python" -c 'from importlib.util import find_spec; print(find_spec("torch").cached)')"
+if [ ! -e "$bytecode" ]; then
     export PYTHONPYCACHEPREFIX="${PYTHONPYCACHEPREFIX:-$ENCORE_TEST_TOOLCHAIN/bytecode}" PYTHONDONTWRITEBYTECODE=
 fi
 [ -e "$ENCORE_TEST_TOOLCHAIN/made" ] || "$python" -m tests.gpu.toolchain "$ENCORE_TEST_TOOLCHAIN" ||
