@@ -233,6 +233,12 @@ def step(
         list[str] | None,
         typer.Argument(metavar="[WORKLOAD]...", help="Training workloads; default: all of them.", show_default=False),
     ] = None,
+    ways: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--way", metavar="WAY", help="Only this way to run the step; several may be given. All by default."
+        ),
+    ] = None,
     samples: Annotated[int, typer.Option(help="Iterations that are timed, of each kind.", min=1)] = 60,
     size: Annotated[Size, typer.Option(help="Published size of workloads, or one small enough for tests.")] = Size.full,
     out: Annotated[
@@ -241,11 +247,16 @@ def step(
 ) -> None:
     """Training iterations with graphs of the compiled module, of the module as a callable, and of the whole step,
     and a whole step captured by hand; each with the optimizer and without. Needs a GPU."""
-    measure_step(workloads=workloads, samples=samples, size=size.value, out=out)
+    measure_step(workloads=workloads, ways=ways, samples=samples, size=size.value, out=out)
 
 
 def measure_step(
-    *, workloads: list[str] | None = None, samples: int = 60, size: str = "full", out: Path | None = None
+    *,
+    workloads: list[str] | None = None,
+    ways: list[str] | None = None,
+    samples: int = 60,
+    size: str = "full",
+    out: Path | None = None,
 ) -> None:
     """Measure, print and write `step.json`, which is renewed after each way."""
     from datetime import UTC, datetime
@@ -253,24 +264,23 @@ def measure_step(
     from suite import environment
     from suite.gpu import require_gpu
     from suite.micro.records import MICRO_SCHEMA_VERSION
-    from suite.micro.step import StepRun, measure, table, training_workloads
+    from suite.micro.step import StepRun, chosen_ways, measure, table, training_workloads
     from suite.store import describe, write_atomically
 
     named = training_workloads(workloads)
+    chosen = chosen_ways(ways)
     require_gpu()
     name = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-micro-step"
     path = _new_results(out, name, "step.json")
-    settings: dict[str, Any] = {"workloads": named, "samples": samples, "size": size}
+    settings: dict[str, Any] = {"workloads": named, "ways": chosen, "samples": samples, "size": size}
     here = environment.collect(name, ("encore", *sys.argv[1:]), settings)
     run = StepRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, size=size, costs=[])
     for workload in named:
-        for with_optimizer in (False, True):
-            for cost in measure(
-                workload, with_optimizer=with_optimizer, size="tiny" if size == "tiny" else "full", samples=samples
-            ):
-                run = run.model_copy(update={"costs": [*run.costs, cost]})
-                write_atomically(path, run.model_dump_json(indent=1) + "\n")
-                print(f"{workload}, {cost.way}: {cost.refused or cost.median_us}", file=sys.stderr, flush=True)
+        for cost in measure(workload, size="tiny" if size == "tiny" else "full", samples=samples, ways=chosen):
+            run = run.model_copy(update={"costs": [*run.costs, cost]})
+            write_atomically(path, run.model_dump_json(indent=1) + "\n")
+            loop = f"{workload} with optimizer" if cost.with_optimizer else workload
+            print(f"{loop}, {cost.way}: {cost.refused or cost.median_us}", file=sys.stderr, flush=True)
     console().print(table(run))
     print(describe(path))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from fixtures.synthetic_results import environment
 from rich.console import Console
 
 from models import registry
+from models.instance import instantiate
 from suite.cli import main
 from suite.errors import EXIT_WRONG_USE, WrongUse
 from suite.micro import step
-from suite.micro.step import BARE, BY_HAND, NONE, STEP, StepCost, StepRun, table, training_workloads
+from suite.micro.step import BARE, BY_HAND, NONE, STEP, StepCost, StepRun, chosen_ways, table, training_workloads
+from suite.modes import MODES
 
 
 def test_all_training_workloads_are_the_default_and_inference_is_wrong_use() -> None:
@@ -28,27 +31,70 @@ def test_wrong_use_has_its_exit_code_and_names_the_workload(capsys: pytest.Captu
         main(["micro", "step", "NOPE"])
     assert ended.value.code == EXIT_WRONG_USE
     assert "unknown workload 'NOPE'" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["micro", "step", "DCGAN", "--way", "step", "--way", "by foot"])
+    assert ended.value.code == EXIT_WRONG_USE
+    assert "'by foot' is no way to run a training step" in capsys.readouterr().err
 
 
-def test_a_way_that_ends_with_an_error_is_a_row_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def make(name: str, way: str, with_optimizer: bool, size: str) -> step.Made:
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The modes a program was compiled with; there is no GPU."""
+    modes: list[str] = []
+
+    def compile_it(name: str, mode: str, size: Any) -> step.Program:
+        modes.append(mode)
+        instance = instantiate(registry.find(name), size=size, device="cpu", seed=1)
+        return step.Program(MODES[mode], instance, [], instance.module)
+
+    monkeypatch.setattr(step, "_compiled", compile_it)
+    monkeypatch.setattr(step, "_timed", lambda call, samples: [1.0] * samples)
+    monkeypatch.setattr(step, "_forget", lambda: None)
+    for name in ("reset_peak_memory_stats", "synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 7)
+    return modes
+
+
+def test_a_way_that_ends_with_an_error_is_a_row_and_the_others_are_measured(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(program: step.Program, way: str, with_optimizer: bool) -> step.Made:
+        made.append((program.mode.name, with_optimizer, way))
         if way == BY_HAND:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
         if way == "graph":
             raise torch.OutOfMemoryError("too large")
         return step.Made(lambda index: None, graphs=1, refused="no graph" if way == STEP else None)
 
+    made: list[tuple[str, bool, str]] = []
     monkeypatch.setattr(step, "_make", make)
-    monkeypatch.setattr(step, "_timed", lambda call, samples: [1.0] * samples)
-    monkeypatch.setattr(step, "_forget", lambda: None)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 7)
-    costs = {cost.way: cost for cost in step.measure("DCGAN", with_optimizer=False, size="tiny", samples=2)}
-    assert tuple(costs) == step.WAYS
+    costs = {cost.way: cost for cost in step.measure("DCGAN", size="tiny", samples=2) if not cost.with_optimizer}
+    assert set(costs) == set(step.WAYS)
     assert costs[BY_HAND].refused == "RuntimeError: operation not permitted when stream is capturing"
     assert costs["graph"].refused == "out of memory: too large"
     assert costs[BARE].whole_us == [1.0, 1.0] and costs[BARE].graphs == 1
     assert costs[STEP].refused == "no graph" and costs[STEP].graphs is None and not costs[STEP].whole_us
+    assert {mode for mode, _, _ in made} == set(compiled) == set(step.COMPILED)
+    assert len(compiled) == 3, "a program is compiled once for all ways that run it"
+    whole = [step.CALLABLES, STEP, BY_HAND, BARE]
+    assert [way for mode, _, way in made if mode == "compile"] == ["compile", *whole] * 2
+
+
+def test_a_program_that_cannot_be_built_is_a_row_for_each_way(
+    compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "_compiled", lambda name, mode, size: 1 / 0)
+    (first, *others) = step.measure("DCGAN", size="tiny", samples=2, ways=[STEP, BY_HAND])
+    assert first.refused == "ZeroDivisionError: division by zero"
+    assert [(cost.way, cost.with_optimizer) for cost in others] == [(BY_HAND, False), (STEP, True), (BY_HAND, True)]
+
+
+def test_only_the_ways_that_are_named_are_measured() -> None:
+    assert chosen_ways(None) == list(step.WAYS)
+    assert chosen_ways([BY_HAND, STEP]) == [STEP, BY_HAND]
+    with pytest.raises(WrongUse, match=r"'hand' is no way .* 'callables', 'step', 'by hand', 'by hand, bare'"):
+        chosen_ways([STEP, "hand"])
 
 
 def cost(way: str, whole_us: list[float], refused: str | None = None, *, with_optimizer: bool = False) -> StepCost:

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import gc
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from suite.errors import WrongUse
 from suite.iteration import callable_for, iteration, set_numerics
 from suite.measure.graphs import recorded_graphs
 from suite.measure.launches import waited_us
-from suite.modes import select_modes
+from suite.modes import Mode, select_modes
 from suite.schema import Environment, Record
 
 COMPILED = ("compile", "graph", "indirection")
@@ -105,42 +105,85 @@ def training_workloads(names: list[str] | None) -> list[str]:
     return names
 
 
-def measure(name: str, *, with_optimizer: bool, size: Size, samples: int) -> Iterator[StepCost]:
-    """A cost for each of `WAYS`. Ways that captured the whole step come last and one after the other."""
-    for way in WAYS:
+def chosen_ways(names: list[str] | None) -> list[str]:
+    """These ways in the order of `WAYS`, or all.
+
+    Raises:
+        WrongUse: one is unknown.
+    """
+    for name in names or ():
+        if name not in WAYS:
+            raise WrongUse(f"{name!r} is no way to run a training step; there are {', '.join(map(repr, WAYS))}")
+    return [way for way in WAYS if not names or way in names]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A workload as a mode compiles it, which several ways run."""
+
+    mode: Mode
+    instance: Instance
+    sets: list[Inputs]
+    compiled: Callable[..., Any]
+
+
+def measure(name: str, *, size: Size, samples: int, ways: Sequence[str] = WAYS) -> Iterator[StepCost]:
+    """A cost for each of these ways, without and with the optimizer.
+
+    Ways that run the same compiled program share it: compiling takes most of the time. Those that capture the whole
+    step come last and one after the other.
+    """
+    for mode in dict.fromkeys(_mode_of(way) for way in ways):
         _forget()
-        torch.cuda.reset_peak_memory_stats()
-        try:
-            made = _make(name, way, with_optimizer, size)
-            whole = _timed(made.call, samples) if made.refused is None else []
-            peak: int | None = torch.cuda.max_memory_reserved()
-            refused = made.refused
-            graphs = made.graphs if made.refused is None else None
-            made.free()
-        except torch.OutOfMemoryError as error:
-            whole, peak, graphs, refused = [], None, None, f"out of memory: {_first_line(error)}"
-        except Exception as error:  # of the program, or of a capture by hand; the other ways are measured all the same
-            whole, peak, graphs, refused = [], None, None, f"{type(error).__name__}: {_first_line(error)}"
-            _leave_capture()
-        yield StepCost(
-            workload=name,
-            with_optimizer=with_optimizer,
-            way=way,
-            whole_us=whole,
-            reserved_bytes=peak,
-            graphs=graphs,
-            refused=refused,
-        )
+        program = functools.cache(functools.partial(_compiled, name, mode, size))
+        for with_optimizer in (False, True):
+            for way in ways:
+                if _mode_of(way) == mode:
+                    yield _cost(name, program, way, with_optimizer, samples)
+        del program
 
 
-def _make(name: str, way: str, with_optimizer: bool, size: Size) -> Made:
-    workload = registry.find(name)
+def _mode_of(way: str) -> str:
+    return way if way in COMPILED else "compile"
+
+
+def _compiled(name: str, mode_name: str, size: Size) -> Program:
     set_numerics()
-    instance = instantiate(workload, size=size, device="cuda", seed=SEED)
+    (mode,) = select_modes([mode_name])
+    instance = instantiate(registry.find(name), size=size, device="cuda", seed=SEED)
     sets = [instance.inputs(index) for index in range(INPUT_SETS)]
+    return Program(mode, instance, sets, callable_for(mode, instance.module))
+
+
+def _cost(name: str, program: Callable[[], Program], way: str, with_optimizer: bool, samples: int) -> StepCost:
+    try:
+        _clear(program())
+        torch.cuda.reset_peak_memory_stats()
+        made = _make(program(), way, with_optimizer)
+        whole = _timed(made.call, samples) if made.refused is None else []
+        peak: int | None = torch.cuda.max_memory_reserved()
+        refused = made.refused
+        graphs = made.graphs if made.refused is None else None
+        made.free()
+    except torch.OutOfMemoryError as error:
+        whole, peak, graphs, refused = [], None, None, f"out of memory: {_first_line(error)}"
+    except Exception as error:  # of the program, or of a capture by hand; the other ways are measured all the same
+        whole, peak, graphs, refused = [], None, None, f"{type(error).__name__}: {_first_line(error)}"
+        _leave_capture()
+    return StepCost(
+        workload=name,
+        with_optimizer=with_optimizer,
+        way=way,
+        whole_us=whole,
+        reserved_bytes=peak,
+        graphs=graphs,
+        refused=refused,
+    )
+
+
+def _make(program: Program, way: str, with_optimizer: bool) -> Made:
+    instance, sets, compiled = program.instance, program.sets, program.compiled
     optimizer = instance.optimizer() if with_optimizer else None
-    (mode,) = select_modes([way if way in COMPILED else "compile"])
-    compiled = callable_for(mode, instance.module)
     if way == CALLABLES:
         return _callables(instance, compiled, sets, optimizer)
     iterate = iteration(instance, compiled, marks_steps=way in COMPILED, optimizer=optimizer)
@@ -150,7 +193,7 @@ def _make(name: str, way: str, with_optimizer: bool, size: Size) -> Made:
         return _by_hand(instance, iterate, sets, copies=way == BY_HAND)
     for index in range(WARM_UP):
         iterate(sets[index % INPUT_SETS])
-    graphs = len(recorded_graphs(instance.device)) if mode.uses_cuda_graphs else 0
+    graphs = len(recorded_graphs(instance.device)) if program.mode.uses_cuda_graphs else 0
     return Made(lambda index: iterate(sets[index % INPUT_SETS]), graphs=graphs)
 
 
@@ -249,6 +292,15 @@ def _leave_capture() -> None:
         graph.reset()
 
 
+def _clear(program: Program) -> None:
+    """What the way before this one left: gradients, which may be a graph's, and memory that nothing uses."""
+    for parameter in program.instance.module.parameters():
+        parameter.grad = None
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
 def _forget() -> None:
     optimizations.reset()
     torch_internals.reset_dynamo()
@@ -270,7 +322,10 @@ def table(run: StepRun) -> Table:
         title_justify="left",
     )
     by_hand = {(cost.workload, cost.with_optimizer): cost.median_us for cost in run.costs if cost.way == BY_HAND}
-    for cost in run.costs:
+    workloads = list(dict.fromkeys(cost.workload for cost in run.costs))
+    for cost in sorted(
+        run.costs, key=lambda cost: (workloads.index(cost.workload), cost.with_optimizer, WAYS.index(cost.way))
+    ):
         floor, median = by_hand.get((cost.workload, cost.with_optimizer)), cost.median_us
         shown.add_row(
             cost.workload + (" with optimizer" if cost.with_optimizer else ""),
