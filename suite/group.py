@@ -37,7 +37,7 @@ from suite.protocol import (
     Start,
 )
 from suite.ranked_worker import RankedWorker, converse_ranked, end
-from suite.schedule import BLOCKS_PER_CORE, THROUGHPUT_EVERY, core_for, orders, sampling_for
+from suite.schedule import BLOCKS_PER_CORE, THROUGHPUT_EVERY, core_for, least_blocks, orders, sampling_for
 from suite.schema import Cell, CompileConditions, CompileTimes, Correctness, Grouping
 from suite.stats import enough_processes, narrow_enough, process_spread, speed_up
 
@@ -150,7 +150,8 @@ class GroupSession:
         begin = time.monotonic()
         turn = 0
         for index, order in enumerate(orders(list(by_name), seed)):
-            if index >= settings.blocks and self._enough(members, index, time.monotonic() - begin):
+            seconds = time.monotonic() - begin
+            if index >= least_blocks(seconds, settings) and self._enough(members, index, seconds):
                 break
             asked = [by_name[name] for name in order if by_name[name].failure is None]
             if not asked or (len(members) > 1 and any(member.out_of_memory for member in members)):
@@ -203,7 +204,6 @@ class GroupSession:
         assert member.prepared is not None, "a member without a failure is prepared"
         sampling = sampling_for(member.prepared.iteration_us, self.bench.settings)
         ranks = len(member.worker.ranks)
-        apart = len(cores) // ranks
         return [
             Measure(
                 process=member.process,
@@ -212,7 +212,7 @@ class GroupSession:
                 samples=sampling.samples,
                 throughput_iterations=0 if index % THROUGHPUT_EVERY else sampling.samples,
                 lead_in=sampling.lead_in,
-                core=core_for(index, [*cores[rank * apart :], *cores[: rank * apart]]) if apart else None,
+                core=core_for(index, cores, process=member.process, rank=rank, ranks=ranks),
             )
             for rank in range(ranks)
         ]

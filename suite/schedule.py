@@ -40,6 +40,10 @@ LEAD_IN_US = 4000.0
 MOST_SAMPLES = 10
 MOST_LEAD_IN = 12
 LEAST_LEAD_IN = 2
+LONG_ITERATION_US = 20_000.0
+"""From here on one iteration is lead-in enough: what it finds cold is a small part of it."""
+LONG_MEASURE_S = 5.0
+"""Seconds, or `measure_s` where that is more, after which half of the least number of blocks will do."""
 THROUGHPUT_EVERY = 4
 """Blocks from one that also measures throughput to the next: it takes as long again."""
 BLOCKS_PER_CORE = 10
@@ -61,9 +65,17 @@ def sampling_for(iteration_us: float, settings: RunSettings) -> Sampling:
         return max(least, min(most, math.ceil(target_us / iteration_us)))
 
     return Sampling(
-        within(LEAD_IN_US, LEAST_LEAD_IN, MOST_LEAD_IN),
+        within(LEAD_IN_US, LEAST_LEAD_IN if iteration_us < LONG_ITERATION_US else 1, MOST_LEAD_IN),
         within(BLOCK_US, settings.samples, max(settings.samples, MOST_SAMPLES)),
     )
+
+
+def least_blocks(seconds: float, settings: RunSettings) -> int:
+    """How many blocks each process measures at least, after so many seconds: half of the setting where these are long.
+
+    Of an iteration that long, what differs is not blocks but processes, and the time is better spent on more of those.
+    """
+    return settings.blocks if seconds < max(LONG_MEASURE_S, settings.measure_s) else -(-settings.blocks // 2)
 
 
 def orders(names: Sequence[_T], seed: str) -> Iterator[list[_T]]:
@@ -73,9 +85,15 @@ def orders(names: Sequence[_T], seed: str) -> Iterator[list[_T]]:
         yield generator.sample(list(names), len(names))
 
 
-def core_for(block: int, cores: Sequence[int]) -> int | None:
-    """The core that the calling threads of all modes are bound to in this block; None without a choice."""
-    return cores[block // BLOCKS_PER_CORE % len(cores)] if len(cores) > 1 else None
+def core_for(block: int, cores: Sequence[int], *, process: int = 0, rank: int = 0, ranks: int = 1) -> int | None:
+    """The core that the calling threads of all modes are bound to in this block; None without a choice.
+
+    Each process of a mode begins on another, or few long blocks would all be on one; each rank has its own.
+    """
+    apart = len(cores) // ranks
+    if apart == 0 or len(cores) == 1:
+        return None
+    return cores[(rank * apart + process + block // BLOCKS_PER_CORE) % len(cores)]
 
 
 def halves(modes: Sequence[Mode]) -> list[list[Mode]]:

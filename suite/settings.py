@@ -25,8 +25,9 @@ class RunSettings(Record):
 
     Each mode is started `processes` times (None: three times on a GPU, once on a CPU), and again, up to
     `most_processes` times, where these differ so much that they decide little (None: up to five times, if `processes`
-    is three or more). Each process measures at least `blocks` blocks of at least `samples` samples, and more until its
-    ratios are narrow enough, for `measure_s` seconds or up to `most_blocks`. Inputs rotate over `input_sets` sets at
+    is three or more). Each process measures at least `blocks` blocks of at least `samples` samples (half as many
+    blocks where these take longer than `measure_s` and 5 s), and more until its ratios are narrow enough, for
+    `measure_s` seconds or up to `most_blocks`. Inputs rotate over `input_sets` sets at
     different addresses. `warm_up` counts iterations before the first sample, recording included. `check_inputs` input
     sets are compared with eager before any timing. `warm_cache`: compiled kernels are kept from run to run, else every
     workload is compiled and tuned afresh. `cold_compile_times`: each mode compiles once more, alone and with its own

@@ -14,6 +14,7 @@ from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
 from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload, living, recorded_pids
 
 import suite.group
+import suite.schedule
 from suite import store
 from suite.modes import MODES, Mode
 from suite.runner import plan_jobs
@@ -100,6 +101,12 @@ def test_later_processes_start_in_their_turn_where_the_host_has_no_memory_for_th
     bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 3}))
     assert ["graph", "later"] not in [words[1:] for words in events(bench.folder) if words[0] == "started"]
     assert [cell.processes for cell in bench.cells().values()] == [3, 3]
+
+
+def test_blocks_that_take_long_are_half_as_many(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite.schedule, "LONG_MEASURE_S", 1e-9)
+    bench.run(modes=FOUR[1:3])
+    assert [len(cell.blocks) for cell in bench.cells().values()] == [3, 3], "of five"
 
 
 def test_of_later_processes_as_many_wait_as_the_host_has_memory_for(

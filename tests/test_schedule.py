@@ -18,12 +18,15 @@ from suite.schedule import (
     BLOCK_US,
     DEFAULT_ESTIMATE_S,
     ESTIMATE_MARGIN,
+    LEAD_IN_US,
+    LONG_ITERATION_US,
     MOST_LEAD_IN,
     MOST_SAMPLES,
     Estimates,
     Shard,
     core_for,
     halves,
+    least_blocks,
     orders,
     pairings,
     parse_shard,
@@ -36,11 +39,28 @@ from suite.settings import QUICK, RunSettings, format_duration, parse_duration
 @given(st.floats(10.0, 1e6))
 def test_blocks_take_a_few_milliseconds_whatever_an_iteration_takes(iteration_us: float) -> None:
     sampling = sampling_for(iteration_us, RunSettings())
-    assert 2 <= sampling.samples <= MOST_SAMPLES and 2 <= sampling.lead_in <= MOST_LEAD_IN
+    least = 2 if iteration_us < LONG_ITERATION_US else 1
+    assert 2 <= sampling.samples <= MOST_SAMPLES and least <= sampling.lead_in <= MOST_LEAD_IN
+    assert sampling.lead_in * iteration_us >= min(LEAD_IN_US, MOST_LEAD_IN * iteration_us)
     if iteration_us > BLOCK_US / MOST_SAMPLES:
         assert sampling.samples * iteration_us >= BLOCK_US
         assert sampling.samples == 2 or (sampling.samples - 1) * iteration_us < BLOCK_US
     assert sampling_for(iteration_us, RunSettings(samples=30)).samples == 30
+
+
+def test_each_process_and_each_rank_begins_on_a_core_of_its_own() -> None:
+    cores = [10, 11, 12, 13, 14, 15, 16, 17]
+    assert [core_for(0, cores, process=process) for process in (0, 1, 9)] == [10, 11, 11]
+    assert [core_for(block, cores, process=7) for block in (0, 9, 10)] == [17, 17, 10]
+    assert [core_for(0, cores, process=1, rank=rank, ranks=3) for rank in range(3)] == [11, 13, 15]
+    assert core_for(0, cores[:2], ranks=3) is None, "not a core for each"
+
+
+def test_half_of_the_blocks_do_where_they_are_long() -> None:
+    settings = RunSettings(blocks=21, measure_s=7.0)
+    assert [least_blocks(seconds, settings) for seconds in (0.0, 6.9, 7.0, 100.0)] == [21, 21, 11, 11]
+    short = RunSettings(blocks=20, measure_s=0.0)
+    assert [least_blocks(seconds, short) for seconds in (0.0, 4.9, 5.0)] == [20, 20, 10]
 
 
 def test_orders_hold_every_mode_once_repeat_with_the_seed_and_let_none_always_follow_the_same() -> None:
