@@ -75,7 +75,7 @@ from suite.measure.timing import iteration_us, measure_block, require_distinct_a
 from suite.measured_once import MeasuredOnce
 from suite.memory_need import require_memory
 from suite.modes import select_modes
-from suite.protocol import Built, CellSpec, Measure, Prepared
+from suite.protocol import WAITING, Built, CellSpec, Measure, Prepared
 from suite.rank_group import RankGroup, join
 from suite.schema import Block, CompileConditions, CompileTimes, Correctness
 from suite.trial_cache import trial_cache
@@ -317,8 +317,8 @@ class LiveCell:
         shared = JudgedResults(Path(self._spec.cache_dir) / JUDGED / kind)
         release(self._instance.device)
         # It may run the program in a precision that takes several times the memory, and compile it in that: one process
-        # at a time. Whoever has the turn has a clock of its own, so the others may wait for as long as it takes.
-        self._announce("wait")
+        # at a time. The runner has a clock on whoever has the turn, so the others may wait for as long as it takes.
+        self._announce(WAITING)
         with self._turns.alone(math.inf):
             self._announce("compare")
             if (known := self._known_verdict(shared, compiled, eager)) is not None:

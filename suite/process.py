@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import selectors
+import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from suite import supervise
 from suite.protocol import (
     PHASES,
     REPLIES,
+    WAITING,
     Built,
     Collected,
     CollectMetrics,
@@ -134,12 +136,17 @@ def converse(
     on_phase: OnPhase = lambda worker, phase: None,
     companions: Mapping[Worker, Collection[Worker]] = MappingProxyType({}),
 ) -> dict[Worker, Answer]:
-    """Sends each worker its command and waits for all answers; each phase of a worker may take `timeout_s`.
+    """Sends each worker its command and waits for all answers; each phase of a worker may take `timeout_s`, and one in
+    which it waits for the others so long for each of them.
 
     Workers work at the same time. One that fails does not end the others; it should be ended by the caller. Its
-    `companions`, which wait for it, have `COMPANION_GRACE_S` from then on. Answers are in the order they came.
+    `companions`, which wait for it, have `COMPANION_GRACE_S` from then on. One that took too long, and has no
+    companions, is killed at once: others may wait for what it holds. Answers are in the order they came.
     """
-    exchanges = {worker: _Exchange(worker, command, timeout_s, on_phase) for worker, command in requests.items()}
+    others = max(1, len(requests) - 1)
+    exchanges = {
+        worker: _Exchange(worker, command, timeout_s, on_phase, others) for worker, command in requests.items()
+    }
     answers: dict[Worker, Answer] = {}
     with selectors.DefaultSelector() as selector:
         for worker, command in requests.items():
@@ -158,6 +165,9 @@ def converse(
                     answers[exchange.worker] = answer
                     _forget(selector, exchange.worker)
                     if isinstance(answer, Failed):
+                        alone = set(companions.get(exchange.worker, ())) <= {exchange.worker}
+                        if answer.status is Status.TIMEOUT and alone:
+                            exchange.worker.signal_group(signal.SIGKILL)
                         for other in companions.get(exchange.worker, ()):
                             if other not in answers and other in exchanges:
                                 exchanges[other].companion_failed()
@@ -176,8 +186,9 @@ class _Exchange:
     A phase's clock runs on from its first announcement, so that a worker going back and forth between phases ends too.
     """
 
-    def __init__(self, worker: Worker, command: Command, timeout_s: float, on_phase: OnPhase) -> None:
+    def __init__(self, worker: Worker, command: Command, timeout_s: float, on_phase: OnPhase, others: int = 1) -> None:
         self.worker = worker
+        self._others = others
         self.pipe_ended = False
         self._command = command
         self._timeout_s = timeout_s
@@ -218,7 +229,7 @@ class _Exchange:
                 raise BrokenProtocol(Status.BAD_OUTPUT, f"announced an unknown phase {message.name!r}")
             self._phase = message.name
             started = self._started.setdefault(message.name, time.monotonic())
-            self.deadline = min(started + self._timeout_s, self._last_deadline)
+            self.deadline = min(started + self._patience_s, self._last_deadline)
             self._on_phase(self.worker, message.name)
             return None
         if not _answers(message, self._command):
@@ -233,7 +244,12 @@ class _Exchange:
         if time.monotonic() >= self._last_deadline:
             return BrokenProtocol(Status.TIMEOUT, f"waited in phase {self._phase!r} for {COMPANION_FAILED}")
         self.worker.write_tracebacks()
-        return BrokenProtocol(Status.TIMEOUT, f"took more than {self._timeout_s:g} s in phase {self._phase!r}")
+        return BrokenProtocol(Status.TIMEOUT, f"took more than {self._patience_s:g} s in phase {self._phase!r}")
+
+    @property
+    def _patience_s(self) -> float:
+        """What the phase may take."""
+        return self._timeout_s * (self._others if self._phase == WAITING else 1)
 
 
 _FIRST_PHASES = {"start": "build", "prepare": "build", "once": "metrics", "profiler": "metrics"}

@@ -25,7 +25,9 @@ from pydantic import Field, TypeAdapter
 
 from suite.schema import Block, CompileConditions, CompileTimes, Correctness, Metrics, Record, Status
 
-PHASES = ("build", "check", "wait", "compare", "compile", "warm-up", "settle", "measure", "metrics")
+WAITING = "wait"
+"""The phase in which a worker waits for others, who compare one after another."""
+PHASES = ("build", "check", WAITING, "compare", "compile", "warm-up", "settle", "measure", "metrics")
 """Phases in the order a cell goes through them, as the progress display names them. What is compared on a trial is
 compared before it compiles, everything else behind its warm-up."""
 

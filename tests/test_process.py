@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -186,6 +186,27 @@ def test_each_phase_has_its_own_time(tmp_path: Path) -> None:
         assert isinstance(ask(one, prepare(), timeout_s=4.0), Built)
         assert isinstance(ask(one, MEASURE, timeout_s=4.0), Measured)
         assert time.monotonic() - started > 3.0
+
+
+def test_who_waits_for_others_that_compare_has_time_for_each_of_them(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        three = [stack.enter_context(worker(tmp_path, "compare:3")) for _ in range(3)]
+        started = time.monotonic()
+        answers = converse({each: prepare() for each in three}, 5.0)
+    assert time.monotonic() - started > 9.0
+    assert all(isinstance(answer, Built) for answer in answers.values()), answers
+
+
+def test_one_that_hangs_where_it_compares_is_killed_and_the_next_has_its_turn(tmp_path: Path) -> None:
+    with worker(tmp_path, "compare") as hangs, worker(tmp_path, "slow:1,compare:0.1") as waits:
+        started = time.monotonic()
+        answers = converse({hangs: prepare(), waits: prepare()}, 5.0)
+        assert living([hangs.pid]) == []
+    assert isinstance(answers[waits], Built)
+    failed = answers[hangs]
+    assert isinstance(failed, Failed) and failed.status is Status.TIMEOUT
+    assert failed.error == "the worker took more than 5 s in phase 'compare'"
+    assert time.monotonic() - started < 20.0
 
 
 def test_one_failure_does_not_end_its_neighbours(tmp_path: Path) -> None:
