@@ -190,23 +190,25 @@ def test_each_phase_has_its_own_time(tmp_path: Path) -> None:
 
 def test_who_waits_for_others_that_compare_has_time_for_each_of_them(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        three = [stack.enter_context(worker(tmp_path, "compare:3")) for _ in range(3)]
+        three = [stack.enter_context(worker(tmp_path, "compare:2@settle")) for _ in range(3)]
+        converse({each: prepare() for each in three}, 60.0)
         started = time.monotonic()
-        answers = converse({each: prepare() for each in three}, 5.0)
-    assert time.monotonic() - started > 9.0
-    assert all(isinstance(answer, Built) for answer in answers.values()), answers
+        answers = converse({each: Settle() for each in three}, 3.0)
+    assert time.monotonic() - started > 6.0
+    assert all(isinstance(answer, Prepared) for answer in answers.values()), answers
 
 
 def test_one_that_hangs_where_it_compares_is_killed_and_the_next_has_its_turn(tmp_path: Path) -> None:
-    with worker(tmp_path, "compare") as hangs, worker(tmp_path, "slow:1,compare:0.1") as waits:
+    with worker(tmp_path, "compare@settle") as hangs, worker(tmp_path, "slow:1@settle,compare:0.1@settle") as waits:
+        converse({hangs: prepare(), waits: prepare()}, 60.0)
         started = time.monotonic()
-        answers = converse({hangs: prepare(), waits: prepare()}, 5.0)
+        answers = converse({hangs: Settle(), waits: Settle()}, 3.0)
         assert living([hangs.pid]) == []
-    assert isinstance(answers[waits], Built)
+    assert isinstance(answers[waits], Prepared)
     failed = answers[hangs]
     assert isinstance(failed, Failed) and failed.status is Status.TIMEOUT
-    assert failed.error == "the worker took more than 5 s in phase 'compare'"
-    assert time.monotonic() - started < 20.0
+    assert failed.error == "the worker took more than 3 s in phase 'compare'"
+    assert time.monotonic() - started < 15.0
 
 
 def test_one_failure_does_not_end_its_neighbours(tmp_path: Path) -> None:
