@@ -248,8 +248,10 @@ class _Exchange:
 
     @property
     def _patience_s(self) -> float:
-        """What the phase may take."""
-        return self._timeout_s * (self._others if self._phase == WAITING else 1)
+        """What the phase may take. One that takes too long writes down where it is before it is killed."""
+        if self._phase == WAITING:
+            return self._others * (self._timeout_s + EXIT_GRACE_S)
+        return self._timeout_s
 
 
 _FIRST_PHASES = {"start": "build", "prepare": "build", "once": "metrics", "profiler": "metrics"}

@@ -188,9 +188,12 @@ def test_each_phase_has_its_own_time(tmp_path: Path) -> None:
         assert time.monotonic() - started > 3.0
 
 
-def test_who_waits_for_others_that_compare_has_time_for_each_of_them(tmp_path: Path) -> None:
+def test_who_waits_for_others_that_compare_has_time_for_each_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ExitStack() as stack:
         three = [stack.enter_context(worker(tmp_path, "compare:2@settle")) for _ in range(3)]
+        monkeypatch.setattr(process, "EXIT_GRACE_S", 0.1)
         converse({each: prepare() for each in three}, 60.0)
         started = time.monotonic()
         answers = converse({each: Settle() for each in three}, 3.0)
