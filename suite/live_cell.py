@@ -544,16 +544,22 @@ class LiveCell:
         )
 
     def _correctness(self, verdict: Agreement, compiled: Sequence[Results] = ()) -> Correctness:
-        """`compiled` are the results of calls before; they are made again, to see which tensors stay the same."""
+        """`compiled` are the results of calls before; they are made again, to see which tensors stay the same.
+
+        One that varies on an input set counts as varying on all: two calls may have the same bits by chance.
+        """
         varying: list[dict[str, list[float]]] = []
         digests: list[str] = []
-        for first, inputs, state in zip(compiled, self._checked, self._states, strict=bool(compiled)):
-            bits = first.all_bits()
-            again, _ = self._bits(inputs, state)
-            others = {name for name in {**bits, **again} if bits.get(name) != again.get(name)}
-            sketches = self._bits(inputs, state, others)[1] if self._ranks.any(bool(others)) else {}
+        checked = list(zip(compiled, self._checked, self._states, strict=bool(compiled)))
+        others: set[str] = set()
+        for first, inputs, state in checked:
+            bits, (again, _) = first.all_bits(), self._bits(inputs, state)
+            others |= {name for name in {**bits, **again} if bits.get(name) != again.get(name)}
+        sketching = self._ranks.any(bool(others))
+        for first, inputs, state in checked:
+            sketches = self._bits(inputs, state, others)[1] if sketching else {}
             varying.append({name: sketches.get(name, []) for name in sorted(others)})
-            digests.append(digest_of({name: each for name, each in bits.items() if name not in others}))
+            digests.append(digest_of({name: each for name, each in first.all_bits().items() if name not in others}))
         deterministic = bool(compiled) and not any(varying)
         dtype = compute_dtype(self._instance, self._checked[0])
         return Correctness(

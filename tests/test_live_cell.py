@@ -28,6 +28,7 @@ from suite.cell_errors import Inaccurate, Unsupported
 from suite.compile_cache import JUDGED
 from suite.gpu_turns import GpuTurns
 from suite.measure.correctness import LOSS_SCALES
+from suite.measure.fingerprint import SKETCH
 from suite.protocol import CellSpec, Measure
 from suite.schema import CompileConditions, Status
 from suite.worker import failure
@@ -358,6 +359,22 @@ def test_of_a_later_process_a_tensor_that_varies_is_looked_at_by_its_values(cell
     for size in (0.0, -1.0, 1.1):
         monkeypatch.setattr(Varying, "size", size)
         assert cell(Varying, spec=spec).prepare().correctness is not None, "compared like the first"
+
+
+def test_a_tensor_that_varies_on_one_input_set_counts_as_varying_on_all(cell):
+    """By chance two calls may have the same bits, and a later process would be compared again for it."""
+    first_set: list[torch.Tensor] = []
+
+    class VaryingOnOthers(Varying):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first_set.append(x.clone())
+            self.noise += 1 if torch.equal(x, first_set[0]) else 1 + 1e-6 * next(self.counted)
+            return Mlp.forward(self, x)
+
+    first = cell(VaryingOnOthers).prepare().correctness
+    assert first.passed and not first.deterministic
+    assert [list(one) for one in first.varying] == [["buffer noise"]] * 2
+    assert all(len(one["buffer noise"]) == SKETCH for one in first.varying)
 
 
 def test_of_a_later_process_other_bits_count_where_there_were_none_that_vary(cell, monkeypatch):
