@@ -423,6 +423,15 @@ def generator_of_its_own_on_the_host(device: str) -> Refused:
 
 
 @refused
+def numbers_of_the_operating_system(device: str) -> Refused:
+    """They come without a state that would show it."""
+    model = network(device)
+    train, draws = trained(model), random.SystemRandom()
+    words = "draws random numbers of the operating system, draws"
+    return Refused(lambda batch: train(batch) * (2 if draws.random() < 2 else 1), model, words, line=False)
+
+
+@refused
 def generator_of_numpy(device: str) -> Refused:
     return draws_itself(device, numpy.random.default_rng(5))
 

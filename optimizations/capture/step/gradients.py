@@ -111,7 +111,10 @@ class Gradients:
         copy_all([expected for _, expected in moved], [there for there, _ in moved])
 
     def take_back(self) -> None:
-        """Instead of the first launch: what the capture left is not there. Those before that play no part are None."""
+        """Before the first launch, or instead: what the capture left is not there. Those before it are there again.
+
+        If they play no part, they are None.
+        """
         put(self.parameters, self._before or [None] * len(self.parameters))
 
     def leave(self) -> None:

@@ -347,6 +347,7 @@ class GraphedStep:
                 call.before.clear()  # gradients that play no part any more
                 device.give_back()
                 device.follow()
+                recording.gradients.take_back()
                 return recording.launch(call.tensors, self._rates)
             except BaseException as error:
                 if not recording.replays:  # what the capture left was never computed

@@ -168,6 +168,8 @@ class _Walk:
                 yield from ((f"{path}.hook", hook) for hook in list(held.values()))
         elif is_array(value):
             state.containers.append(Container(value, path))
+        elif isinstance(value, random.SystemRandom):
+            state.entropy.append(path)
         elif is_generator(value):
             state.generators[path] = value
         elif isinstance(value, torch.nn.Module):
