@@ -267,6 +267,42 @@ def backward_outside(device: str) -> Refused:
 
 
 @refused
+def result_with_a_gradient(device: str) -> Refused:
+    model = network(device)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = batch["x"].clone().requires_grad_()
+        model.zero_grad()
+        loss_of(model, {**batch, "x": x}).backward()
+        with torch.no_grad():
+            model[0].weight.sub_(model[0].weight.grad)
+        return x
+
+    return Refused(step, model, "has a gradient (`.grad`)", line=False)
+
+
+class Looked(nn.Module):
+    """Its activation, of which the program looks at the gradient behind the step."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.inner = network(device)
+        self.last = nn.Linear(4, 4).to(device)
+        self.hidden: Any = None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.hidden = self.inner(x)
+        self.hidden.retain_grad()
+        return self.last(self.hidden)
+
+
+@refused
+def attribute_with_a_gradient(device: str) -> Refused:
+    model = Looked(device)
+    return Refused(trained(model), model, "has a gradient (`.grad`)", line=False)
+
+
+@refused
 def tensor_from_python_values(device: str) -> Refused:
     model = network(device)
     train = trained(model)

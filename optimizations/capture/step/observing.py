@@ -31,6 +31,10 @@ NO_COPY = Refusal(
     "returns an object of a class of which no copy can be made, and each launch would return one",
     "return a dict, a list or a dataclass",
 )
+GRADIENT_OF_A_RESULT = Refusal(
+    "returns, or keeps in an attribute, a tensor that has a gradient (`.grad`), and a result of a graph has none",
+    "return the gradient itself (`x.grad`), and the tensor detached",
+)
 RETURNS_RATE = Refusal(
     "returns the learning rate of an optimizer, a number that changes from call to call",
     "read it behind the step: `optimizer.param_groups[0]['lr']`",
@@ -96,6 +100,8 @@ def observe(
         findings.append(RETURNS_RATE)
     if not copies(returned):
         findings.append(NO_COPY)
+    if any(map(_has_gradient, [*_made_by(call, returned), *(entry.new for entry in kept)])):
+        findings.append(GRADIENT_OF_A_RESULT)
     findings += _unfinished(returned, observer, call)
     findings += _wandering(observer, call, seen_outside)
     structure = flatten(returned, [])
@@ -157,6 +163,18 @@ class Given:
                     f"changes {name}, a {type(value).__name__} that it is given, and a graph does not do so",
                     "work on a copy of it (`dict(batch)`, `list(batch)`), and return what it makes",
                 )
+
+
+def _made_by(call: Call, returned: Any) -> list[torch.Tensor]:
+    """Tensors that a call returned and that are none of its arguments, nor of what it reaches."""
+    tensors: list[torch.Tensor] = []
+    flatten(returned, tensors)
+    known = set(map(id, [*call.tensors, *call.state.tensors.values()]))
+    return [tensor for tensor in tensors if id(tensor) not in known]
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None
 
 
 def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
