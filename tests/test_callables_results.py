@@ -362,3 +362,59 @@ def test_a_stream_is_waited_for_as_long_as_results_may_be_read_there() -> None:
         second(x)
         first(x)
     assert device.waits == [(12, 11)] * 3
+
+
+class Halves(nn.Module):
+    """Two results, of which one depends on all parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.first(x)
+        return hidden, self.second(hidden) * y
+
+
+def test_what_only_results_that_nobody_uses_depend_on_gets_no_gradient() -> None:
+    """An optimizer leaves such a parameter as it is, weight decay and momentum included."""
+    found = []
+    for is_graphed in (False, True):
+        torch.manual_seed(3)
+        module = Halves()
+        call: Any = module
+        if is_graphed:
+            sample = tuple(torch.randn(2, 3, requires_grad=True, generator=torch.Generator()) for _ in range(2))
+            call = graph_callables(module, [sample], device=CpuDevice())[0]
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        for uses in ([0], [1], [0], [0, 1], [0]):
+            x, y = (torch.randn(2, 3, requires_grad=True) for _ in range(2))
+            optimizer.zero_grad()
+            results = call(x, y)
+            sum(results[index].square().sum() for index in uses).backward()
+            optimizer.step()
+            leaves = [x, y, *module.parameters()]
+            found += [None if leaf.grad is None else leaf.grad.clone() for leaf in leaves]
+        found += [parameter.detach().clone() for parameter in module.parameters()]
+    half = len(found) // 2
+    for mine, theirs in zip(found[half:], found[:half], strict=True):
+        assert (mine is None) is (theirs is None)
+        assert mine is None or theirs is None or torch.equal(mine, theirs)
+
+
+class Late(nn.Module):
+    """An attribute that is there from its first call on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = x.detach() * 2
+        return x * 3
+
+
+def test_an_attribute_that_the_first_run_makes_is_bound_by_launches() -> None:
+    module = Late()
+    call = graph_callables(module, [(torch.randn(3, requires_grad=True),)], device=CpuDevice())
+    for _ in range(3):
+        x = torch.randn(3, requires_grad=True)
+        call[0](x).sum().backward()
+        assert torch.equal(module.seen, x.detach() * 2)
+    assert call.calls_without_graph == 0

@@ -38,6 +38,7 @@ from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.written_memory import WrittenMemory, refuse_shared
 from optimizations.captured.displaced import overlaps
 from optimizations.report.steps import Refusal
+from optimizations.torch_internals.autograd_graph import depending_on
 
 
 @dataclass(slots=True)
@@ -227,6 +228,7 @@ class Captures:
         slot.tangents = [torch.zeros_like(output) for output in given]
         surface = [*slot.inputs.recording_inputs, *slot.parameters]
         wanted = [tensor for tensor in surface if tensor.requires_grad]
+        depends = depending_on(given, surface)
         slot.backward = self._device.new_graph()
         count = len(slot.inputs.recording_inputs)
         forbidding = self._forbidding(member)
@@ -259,6 +261,7 @@ class Captures:
         used = [gradient is not None for gradient in gradients[count:]]
         slot.parameters = [one for one, takes in zip(slot.parameters, used, strict=True) if takes]
         slot.gradients = [*gradients[:count], *(one for one, takes in zip(own, used, strict=True) if takes)]
+        slot.depends = [*depends[:count], *(one for one, takes in zip(depends[count:], used, strict=True) if takes)]
         if all(one is None for one in gradients):
             slot.differentiable = [False for _ in slot.differentiable]
         slot.without_gradient = [index for index, one in enumerate(gradients[:count]) if one is None]

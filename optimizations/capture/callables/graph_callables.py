@@ -89,6 +89,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         outset = [state.snapshot() for state in self._states]
         try:
             members, update = self._warm_up(samples, after_step, warm_up)
+            for member in members:  # with the attributes that first runs make
+                member.state = reached_by(member.number, self._callables[member.number - 1], member.sample)
             before = [member.state.snapshot() for member in members]
             self._capture(members, update)
         except BaseException:
