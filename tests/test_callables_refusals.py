@@ -49,6 +49,12 @@ def trains(x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
     return loss.detach()
 
 
+def retains(x: torch.Tensor) -> torch.Tensor:
+    result = x * 2
+    result.retain_grad()
+    return result
+
+
 def draws_again(x: torch.Tensor) -> torch.Tensor:
     state = torch.cuda.get_rng_state()
     found = functional.dropout(x, 0.5)
@@ -97,6 +103,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
         (),
         r"changes the `\.grad` of a parameter",
     ),
+    "a gradient is kept": (lambda: retains, (), r"calls retain_grad\(\) on what it returns"),
     "random numbers drawn again": (lambda: draws_again, (), "keeps the GPU's random state"),
     "a sparse gradient": (lambda: Sparse(), (), "computes a sparse gradient"),
     "a result of before": (lambda: Older(), (), "takes part in differentiation and was computed before the call"),

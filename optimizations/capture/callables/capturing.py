@@ -17,12 +17,14 @@ from optimizations.capture.callables.warm_up import (
     OTHER_RESULT,
     Forbidding,
     Run,
+    bound_results,
     call,
     changed_inputs,
     drawn_on_the_host,
     gradients_of,
     inputs_like,
     naming,
+    overlapping,
     refuse_changes,
 )
 from optimizations.capture.copy_nodes import NotCarried
@@ -181,6 +183,9 @@ class Captures:
             outputs: list[torch.Tensor] = []
             if flatten(nest, outputs) != run.structure:
                 raise StepRefused(OTHER_RESULT)
+            returned = len(outputs)
+            kept = bound_results(bound)
+            outputs += [entry.new for entry in kept]
             written = [index for index, tensor in enumerate(placeholders) if _was_written(tensor, versions)]
             mutated = [tensor for tensor in state.tensors.values() if _was_written(tensor, versions)]
             refuse_shared(
@@ -193,6 +198,10 @@ class Captures:
             marks.restore()
             drawn.restore()
         static = [output.detach() for output in outputs]
+        # What the backward reads of attributes is not known from the runs before, which may have had others.
+        read_of_results = {*run.saved_results, *range(returned, len(outputs))}
+        if kept:
+            read_of_results |= overlapping(outputs)
         differentiable = any(output.requires_grad for output in outputs) and any(
             tensor.requires_grad for tensor in [*placeholders, *run.parameters]
         )
@@ -207,12 +216,13 @@ class Captures:
             inputs=inputs,
             parameters=list(run.parameters) if differentiable else [],
             nest=replaced(nest, iter(static)),
-            results=HandedOut(static, run.saved_results if not self._copied else (), theirs),
+            results=HandedOut(static, sorted(read_of_results) if not self._copied else (), theirs),
             differentiable=[output.requires_grad and differentiable for output in outputs],
             begins=self._begins,
             ended=self._ended,
             copied=self._copied,
-            bound=[(entry, entry.new.detach()) for entry in bound],
+            bound=[(entry, entry.new.detach()) for entry in bound if not entry.new.requires_grad],
+            bound_results=[(entry, index) for index, entry in enumerate(kept, start=returned)],
             written=written,
             mutated=mutated,
             passed=_passed(outputs, placeholders),

@@ -38,14 +38,15 @@ from optimizations.torch_internals.autograd_graph import adds_to_gradient
 class Slot:
     """The graphs of one micro-batch. `inputs` are the tensors among its arguments, `nest` what the callable returned.
 
-    `needed`: which inputs get a gradient. `gradients`: fixed memory of the gradients of inputs and parameters, None
-    where there is none, and `depends` on which of the differentiable results each depends; `differentiable`: which results take part in differentiation. `begins` is told of a backward
-    before its launch, `ended` behind it. `bound` are attributes and variables that the forward binds to tensors it
-    makes: each call binds them to copies. `written` are inputs that the forward writes, `mutated` other tensors, in
-    `written_memory`; `read_back` are parameters and buffers whose values the backward reads. `in_place`: whether what
-    the graphs read lies where it lay. `passed`: which results are inputs, or views of them, that no graph has to make.
-    `repeated`: which are the same as an earlier one. `without_gradient`: inputs that get none. `mates`: those of
-    the same pool that were captured later.
+    `gradients`: fixed memory of the gradients of inputs and parameters, None where there is none, and `depends` on which
+    of the differentiable results each depends; `differentiable`: which results take part in differentiation. `begins`
+    is told of a backward before its launch, `ended` behind it. `bound` are attributes and variables that the forward
+    binds to tensors it makes: each call binds them to copies. Those that take part in differentiation are among the
+    results, behind what is returned: `bound_results` are these, with their indices. `written` are inputs that the
+    forward writes, `mutated` other tensors, in `written_memory`; `read_back` are parameters and buffers whose values the
+    backward reads. `in_place`: whether what the graphs read lies where it lay. `passed`: which results are inputs, or
+    views of them, that no graph has to make. `repeated`: which are the same as an earlier one. `without_gradient`:
+    inputs that get none. `mates`: those of the same pool that were captured later.
     """
 
     number: int
@@ -65,6 +66,7 @@ class Slot:
     ended: Callable[[], None] = lambda: None
     copied: bool = False
     bound: list[tuple[Rebound, torch.Tensor]] = field(default_factory=list)
+    bound_results: list[tuple[Rebound, int]] = field(default_factory=list)
     written: Sequence[int] = ()
     mutated: Sequence[torch.Tensor] = ()
     read_back: Sequence[torch.Tensor] = ()
@@ -110,12 +112,14 @@ class Slot:
         return results
 
     def returned(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
-        """What the callable returns for these inputs and `results` of the graph."""
+        """What the callable returns for these inputs and `results` of the graph. The rest is bound to attributes."""
         found = list(results)
         for index, (given, view) in self.passed.items():
             found[index] = inputs[given] if view is None else view_like(inputs[given], *view)
         for index, first in self.repeated.items():
             found[index] = found[first]
+        for entry, index in self.bound_results:
+            entry.bind(found[index])
         return replaced(self.nest, iter(found))
 
     def free(self) -> None:

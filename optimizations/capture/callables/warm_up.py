@@ -62,10 +62,11 @@ def run_once(
     sample: Sample,
     parameters: Sequence[torch.Tensor],
     training: bool,
+    state: HostState,
     observer: Observer,
     first: Run | None,
 ) -> Run:
-    """Run a callable on a copy of its sample, forward and backward.
+    """Run a callable on a copy of its sample, forward and backward. `state` is what it reaches.
 
     `parameters`: leaves of which it is known that they collect gradients. Those that it reaches otherwise are added:
     they were there in the `first` run, too. That one sees what is saved for the backward, which is another one then.
@@ -75,7 +76,7 @@ def run_once(
         given = replaced(sample, iter(inputs.recording_inputs))
         marks = [*inputs.recording_inputs]
         looks = [tensor.requires_grad for tensor in marks]
-        containers = Given(*given)
+        containers, snapshot = Given(*given), state.snapshot()
         since = next_number()
         torch.clear_autocast_cache()
     begin = len(observer.operations)
@@ -87,6 +88,8 @@ def run_once(
     run.refusals += changed_inputs(marks, looks)
     results: list[torch.Tensor] = []
     run.structure = flatten(returned, results)
+    with observer.unseen():
+        results += [entry.new for entry in bound_results(kept_results(state, snapshot, observer))]
     run.refusals += strange_results(run.structure, results)
     outputs = [tensor for tensor in results if tensor.requires_grad]
     if not (training and outputs):
@@ -115,6 +118,12 @@ def run_once(
     if any(gradient is not None and gradient.layout is not torch.strided for gradient in found):
         run.refusals.append(SPARSE)
     return run
+
+
+def bound_results(bound: Sequence[Rebound]) -> list[Rebound]:
+    """Those that bind what takes part in differentiation, always in the same order. They are results like others."""
+    taking_part = [entry for entry in bound if entry.new.requires_grad]
+    return sorted(taking_part, key=lambda entry: (entry.container.path, str(entry.key)))
 
 
 def call(function: Callable[..., Any], given: Sample) -> Any:
@@ -157,6 +166,8 @@ def strange_results(structure: Hashable, results: Sequence[torch.Tensor]) -> Ite
             yield Refusal(f"returns a {type(result).__qualname__}", "return plain tensors")
         elif result.layout is not torch.strided:
             yield Refusal(f"returns a tensor of layout {result.layout}", "return strided tensors")
+        elif result.retains_grad:
+            yield RETAINS
 
 
 def gradients_of(
@@ -212,6 +223,10 @@ OWN_BACKWARD = Refusal(
 OTHER_RESULT = Refusal(
     "returns something else than a tensor that differs from call to call",
     "return tensors: Python does not run when a graph is launched",
+)
+RETAINS = Refusal(
+    "calls retain_grad() on what it returns or keeps in an attribute, whose gradient a graph computes on its way only",
+    "get the gradient with torch.autograd.grad inside of it, and return that",
 )
 SPARSE = Refusal("computes a sparse gradient, which has no fixed size", "use sparse=False")
 REENTRANT = Refusal(
