@@ -38,14 +38,14 @@ from optimizations.torch_internals.autograd_graph import adds_to_gradient
 class Slot:
     """The graphs of one micro-batch. `inputs` are the tensors among its arguments, `nest` what the callable returned.
 
-    `gradients`: fixed memory of the gradients of inputs and parameters, None where there is none, and `depends` on which
-    of the differentiable results each depends; `differentiable`: which results take part in differentiation. `begins`
-    is told of a backward before its launch, `ended` behind it. `bound` are attributes and variables that the forward
-    binds to tensors it makes: each call binds them to copies. Those that take part in differentiation are among the
-    results, behind what is returned: `bound_results` are these, with their indices. `written` are inputs that the
-    forward writes, `mutated` other tensors, in `written_memory`; `read_back` are parameters and buffers whose values the
-    backward reads. `in_place`: whether what the graphs read lies where it lay. `passed`: which results are inputs, or
-    views of them, that no graph has to make. `repeated`: which are the same as an earlier one. `without_gradient`:
+    `gradients`: fixed memory of the gradients of inputs and parameters, None where there is none, and `depends` on
+    which of the differentiable results each depends; `differentiable`: which results take part in differentiation.
+    `begins` is told of a backward before its launch, `ended` behind it. `bound` are attributes and variables that the
+    forward binds to tensors it makes: each call binds them to copies. Those that take part in differentiation are among
+    the results, behind what is returned: `bound_results` are these, with their indices. `written` are inputs that the
+    forward writes, `mutated` other tensors, in `written_memory`; `read_back` are parameters and buffers whose values
+    the backward reads. `in_place`: whether what the graphs read lies where it lay. `passed`: which results are inputs,
+    or views of them, that no graph has to make. `repeated`: which are the same as an earlier one. `without_gradient`:
     inputs that get none. `mates`: those of the same pool that were captured later.
     """
 
