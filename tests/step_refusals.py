@@ -321,6 +321,44 @@ def seeds_itself(device: str) -> Refused:
     return Refused(step, model, "calls torch.manual_seed")
 
 
+def disturbs_its_noise(device: str, disturb: Callable[[torch.Generator], Any]) -> Refused:
+    """It draws twice, and something is done to the generator in between."""
+    model = network(device)
+    train, noise = trained(model), torch.Generator(device=device).manual_seed(3)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        some = torch.randn(8, device=device, generator=noise)
+        disturb(noise)
+        other = torch.randn(8, device=device, generator=noise)
+        return train({"x": batch["x"] + some + other, "y": batch["y"]})
+
+    return Refused(step, model, "seeds a generator of random numbers, or sets its state")
+
+
+@refused
+def seeds_a_generator_of_its_own(device: str) -> Refused:
+    return disturbs_its_noise(device, lambda noise: noise.manual_seed(5))
+
+
+@refused
+def draws_the_same_numbers_again(device: str) -> Refused:
+    state = torch.Generator(device=device).manual_seed(3).get_state()
+    return disturbs_its_noise(device, lambda noise: noise.set_state(state))
+
+
+@refused
+def seeds_the_default_generator_by_itself(device: str) -> Refused:
+    model = network(device, dropout=0.1)
+    train = trained(model)
+    default = torch.default_generator if device == "cpu" else torch.cuda.default_generators[0]
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        default.manual_seed(7)
+        return train(batch)
+
+    return Refused(step, model, "seeds a generator of random numbers, or sets its state")
+
+
 @refused
 def alternates(device: str) -> Refused:
     """Python decides by what no watch sees: the reason is the first operator that differs."""

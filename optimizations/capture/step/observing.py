@@ -18,6 +18,7 @@ from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation
+from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal
 
@@ -66,14 +67,18 @@ def observe(
     rates: LearningRates,
     seen_outside: frozenset[int],
     *,
+    generators: Sequence[torch.Generator] = (),
     as_captured: bool = False,
 ) -> Observed:
     """Run the call as it is, on the side stream. `seen_outside` is `Observed.outside` of the call before, if any.
 
-    `as_captured`: what it is told if it asks whether it is captured.
+    `generators`: those that the call before drew from, other than the default. `as_captured`: what it is told if it
+    asks whether it is captured.
     """
     observer = Observer(device.holds, call.known(call.tensors), forbid=False, keeps_workspace=device.keeps_workspace)
     observer.rates = rates.storages()
+    observer.default_generator = device.default_generator()
+    observer.reseeding = reseeding = Reseeding([observer.default_generator, *generators])
     asked = forbidden_calls.Asked(as_captured=as_captured)
     host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
     given = Given(call.args, call.kwargs)
@@ -95,6 +100,8 @@ def observe(
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
     if draws and asked.random_state:
         findings.append(CHECKPOINT_DRAWS)
+    elif draws:
+        findings += reseeding.refusals()
     returned = rates.as_numbers(with_tensors)
     if returned is not with_tensors:
         findings.append(RETURNS_RATE)
