@@ -402,6 +402,16 @@ def test_what_only_results_that_nobody_uses_depend_on_gets_no_gradient() -> None
         assert mine is None or theirs is None or torch.equal(mine, theirs)
 
 
+def test_hooks_of_what_only_unused_results_depend_on_get_zeros() -> None:
+    """Autograd calls them, and most take tensors only."""
+    module = Halves()
+    call = graph_callables(module, [tuple(batches(2))], device=CpuDevice())[0]
+    module.second.weight.register_hook(lambda gradient: gradient * 2)
+    call(*batches(2))[0].sum().backward()
+    assert module.second.weight.grad is not None and not module.second.weight.grad.any()
+    assert module.second.bias.grad is None
+
+
 class Late(nn.Module):
     """An attribute that is there from its first call on."""
 

@@ -13,7 +13,8 @@ that was given back; and that the forward did not run again since.
 
 Note [Results that nobody uses]. A backward graph computes with a gradient for each result that takes part in
 differentiation, zeros for one that the loss does not lead to. What depends on such results only gets no gradient in
-eager, which is another thing than zeros to an optimizer, so it gets none here.
+eager, which is another thing than zeros to an optimizer, so it gets none here. Autograd calls a leaf's hooks all the
+same, which may not take None: such a leaf gets the zeros.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class Slot:
         copy_all([to for to, _ in moved], [of for _, of in moved])
         gradients = self.gradients
         if len(moved) < len(given):
-            gradients = self._of_used(given)
+            gradients = self._of_used(given, nodes)
         for mate in self.mates:  # none since the forward, if calls come in the order
             if mate.results.are_out:
                 mate.results.rescue()
@@ -171,16 +172,21 @@ class Slot:
             found[index] = gradient
         return found
 
-    def _of_used(self, given: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    def _of_used(self, given: Sequence[torch.Tensor | None], nodes: Sequence[Any]) -> list[torch.Tensor | None]:
         """The gradients where some of the results got none. Note [Results that nobody uses]."""
         for tangent, of in zip(self.tangents, given, strict=True):
             if of is None:
                 tangent.zero_()
         used = {index for index, of in enumerate(given) if of is not None}
         return [
-            None if used.isdisjoint(depends) else gradient
-            for gradient, depends in zip(self.gradients, self.depends, strict=True)
+            None if used.isdisjoint(depends) and not _has_hooks(node) else gradient
+            for gradient, depends, node in zip(self.gradients, self.depends, nodes, strict=True)
         ]
+
+
+def _has_hooks(node: Any) -> bool:
+    """Whether a node of autograd belongs to a leaf whose gradient goes through hooks."""
+    return bool(getattr(getattr(node, "variable", None), "_backward_hooks", None))
 
 
 @dataclass(slots=True)

@@ -28,10 +28,12 @@ from optimizations.capture.step.observing import (
 )
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.progress import MOST_SET_UPS, OBSERVED, PATIENCE
+from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.captured.displaced import memory_of
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
+from optimizations.torch_internals.generator_identity import identity
 
 
 @dataclass(slots=True)
@@ -284,6 +286,9 @@ def warmed_up(
         snapshot = state.snapshot()
         observer = Observer(device.holds, {}, forbid=False, keeps_workspace=device.keeps_workspace)
         observer.before_write = before_write.note
+        observer.default_generator = device.default_generator()
+        known = _generators(state)
+        observer.reseeding = reseeding = Reseeding([observer.default_generator, *(one for one, _ in known.values())])
         asked = forbidden_calls.Asked(as_captured=as_captured)
         watched = forbidden_calls.watched(observer, asked, capturing=False, compiled=state.compiled)
         noticed = compilations.noticed(observer, forbid=False)
@@ -297,8 +302,9 @@ def warmed_up(
         finally:
             changed = list(marks.changed())
             marks.restore()
+            reseeded = reseeding.refusals()
             for generator, content in zip(observer.generators, observer.first_states, strict=True):
-                generator.set_state(content)
+                generator.set_state(known.get(identity(generator), (generator, content))[1])
         first = first or ran
         if observer.set_up:
             last = None
@@ -310,6 +316,8 @@ def warmed_up(
         draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
         if asked.random_state and draws:
             findings.append(CHECKPOINT_DRAWS)
+        elif draws:
+            findings += reseeded
         if any(a is not b or old != new for (a, old), (b, new) in zip(collected, _gradients(parameters), strict=True)):
             findings.append(OWN_BACKWARD)
         kept = kept_results(state, snapshot, observer)
@@ -337,6 +345,12 @@ def warmed_up(
             if refused >= OBSERVED and count >= least:
                 raise StepRefused(refusal)
     raise AssertionError("unreachable")
+
+
+def _generators(state: HostState) -> dict[int, tuple[torch.Generator, torch.Tensor]]:
+    """The generators of the program's own, with their states."""
+    found = [*state.device_generators, *state.generators.values()]
+    return {identity(one): (one, one.get_state()) for one in found if isinstance(one, torch.Generator)}
 
 
 def _gradients(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor | None, int]]:

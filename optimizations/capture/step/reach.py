@@ -174,6 +174,8 @@ class _Walk:
             state.entropy.append(path)
         elif is_generator(value):
             state.generators[path] = value
+        elif isinstance(value, torch.Generator):
+            state.device_generators.append(value)
         elif isinstance(value, torch.nn.Module):
             yield from self._of_module(path, value)
         elif isinstance(value, (dict, list, set, collections.deque)):

@@ -14,6 +14,7 @@ import torch
 
 from optimizations.capture.step.source_lines import current_line
 from optimizations.report.steps import Refusal
+from optimizations.torch_internals.generator_identity import identity
 
 _SEED_BYTES = 8
 """The state of a generator of the GPU begins with its seed, and its place in the sequence follows."""
@@ -26,23 +27,23 @@ class Reseeding:
     """
 
     def __init__(self, generators: Iterable[torch.Generator]) -> None:
-        self._states = {generator: _state(generator) for generator in generators}
+        self._states = {identity(generator): (generator, _state(generator)) for generator in generators}
         self.found = False
         self.line: str | None = None
 
     def look(self, generator: torch.Generator) -> None:
         """Before a draw."""
-        before = self._states.get(generator)
-        if before is not None and not self.found and not _goes_on(generator, before, _state(generator)):
+        known = self._states.get(identity(generator))
+        if known is not None and not self.found and not _goes_on(generator, known[1], _state(generator)):
             self.found, self.line = True, current_line()
 
     def drew(self, generator: torch.Generator) -> None:
         """Behind a draw."""
-        self._states[generator] = _state(generator)
+        self._states[identity(generator)] = generator, _state(generator)
 
     def refusals(self) -> list[Refusal]:
         """Behind the call."""
-        for generator in self._states:
+        for generator, _ in self._states.values():
             self.look(generator)
         if not self.found:
             return []
