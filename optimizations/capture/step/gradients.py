@@ -108,7 +108,10 @@ class Gradients:
             for there, expected in zip(gradients(self.parameters), self._before, strict=True)
             if there is not None and expected is not None and there is not expected
         ]
-        copy_all([expected for _, expected in moved], [there for there, _ in moved])
+        sources, targets = [there for there, _ in moved], [expected for _, expected in moved]
+        if not _places(sources).isdisjoint(_places(targets)):  # parameters have exchanged gradients
+            sources = [there.clone() for there in sources]
+        copy_all(targets, sources)
 
     def take_back(self) -> None:
         """Before the first launch, or instead: what the capture left is not there. Those before it are there again.
@@ -122,6 +125,10 @@ class Gradients:
         self._stood = self._as_after(self.parameters)
         if not self._stood:
             put(self.parameters, self._after)
+
+
+def _places(found: Iterable[torch.Tensor]) -> set[int]:
+    return {gradient.untyped_storage().data_ptr() for gradient in found}
 
 
 def put(parameters: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor | None]) -> None:
