@@ -338,6 +338,9 @@ class CpuDevice:
             if storage.nbytes()
         ]
 
+    def default_generator(self) -> torch.Generator:
+        return torch.default_generator
+
     def random_states(self) -> list[Any]:
         return [torch.random.get_rng_state()]
 

@@ -203,6 +203,45 @@ def a_shape_that_changes_at_the_same_address(device: str) -> Program:
 
 
 @program
+def numbers_of_numpy(device: str) -> Program:
+    """Made anew for each call: an argument, and a learning rate. The argument is zero of either sign in the end."""
+    model = network(device)
+    options: Any = {"fused": True, "capturable": device != "cpu"}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, **options)
+    train = training_step(model, optimizer)
+
+    def step(batch: dict[str, torch.Tensor], factor: Any) -> torch.Tensor:
+        return train(batch).detach() * float(factor)
+
+    def between(index: int) -> None:
+        optimizer.param_groups[0]["lr"] = numpy.float32(0.5 ** (index + 1))
+
+    factors = [2.0] * 8 + [0.0] * 5 + [-0.0] * 5
+    calls = [(batch, numpy.float32(factor)) for (batch,), factor in zip(batches(device, 18), factors, strict=True)]
+    return Program(step, calls, lambda: state_of(model, optimizer), between, replays=8 - 4 + 3 + 3, recordings=3)
+
+
+@program
+def a_hook_of_a_module_is_exchanged(device: str) -> Program:
+    """There are as many as before. Later the first one is there again, registered anew."""
+    model = network(device)
+    step = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def double(module: nn.Module, given: Any, result: torch.Tensor) -> torch.Tensor:
+        return result * 2
+
+    hooks = [model[0].register_forward_hook(double)]
+
+    def between(index: int) -> None:
+        if index in (5, 10):
+            hooks.pop().remove()
+            change = double if index == 10 else lambda module, given, result: result * 0.5
+            hooks.append(model[0].register_forward_hook(change))
+
+    return Program(step, batches(device, 14), lambda: state_of(model), between, replays=3 + 3 + 3, recordings=2)
+
+
+@program
 def hooks_that_come_and_go(device: str) -> Program:
     """Of a parameter, and of all modules: nothing in the step or its model changes."""
     made = sgd(device)

@@ -267,6 +267,42 @@ def backward_outside(device: str) -> Refused:
 
 
 @refused
+def result_with_a_gradient(device: str) -> Refused:
+    model = network(device)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        x = batch["x"].clone().requires_grad_()
+        model.zero_grad()
+        loss_of(model, {**batch, "x": x}).backward()
+        with torch.no_grad():
+            model[0].weight.sub_(model[0].weight.grad)
+        return x
+
+    return Refused(step, model, "has a gradient (`.grad`)", line=False)
+
+
+class Looked(nn.Module):
+    """Its activation, of which the program looks at the gradient behind the step."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.inner = network(device)
+        self.last = nn.Linear(4, 4).to(device)
+        self.hidden: Any = None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.hidden = self.inner(x)
+        self.hidden.retain_grad()
+        return self.last(self.hidden)
+
+
+@refused
+def attribute_with_a_gradient(device: str) -> Refused:
+    model = Looked(device)
+    return Refused(trained(model), model, "has a gradient (`.grad`)", line=False)
+
+
+@refused
 def tensor_from_python_values(device: str) -> Refused:
     model = network(device)
     train = trained(model)
@@ -283,6 +319,44 @@ def seeds_itself(device: str) -> Refused:
         return train(batch)
 
     return Refused(step, model, "calls torch.manual_seed")
+
+
+def disturbs_its_noise(device: str, disturb: Callable[[torch.Generator], Any]) -> Refused:
+    """It draws twice, and something is done to the generator in between."""
+    model = network(device)
+    train, noise = trained(model), torch.Generator(device=device).manual_seed(3)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        some = torch.randn(8, device=device, generator=noise)
+        disturb(noise)
+        other = torch.randn(8, device=device, generator=noise)
+        return train({"x": batch["x"] + some + other, "y": batch["y"]})
+
+    return Refused(step, model, "seeds a generator of random numbers, or sets its state")
+
+
+@refused
+def seeds_a_generator_of_its_own(device: str) -> Refused:
+    return disturbs_its_noise(device, lambda noise: noise.manual_seed(5))
+
+
+@refused
+def draws_the_same_numbers_again(device: str) -> Refused:
+    state = torch.Generator(device=device).manual_seed(3).get_state()
+    return disturbs_its_noise(device, lambda noise: noise.set_state(state))
+
+
+@refused
+def seeds_the_default_generator_by_itself(device: str) -> Refused:
+    model = network(device, dropout=0.1)
+    train = trained(model)
+    default = torch.default_generator if device == "cpu" else torch.cuda.default_generators[0]
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        default.manual_seed(7)
+        return train(batch)
+
+    return Refused(step, model, "seeds a generator of random numbers, or sets its state")
 
 
 @refused
@@ -420,6 +494,15 @@ def draws_itself(device: str, draws: random.Random | numpy.random.Generator) -> 
 @refused
 def generator_of_its_own_on_the_host(device: str) -> Refused:
     return draws_itself(device, random.Random(5))
+
+
+@refused
+def numbers_of_the_operating_system(device: str) -> Refused:
+    """They come without a state that would show it."""
+    model = network(device)
+    train, draws = trained(model), random.SystemRandom()
+    words = "draws random numbers of the operating system, draws"
+    return Refused(lambda batch: train(batch) * (2 if draws.random() < 2 else 1), model, words, line=False)
 
 
 @refused

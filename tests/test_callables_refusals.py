@@ -49,6 +49,21 @@ def trains(x: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
     return loss.detach()
 
 
+def retains(x: torch.Tensor) -> torch.Tensor:
+    result = x * 2
+    result.retain_grad()
+    return result
+
+
+class Seeds:
+    def __init__(self) -> None:
+        self.noise = torch.Generator()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.noise.manual_seed(3)
+        return x + torch.randn(3, generator=self.noise)
+
+
 def draws_again(x: torch.Tensor) -> torch.Tensor:
     state = torch.cuda.get_rng_state()
     found = functional.dropout(x, 0.5)
@@ -97,6 +112,8 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
         (),
         r"changes the `\.grad` of a parameter",
     ),
+    "a gradient is kept": (lambda: retains, (), r"calls retain_grad\(\) on what it returns"),
+    "a generator is seeded": (Seeds, (), "seeds a generator of random numbers, or sets its state"),
     "random numbers drawn again": (lambda: draws_again, (), "keeps the GPU's random state"),
     "a sparse gradient": (lambda: Sparse(), (), "computes a sparse gradient"),
     "a result of before": (lambda: Older(), (), "takes part in differentiation and was computed before the call"),

@@ -362,3 +362,129 @@ def test_a_stream_is_waited_for_as_long_as_results_may_be_read_there() -> None:
         second(x)
         first(x)
     assert device.waits == [(12, 11)] * 3
+
+
+class Halves(nn.Module):
+    """Two results, of which one depends on all parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.first(x)
+        return hidden, self.second(hidden) * y
+
+
+def test_what_only_results_that_nobody_uses_depend_on_gets_no_gradient() -> None:
+    """An optimizer leaves such a parameter as it is, weight decay and momentum included."""
+    found = []
+    for is_graphed in (False, True):
+        torch.manual_seed(3)
+        module = Halves()
+        call: Any = module
+        if is_graphed:
+            sample = tuple(torch.randn(2, 3, requires_grad=True, generator=torch.Generator()) for _ in range(2))
+            call = graph_callables(module, [sample], device=CpuDevice())[0]
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        for uses in ([0], [1], [0], [0, 1], [0]):
+            x, y = (torch.randn(2, 3, requires_grad=True) for _ in range(2))
+            optimizer.zero_grad()
+            results = call(x, y)
+            sum(results[index].square().sum() for index in uses).backward()
+            optimizer.step()
+            leaves = [x, y, *module.parameters()]
+            found += [None if leaf.grad is None else leaf.grad.clone() for leaf in leaves]
+        found += [parameter.detach().clone() for parameter in module.parameters()]
+    half = len(found) // 2
+    for mine, theirs in zip(found[half:], found[:half], strict=True):
+        assert (mine is None) is (theirs is None)
+        assert mine is None or theirs is None or torch.equal(mine, theirs)
+
+
+def test_hooks_of_what_only_unused_results_depend_on_get_zeros() -> None:
+    """Autograd calls them, and most take tensors only."""
+    module = Halves()
+    call = graph_callables(module, [tuple(batches(2))], device=CpuDevice())[0]
+    module.second.weight.register_hook(lambda gradient: gradient * 2)
+    call(*batches(2))[0].sum().backward()
+    assert module.second.weight.grad is not None and not module.second.weight.grad.any()
+    assert module.second.bias.grad is None
+
+
+class Late(nn.Module):
+    """An attribute that is there from its first call on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = x.detach() * 2
+        return x * 3
+
+
+def test_an_attribute_that_the_first_run_makes_is_bound_by_launches() -> None:
+    module = Late()
+    call = graph_callables(module, [(torch.randn(3, requires_grad=True),)], device=CpuDevice())
+    for _ in range(3):
+        x = torch.randn(3, requires_grad=True)
+        call[0](x).sum().backward()
+        assert torch.equal(module.seen, x.detach() * 2)
+    assert call.calls_without_graph == 0
+
+
+class Balanced(nn.Module):
+    """Attributes take part in the loss, as that which balances experts does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.balance: Any = None
+        self.hidden: Any = None
+        self.given: Any = None
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.given = x
+        self.hidden = self.first(x).tanh()
+        self.balance = self.hidden.square().mean()
+        return self.hidden, self.second(self.hidden)
+
+
+LOSSES: dict[str, Callable[[Balanced, Any], torch.Tensor]] = {
+    "the results": lambda module, found: found[1].sum() + found[0].sum(),
+    "an attribute next to a result": lambda module, found: found[1].sum() + module.balance,
+    "attributes": lambda module, found: module.balance + module.hidden.sum() + module.given.square().sum(),
+}
+
+
+@pytest.mark.parametrize("outputs", ["static", "copied"])
+def test_attributes_take_part_in_differentiation(outputs: Any) -> None:
+    found = []
+    for is_graphed in (False, True):
+        torch.manual_seed(3)
+        module = Balanced()
+        call: Any = module
+        if is_graphed:
+            sample = torch.zeros(2, 3, requires_grad=True)
+            group = graph_callables(module, [sample], order=[1, 1, -1, -1], outputs=outputs, device=CpuDevice())
+            call = group[0]
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        kept = []
+        for name in [*LOSSES, *LOSSES]:
+            xs = [torch.randn(2, 3, requires_grad=True) for _ in range(2)]
+            losses = [LOSSES[name](module, call(x)) for x in xs]
+            kept.append(module.hidden)
+            for loss in losses:
+                loss.backward()
+            optimizer.step()
+            assert all(x.grad is not None for x in xs)
+            found += [*(x.grad for x in xs), *gradients(module), *losses]
+            optimizer.zero_grad()
+        found += [*kept, *module.parameters()]
+    half = len(found) // 2
+    assert same(found[:half], found[half:])
+    assert group.calls_without_graph == 0
+
+
+def test_a_result_that_is_an_attribute_too_is_one_tensor() -> None:
+    module = Balanced()
+    call = graph_callables(module, [torch.zeros(2, 3)], device=CpuDevice())
+    result, _ = call[0](torch.randn(2, 3))
+    assert result is module.hidden and module.hidden.requires_grad

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import configparser
+import enum
 import functools
 import operator
 import os
@@ -17,6 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+import numpy
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
@@ -381,6 +383,40 @@ def a_list_with_a_private_name_that_is_exchanged() -> Case:
 def the_environment() -> Case:
     os.environ["WEIGHT_OF_A_STEP"] = "2.0"
     return lambda: float(os.environ["WEIGHT_OF_A_STEP"]), lambda: os.environ.update(WEIGHT_OF_A_STEP="3.0")
+
+
+@case
+def the_environment_through_a_function_of_python() -> Case:
+    os.environ["WEIGHT_OF_A_STEP"] = "2.0"
+    read = os.getenv
+    return lambda: float(read("WEIGHT_OF_A_STEP") or 0), lambda: os.environ.update(WEIGHT_OF_A_STEP="3.0")
+
+
+class Choice(enum.Enum):
+    FIRST = types.SimpleNamespace(weight=2.0)
+
+
+@case
+def what_a_member_of_an_enum_holds() -> Case:
+    Choice.FIRST.value.weight = 2.0
+    return of_attribute(lambda: Choice.FIRST.value.weight, Choice.FIRST.value)
+
+
+class OwnNumber(float):
+    weight: float
+
+
+@case
+def an_attribute_of_a_number() -> Case:
+    one = OwnNumber(1.0)
+    one.weight = 2.0
+    return of_attribute(lambda: one.weight, one)
+
+
+@case
+def what_an_array_of_objects_leads_to() -> Case:
+    held = numpy.array([{"weight": 2.0}, None], dtype=object)
+    return lambda: held[0]["weight"], lambda: held[0].update(weight=3.0)
 
 
 @case

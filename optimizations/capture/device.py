@@ -111,6 +111,9 @@ class Device(Protocol):
     def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
         """The memory that a pool holds."""
 
+    def default_generator(self) -> torch.Generator:
+        """Where the device's random numbers come from, if nothing else is said."""
+
     def random_states(self) -> list[Any]:
         """States of the device's default generator, to be put back."""
 
@@ -259,6 +262,9 @@ class CudaDevice:
 
     def pool_ranges(self, pool: Any) -> Sequence[MemoryRange]:
         return pool_memory(pool)
+
+    def default_generator(self) -> torch.Generator:
+        return torch.cuda.default_generators[self.index]
 
     def random_states(self) -> list[Any]:
         return [torch.cuda.get_rng_state(self.index)]

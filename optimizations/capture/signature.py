@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,11 @@ import torch
 from optimizations import torch_internals
 from optimizations.report.steps import Refusal
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+NUMPY: tuple[type, ...] = ()
+"""Numbers of NumPy, which PyTorch has imported if it is installed."""
+if (_numpy := sys.modules.get("numpy")) is not None:
+    NUMPY = (_numpy.number, _numpy.bool_)
+PLAIN: tuple[type, ...] = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, *NUMPY)
 _TENSOR = ("tensor",)
 
 
@@ -27,6 +32,9 @@ def exact(value: Any) -> Hashable:
     kind = type(value)
     if kind is tuple:
         return tuple(map(exact, value))
+    if isinstance(value, NUMPY):
+        number: Any = value
+        return kind, number.tobytes()
     return kind, repr(value) if kind in (float, complex) and (value == 0 or value != value) else value
 
 
@@ -80,7 +88,7 @@ def flatten(nest: Any, tensors: list[torch.Tensor], inside: tuple[int, ...] = ()
     if kind in torch_internals.pytree.SUPPORTED_NODES:
         members, spec = torch_internals.pytree.tree_flatten(nest)
         return kind, str(spec), tuple([flatten(member, tensors, inside) for member in members])
-    return Same(nest)
+    return exact(nest) if isinstance(nest, NUMPY) else Same(nest)
 
 
 def is_dataclass(nest: Any) -> bool:

@@ -68,6 +68,15 @@ def recorded_of(outputs: Iterable[torch.Tensor], since: int, *, saved_too: bool)
     return Recorded(tuple(leaves.values()), older, frozenset(saved))
 
 
+def depending_on(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[frozenset[int]]:
+    """For each of the leaves the indices of the outputs whose backward leads to it."""
+    found: dict[int, set[int]] = {}
+    for index, output in enumerate(outputs):
+        for leaf in recorded_of([output], 0, saved_too=False).leaves:
+            found.setdefault(id(leaf), set()).add(index)
+    return [frozenset(found.get(id(leaf), ())) for leaf in leaves]
+
+
 def _saved_by(node: Any) -> Iterator[int]:
     for name in dir(node):
         if not name.startswith(_RAW):

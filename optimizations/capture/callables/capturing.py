@@ -17,12 +17,14 @@ from optimizations.capture.callables.warm_up import (
     OTHER_RESULT,
     Forbidding,
     Run,
+    bound_results,
     call,
     changed_inputs,
     drawn_on_the_host,
     gradients_of,
     inputs_like,
     naming,
+    overlapping,
     refuse_changes,
 )
 from optimizations.capture.copy_nodes import NotCarried
@@ -38,6 +40,7 @@ from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.written_memory import WrittenMemory, refuse_shared
 from optimizations.captured.displaced import overlaps
 from optimizations.report.steps import Refusal
+from optimizations.torch_internals.autograd_graph import depending_on
 
 
 @dataclass(slots=True)
@@ -180,6 +183,9 @@ class Captures:
             outputs: list[torch.Tensor] = []
             if flatten(nest, outputs) != run.structure:
                 raise StepRefused(OTHER_RESULT)
+            returned = len(outputs)
+            kept = bound_results(bound)
+            outputs += [entry.new for entry in kept]
             written = [index for index, tensor in enumerate(placeholders) if _was_written(tensor, versions)]
             mutated = [tensor for tensor in state.tensors.values() if _was_written(tensor, versions)]
             refuse_shared(
@@ -192,6 +198,10 @@ class Captures:
             marks.restore()
             drawn.restore()
         static = [output.detach() for output in outputs]
+        # What the backward reads of attributes is not known from the runs before, which may have had others.
+        read_of_results = {*run.saved_results, *range(returned, len(outputs))}
+        if kept:
+            read_of_results |= overlapping(outputs)
         differentiable = any(output.requires_grad for output in outputs) and any(
             tensor.requires_grad for tensor in [*placeholders, *run.parameters]
         )
@@ -206,12 +216,13 @@ class Captures:
             inputs=inputs,
             parameters=list(run.parameters) if differentiable else [],
             nest=replaced(nest, iter(static)),
-            results=HandedOut(static, run.saved_results if not self._copied else (), theirs),
+            results=HandedOut(static, sorted(read_of_results) if not self._copied else (), theirs),
             differentiable=[output.requires_grad and differentiable for output in outputs],
             begins=self._begins,
             ended=self._ended,
             copied=self._copied,
-            bound=[(entry, entry.new.detach()) for entry in bound],
+            bound=[(entry, entry.new.detach()) for entry in bound if not entry.new.requires_grad],
+            bound_results=[(entry, index) for index, entry in enumerate(kept, start=returned)],
             written=written,
             mutated=mutated,
             passed=_passed(outputs, placeholders),
@@ -227,6 +238,7 @@ class Captures:
         slot.tangents = [torch.zeros_like(output) for output in given]
         surface = [*slot.inputs.recording_inputs, *slot.parameters]
         wanted = [tensor for tensor in surface if tensor.requires_grad]
+        depends = depending_on(given, surface)
         slot.backward = self._device.new_graph()
         count = len(slot.inputs.recording_inputs)
         forbidding = self._forbidding(member)
@@ -259,6 +271,7 @@ class Captures:
         used = [gradient is not None for gradient in gradients[count:]]
         slot.parameters = [one for one, takes in zip(slot.parameters, used, strict=True) if takes]
         slot.gradients = [*gradients[:count], *(one for one, takes in zip(own, used, strict=True) if takes)]
+        slot.depends = [*depends[:count], *(one for one, takes in zip(depends[count:], used, strict=True) if takes)]
         if all(one is None for one in gradients):
             slot.differentiable = [False for _ in slot.differentiable]
         slot.without_gradient = [index for index, one in enumerate(gradients[:count]) if one is None]

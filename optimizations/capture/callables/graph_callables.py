@@ -89,6 +89,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         outset = [state.snapshot() for state in self._states]
         try:
             members, update = self._warm_up(samples, after_step, warm_up)
+            for member in members:  # with the attributes that first runs make
+                member.state = reached_by(member.number, self._callables[member.number - 1], member.sample)
             before = [member.state.snapshot() for member in members]
             self._capture(members, update)
         except BaseException:
@@ -130,7 +132,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             (id(entry.container.held), entry.key)
             for slot in self._slots.values()
             if slot.number == member.number
-            for entry, _ in slot.bound
+            for entry, _ in [*slot.bound, *slot.bound_results]
         }
         reached = {id(tensor) for tensor in member.state.tensors.values()}
         replaced_here = {id(vars(one)) for one in self._callables if isinstance(one, torch.nn.Module)}
@@ -309,7 +311,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             members = []
             for number, (function, sample) in enumerate(zip(self._callables, samples, strict=True), start=1):
                 member = Member(number, as_it_is(function), sample, self._states[number - 1], Run())
-                given = member.function, sample, parameters_of(function), self._training
+                given = member.function, sample, parameters_of(function), self._training, member.state
                 with naming(f"callable {number}"):
                     member.run = warmed_up(
                         self._device, functools.partial(run_once, *given), member.state, least, writes

@@ -10,6 +10,11 @@ Note [Between forward and backward]. A backward reads what its forward left in t
 buffers where they lie. In eager, autograd notices if these are written meanwhile, and raises. So versions of those that
 the backward reads are compared here, results of the forward among them; addresses, because a graph would read memory
 that was given back; and that the forward did not run again since.
+
+Note [Results that nobody uses]. A backward graph computes with a gradient for each result that takes part in
+differentiation, zeros for one that the loss does not lead to. What depends on such results only gets no gradient in
+eager, which is another thing than zeros to an optimizer, so it gets none here. Autograd calls a leaf's hooks all the
+same, which may not take None: such a leaf gets the zeros.
 """
 
 from __future__ import annotations
@@ -34,14 +39,15 @@ from optimizations.torch_internals.autograd_graph import adds_to_gradient
 class Slot:
     """The graphs of one micro-batch. `inputs` are the tensors among its arguments, `nest` what the callable returned.
 
-    `needed`: which inputs get a gradient. `gradients`: fixed memory of the gradients of inputs and parameters, None
-    where there is none; `differentiable`: which results take part in differentiation. `begins` is told of a backward
-    before its launch, `ended` behind it. `bound` are attributes and variables that the forward binds to tensors it
-    makes: each call binds them to copies. `written` are inputs that the forward writes, `mutated` other tensors, in
-    `written_memory`; `read_back` are parameters and buffers whose values the backward reads. `in_place`: whether what
-    the graphs read lies where it lay. `passed`: which results are inputs, or views of them, that no graph has to make.
-    `repeated`: which are the same as an earlier one. `without_gradient`: inputs that get none. `mates`: those of
-    the same pool that were captured later.
+    `gradients`: fixed memory of the gradients of inputs and parameters, None where there is none, and `depends` on
+    which of the differentiable results each depends; `differentiable`: which results take part in differentiation.
+    `begins` is told of a backward before its launch, `ended` behind it. `bound` are attributes and variables that the
+    forward binds to tensors it makes: each call binds them to copies. Those that take part in differentiation are among
+    the results, behind what is returned: `bound_results` are these, with their indices. `written` are inputs that the
+    forward writes, `mutated` other tensors, in `written_memory`; `read_back` are parameters and buffers whose values
+    the backward reads. `in_place`: whether what the graphs read lies where it lay. `passed`: which results are inputs,
+    or views of them, that no graph has to make. `repeated`: which are the same as an earlier one. `without_gradient`:
+    inputs that get none. `mates`: those of the same pool that were captured later.
     """
 
     number: int
@@ -56,10 +62,12 @@ class Slot:
     backward: Any = None
     tangents: list[torch.Tensor] = field(default_factory=list)
     gradients: list[torch.Tensor | None] = field(default_factory=list)
+    depends: list[frozenset[int]] = field(default_factory=list)
     begins: Callable[[int, int], None] = lambda number, micro_batch: None
     ended: Callable[[], None] = lambda: None
     copied: bool = False
     bound: list[tuple[Rebound, torch.Tensor]] = field(default_factory=list)
+    bound_results: list[tuple[Rebound, int]] = field(default_factory=list)
     written: Sequence[int] = ()
     mutated: Sequence[torch.Tensor] = ()
     read_back: Sequence[torch.Tensor] = ()
@@ -105,12 +113,14 @@ class Slot:
         return results
 
     def returned(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Any:
-        """What the callable returns for these inputs and `results` of the graph."""
+        """What the callable returns for these inputs and `results` of the graph. The rest is bound to attributes."""
         found = list(results)
         for index, (given, view) in self.passed.items():
             found[index] = inputs[given] if view is None else view_like(inputs[given], *view)
         for index, first in self.repeated.items():
             found[index] = found[first]
+        for entry, index in self.bound_results:
+            entry.bind(found[index])
         return replaced(self.nest, iter(found))
 
     def free(self) -> None:
@@ -135,15 +145,18 @@ class Slot:
         given = [tangent for tangent, takes in zip(tangents, self.differentiable, strict=True) if takes]
         moved = [(to, of) for to, of in zip(self.tangents, given, strict=True) if of is not None]
         copy_all([to for to, _ in moved], [of for _, of in moved])
+        gradients = self.gradients
+        if len(moved) < len(given):
+            gradients = self._of_used(given, nodes)
         for mate in self.mates:  # none since the forward, if calls come in the order
             if mate.results.are_out:
                 mate.results.rescue()
         self.backward.replay()
         self.backwards += 1
         self.ended()
-        count = len(self.gradients) - len(self.parameters)
-        found = list(self.gradients)
-        copied = [index for index, gradient in enumerate(self.gradients[:count]) if gradient is not None]
+        count = len(gradients) - len(self.parameters)
+        found = list(gradients)
+        copied = [index for index, gradient in enumerate(gradients[:count]) if gradient is not None]
         for index, parameter in enumerate(self.parameters, start=count):
             gradient = found[index]
             if gradient is None:
@@ -152,12 +165,28 @@ class Slot:
                 found[index] = gradient.detach()
             else:
                 copied.append(index)
-        of = [gradient for index in copied if (gradient := self.gradients[index]) is not None]
+        of = [gradient for index in copied if (gradient := gradients[index]) is not None]
         fresh = [torch.empty_like(gradient) for gradient in of]
         copy_all(fresh, of)
         for index, gradient in zip(copied, fresh, strict=True):
             found[index] = gradient
         return found
+
+    def _of_used(self, given: Sequence[torch.Tensor | None], nodes: Sequence[Any]) -> list[torch.Tensor | None]:
+        """The gradients where some of the results got none. Note [Results that nobody uses]."""
+        for tangent, of in zip(self.tangents, given, strict=True):
+            if of is None:
+                tangent.zero_()
+        used = {index for index, of in enumerate(given) if of is not None}
+        return [
+            None if used.isdisjoint(depends) and not _has_hooks(node) else gradient
+            for gradient, depends, node in zip(self.gradients, self.depends, nodes, strict=True)
+        ]
+
+
+def _has_hooks(node: Any) -> bool:
+    """Whether a node of autograd belongs to a leaf whose gradient goes through hooks."""
+    return bool(getattr(getattr(node, "variable", None), "_backward_hooks", None))
 
 
 @dataclass(slots=True)
@@ -213,6 +242,7 @@ class Graphed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, slot: Slot, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.slot = slot
+        ctx.set_materialize_grads(False)
         found = slot.run_forward(list(tensors[:count]))
         ctx.left = AsLeft.by(slot, found)
         ctx.mark_non_differentiable(

@@ -28,10 +28,12 @@ from optimizations.capture.step.observing import (
 )
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.progress import MOST_SET_UPS, OBSERVED, PATIENCE
+from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.captured.displaced import memory_of
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import next_number, recorded_of, without_hooks
+from optimizations.torch_internals.generator_identity import identity
 
 
 @dataclass(slots=True)
@@ -62,10 +64,11 @@ def run_once(
     sample: Sample,
     parameters: Sequence[torch.Tensor],
     training: bool,
+    state: HostState,
     observer: Observer,
     first: Run | None,
 ) -> Run:
-    """Run a callable on a copy of its sample, forward and backward.
+    """Run a callable on a copy of its sample, forward and backward. `state` is what it reaches.
 
     `parameters`: leaves of which it is known that they collect gradients. Those that it reaches otherwise are added:
     they were there in the `first` run, too. That one sees what is saved for the backward, which is another one then.
@@ -75,7 +78,7 @@ def run_once(
         given = replaced(sample, iter(inputs.recording_inputs))
         marks = [*inputs.recording_inputs]
         looks = [tensor.requires_grad for tensor in marks]
-        containers = Given(*given)
+        containers, snapshot = Given(*given), state.snapshot()
         since = next_number()
         torch.clear_autocast_cache()
     begin = len(observer.operations)
@@ -87,6 +90,8 @@ def run_once(
     run.refusals += changed_inputs(marks, looks)
     results: list[torch.Tensor] = []
     run.structure = flatten(returned, results)
+    with observer.unseen():
+        results += [entry.new for entry in bound_results(kept_results(state, snapshot, observer))]
     run.refusals += strange_results(run.structure, results)
     outputs = [tensor for tensor in results if tensor.requires_grad]
     if not (training and outputs):
@@ -115,6 +120,12 @@ def run_once(
     if any(gradient is not None and gradient.layout is not torch.strided for gradient in found):
         run.refusals.append(SPARSE)
     return run
+
+
+def bound_results(bound: Sequence[Rebound]) -> list[Rebound]:
+    """Those that bind what takes part in differentiation, always in the same order. They are results like others."""
+    taking_part = [entry for entry in bound if entry.new.requires_grad]
+    return sorted(taking_part, key=lambda entry: (entry.container.path, str(entry.key)))
 
 
 def call(function: Callable[..., Any], given: Sample) -> Any:
@@ -157,6 +168,8 @@ def strange_results(structure: Hashable, results: Sequence[torch.Tensor]) -> Ite
             yield Refusal(f"returns a {type(result).__qualname__}", "return plain tensors")
         elif result.layout is not torch.strided:
             yield Refusal(f"returns a tensor of layout {result.layout}", "return strided tensors")
+        elif result.retains_grad:
+            yield RETAINS
 
 
 def gradients_of(
@@ -212,6 +225,10 @@ OWN_BACKWARD = Refusal(
 OTHER_RESULT = Refusal(
     "returns something else than a tensor that differs from call to call",
     "return tensors: Python does not run when a graph is launched",
+)
+RETAINS = Refusal(
+    "calls retain_grad() on what it returns or keeps in an attribute, whose gradient a graph computes on its way only",
+    "get the gradient with torch.autograd.grad inside of it, and return that",
 )
 SPARSE = Refusal("computes a sparse gradient, which has no fixed size", "use sparse=False")
 REENTRANT = Refusal(
@@ -269,6 +286,9 @@ def warmed_up(
         snapshot = state.snapshot()
         observer = Observer(device.holds, {}, forbid=False, keeps_workspace=device.keeps_workspace)
         observer.before_write = before_write.note
+        observer.default_generator = device.default_generator()
+        known = _generators(state)
+        observer.reseeding = reseeding = Reseeding([observer.default_generator, *(one for one, _ in known.values())])
         asked = forbidden_calls.Asked(as_captured=as_captured)
         watched = forbidden_calls.watched(observer, asked, capturing=False, compiled=state.compiled)
         noticed = compilations.noticed(observer, forbid=False)
@@ -282,8 +302,9 @@ def warmed_up(
         finally:
             changed = list(marks.changed())
             marks.restore()
+            reseeded = reseeding.refusals()
             for generator, content in zip(observer.generators, observer.first_states, strict=True):
-                generator.set_state(content)
+                generator.set_state(known.get(identity(generator), (generator, content))[1])
         first = first or ran
         if observer.set_up:
             last = None
@@ -295,6 +316,8 @@ def warmed_up(
         draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
         if asked.random_state and draws:
             findings.append(CHECKPOINT_DRAWS)
+        elif draws:
+            findings += reseeded
         if any(a is not b or old != new for (a, old), (b, new) in zip(collected, _gradients(parameters), strict=True)):
             findings.append(OWN_BACKWARD)
         kept = kept_results(state, snapshot, observer)
@@ -322,6 +345,12 @@ def warmed_up(
             if refused >= OBSERVED and count >= least:
                 raise StepRefused(refusal)
     raise AssertionError("unreachable")
+
+
+def _generators(state: HostState) -> dict[int, tuple[torch.Generator, torch.Tensor]]:
+    """The generators of the program's own, with their states."""
+    found = [*state.device_generators, *state.generators.values()]
+    return {identity(one): (one, one.get_state()) for one in found if isinstance(one, torch.Generator)}
 
 
 def _gradients(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor | None, int]]:

@@ -109,4 +109,9 @@ def refused_sources(state: HostState) -> Refusal | None:
             f"reads from a queue, {state.queues[0]}, or writes into it",
             "call get() before it and pass what it gives as an argument",
         )
+    if state.entropy:
+        return Refusal(
+            f"draws random numbers of the operating system, {state.entropy[0]}",
+            "draw them before it and pass them as arguments, or draw them on the GPU",
+        )
     return None

@@ -108,10 +108,16 @@ class Gradients:
             for there, expected in zip(gradients(self.parameters), self._before, strict=True)
             if there is not None and expected is not None and there is not expected
         ]
-        copy_all([expected for _, expected in moved], [there for there, _ in moved])
+        sources, targets = [there for there, _ in moved], [expected for _, expected in moved]
+        if not _places(sources).isdisjoint(_places(targets)):  # parameters have exchanged gradients
+            sources = [there.clone() for there in sources]
+        copy_all(targets, sources)
 
     def take_back(self) -> None:
-        """Instead of the first launch: what the capture left is not there. Those before that play no part are None."""
+        """Before the first launch, or instead: what the capture left is not there. Those before it are there again.
+
+        If they play no part, they are None.
+        """
         put(self.parameters, self._before or [None] * len(self.parameters))
 
     def leave(self) -> None:
@@ -119,6 +125,10 @@ class Gradients:
         self._stood = self._as_after(self.parameters)
         if not self._stood:
             put(self.parameters, self._after)
+
+
+def _places(found: Iterable[torch.Tensor]) -> set[int]:
+    return {gradient.untyped_storage().data_ptr() for gradient in found}
 
 
 def put(parameters: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor | None]) -> None:

@@ -256,7 +256,15 @@ class GraphedStep:
         self._eager += 1
         with alone():
             as_captured = progress.as_captured
-            seen = observe(device, self._step, call, self._rates, progress.outside, as_captured=as_captured)
+            seen = observe(
+                device,
+                self._step,
+                call,
+                self._rates,
+                progress.outside,
+                generators=progress.generators,
+                as_captured=as_captured,
+            )
         if seen.set_up:
             if progress.passed_over():
                 self._refuse(key, SETS_UP)
@@ -347,6 +355,7 @@ class GraphedStep:
                 call.before.clear()  # gradients that play no part any more
                 device.give_back()
                 device.follow()
+                recording.gradients.take_back()
                 return recording.launch(call.tensors, self._rates)
             except BaseException as error:
                 if not recording.replays:  # what the capture left was never computed

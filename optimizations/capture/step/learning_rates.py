@@ -13,6 +13,7 @@ import contextlib
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class LearningRates:
 
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                if id(group) not in known and isinstance(group.get("lr"), (int, float)):
+                if id(group) not in known and isinstance(group.get("lr"), Real):
                     found = _Watched(group, group["lr"], weakref.ref(optimizer, is_gone))
                     self._watched.append(found)
 
@@ -82,7 +83,7 @@ class LearningRates:
         found = False
         for one in self._watched:
             group, value = one.group, one.group.get("lr")
-            if id(group) in self.standing or not isinstance(value, (int, float)):
+            if id(group) in self.standing or not isinstance(value, Real):
                 continue
             if value != one.seen:
                 one.seen = value

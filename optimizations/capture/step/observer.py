@@ -27,6 +27,7 @@ from optimizations import torch_internals
 from optimizations.capture.step import casts
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.operations import Operation
+from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.source_lines import advice_by_caller, called_by_the_compiler, current_line
 from optimizations.report.steps import Refusal
 
@@ -71,6 +72,7 @@ class Observer(torch_internals.TorchDispatchMode):
         launches: what counts the nodes of a graph that is being captured, if something does.
         first_states: of `generators`, as they were before they were first drawn from.
         before_write: is given each tensor that an operator is about to write.
+        reseeding: looks at generators around draws; `default_generator` is that of draws that name none.
 
     `known`: names of tensors that live as long as the call, by where their storages lie. `keeps_workspace`: see
     `Device`.
@@ -103,6 +105,8 @@ class Observer(torch_internals.TorchDispatchMode):
         self.generators = list(generators)
         self.first_states: list[torch.Tensor] = []
         self.before_write: Callable[[torch.Tensor], None] | None = None
+        self.reseeding: Reseeding | None = None
+        self.default_generator: torch.Generator | None = None
         self.in_backward = False
         self.kept_casts = self.new_casts = False
         self.compiling = self.set_up = False
@@ -152,6 +156,9 @@ class Observer(torch_internals.TorchDispatchMode):
         inputs = list(_tensors(args)) + list(_tensors(kwargs.values()))
         self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None
         self._look(name, func, args, kwargs, inputs)
+        drawn_from = self._drawn_from(func, kwargs)
+        if drawn_from is not None and self.reseeding is not None:
+            self.reseeding.look(drawn_from)
         made_from = {storage(tensor) for tensor in inputs}
         line = current_line()
         if not name.startswith(_ALLOCATIONS):
@@ -168,6 +175,8 @@ class Observer(torch_internals.TorchDispatchMode):
                 self.before_write(tensor)
         with self.launches.operator(func, made_from) if self.launches is not None else contextlib.nullcontext():
             result = func(*args, **kwargs)
+        if drawn_from is not None and self.reseeding is not None:
+            self.reseeding.drew(drawn_from)
         only_rates = bool(self.rates and made_from) and made_from <= self.rates | self._from_rates
         for tensor in _tensors((result,)):
             if storage(tensor) not in made_from:
@@ -175,6 +184,13 @@ class Observer(torch_internals.TorchDispatchMode):
                 if only_rates:
                     self._from_rates.add(storage(tensor))
         return result
+
+    def _drawn_from(self, func: Any, kwargs: Any) -> torch.Generator | None:
+        """The generator that an operator draws from, if it does."""
+        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+            return None
+        given: torch.Generator | None = kwargs.get("generator")
+        return self.default_generator if given is None else given
 
     def _look(self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
         """Refuse what a graph cannot repeat."""

@@ -18,6 +18,7 @@ from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation
+from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal
 
@@ -30,6 +31,10 @@ CHECKPOINT_DRAWS = Refusal(
 NO_COPY = Refusal(
     "returns an object of a class of which no copy can be made, and each launch would return one",
     "return a dict, a list or a dataclass",
+)
+GRADIENT_OF_A_RESULT = Refusal(
+    "returns, or keeps in an attribute, a tensor that has a gradient (`.grad`), and a result of a graph has none",
+    "return the gradient itself (`x.grad`), and the tensor detached",
 )
 RETURNS_RATE = Refusal(
     "returns the learning rate of an optimizer, a number that changes from call to call",
@@ -62,14 +67,18 @@ def observe(
     rates: LearningRates,
     seen_outside: frozenset[int],
     *,
+    generators: Sequence[torch.Generator] = (),
     as_captured: bool = False,
 ) -> Observed:
     """Run the call as it is, on the side stream. `seen_outside` is `Observed.outside` of the call before, if any.
 
-    `as_captured`: what it is told if it asks whether it is captured.
+    `generators`: those that the call before drew from, other than the default. `as_captured`: what it is told if it
+    asks whether it is captured.
     """
     observer = Observer(device.holds, call.known(call.tensors), forbid=False, keeps_workspace=device.keeps_workspace)
     observer.rates = rates.storages()
+    observer.default_generator = device.default_generator()
+    observer.reseeding = reseeding = Reseeding([observer.default_generator, *generators])
     asked = forbidden_calls.Asked(as_captured=as_captured)
     host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
     given = Given(call.args, call.kwargs)
@@ -91,11 +100,15 @@ def observe(
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
     if draws and asked.random_state:
         findings.append(CHECKPOINT_DRAWS)
+    elif draws:
+        findings += reseeding.refusals()
     returned = rates.as_numbers(with_tensors)
     if returned is not with_tensors:
         findings.append(RETURNS_RATE)
     if not copies(returned):
         findings.append(NO_COPY)
+    if any(map(_has_gradient, [*_made_by(call, returned), *(entry.new for entry in kept)])):
+        findings.append(GRADIENT_OF_A_RESULT)
     findings += _unfinished(returned, observer, call)
     findings += _wandering(observer, call, seen_outside)
     structure = flatten(returned, [])
@@ -157,6 +170,18 @@ class Given:
                     f"changes {name}, a {type(value).__name__} that it is given, and a graph does not do so",
                     "work on a copy of it (`dict(batch)`, `list(batch)`), and return what it makes",
                 )
+
+
+def _made_by(call: Call, returned: Any) -> list[torch.Tensor]:
+    """Tensors that a call returned and that are none of its arguments, nor of what it reaches."""
+    tensors: list[torch.Tensor] = []
+    flatten(returned, tensors)
+    known = set(map(id, [*call.tensors, *call.state.tensors.values()]))
+    return [tensor for tensor in tensors if id(tensor) not in known]
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None
 
 
 def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -69,7 +69,7 @@ def used_by(of_libraries: Mapping[str, frozenset[str]], called: Collection[str])
 
 def _code(member: Any) -> Any:
     """What a member of a class runs when it is looked up, or called."""
-    if isinstance(member, property):
+    if isinstance(member, (property, types.DynamicClassAttribute)):  # the latter of `Enum`
         return member.fget
     if isinstance(member, functools.cached_property):
         return member.func

@@ -107,7 +107,7 @@ class _Walk:
         self._waiting.extend(roots)
         while self._waiting:
             path, value = self._waiting.popleft()
-            if not isinstance(value, PLAIN) and id(value) not in self._seen:
+            if not _is_a_number(value) and id(value) not in self._seen:
                 if len(self._seen) >= MOST_OBJECTS:
                     self.state.complete = False
                     break
@@ -168,8 +168,14 @@ class _Walk:
                 yield from ((f"{path}.hook", hook) for hook in list(held.values()))
         elif is_array(value):
             state.containers.append(Container(value, path))
+            if value.dtype.hasobject:
+                yield from _of_container(path, value.ravel().tolist())
+        elif isinstance(value, random.SystemRandom):
+            state.entropy.append(path)
         elif is_generator(value):
             state.generators[path] = value
+        elif isinstance(value, torch.Generator):
+            state.device_generators.append(value)
         elif isinstance(value, torch.nn.Module):
             yield from self._of_module(path, value)
         elif isinstance(value, (dict, list, set, collections.deque)):
@@ -324,6 +330,9 @@ class _Walk:
             self.state.compiled = True
             yield path, original
             return
+        named = set(names(function.__code__))
+        if not named.isdisjoint(("environ", "getenv")):
+            yield "os.environ", os.environ
         if not is_users_file(function.__code__.co_filename):
             if (wrapped := getattr(function, "__wrapped__", None)) is not None:
                 yield path, wrapped
@@ -331,7 +340,6 @@ class _Walk:
             if not _belongs_to(function.__module__, _NOT_LOOKED_INTO):
                 yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
             return
-        named = set(names(function.__code__))
         self.names |= named
         if vars(function):
             self._sparse.append(Container(vars(function), path, is_attributes=True, names=set()))
@@ -340,8 +348,6 @@ class _Walk:
         for name, default in (function.__kwdefaults__ or {}).items():
             yield name, default
         yield f"{path}.defaults", function.__defaults__ or ()
-        if not named.isdisjoint(("environ", "getenv")):
-            yield "os.environ", os.environ
         scope = function.__globals__
         used = {name for name in named if name in scope}
         self.state.containers.append(Container(Scope(scope, used), ""))
@@ -361,6 +367,11 @@ def is_generator(value: Any) -> bool:
         return not isinstance(value, torch.Generator) or value.device.type == "cpu"
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState))
+
+
+def _is_a_number(value: Any) -> bool:
+    """Whether it is a number or string without attributes of the program's own."""
+    return isinstance(value, PLAIN) and (type(value) in PLAIN or not is_users(type(value).__module__))
 
 
 def _belongs_to(module: str | None, packages: Iterable[str]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.signature import PLAIN, alias_pattern, attributes, exact, fields, is_dataclass
+from optimizations.capture.signature import NUMPY, PLAIN, alias_pattern, attributes, exact, fields, is_dataclass
 from optimizations.capture.step.surroundings import modes
 from optimizations.torch_internals.argument_guard import same_looks
 
@@ -126,8 +126,8 @@ def _taker(nest: Any) -> _Take | None:
     kind = type(nest)
     if isinstance(nest, torch.Tensor):
         return _tensor
-    if kind in PLAIN:
-        if kind in (float, complex):
+    if kind in PLAIN or isinstance(nest, NUMPY):
+        if kind in (float, complex) or isinstance(nest, NUMPY):
             wanted = exact(nest)
             return lambda value, found: type(value) is kind and exact(value) == wanted
         return lambda value, found: type(value) is kind and value == nest

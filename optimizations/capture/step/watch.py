@@ -192,11 +192,12 @@ class Watch:
             absent = container.absent - {"forward"} if not own_forwards else container.absent
             if absent and isinstance(container.held, dict) and not isinstance(container.held, (Scope, Slots)):
                 self._without.append((container.held.keys(), absent))
-        for module in state.modules.values():
-            for name in MODULE_HOOKS:
-                if (hooks := vars(module).get(name)) is not None:
-                    held_in_dicts.append(HeldEntries(hooks, (), len(hooks)))
-                    self._in_dicts.add(hooks, (), may_view=False, sized=hooks)
+        self._hooks_of_modules = [
+            (hooks, tuple(hooks.values()))
+            for module in state.modules.values()
+            for name in MODULE_HOOKS
+            if (hooks := vars(module).get(name)) is not None
+        ]
         self._in_dicts.freeze()
         self._asked.freeze()
         self._others.freeze()
@@ -225,7 +226,7 @@ class Watch:
         """Whether everything is as it was."""
         try:
             if not self._guard.holds():
-                if not self._in_dicts.unchanged():
+                if not self._in_dicts.unchanged() or not all(map(_run_as_then, self._hooks_of_modules)):
                     return False
                 self._guard.was_wrong()
             if not self._values.holds():
@@ -249,7 +250,8 @@ class Watch:
 
     def held_in_dicts(self) -> list[HeldEntries]:
         """What `same_entries` is asked about, as it is now."""
-        return [_as_now(one) for one in self._held_in_dicts]
+        hooks = [HeldEntries(held, tuple(held.items()), len(held)) for held, _ in self._hooks_of_modules]
+        return [*map(_as_now, self._held_in_dicts), *hooks]
 
     def rest(self) -> Rest:
         """What `unchanged` looks at apart from what is `held`, here and in dicts, and the looks of `tensors`."""
@@ -295,6 +297,11 @@ class Watch:
         found += [(index, new) for index, (new, old) in enumerate(zip(now, self._as_then, strict=True)) if new != old]
         if hooks := self._hooks.key():
             found.append(("hooks", hooks))
+        found += [
+            ("hooks of a module", index, tuple(map(id, one[0].values())))
+            for index, one in enumerate(self._hooks_of_modules)
+            if not _run_as_then(one)
+        ]
         found += [
             (name, new)
             for name, new, old in zip(self._arrays, self._array_bytes(), self._bytes, strict=True)
@@ -355,6 +362,12 @@ PROBE_EVERY = 64
 """Calls between two measurements of how long the comparison in C++ takes."""
 SLOW = 4
 """One that takes this many times the fastest looks into all dicts."""
+
+
+def _run_as_then(hooks: tuple[dict[int, Any], tuple[Any, ...]]) -> bool:
+    """Whether a dict of hooks holds those it held, in their order. One that was registered again has another key."""
+    held, then = hooks
+    return len(held) == len(then) and all(map(operator.is_, held.values(), then))
 
 
 def _as_now(held: HeldEntries) -> HeldEntries:
