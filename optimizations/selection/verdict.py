@@ -1,17 +1,26 @@
-"""A verdict as it is stored: one JSON file, checked field by field when it is read."""
+"""A verdict as it is stored: one JSON file with a checksum, checked field by field when it is read.
+
+The checksum is of what the file says, not of its bytes: whoever formats it anew changes nothing, and a digit that a
+disk or an editor changed is noticed where it changes a number.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from optimizations.selection.decide import Decision
 
 FORMAT: Literal["encore verdict"] = "encore verdict"
-VERSION: Literal[2] = 2
+VERSION: Literal[3] = 3
+
+
+CHECKSUM = "checksum"
+"""The field that a file has beside those of the verdict."""
 
 
 class UnreadableVerdict(ValueError):
@@ -66,7 +75,7 @@ class StoredVerdict(_Record):
     """
 
     format: Literal["encore verdict"] = FORMAT
-    version: Literal[2] = VERSION
+    version: Literal[3] = VERSION
     circumstances: Circumstances
     group: tuple[str, ...]
     candidates: tuple[str, ...]
@@ -102,7 +111,17 @@ class StoredVerdict(_Record):
         return self.circumstances.model_copy(update={"graph": ""})
 
     def to_json(self) -> bytes:
-        return self.model_dump_json(indent=1).encode() + b"\n"
+        fields = json.loads(self.model_dump_json())
+        return json.dumps({**fields, CHECKSUM: checksum(fields)}, indent=1).encode() + b"\n"
+
+
+def checksum(fields: dict[str, Any]) -> str:
+    """SHA-256 of a verdict's fields, as they are in JSON, in whatever order they stand.
+
+    Raises:
+        RecursionError: they are too deep for a verdict's.
+    """
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def parse_verdict(content: bytes) -> StoredVerdict:
@@ -119,8 +138,13 @@ def parse_verdict(content: bytes) -> StoredVerdict:
         raise UnreadableVerdict("it is not a verdict of Encore's")
     if raw.get("version") != VERSION:
         raise UnreadableVerdict(f"it has version {raw.get('version')!r}, and this Encore reads version {VERSION}")
+    stated = raw.pop(CHECKSUM, None)
     try:
-        return StoredVerdict.model_validate_json(content)
+        if stated != checksum(raw):
+            raise UnreadableVerdict("it was damaged or changed by hand: its checksum is of something else")
+        return StoredVerdict.model_validate_json(json.dumps(raw))
+    except RecursionError:
+        raise UnreadableVerdict("it is too deep") from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the whole"
