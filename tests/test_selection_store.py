@@ -384,6 +384,7 @@ def test_a_decision_is_explained(folder: Path) -> None:
     assert "none         150.0 us, 1.500 times the kept one's time (1.400 to 1.600, 12 rounds)" in text
     assert "indirection  100.5 us, 1.000 times the kept one's time (? to 1.010, 12 rounds)" in text
     assert "measured on 156 calls in 0.02 s" in text
+    assert "decided on 12 rounds; measuring ended because it was sure" in text
     assert "inputs moved from call to call" in text
     assert "driver 580.159" in text
     assert "is ignored: it is not a verdict" in decisions("explain", "cccc").stdout

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from optimizations.selection.decide import Decision
+from optimizations.selection.decide import Decision, EndedBy
 
 FORMAT: Literal["encore verdict"] = "encore verdict"
 VERSION: Literal[3] = 3
@@ -70,6 +70,7 @@ class StoredVerdict(_Record):
         moving: whether addresses of inputs moved from call to call, of the graph that an iteration begins with.
         leads: whether that is this one.
         calls, measuring_s, excess_s: what measuring took; see `selector.Spent`.
+        rounds, ended_by: what it was decided on, and why measuring ended then; see `report.selection.SelectionReport`.
         median_s: median time of an iteration by candidate, in seconds.
         direction: "inference", "forward" or "backward".
     """
@@ -88,6 +89,8 @@ class StoredVerdict(_Record):
     calls: int = Field(ge=0)
     measuring_s: float = Field(ge=0, allow_inf_nan=False)
     excess_s: float = Field(ge=0, allow_inf_nan=False)
+    rounds: int = Field(ge=0)
+    ended_by: EndedBy
     measured_at: str
     direction: Literal["inference", "forward", "backward"]
 
