@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -355,6 +356,20 @@ def test_excess_is_what_the_slower_candidates_took_more() -> None:
     assert selector.spent.seconds == calls["a"] + 3.0 * calls["b"]
     assert selector.spent.excess_s == 2.0 * calls["b"]
     assert selector.medians == {"a": 1.0, "b": 3.0}
+
+
+def test_hundreds_of_graphs_do_not_keep_their_times_for_ever() -> None:
+    """A program of 300 graphs whose verdicts were hard to reach: some megabytes of the host's."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        decided_ones = [decided(dict.fromkeys(NAMES, 1.0), Weather(noise=0.05), seed) for seed in range(4)]
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    calls = sum(one.spent.calls for one in decided_ones)
+    assert calls > 2000
+    assert after - before < 80 * calls
 
 
 # What counts

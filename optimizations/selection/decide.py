@@ -29,7 +29,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
@@ -236,6 +236,10 @@ def compare(candidate: str, other: str, rounds: Sequence[Round], error: float) -
     return Comparison(candidate, other, ratio, len(both))
 
 
+def _inverse(bound: float) -> float:
+    return 1 / bound if bound > 0 else math.inf
+
+
 def _least_gains(candidates: Sequence[str], rounds: Sequence[Round], rules: Rules) -> Mapping[tuple[str, str], float]:
     """What the second of two has to gain over the first, as a share of its own time. Note [A few microseconds]."""
     found = {}
@@ -255,24 +259,38 @@ class _Pairs:
     error: float
     rules: Rules
     gains: Mapping[tuple[str, str], float]
+    known: dict[tuple[str, str], Comparison | None] = field(default_factory=dict)
+
+    def compare(self, one: str, other: str) -> Comparison | None:
+        """`compare`, once for both ways round: an interval takes milliseconds of the program's time."""
+        if (other, one) in self.known:
+            found = self.known[other, one]
+            if found is None:
+                return None
+            ratio = found.ratio
+            back = Interval(1 / ratio.estimate, _inverse(ratio.high), _inverse(ratio.low))
+            return Comparison(one, other, back, found.rounds)
+        if (one, other) not in self.known:
+            self.known[one, other] = compare(one, other, self.rounds, self.error)
+        return self.known[one, other]
 
     def is_slower(self, one: str, other: str) -> bool:
         """Whether `one` is slower than `other` beyond the noise, and by the least gain."""
         if errors_against(one, other, self.means, self._margin(one, other)) > sure(self.error):
             return True
-        found = compare(one, other, self.rounds, self.error)
+        found = self.compare(one, other)
         slower = found is not None and found.ratio.high * (1 + self.gains.get((one, other), 0.0)) < 1
         return slower and self._sums_against(other, one, found) <= doubtful(len(self.rounds))
 
     def is_close(self, one: str, other: str) -> bool:
         """Whether `one` is slower than `other` by no more than the margin, with the certainty that is asked for."""
-        found = compare(other, one, self.rounds, self.error)
+        found = self.compare(other, one)
         close = found is not None and found.ratio.high <= 1 + self._margin(one, other)
         return close and self._sums_against(one, other, found) <= doubtful(len(self.rounds))
 
     def seems_close(self, one: str, other: str) -> bool:
         """`is_close`, by the estimates."""
-        found = compare(other, one, self.rounds, self.error)
+        found = self.compare(other, one)
         close = found is None or found.ratio.estimate <= 1 + self.rules.margin / 2
         return close and self._sums_against(one, other, found) <= LIKELY
 

@@ -21,6 +21,9 @@ LONGEST = 32
 FEWEST = 3
 """Times for each call of a period before anything is said of it."""
 
+MOST = 900
+"""Times that are looked at, the last ones. More say hardly more, and looking takes the program's time."""
+
 EXPLAINED = 0.75
 """Share of the variance of logarithms that a period has to explain. Less is noise like other noise, for which there
 are rounds."""
@@ -75,6 +78,7 @@ NO_PERIOD = Period((1.0,), (0.0,))
 
 def period_of(times: Sequence[Timed]) -> Period:
     """The period that explains these times; `NO_PERIOD` where none explains enough."""
+    times = times[-MOST:]
     if not times:
         return NO_PERIOD
     names, candidate = np.unique([one.candidate for one in times], return_inverse=True)

@@ -16,6 +16,7 @@ calls so far, and what is faster in its own first calls is faster.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -105,7 +106,7 @@ class Selector:
         self._queue: deque[Turn] = deque()
         self._open: dict[int, dict[str, list[tuple[int, float] | None]]] = {}
         self._calls = 0
-        self._seconds: dict[str, list[float]] = {name: [] for name in self.candidates}
+        self._seconds: dict[str, array[float]] = {name: array("d") for name in self.candidates}
         if len(self.candidates) == 1:
             self._judge()
         self._end_at_cap()
@@ -295,8 +296,12 @@ class Selector:
         )
         self._left, self._looked_at = judged.left, len(rounds)
         self.decision = judged.decision
-        if self.decision is not None and self.ended_by is None:
-            self.ended_by = "certainty"
+        if self.decision is not None:
+            self.ended_by = self.ended_by or "certainty"
+            # Hundreds of graphs would keep the times of thousands of calls each.
+            self._counted.clear()
+            self._open.clear()
+            self._queue.clear()
 
     def _end_at_cap(self) -> None:
         if self.decision is not None:
