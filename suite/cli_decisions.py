@@ -32,6 +32,13 @@ _MEANING = {
     "indirection": "a CUDA graph is replayed that reads its inputs in place",
 }
 
+_ENDED = {
+    "certainty": "it was sure",
+    "calls": "it had as many calls as it may",
+    "time": "it had taken as long as it may",
+    "cost": "it had cost as much as it may",
+}
+
 
 @app.callback(invoke_without_command=True)
 def decisions(context: typer.Context, as_json: Json = False) -> None:
@@ -164,6 +171,7 @@ def _lines(key: str, verdict: StoredVerdict) -> list[str]:
     lines += [
         f"  measured on {verdict.calls} calls in {verdict.measuring_s:.2f} s, {verdict.excess_s:.2f} s of them more "
         "than the fastest way would have taken",
+        f"  decided on {verdict.rounds} rounds; measuring ended because {_ENDED[verdict.ended_by]}",
         f"  inputs {moved} from call to call; {what.objective}; {verdict.measured_at}",
         f"  holds for: {what.gpu}; driver {what.driver}; {what.host}; torch {what.torch}; Encore {what.encore}; "
         f"{what.options}",

@@ -41,6 +41,8 @@ def verdict(circumstances: Circumstances | None = None, **changes: Any) -> Store
         "calls": 156,
         "measuring_s": 0.02,
         "excess_s": 0.004,
+        "rounds": 12,
+        "ended_by": "certainty",
         "measured_at": "2026-01-02T03:04:05Z",
         "direction": "inference",
     }

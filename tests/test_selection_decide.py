@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -130,7 +131,7 @@ def test_a_candidate_that_is_much_slower_is_dropped_early_and_called_no_more() -
 
 def test_quiet_times_take_few_calls() -> None:
     selector = decided(dict.fromkeys(NAMES, 1.0), Weather(noise=0.003), seed=1)
-    assert selector.spent.calls <= 160
+    assert selector.spent.calls <= 170
 
 
 def test_a_clock_that_ticks_coarsely_decides() -> None:
@@ -284,6 +285,53 @@ def test_what_stopped_the_program_was_no_candidate() -> None:
     assert selector.spent.seconds > 3600
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_calls_of_seconds_are_not_measured_for_minutes(count: int) -> None:
+    """Three rounds that count, and a guess by them, where sixty seconds are no more than that."""
+    for slow in NAMES[:count]:
+        truth = {name: 2200.0 if name == slow else 2000.0 for name in NAMES[:count]}
+        for seed in range(10):
+            selector = decided(truth, Weather(noise=0.01), seed)
+            assert selector.decision is not None
+            assert (selector.decision.outcome, selector.ended_by, selector.rounds) == ("unresolved", "time", 3)
+            assert selector.decision.kept != slow
+            assert selector.spent.seconds <= 2 * selector.rules.most_s
+            assert not selector.is_worth_keeping
+
+
+def test_calls_of_a_minute_are_hardly_measured_at_all() -> None:
+    selector = decided({"none": 60_000.0, "copy": 60_000.0}, Weather(noise=0.01), seed=0)
+    assert (selector.spent.calls, selector.says_little, selector.ended_by) == (4, True, "time")
+    assert selector.decision is not None
+    assert selector.decision.kept == "copy"
+
+
+def test_a_machine_that_was_suspended_has_not_used_the_time_up() -> None:
+    selector = Selector(["a", "b"])
+    while (turn := selector.next_turn()) is not None:
+        suspended = turn.call in (5, 30)
+        selector.record(turn, 7200.0 if suspended else 1e-3 if turn.candidate == "a" else 1.1e-3)
+    assert (selector.ended_by, selector.spent.seconds > 7200) == ("certainty", True)
+
+
+@pytest.mark.parametrize(
+    ("times", "rules", "budget_s", "ended_by"),
+    [
+        ((1.0, 1.1), Rules(), None, "certainty"),
+        ((1.0, 1.0), Rules(most_calls=150), None, "calls"),
+        ((1.0, 1.01), Rules(most_s=0.2), None, "time"),
+        ((1.0, 1.2), Rules(), 1e-3, "cost"),
+    ],
+)
+def test_what_ended_measuring_is_told(
+    times: tuple[float, float], rules: Rules, budget_s: float | None, ended_by: str
+) -> None:
+    selector = decided(dict(zip(NAMES, times, strict=False)), Weather(noise=0.05), 2, rules, budget_s)
+    assert selector.ended_by == ended_by
+    assert selector.void("a reason")
+    assert selector.ended_by == ("cost" if budget_s is not None else None), "what is used up stays used up"
+
+
 def test_few_rounds_give_up_only_what_is_far_behind() -> None:
     rounds = [{"a": 1.0, "b": 1.6, "c": 2.5}] * 3
     assert [hopeless("abc", rounds[:count]) for count in range(4)] == [set(), {"c"}, {"b", "c"}, {"b", "c"}]
@@ -300,13 +348,29 @@ def test_equal_candidates_are_hardly_ever_hopeless() -> None:
 
 def test_excess_is_what_the_slower_candidates_took_more() -> None:
     selector = Selector(["a", "b"], Rules(block_calls=2, lead_in_calls=0))
-    for _ in range(8):
+    for _ in range(20):
         turn = selector.next_turn()
         assert turn is not None
         selector.record(turn, 1.0 if turn.candidate == "a" else 3.0)
-    assert selector.spent.seconds == 16.0
-    assert selector.spent.excess_s == 8.0
+    calls = selector.measured_calls
+    assert selector.spent.seconds == calls["a"] + 3.0 * calls["b"]
+    assert selector.spent.excess_s == 2.0 * calls["b"]
     assert selector.medians == {"a": 1.0, "b": 3.0}
+
+
+def test_hundreds_of_graphs_do_not_keep_their_times_for_ever() -> None:
+    """A program of 300 graphs whose verdicts were hard to reach: some megabytes of the host's."""
+    decided(dict.fromkeys(NAMES, 1.0), Weather(noise=0.05), 0)  # what is kept for all of them
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        decided_ones = [decided(dict.fromkeys(NAMES, 1.0), Weather(noise=0.05), seed) for seed in range(4)]
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    calls = sum(one.spent.calls for one in decided_ones)
+    assert calls > 2000
+    assert after - before < 80 * calls
 
 
 # What counts
@@ -334,24 +398,20 @@ def test_blocks_that_are_not_whole_or_no_times_are_refused(block: list[float]) -
         {"error": 0.0},
         {"margin": 1.0},
         {"lead_in_rounds": -1},
+        {"most_s": 0.0},
     ],
 )
 def test_rules_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"cannot be left out|never|between 0 and 1"):
+    with pytest.raises(ValueError, match=r"cannot be left out|never|between 0 and 1|no time"):
         Rules(**wrong)  # type: ignore[arg-type]
 
 
 def test_the_first_round_does_not_count() -> None:
     """Candidates whose first calls say the opposite of all later ones."""
     selector = Selector(["a", "b"], seed=1)
-    first_round = 2 * selector.rules.block_calls
-    for call in range(1000):
-        assert selector.spent.rounds == max(0, call // first_round - 1)
-        turn = selector.next_turn()
-        if turn is None:
-            break
-        fast = (turn.candidate == "a") == (call < first_round)
-        selector.record(turn, 1.0 if fast else 2.0)
+    while (turn := selector.next_turn()) is not None:
+        fast = (turn.candidate == "a") == (turn.round == 0)
+        selector.record(turn, 1e-3 if fast else 2e-3)
     assert selector.decision is not None
     assert selector.decision.kept == "b"
     assert selector.decision.comparisons[0].ratio.low == pytest.approx(2.0)
@@ -360,24 +420,79 @@ def test_the_first_round_does_not_count() -> None:
 @given(st.integers(0, 1000), st.integers(1, 6), st.integers(0, 99))
 def test_every_candidate_has_a_block_in_each_round(index: int, block: int, seed: int) -> None:
     made = turns(NAMES, index, block, seed)
-    assert [turn.place for turn in made] == list(range(block)) * 3
+    assert [turn.place for turn in made[: 3 * block]] == list(range(block)) * 3
     assert sorted({turn.candidate for turn in made}) == sorted(NAMES)
+    assert [(turn.candidate, turn.place) for turn in made[3 * block :]] in ([], [(made[-1].candidate, block)])
     assert made == turns(NAMES, index, block, seed)
 
 
 def test_the_order_of_a_round_says_nothing_of_the_next_ones() -> None:
     """The interval supposes so. Each of three candidates comes first, and any after it, in a sixth of all rounds."""
-    orders = [tuple(turn.candidate for turn in turns(NAMES, index, 1, 0)) for index in range(3000)]
+    orders = [tuple(turn.candidate for turn in turns(NAMES, index, 1, 0)[:3]) for index in range(3000)]
     for apart in (1, 2, 3, 4):
         both = Counter(zip(orders, orders[apart:], strict=False))
         assert len(both) == 36
         assert max(both.values()) < 2 * min(both.values()) < 2 * len(orders) / 36
 
 
+@pytest.mark.parametrize("candidates", [NAMES[:2], NAMES], ids=len)
+@pytest.mark.parametrize("period", range(2, 17))
+def test_rounds_are_not_in_step_with_a_short_period(candidates: tuple[str, ...], period: int) -> None:
+    """In some rounds, each candidate has counted calls at every place of the period."""
+    rules, call, seen = Rules(), 0, set()
+    for index in range(40):
+        for turn in turns(candidates, index, rules.block_calls, seed=3):
+            if rules.lead_in_calls <= turn.place < rules.block_calls:
+                seen.add((turn.candidate, call % period))
+            call += 1
+    assert len(seen) == len(candidates) * period
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 7, 8, 12, 16])
+def test_batches_with_a_period_cost_no_more_calls(period: int) -> None:
+    """One half of each period takes five times as long."""
+
+    def measured(truth: dict[str, float], seed: int) -> Selector:
+        selector, chance, call = Selector(list(truth), seed=seed), random.Random(seed), seed
+        while (turn := selector.next_turn()) is not None:
+            batch = 5.0 if call % period < period // 2 else 1.0
+            selector.record(turn, 1e-3 * batch * truth[turn.candidate] * math.exp(chance.gauss(0, 0.05)))
+            call += 1
+        return selector
+
+    alike = [measured({"none": 1.0, "copy": 1.0}, seed).decision for seed in range(8)]
+    assert sum(one is not None and one.outcome == "same" for one in alike) >= 7
+    for seed in range(8):
+        for best, outcome in (("none", "same"), ("copy", "faster")):
+            found = measured({name: 1.0 if name == best else 1.1 for name in NAMES[:2]}, seed)
+            assert found.decision is not None
+            assert (found.decision.kept, found.decision.outcome) == (best, outcome)
+            assert found.spent.calls <= 250
+
+
+def test_calls_that_are_nobodys_turn_are_calls_of_the_period() -> None:
+    """Windows without measuring, and times that are outstanding."""
+    selector, chance, call = Selector(("a", "b"), seed=1), random.Random(1), 0
+    while True:
+        if selector.at_block_start and chance.random() < 0.1:
+            for _ in range(3):
+                selector.passed()
+                call += 1
+        turn = selector.next_turn()
+        if turn is None:
+            break
+        assert turn.call == call
+        batch = 5.0 if call % 8 < 4 else 1.0
+        selector.record(turn, 1e-3 * batch * (1.1 if turn.candidate == "a" else 1.0) * math.exp(chance.gauss(0, 0.03)))
+        call += 1
+    assert selector.decision is not None
+    assert (selector.decision.kept, selector.spent.calls <= 200) == ("b", True)
+
+
 @pytest.mark.parametrize(("period", "offset"), [(8, 0), (16, 4), (24, 6)])
 def test_batches_whose_period_meets_the_rounds_lead_to_no_wrong_verdict(period: int, offset: int) -> None:
     """One half of each period takes five times as long: blocks of one candidate, or of the other, have all of it."""
-    rules = Rules(most_calls=800)
+    rules, wrong = Rules(most_calls=800), 0
     for seed in range(100):
         selector, chance = Selector(("a", "b"), rules, seed=seed), random.Random(seed)
         for call in itertools.count(offset):
@@ -387,7 +502,8 @@ def test_batches_whose_period_meets_the_rounds_lead_to_no_wrong_verdict(period: 
             batch = 5.0 if call % period < period // 2 else 1.0
             selector.record(turn, 1e-3 * batch * math.exp(chance.gauss(0, 0.02)))
         assert selector.decision is not None
-        assert selector.decision.outcome != "faster", seed
+        wrong += selector.decision.outcome == "faster"
+    assert wrong <= 100 * rules.error
 
 
 # Intervals

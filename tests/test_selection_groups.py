@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
+import selection_on_cpu
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from selection_on_cpu import RULES, W, make, pair, run, run_pair, selection
@@ -241,6 +243,26 @@ def test_hundreds_of_graphs_are_measured_one_after_another_without_making_way_fo
     assert "it was not called while it was to be measured" not in reasons
     called_in_turn(calls[:12], 1200)
     assert {one.describe().state for one in members[:12]} == {"decided"}
+
+
+def test_hardly_a_call_is_lost_between_one_group_and_the_next(
+    make: Any, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that wait ask every 64 calls only; who is through with measuring wakes who has waited the longest."""
+    monkeypatch.setattr(selection_on_cpu, "RULES", Rules(fewest_calls=8, most_calls=60, error=0.3))
+    functions = [make(model=Model(cuda_on_cpu), digest=f"{number:064x}")[1] for number in range(6)]
+    decided: dict[int, int] = {}
+    for step in range(700):
+        x, y = values(step), values(-step)
+        torch.compiler.cudagraph_mark_step_begin()
+        for number, compiled in enumerate(functions):
+            compiled.function([x, y, W])
+            if selection(compiled).state == "decided":
+                decided.setdefault(number, step)
+    assert sorted(decided) == list(range(6))
+    between = [following - step for step, following in itertools.pairwise(decided.values())]
+    most = max(selection(compiled).calls for compiled in functions)
+    assert max(between) <= most + 16, "eight calls are left alone, and it is learned how they follow one another"
 
 
 def test_a_group_that_is_called_now_and_then_does_not_keep_others_waiting(make: Any, tmp_path: Path) -> None:

@@ -92,6 +92,31 @@ def measured(machine: Machine, monkeypatch: pytest.MonkeyPatch, calls: int, **ke
     return selector
 
 
+def test_iterations_that_are_left_alone_are_calls_of_the_program_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a period of the program's calls would be out of step behind each window."""
+    apart, next_turn = set(), Selector.next_turn
+
+    class Counting(Noisy):
+        drawn, iterations = random.Random(5), 0
+
+        def iteration(self) -> None:
+            self.iterations += 1
+            super().iteration()
+
+    machine = Counting(1e-3, 3e-3)
+
+    def watched(self: Selector) -> Any:
+        turn = next_turn(self)
+        if turn is not None:
+            apart.add(machine.iterations - turn.call)
+        return turn
+
+    monkeypatch.setattr(Selector, "next_turn", watched)
+    selector = measured(machine, monkeypatch, 3 * AGAIN)
+    assert selector.spent.calls > AGAIN
+    assert len(apart) == 1
+
+
 @pytest.mark.parametrize(
     ("host_s", "device_s", "waits_itself", "lost_s"),
     [

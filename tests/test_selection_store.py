@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from optimizations.selection import identity, store
 from optimizations.selection.store import SUFFIX, VerdictStore, key_of
-from optimizations.selection.verdict import UnreadableVerdict, parse_verdict
+from optimizations.selection.verdict import CHECKSUM, UnreadableVerdict, checksum, parse_verdict
 from suite.cli import app
 from suite.errors import WrongUse
 
@@ -50,6 +50,12 @@ def test_latency_says_nothing_of_throughput(verdicts: VerdictStore) -> None:
     assert verdicts.get(where(objective="throughput")) is None
 
 
+def sealed(fields: dict[str, Any]) -> bytes:
+    """A file of these fields whose checksum is right."""
+    rest = {key: one for key, one in fields.items() if key != CHECKSUM}
+    return json.dumps({**rest, CHECKSUM: checksum(rest)}).encode()
+
+
 def spoilt(content: bytes) -> list[tuple[str, bytes, str]]:
     whole = json.loads(content)
     return [
@@ -59,22 +65,30 @@ def spoilt(content: bytes) -> list[tuple[str, bytes, str]]:
         ("of another program", b'{"name": "x"}', "not a verdict of Encore's"),
         ("a list", b"[1, 2]", "not a verdict of Encore's"),
         ("deep", b"[" * 100_000, "not JSON"),
-        ("of a later version", json.dumps({**whole, "version": 3}).encode(), "version 3"),
-        ("with a time below zero", json.dumps({**whole, "median_s": {"copy": -1.0}}).encode(), "median_s"),
-        ("with a time that is none", json.dumps({**whole, "median_s": {"copy": math.nan}}).encode(), "median_s"),
-        ("with times of a stranger", json.dumps({**whole, "median_s": {"fast": 1.0}}).encode(), "times are of"),
-        ("with a field more", json.dumps({**whole, "extra": 1}).encode(), "extra"),
-        ("without a field", json.dumps({key: one for key, one in whole.items() if key != "kept"}).encode(), "kept"),
-        ("with a wrong type", json.dumps({**whole, "calls": "many"}).encode(), "calls"),
-        ("with a negative number", json.dumps({**whole, "calls": -1}).encode(), "calls"),
-        ("that keeps what it has not", json.dumps({**whole, "kept": "magic"}).encode(), "magic"),
-        ("of other circumstances", content.replace(b"580.159", b"580.160"), "other circumstances"),
-        ("of no group", json.dumps({**whole, "group": [OTHER]}).encode(), "its own graph"),
+        ("of a later version", sealed({**whole, "version": 4}), "version 4"),
+        ("with a time below zero", sealed({**whole, "median_s": {"copy": -1.0}}), "median_s"),
+        ("with a time that is none", sealed({**whole, "median_s": {"copy": math.nan}}), "median_s"),
+        ("with times of a stranger", sealed({**whole, "median_s": {"fast": 1.0}}), "times are of"),
+        ("with a field more", sealed({**whole, "extra": 1}), "extra"),
+        ("without a field", sealed({key: one for key, one in whole.items() if key != "kept"}), "kept"),
+        ("with a wrong type", sealed({**whole, "calls": "many"}), "calls"),
+        ("with a negative number", sealed({**whole, "calls": -1}), "calls"),
+        ("that keeps what it has not", sealed({**whole, "kept": "magic"}), "magic"),
+        (
+            "of other circumstances",
+            sealed({**whole, "circumstances": {**whole["circumstances"], "driver": "580.160"}}),
+            "other circumstances",
+        ),
+        ("of no group", sealed({**whole, "group": [OTHER]}), "its own graph"),
+        ("without a checksum", json.dumps({**whole, CHECKSUM: None}).encode(), "checksum"),
+        ("with another's checksum", json.dumps({**whole, CHECKSUM: "0" * 64}).encode(), "checksum"),
+        ("with a flipped digit", content.replace(b"0.00015", b"0.00095"), "checksum"),
+        ("with a bound moved", content.replace(b"1.4", b"1.1"), "checksum"),
         ("huge", b" " * (store.MOST_BYTES + 1), "larger than"),
     ]
 
 
-@pytest.mark.parametrize("index", range(15))
+@pytest.mark.parametrize("index", range(22))
 def test_damaged_and_foreign_files_are_ignored_with_a_reason(
     verdicts: VerdictStore, caplog: pytest.LogCaptureFixture, index: int
 ) -> None:
@@ -95,8 +109,27 @@ def test_damaged_and_foreign_files_are_ignored_with_a_reason(
 
 
 def test_a_verdict_cannot_be_made_of_nonsense() -> None:
+    fields = json.loads(verdict().to_json())
+    fields["compared"][0]["ratio"] = -1.5
     with pytest.raises(UnreadableVerdict, match="compared"):
-        parse_verdict(verdict().to_json().replace(b'"ratio": 1.5', b'"ratio": -1.5'))
+        parse_verdict(sealed(fields))
+
+
+def test_whatever_bit_of_a_file_flips_the_verdict_is_ignored_or_the_same(verdicts: VerdictStore) -> None:
+    whole = verdict()
+    content = whole.to_json()
+    accepted = 0
+    for place in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        try:
+            found = parse_verdict(bytes(damaged))
+        except UnreadableVerdict:
+            continue
+        assert found == whole
+        accepted += 1
+    assert accepted < len(content) / 2, "blanks that are another blank now"
+    assert parse_verdict(json.dumps(dict(reversed(json.loads(content).items()))).encode()) == whole
 
 
 def test_a_folder_in_the_place_of_a_verdict_is_ignored(verdicts: VerdictStore) -> None:
@@ -351,6 +384,7 @@ def test_a_decision_is_explained(folder: Path) -> None:
     assert "none         150.0 us, 1.500 times the kept one's time (1.400 to 1.600, 12 rounds)" in text
     assert "indirection  100.5 us, 1.000 times the kept one's time (? to 1.010, 12 rounds)" in text
     assert "measured on 156 calls in 0.02 s" in text
+    assert "decided on 12 rounds; measuring ended because it was sure" in text
     assert "inputs moved from call to call" in text
     assert "driver 580.159" in text
     assert "is ignored: it is not a verdict" in decisions("explain", "cccc").stdout

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from selection_on_cpu import W, make, run, selection
 from trees_on_cpu import Model, values
 
 from optimizations.capture.trees.containers import managers
+from optimizations.selection.served import LOOK_EVERY
+from optimizations.selection.validity import WINDOW
 
 __all__ = ["cuda_on_cpu", "make"]
 
@@ -43,6 +46,18 @@ def test_another_stream_makes_the_verdict_void(make: Any, cuda_on_cpu: CudaOnCpu
     run(compiled, 400)
     assert selection(compiled).voided == ("the program went on to another stream",)
     assert selection(compiled).state == "decided"
+
+
+@pytest.mark.parametrize("after", [0, 3, 60, 132])
+@pytest.mark.parametrize("change", ["stream", "rests"])
+def test_a_change_is_noticed_within_so_many_calls(make: Any, cuda_on_cpu: CudaOnCpu, change: str, after: int) -> None:
+    """Whenever it comes: in a look, or right behind one."""
+    _, compiled = make()
+    run(compiled, 400 + after)
+    assert selection(compiled).state == "decided"
+    cuda_on_cpu.stream += change == "stream"
+    run(compiled, LOOK_EVERY + 2 * WINDOW, moving=change == "stream")
+    assert len(selection(compiled).voided) == 1
 
 
 def test_streams_that_take_turns_change_nothing(make: Any, cuda_on_cpu: CudaOnCpu) -> None:

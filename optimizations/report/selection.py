@@ -44,6 +44,9 @@ class SelectionReport:
         kept: the candidate; None before it is decided.
         outcome: "faster" than a simpler one, "same" (the simplest is kept), or "unresolved" (measuring ended before
             either was sure).
+        rounds: what it was decided on: rounds that count, of a block of calls by each candidate.
+        ended_by: what ended measuring: "certainty", or what it may take at most: "calls", "time", "cost" (`budget_s`);
+            None before it is decided.
         source: whether it was measured in this process, or stored by an earlier one.
         calls, measuring_s, excess_s: measured calls of the group, their time, and how much longer the program took
             than with the fastest candidate unmeasured. `waiting_s` of that is because the device was waited for, as
@@ -78,3 +81,5 @@ class SelectionReport:
     pointer_bytes: int | None = None
     budget_s: float | None = None
     waiting_s: float = 0.0
+    rounds: int = 0
+    ended_by: str | None = None

@@ -29,14 +29,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
 from optimizations.selection.interval import Interval, fewest, paired_interval
-from optimizations.selection.totals import DOUBT, LIKELY, SURE, Means, errors_against
+from optimizations.selection.totals import LIKELY, Means, doubtful, errors_against, seeming_errors_against, sure
 
 Outcome = Literal["faster", "same", "unresolved"]
+EndedBy = Literal["certainty", "calls", "time", "cost"]
+"""What ended measuring: a sure verdict, or what it may take at most."""
 
 HOPELESS = (2.5, 1.5, 1.15)
 """After one round, after two, and from the third one on. See `hopeless`. Slow regimes of hosts were 2.1 times as slow,
@@ -58,7 +60,11 @@ class Rules:
             microseconds].
         error: how probable a wrong verdict is at most, over all looks and pairs, where candidates are equal.
         most_calls: calls after which a verdict is reached in any case.
+        most_s: seconds of calls after which a verdict is reached with the round that is under way, if three count by
+            then; after twice as many in any case. A program whose calls take seconds is not measured for minutes.
         look_growth: from one look to the next, rounds grow by this factor.
+        fewest_calls: calls that count before the first look, of all candidates, in blocks: what is slow in a twentieth
+            of a candidate's calls has mostly been seen once by then.
     """
 
     block_calls: int = 4
@@ -68,13 +74,17 @@ class Rules:
     least_gain_s: float = 5e-6
     error: float = 0.02
     most_calls: int = 4000
+    most_s: float = 60.0
     look_growth: float = 1.25
+    fewest_calls: int = 120
 
     def __post_init__(self) -> None:
         if not 0 <= self.lead_in_calls < self.block_calls:
             raise ValueError(f"of a block of {self.block_calls} calls, {self.lead_in_calls} cannot be left out")
         if self.most_calls < 1 or self.lead_in_rounds < 0 or self.look_growth <= 1:
             raise ValueError(f"rules that never end or never look: {self}")
+        if not self.most_s > 0:
+            raise ValueError(f"measuring that takes no time finds nothing: {self}")
         if not 0 < self.error < 1 or not 0 < self.margin < 1:
             raise ValueError(f"margin and error are shares between 0 and 1: {self}")
         if not 0 <= self.least_gain_s < math.inf:
@@ -89,7 +99,7 @@ class Rules:
         """Numbers of counted rounds at which it is decided, ascending; intervals have bounds from the first one on."""
         pairs = max(1, candidates * (candidates - 1) // 2)
         last = self.most_rounds(2)  # where all but two are dropped at once there are as many
-        for first in range(1, last):
+        for first in range(min(last, math.ceil(self.fewest_calls / (candidates * self.block_calls))), last):
             looks = [first]
             while (following := math.ceil(looks[-1] * self.look_growth)) < last:
                 looks.append(following)
@@ -182,11 +192,13 @@ def judge(
     at_the_end: bool = False,
     given_up: Collection[str] = (),
     means: Sequence[Means] = (),
+    looked_at: int = 0,
 ) -> Judged:
     """Who is left after these counted rounds, in the order in which they were measured, with the `means` of the same.
 
     `candidates` stand simplest first; those of them that were `given_up` are out. Only numbers of rounds in
-    `Rules.looks` are looked at, so that the answer for the same rounds does not depend on how often it was asked for.
+    `Rules.looks` are looked at, so that the answer for the same rounds does not depend on how often it was asked for;
+    and only those beyond `looked_at`, where those before were, and whoever was dropped then is `given_up`.
     `at_the_end`: no more rounds will come.
 
     Raises:
@@ -198,7 +210,7 @@ def judge(
     if len(left) == 1:
         error = rules.error_per_look(len(candidates))
         return Judged(left, _decision(candidates, left, left[0], rounds, error, resolved=True))
-    looks = [look for look in rules.looks(len(candidates)) if look <= len(rounds)]
+    looks = [look for look in rules.looks(len(candidates)) if looked_at < look <= len(rounds)]
     if at_the_end and len(rounds) not in looks:
         looks.append(len(rounds))
     error = rules.error_per_look(len(candidates))
@@ -224,6 +236,10 @@ def compare(candidate: str, other: str, rounds: Sequence[Round], error: float) -
     return Comparison(candidate, other, ratio, len(both))
 
 
+def _inverse(bound: float) -> float:
+    return 1 / bound if bound > 0 else math.inf
+
+
 def _least_gains(candidates: Sequence[str], rounds: Sequence[Round], rules: Rules) -> Mapping[tuple[str, str], float]:
     """What the second of two has to gain over the first, as a share of its own time. Note [A few microseconds]."""
     found = {}
@@ -243,32 +259,50 @@ class _Pairs:
     error: float
     rules: Rules
     gains: Mapping[tuple[str, str], float]
+    known: dict[tuple[str, str], Comparison | None] = field(default_factory=dict)
+
+    def compare(self, one: str, other: str) -> Comparison | None:
+        """`compare`, once for both ways round: an interval takes milliseconds of the program's time."""
+        if (other, one) in self.known:
+            found = self.known[other, one]
+            if found is None:
+                return None
+            ratio = found.ratio
+            back = Interval(1 / ratio.estimate, _inverse(ratio.high), _inverse(ratio.low))
+            return Comparison(one, other, back, found.rounds)
+        if (one, other) not in self.known:
+            self.known[one, other] = compare(one, other, self.rounds, self.error)
+        return self.known[one, other]
 
     def is_slower(self, one: str, other: str) -> bool:
         """Whether `one` is slower than `other` beyond the noise, and by the least gain."""
-        if self._sums_against(one, other) > SURE:
+        if errors_against(one, other, self.means, self._margin(one, other)) > sure(self.error):
             return True
-        found = compare(one, other, self.rounds, self.error)
+        found = self.compare(one, other)
         slower = found is not None and found.ratio.high * (1 + self.gains.get((one, other), 0.0)) < 1
-        return slower and self._sums_against(other, one) <= DOUBT
+        return slower and self._sums_against(other, one, found) <= doubtful(len(self.rounds))
 
     def is_close(self, one: str, other: str) -> bool:
         """Whether `one` is slower than `other` by no more than the margin, with the certainty that is asked for."""
-        found = compare(other, one, self.rounds, self.error)
+        found = self.compare(other, one)
         close = found is not None and found.ratio.high <= 1 + self._margin(one, other)
-        return close and self._sums_against(one, other) <= DOUBT
+        return close and self._sums_against(one, other, found) <= doubtful(len(self.rounds))
 
     def seems_close(self, one: str, other: str) -> bool:
         """`is_close`, by the estimates."""
-        found = compare(other, one, self.rounds, self.error)
+        found = self.compare(other, one)
         close = found is None or found.ratio.estimate <= 1 + self.rules.margin / 2
-        return close and self._sums_against(one, other) <= LIKELY
+        return close and self._sums_against(one, other, found) <= LIKELY
 
     def _margin(self, one: str, other: str) -> float:
         return max(self.rules.margin, self.gains.get((one, other), 0.0))
 
-    def _sums_against(self, one: str, other: str) -> float:
-        return errors_against(one, other, self.means, self._margin(one, other))
+    def _sums_against(self, one: str, other: str, found: Comparison | None) -> float:
+        """`found` compares the two, as `one` over `other`, in most calls."""
+        if found is None or not self.means:
+            return 0.0
+        margin = self._margin(one, other)
+        return seeming_errors_against(one, other, self.means, self.rounds, found.ratio.estimate, margin)
 
 
 def _without_slower(left: tuple[str, ...], pairs: _Pairs) -> tuple[str, ...]:

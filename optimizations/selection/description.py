@@ -61,4 +61,6 @@ def describe(
         voided=tuple(selector.voided) if selector is not None else (),
         not_stored=not_stored if decision is not None else None,
         budget_s=budget_s,
+        rounds=stored.rounds if stored is not None else selector.rounds if selector is not None else 0,
+        ended_by=stored.ended_by if stored is not None else selector.ended_by if selector is not None else None,
     )

@@ -45,10 +45,11 @@ def paired_interval(differences: Sequence[float], error: float) -> Interval:
     if not 0 < error < 0.5:
         raise ValueError(f"the error of an interval lies between 0 and 0.5 and cannot be {error}")
     rows, columns = np.triu_indices(values.size)
-    means = np.sort((values[rows] + values[columns]) / 2)
+    means = (values[rows] + values[columns]) / 2
     skipped = _skipped(values.size, error)
     if skipped is None:
         return Interval(float(np.median(means)), -math.inf, math.inf)
+    means.partition((skipped, means.size - 1 - skipped))
     return Interval(float(np.median(means)), float(means[skipped]), float(means[-1 - skipped]))
 
 

@@ -40,7 +40,7 @@ def store(members: Sequence[Member], selector: Selector, *, leader: int | None, 
     `leader` is the serial of the one that an iteration begins with, `moving` whether its inputs move. Functions that
     are alike have one verdict, which cannot say it of one of them.
     """
-    assert selector.decision is not None
+    assert selector.decision is not None and selector.ended_by is not None
     decision, spent = selector.decision, selector.spent
     known = [one.circumstances for one in members if one.circumstances is not None]
     if len(known) < len(members):
@@ -60,6 +60,8 @@ def store(members: Sequence[Member], selector: Selector, *, leader: int | None, 
             calls=spent.calls,
             measuring_s=spent.seconds,
             excess_s=spent.excess_s,
+            rounds=selector.rounds,
+            ended_by=selector.ended_by,
             measured_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             direction=member.direction,
         )

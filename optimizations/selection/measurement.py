@@ -98,6 +98,7 @@ class Measurement:
     def leave_alone(self) -> bool:
         """This iteration is such a one. Whether `start` follows."""
         assert self._overlap is not None
+        self.selector.passed()
         return self._overlap.iteration_left_alone()
 
     def _note_overlap(self, turn: Turn, seconds: float) -> None:
@@ -114,6 +115,7 @@ class Measurement:
     def next_turn(self) -> Turn | None:
         """Whose turn this iteration is; None where it is nobody's, or all is decided."""
         if len(self._under_way) >= MOST_UNDER_WAY and self.selector.at_block_start:
+            self.selector.passed()
             return None
         return self.selector.next_turn()
 

@@ -16,11 +16,14 @@ calls so far, and what is faster in its own first calls is faster.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
-from optimizations.selection.decide import Decision, Round, Rules, block_median, hopeless, judge
+from optimizations.selection.decide import Decision, EndedBy, Round, Rules, block_median, hopeless, judge
+from optimizations.selection.period import NO_PERIOD, Timed, period_of
 from optimizations.selection.schedule import Turn, turns
 from optimizations.selection.totals import OUTLIER, Means, clipped_mean
 
@@ -61,6 +64,7 @@ class Selector:
 
     Attributes:
         decision: the verdict; None while there is none.
+        ended_by: what brought it about.
         voided: why earlier verdicts were given up.
     """
 
@@ -78,28 +82,31 @@ class Selector:
         self.candidates = tuple(candidates)
         self.rules = rules or Rules()
         self.decision: Decision | None = None
+        self.ended_by: EndedBy | None = None
         self.voided = list(voided)
         self._budget_s = budget_s
         self._seed = seed
         self._earlier = earlier or Spent()
         self._looks = frozenset(self.rules.looks(len(self.candidates)))
         self._lost_s = 0.0
+        self._call = 0
         self._begin(calls_before)
 
     def _begin(self, calls_before: int = 0) -> None:
-        self.decision = None
+        self.decision = self.ended_by = None
         self._calls_before = calls_before
         self._left = self.candidates
         self._given_up: frozenset[str] = frozenset()
         self._hasty = False
         self._rounds: list[Round] = []
-        self._means: list[Means] = []
+        self._counted: list[Mapping[str, Sequence[tuple[int, float]]]] = []
+        self._looked_at = 0
         self._lead_in: list[Round] = []
         self._round_index = 0
         self._queue: deque[Turn] = deque()
-        self._open: dict[int, dict[str, list[float | None]]] = {}
+        self._open: dict[int, dict[str, list[tuple[int, float] | None]]] = {}
         self._calls = 0
-        self._seconds: dict[str, list[float]] = {name: [] for name in self.candidates}
+        self._seconds: dict[str, array[float]] = {name: array("d") for name in self.candidates}
         if len(self.candidates) == 1:
             self._judge()
         self._end_at_cap()
@@ -113,7 +120,13 @@ class Selector:
             self._open[self._round_index] = {name: [None] * self.rules.block_calls for name in self._left}
             self._round_index += 1
         self._calls += 1
-        return self._queue.popleft()
+        turn = replace(self._queue.popleft(), call=self._call)
+        self._call += 1
+        return turn
+
+    def passed(self) -> None:
+        """A call of the program was nobody's turn."""
+        self._call += 1
 
     @property
     def at_block_start(self) -> bool:
@@ -131,8 +144,10 @@ class Selector:
         blocks = self._open.get(turn.round)
         if self.decision is not None or blocks is None:
             return
-        blocks[turn.candidate][turn.place] = seconds
         self._seconds[turn.candidate].append(seconds)
+        if turn.place >= self.rules.block_calls:
+            return
+        blocks[turn.candidate][turn.place] = turn.call, seconds
         if all(one is not None for block in blocks.values() for one in block):
             self._round_done(turn.round)
         elif len(self._rounds) < FEWEST_ROUNDS and all(one is not None for one in blocks[turn.candidate]):
@@ -147,10 +162,7 @@ class Selector:
     @property
     def spent(self) -> Spent:
         """What measuring took so far, for verdicts that were given up as well."""
-        clipped = {
-            name: sum(min(one, OUTLIER * median) for one in self._seconds[name])
-            for name, median in self.medians.items()
-        }
+        clipped = self._clipped_s()
         counts = self.measured_calls
         best = min((total / counts[name] for name, total in clipped.items()), default=0.0)
         waiting = self._lost_s * sum(counts.values())
@@ -162,6 +174,13 @@ class Selector:
             self._earlier.excess_s + excess,
             self._earlier.waiting_s + waiting,
         )
+
+    def _clipped_s(self) -> dict[str, float]:
+        """The time of each candidate's calls, less what stopped the program."""
+        return {
+            name: sum(min(one, OUTLIER * middle) for one in self._seconds[name])
+            for name, middle in self.medians.items()
+        }
 
     def lost_by_waiting(self, seconds: float) -> None:
         """What each measured call took longer because the device was waited for (`overlap`)."""
@@ -181,6 +200,11 @@ class Selector:
     def _is_guess_of(self, fewer_rounds: int) -> bool:
         guessed = self.decision is not None and self.decision.outcome == "unresolved"
         return guessed and len(self._rounds) < fewer_rounds
+
+    @property
+    def rounds(self) -> int:
+        """That count, of the present verdict."""
+        return len(self._rounds)
 
     @property
     def calls_so_far(self) -> int:
@@ -218,37 +242,66 @@ class Selector:
             self._lead_in.append(found)
         else:
             self._rounds.append(found)
-            self._means.append(self._clipped_means(blocks))
+            self._counted.append(self._counted_calls(blocks))
             if len(self._rounds) in self._looks:
                 self._judge()
         self._end_at_cap()
 
-    def _whole_blocks(self, blocks: Mapping[str, Sequence[float | None]]) -> Round:
-        times = {name: [one for one in block if one is not None] for name, block in blocks.items()}
+    def _whole_blocks(self, blocks: Mapping[str, Sequence[tuple[int, float] | None]]) -> Round:
+        times = {name: [one[1] for one in block if one is not None] for name, block in blocks.items()}
         return {
             name: block_median(block, self.rules)
             for name, block in times.items()
             if len(block) == self.rules.block_calls
         }
 
-    def _clipped_means(self, blocks: Mapping[str, Sequence[float | None]]) -> Means:
-        medians, first = self.medians, self.rules.lead_in_calls
-        return {
-            name: clipped_mean([one for one in block[first:] if one is not None], medians[name])
-            for name, block in blocks.items()
-        }
+    def _counted_calls(
+        self, blocks: Mapping[str, Sequence[tuple[int, float] | None]]
+    ) -> Mapping[str, Sequence[tuple[int, float]]]:
+        first = self.rules.lead_in_calls
+        return {name: [one for one in block[first:] if one is not None] for name, block in blocks.items()}
+
+    def _without_period(self) -> tuple[Sequence[Round], Sequence[Means]]:
+        """Counted rounds, as medians and as means, as they would be if the program's calls had no period."""
+        period = period_of(
+            [
+                Timed(call, name, seconds)
+                for blocks in self._counted
+                for name, block in blocks.items()
+                for call, seconds in block
+            ]
+        )
+        times = self.medians
+        means = [
+            {name: clipped_mean(block, times[name], period) for name, block in blocks.items()}
+            for blocks in self._counted
+        ]
+        if period is NO_PERIOD:
+            return self._rounds, means
+        return [
+            {name: median(seconds / period.ratio(call) for call, seconds in block) for name, block in blocks.items()}
+            for blocks in self._counted
+        ], means
 
     def _judge(self, *, at_the_end: bool = False) -> None:
+        rounds, means = self._without_period()
         judged = judge(
             self.candidates,
-            self._rounds,
+            rounds,
             self.rules,
             at_the_end=at_the_end,
-            given_up=self._given_up,
-            means=self._means,
+            given_up=frozenset(self.candidates) - frozenset(self._left),
+            means=means,
+            looked_at=self._looked_at,
         )
-        self._left = judged.left
+        self._left, self._looked_at = judged.left, len(rounds)
         self.decision = judged.decision
+        if self.decision is not None:
+            self.ended_by = self.ended_by or "certainty"
+            # Hundreds of graphs would keep the times of thousands of calls each.
+            self._counted.clear()
+            self._open.clear()
+            self._queue.clear()
 
     def _end_at_cap(self) -> None:
         if self.decision is not None:
@@ -258,18 +311,25 @@ class Selector:
             self._give_up(self._rounds)
         if len(self._left) == 1:
             self._judge(at_the_end=True)
-        elif share > 1 or self.calls_so_far >= self.rules.most_calls:
-            self._end()
+        elif share > 1:
+            self._end("cost")
+        elif self.calls_so_far >= self.rules.most_calls:
+            self._end("calls")
+        elif len(self._rounds) >= FEWEST_ROUNDS and self._seconds_used() > self.rules.most_s:
+            self._end("time")
 
-    def _end_if_dear(self, index: int, blocks: Mapping[str, Sequence[float | None]]) -> None:
-        """Not even the rounds that say something may cost more than all of measuring may."""
-        if self.decision is None and self._share_used() > 1:
+    def _end_if_dear(self, index: int, blocks: Mapping[str, Sequence[tuple[int, float] | None]]) -> None:
+        """Not even the rounds that say something may cost more than all of measuring may, or take for ever."""
+        if self.decision is not None:
+            return
+        dear, long = self._share_used() > 1, self._seconds_used() > 2 * self.rules.most_s
+        if dear or long:
             unfinished = self._whole_blocks(blocks)
             if index < self.rules.lead_in_rounds:
                 self._lead_in.append(unfinished)
-                self._end()
+                self._end("cost" if dear else "time")
             else:
-                self._end(unfinished)
+                self._end("cost" if dear else "time", unfinished)
 
     def _give_up(self, rounds: Sequence[Round], among: Collection[str] | None = None) -> None:
         found = hopeless(self._left, rounds)
@@ -277,8 +337,9 @@ class Selector:
         self._hasty = self._hasty or (bool(self._given_up) and len(self._rounds) < FEWEST_ROUNDS)
         self._left = tuple(one for one in self._left if one not in self._given_up)
 
-    def _end(self, *unfinished: Round) -> None:
+    def _end(self, by: EndedBy, *unfinished: Round) -> None:
         """With what there is, and a round that was not brought to its end. Note [First calls]."""
+        self.ended_by = by
         little = len(self._rounds) < FEWEST_ROUNDS
         if little:
             seen = [*self._rounds, *unfinished]
@@ -291,6 +352,10 @@ class Selector:
             if kept != self.candidates[-1]:
                 kept = min(self._left, key=lambda one: times.get(one, math.inf))
             self.decision = replace(self.decision, kept=kept, outcome="unresolved", comparisons=())
+
+    def _seconds_used(self) -> float:
+        """Since measuring began, or began again."""
+        return sum(self._clipped_s().values())
 
     def _share_used(self) -> float:
         """Of the budget."""

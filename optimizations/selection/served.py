@@ -176,6 +176,12 @@ class Served:
         self._stop_measuring("it was not called while it was to be measured")
         self._gave_way = True
 
+    def wake(self) -> None:
+        """See `way.Measured`."""
+        if self.state == "waiting":
+            self._pauses = 0
+            self.members.rest(0)
+
     def lose(self, reason: str) -> None:
         """A function that was measured with the others is left out. As `give_way`."""
         self._series.forget_times()

@@ -1,17 +1,26 @@
-"""A verdict as it is stored: one JSON file, checked field by field when it is read."""
+"""A verdict as it is stored: one JSON file with a checksum, checked field by field when it is read.
+
+The checksum is of what the file says, not of its bytes: whoever formats it anew changes nothing, and a digit that a
+disk or an editor changed is noticed where it changes a number.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from optimizations.selection.decide import Decision
+from optimizations.selection.decide import Decision, EndedBy
 
 FORMAT: Literal["encore verdict"] = "encore verdict"
-VERSION: Literal[2] = 2
+VERSION: Literal[3] = 3
+
+
+CHECKSUM = "checksum"
+"""The field that a file has beside those of the verdict."""
 
 
 class UnreadableVerdict(ValueError):
@@ -61,12 +70,13 @@ class StoredVerdict(_Record):
         moving: whether addresses of inputs moved from call to call, of the graph that an iteration begins with.
         leads: whether that is this one.
         calls, measuring_s, excess_s: what measuring took; see `selector.Spent`.
+        rounds, ended_by: what it was decided on, and why measuring ended then; see `report.selection.SelectionReport`.
         median_s: median time of an iteration by candidate, in seconds.
         direction: "inference", "forward" or "backward".
     """
 
     format: Literal["encore verdict"] = FORMAT
-    version: Literal[2] = VERSION
+    version: Literal[3] = VERSION
     circumstances: Circumstances
     group: tuple[str, ...]
     candidates: tuple[str, ...]
@@ -79,6 +89,8 @@ class StoredVerdict(_Record):
     calls: int = Field(ge=0)
     measuring_s: float = Field(ge=0, allow_inf_nan=False)
     excess_s: float = Field(ge=0, allow_inf_nan=False)
+    rounds: int = Field(ge=0)
+    ended_by: EndedBy
     measured_at: str
     direction: Literal["inference", "forward", "backward"]
 
@@ -102,7 +114,17 @@ class StoredVerdict(_Record):
         return self.circumstances.model_copy(update={"graph": ""})
 
     def to_json(self) -> bytes:
-        return self.model_dump_json(indent=1).encode() + b"\n"
+        fields = json.loads(self.model_dump_json())
+        return json.dumps({**fields, CHECKSUM: checksum(fields)}, indent=1).encode() + b"\n"
+
+
+def checksum(fields: dict[str, Any]) -> str:
+    """SHA-256 of a verdict's fields, as they are in JSON, in whatever order they stand.
+
+    Raises:
+        RecursionError: they are too deep for a verdict's.
+    """
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def parse_verdict(content: bytes) -> StoredVerdict:
@@ -119,8 +141,13 @@ def parse_verdict(content: bytes) -> StoredVerdict:
         raise UnreadableVerdict("it is not a verdict of Encore's")
     if raw.get("version") != VERSION:
         raise UnreadableVerdict(f"it has version {raw.get('version')!r}, and this Encore reads version {VERSION}")
+    stated = raw.pop(CHECKSUM, None)
     try:
-        return StoredVerdict.model_validate_json(content)
+        if stated != checksum(raw):
+            raise UnreadableVerdict("it was damaged or changed by hand: its checksum is of something else")
+        return StoredVerdict.model_validate_json(json.dumps(raw))
+    except RecursionError:
+        raise UnreadableVerdict("it is too deep") from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the whole"
