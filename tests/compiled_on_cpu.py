@@ -19,7 +19,7 @@ from simulated_cuda import Function, Node, word
 import optimizations
 from optimizations import torch_internals
 from optimizations.capture.trees.maker import EncoreMaker
-from optimizations.recording.generated import GeneratedCode
+from optimizations.recording.generated import GeneratedCode, read_generated
 
 INDUCTOR = {"fallback_by_default": True, "graph_partition": False, "fallback_random": True}
 UNWRITTEN = 0x7F
@@ -29,7 +29,7 @@ class Capturable:
     """A function of Inductor's, called with the list of its inputs. `captures` counts."""
 
     def __init__(self, cuda: CudaOnCpu, model: Callable[[list[Any]], Any]) -> None:
-        self.code = GeneratedCode(None)
+        self.code = GeneratedCode(None, written=read_generated(model).written)
         self.captures = 0
         self._cuda = cuda
         self._model = model
