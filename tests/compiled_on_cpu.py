@@ -19,7 +19,7 @@ from simulated_cuda import Function, Node, word
 import optimizations
 from optimizations import torch_internals
 from optimizations.capture.trees.maker import EncoreMaker
-from optimizations.recording.generated import GeneratedCode
+from optimizations.recording.generated import GeneratedCode, read_generated
 
 INDUCTOR = {"fallback_by_default": True, "graph_partition": False, "fallback_random": True}
 UNWRITTEN = 0x7F
@@ -29,7 +29,7 @@ class Capturable:
     """A function of Inductor's, called with the list of its inputs. `captures` counts."""
 
     def __init__(self, cuda: CudaOnCpu, model: Callable[[list[Any]], Any]) -> None:
-        self.code = GeneratedCode(None)
+        self.code = GeneratedCode(None, written=read_generated(model).written)
         self.captures = 0
         self._cuda = cuda
         self._model = model
@@ -58,7 +58,8 @@ class Capturable:
             elif isinstance(output, torch.Tensor):
                 place = _place(output)
                 if place not in memory:
-                    block = self._cuda.allocate(output.untyped_storage().nbytes() // 4 + 1)
+                    # Elements of any width fit in a whole number of times.
+                    block = self._cuda.allocate(4 * (output.untyped_storage().nbytes() // 16 + 1))
                     block.view(torch.uint8).fill_(UNWRITTEN)
                     memory[place] = block.untyped_storage()
                     made[place] = len(made)
@@ -134,6 +135,25 @@ def _at(address: int, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[i
     last = sum((extent - 1) * step for extent, step in zip(size, stride, strict=True))
     storage = at_address(address, (last + 1) * dtype.itemsize, torch.uint8).untyped_storage()
     return tensor_over({"dtype": dtype, "storage_offset": 0, "size": size, "stride": stride}, storage)
+
+
+CUTS = ("tanh", "exp", "flip", "sum", "cat", "sin", "mean", "relu")
+"""Operators that are left out of graphs by `cut_into_partitions`."""
+
+
+def cut_into_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Inductor leave some operators out of CUDA graphs, as it does with some custom ones on a GPU.
+
+    What is compiled becomes several graphs then, which pass tensors on to one another.
+    """
+    scheduler, _ = torch_internals.holder_of("graph_partition")
+
+    def should_partition(_: Any, node: Any) -> str | None:
+        schema = getattr(getattr(node.node, "op_overload", None), "_schema", None)
+        return None if schema is None or schema.name.split("::")[1] not in CUTS else "an operator that cuts"
+
+    monkeypatch.setattr(scheduler, "should_partition", should_partition)
+    monkeypatch.setitem(INDUCTOR, "graph_partition", True)
 
 
 class CompiledOnCpu:

@@ -194,3 +194,28 @@ def test_what_is_reused_is_unknown_where_the_source_cannot_be_read() -> None:
 def test_an_input_of_a_kernel_that_works_with_other_ranks_has_unknown_uses() -> None:
     code = read("\none_shot_all_reduce_0.run(arg0_1, buf0, 64, stream=stream0)\n")
     assert 0 not in code.triton_uses
+
+
+SLICE = "buf0 = torch.ops.aten.slice.Tensor(arg1_1, 1, 2, 3)"
+COMPLEX = "buf0 = torch.ops.aten.view_as_complex.default(reinterpret_tensor(arg2_1, (4, 2), (2, 1), 8))"
+COPY_TO_0 = "buf9 = torch.ops.aten.copy_.default(buf0, arg0_1)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "written"),
+    [
+        ((SLICE, COPY_TO_0), {1}),
+        ((SLICE, "buf1 = buf0", "torch.ops.aten.copy_.default(buf1, arg0_1)"), {1}),
+        (("buf0 = torch.ops.aten.split.Tensor(arg1_1, 2)", "buf1 = buf0[1]", "aten.zero_.default(buf1)"), {1}),
+        ((COMPLEX, "torch.ops.aten.index_put_.default(buf0, [arg1_1], arg0_1)"), {2}),
+        (("torch.ops.aten._foreach_add_.List([arg0_1, buf9], [arg1_1, buf8])",), {0}),
+        (("torch.ops.aten.mm.out(arg0_1, arg1_1, out=arg2_1)",), {2}),
+        ((SLICE, "buf2 = torch.ops.aten.copy.default(buf0, arg0_1)"), set()),
+        ((SLICE, "buf0 = torch.ops.aten.clone.default(buf0)", COPY_TO_0), set()),
+        (("buf0 = arg1_1; del arg1_1  # reuse", COPY_TO_0), set()),
+        (("buf0 = reinterpret_tensor(arg1_1, (8,), (1,), 0); del arg1_1  # reuse", COPY_TO_0), set()),
+        (("torch.ops.aten.no_such_operator_.default(arg0_1)", "buf0 = torch.ops.aten.sin(arg1_1)"), set()),
+    ],
+)
+def test_writes_through_views_of_inputs_are_seen(lines: tuple[str, ...], written: set[int]) -> None:
+    assert read("\n" + "\n".join(lines) + "\n").written == written

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from compiled_on_cpu import INDUCTOR, CompiledOnCpu, compiled_on_cpu
+from compiled_on_cpu import INDUCTOR, CompiledOnCpu, compiled_on_cpu, cut_into_partitions
 from kinds import KINDS
 from kinds.world import Outcome, differences, eager, outcome
 
@@ -41,6 +41,31 @@ def test_what_a_program_computes_is_eagers(request: pytest.FixtureRequest, name:
         said = [(one.compiled, one.uncaptured) for one in optimizations.report()]
         assert any(world.captures), said
         assert world.cuda.replays, said
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "caches_that_modules_hold",
+        "inputs_written_over_and_over",
+        "complex_inputs_of_which_a_part_is_written",
+        "caches_that_grow",
+        "backwards_with_given_gradients",
+        "saved_tensors_packed_once",
+        "parameters_swapped_and_converted",
+        "results_that_become_weights_and_states",
+        "recurrent_states_carried_on",
+        "hooks_of_all_kinds",
+    ],
+)
+def test_so_it_is_in_several_graphs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    expected = outcome(name, "cpu", eager)
+    cut_into_partitions(monkeypatch)
+    world: CompiledOnCpu = request.getfixturevalue("compiled_on_cpu")
+    found = outcome(name, "cpu", lambda target, **keywords: torch.compile(target, backend="encore", **keywords))
+    assert not differences(found, expected)
+    assert len(world.functions) > 1, "nothing was cut"
+    assert world.cuda.replays
 
 
 def test_results_that_are_more_than_their_memory_are_not_left_to_a_graph(compiled_on_cpu: CompiledOnCpu) -> None:

@@ -34,7 +34,7 @@ from optimizations.indirection.pointers import Analysis, InputVerdict, ReasonCod
 from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.generated import GeneratedCode
 from optimizations.recording.trial import Candidate, Effects, TrialTools
-from optimizations.replay.addresses import AddressTracker, TrackedInput
+from optimizations.replay.addresses import AddressTracker, TrackedInput, geometry_of
 
 SHIFT_BYTES = 4096
 """By how much all inputs move once more for the last capture; it keeps their alignment."""
@@ -382,16 +382,13 @@ class Examination:
         return Candidate(self.editable, findings.plan, self.tools)
 
     def tracked(self, findings: Findings) -> list[TrackedInput]:
-        copied = set(self.recorded.copied)
-        return [
-            TrackedInput(
-                one.input,
-                one.alignment_bytes,
-                self.recorded.inputs[one.input].data_ptr() if one.input in copied else None,
-            )
-            for one in findings.plan.inputs
-            if one.indirect
-        ]
+        found = []
+        for one in findings.plan.inputs:
+            if one.indirect:
+                value, is_copied = self.recorded.inputs[one.input], one.input in self.recorded.copied
+                placeholder, geometry = (value.data_ptr(), None) if is_copied else (None, geometry_of(value))
+                found.append(TrackedInput(one.input, one.alignment_bytes, placeholder, geometry))
+        return found
 
 
 def ineligible_reason(value: Any) -> str | None:

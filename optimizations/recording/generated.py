@@ -25,6 +25,7 @@ from typing import Any
 
 from optimizations import torch_internals
 from optimizations.indirection.collectives import is_collective_kernel, is_collective_operator
+from optimizations.recording.written_inputs import written_through_views
 
 PURE_OPERATORS = ("aten", "prims", "inductor", "inductor_prims")
 """Namespaces of PyTorch whose operators keep no state of their own; random ones keep it in the generator."""
@@ -108,6 +109,7 @@ class GeneratedCode:
             that is not known.
         collectives: calls that involve other processes, in the order of the source, with their constant arguments
             (the operation, the group's name). Ranks that work together have the same ones.
+        written: positions of inputs that operators are seen to write, whatever Inductor says of them.
     """
 
     opaque: str | None
@@ -117,6 +119,7 @@ class GeneratedCode:
     reused: frozenset[int] | None = frozenset()
     collectives: tuple[str, ...] = ()
     launches: tuple[Launch, ...] = ()
+    written: frozenset[int] = frozenset()
 
 
 def read_generated(function: Callable[..., Any]) -> GeneratedCode:
@@ -163,7 +166,8 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
         for name, position in inputs.items()
         if name not in uses.unknown
     }
-    return GeneratedCode(opaque, random, bool(collectives), known, reused, collectives, launches)
+    written = written_through_views(definition, inputs)
+    return GeneratedCode(opaque, random, bool(collectives), known, reused, collectives, launches, written)
 
 
 def _is_launch(name: str, kernels: Collection[str]) -> bool:

@@ -9,7 +9,8 @@ does, and the graph reads that, when
   overwritten it by then.
 
 An input at a fixed address (a parameter) has no placeholder. Where such an input cannot be followed the recording does
-not fit the call (`refuses`), and stock records again.
+not fit the call (`refuses`), and stock records again. So it is where the input has another shape than was recorded:
+Dynamo's guards may pass by a parameter that was given other data in place, and generated code, which looks, is not run.
 
 Note [What keeps an input alive]. The graph reads the caller's memory, so the caller's tensors must stay until the
 launch is enqueued: they are left in the list of inputs, which is cleared after it. From then on the allocator's stream
@@ -46,11 +47,19 @@ class TrackedInput:
     """An input that the graph reads in place, at multiples of `alignment_bytes` (a power of two).
 
     `placeholder`: the address it is copied to where it cannot be read in place; None for an input at a fixed address.
+    `geometry`: what `geometry_of` says of it, for an input at a fixed address; None where that does not matter.
     """
 
     index: int
     alignment_bytes: int
     placeholder: int | None
+    geometry: tuple[object, ...] | None = None
+
+
+def geometry_of(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Type, shape, and the strides of what has more than one element in a dimension."""
+    steps = tuple(step for extent, step in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1)
+    return tensor.dtype, tensor.shape, steps
 
 
 class Pointers(Protocol):
@@ -100,6 +109,7 @@ class AddressTracker:
         self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder) for one in inputs]
         self._all_checks = self._checks
         self.fixed = [(one.index, one.alignment_bytes - 1) for one in inputs if one.placeholder is None]
+        self._geometry = {one.index: one.geometry for one in inputs if one.geometry is not None}
         self._fixed_indices = [index for index, _ in self.fixed]
         self._moving = [one for one in self._checks if one[2] is not None]
         self._moving_indices = [index for index, _, _ in self._moving]
@@ -119,14 +129,21 @@ class AddressTracker:
         self.placeholder_bytes = 0
 
     def refuses(self, inputs: Sequence[Any]) -> bool:
-        """Whether an input at a fixed address has moved to where it cannot be read in place."""
+        """Whether an input at a fixed address has moved to where it cannot be read in place, or is another one."""
         if self.fixed_in_place(inputs):
             return False
-        borders = self._owned.borders
+        # One that did not move lies where the graph was recorded, or was pointed, to read it.
+        addresses = self.addresses
         return any(
-            (address := inputs[index].data_ptr()) & below_alignment or bisect_right(borders, address) & 1
+            (address := inputs[index].data_ptr()) != addresses[index]
+            and (address & below_alignment or not self._may_lie_at(address, index, inputs[index]))
             for index, below_alignment in self.fixed
         )
+
+    def _may_lie_at(self, address: int, index: int, value: torch.Tensor) -> bool:
+        geometry = self._geometry.get(index)
+        outside = not bisect_right(self._owned.borders, address) & 1
+        return outside and (geometry is None or geometry == geometry_of(value))
 
     def fixed_in_place(self, inputs: Sequence[Any]) -> bool:
         """Whether each input at a fixed address lies where the graph reads it now."""

@@ -8,7 +8,8 @@ on sizes, dtypes and so on run before, as they always do.
 Note [Who keeps a weight alive]. A binding refers to the tensors it passes. It lets go of them as soon as any call finds
 one exchanged: in the binding called, and in all others that refer to the same tensor, whether they are called again or
 not. It also lets go when a root is collected, and at `reset`. There are no weak references to tensors instead:
-`torch.utils.swap_tensors` refuses tensors that have any.
+`torch.utils.swap_tensors` refuses tensors that have any. Whoever else keeps what may refer to weights is told when a
+root is collected (`when_a_root_is_gone`).
 
 Note [When to compare in C++ again]. Making the comparison takes longer than reading everything once in Python. So
 after an exchange calls read everything, until that has taken as long as making the comparison would, and longer each
@@ -72,6 +73,12 @@ class InOrder:
 
 _all: weakref.WeakSet[BoundRoots] = weakref.WeakSet()
 _all_lock = threading.Lock()
+_when_gone: list[Callable[[], None]] = []
+
+
+def when_a_root_is_gone(callback: Callable[[], None]) -> None:
+    """Have this called whenever a module is collected whose parameters are bound, wherever that happens."""
+    _when_gone.append(callback)
 
 
 class BoundRoots:
@@ -198,6 +205,8 @@ class _ByRoots(dict[Any, BoundRoots]):
             roots_of = this()
             if roots_of is not None:
                 roots_of.pop(key, None)
+            for callback in _when_gone:
+                callback()
 
         made = self[key] = BoundRoots(binding)
         made.alive = tuple(weakref.ref(root, forget) for root in roots)

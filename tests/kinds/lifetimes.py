@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import Any
 
 import torch
@@ -85,6 +86,22 @@ def models_gone_before_their_results(world: World) -> None:
         world.note([parameter.grad for parameter in parameters])
     for result, expected in kept:
         world.note(result, torch.equal(result, expected))
+
+
+@kind()
+def weights_gone_with_their_model(world: World) -> None:
+    """Also those of the last model, behind which nothing is called."""
+    for number in range(3):
+        net = world.module(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)))
+        run = world.compile(net)
+        for step in range(STEPS):
+            run(world.values(step)).square().sum().backward()
+            with torch.no_grad():
+                world.note(run(world.values(step)))
+        weights = [weakref.ref(parameter) for parameter in net.parameters()]
+        del net, run
+        gc.collect()
+        world.note(number, [weight() is None for weight in weights])
 
 
 @kind()

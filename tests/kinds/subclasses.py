@@ -268,6 +268,42 @@ def complex_and_conjugate_inputs(world: World) -> None:
         world.note(run(x, y), run(x.conj(), y.mT), run(x, y.imag.to(torch.complex64)))
 
 
+@kind(captured=False)
+def complex_inputs_of_which_a_part_is_written(world: World) -> None:
+    """Inductor leaves views of complex tensors to operators, and does not take a write to one for one to the input."""
+
+    def program(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state[1].mul_(2)
+        state[:, 2:3] = x
+        return torch.view_as_real(state).sum(1)
+
+    run = world.compile(program)
+    with torch.no_grad():
+        for step in range(2 * STEPS):
+            state = world.values(step + 30, 3, 4, dtype=torch.complex64)
+            world.note(run(world.values(step, 3, 1, dtype=torch.complex64), state), state)
+
+
+class _Oscillating(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.ones(3, 4, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state[1].mul_(1.5)
+        self.state[:, 2:3].add_(x)
+        return torch.view_as_real(self.state).sum(1)
+
+
+@kind()
+def complex_buffers_of_which_a_part_is_written(world: World) -> None:
+    net = world.module(_Oscillating())
+    run = world.compile(net)
+    with torch.no_grad():
+        for step in range(2 * STEPS):
+            world.note(run(world.values(step, 3, 1, dtype=torch.complex64)), net.state)
+
+
 @kind()
 def narrow_and_unsigned_numbers(world: World) -> None:
     def program(x: torch.Tensor, u: torch.Tensor, eight: torch.Tensor, mask: torch.Tensor) -> Any:

@@ -90,6 +90,7 @@ class RecordableFunction:
         run: the function, its inputs aligned first.
         generated: the function as Inductor generated it.
         choice, lean: the user's options.
+        code: gives what is known of `generated`; read from its source where None.
 
     Attributes:
         kept_outputs: places of results that the program was found to keep; they are copied out of graph memory.
@@ -114,9 +115,11 @@ class RecordableFunction:
         direction: Direction,
         *,
         lean: bool = True,
+        code: Callable[[], GeneratedCode] | None = None,
     ) -> None:
         self.run = run
         self.generated = generated
+        self._read_code = code or reading(generated)
         self.choice = choice
         self.lean = lean
         self.direction = direction
@@ -151,22 +154,18 @@ class RecordableFunction:
         plain = getattr(self.generated, "__func__", self.generated)
         return "partition_1" in getattr(plain, "__globals__", {})
 
-    @functools.cached_property
-    def _code(self) -> GeneratedCode:
-        return read_generated(self.generated)
-
     def note_returned_inputs(self, returned: Mapping[int, int]) -> None:
         """To be told, by place among the results, of the copied inputs that a recording returns the memory of.
 
         Where the function used that memory for something else, it holds a result and not the input.
         """
-        reused = self._code.reused
+        reused = self.code().reused
         if self.is_one_of_several and reused is not None:
             self.returned_inputs = {place: index for place, index in returned.items() if index not in reused}
 
     def code(self) -> GeneratedCode:
         """What is known of the generated function, from its source."""
-        return self._code
+        return self._read_code()
 
     # Selection
 
@@ -205,7 +204,7 @@ class RecordableFunction:
             recordings=len(self._recordings),
             uncaptured=sum(self._uncaptured.values()),
             threads=len(self.callers),
-            collectives=bool(nodes) and bool(self._code.collectives),
+            collectives=bool(nodes) and bool(self.code().collectives),
         )
 
     def short_of_memory(self) -> str | None:
@@ -311,6 +310,11 @@ recorded), and a result."""
 Admit = Callable[[RecordableFunction, Sequence[int], Sequence[int]], Member | None]
 
 
+def reading(generated: Callable[[list[Any]], Any]) -> Callable[[], GeneratedCode]:
+    """What gives what is known of a function that Inductor generated. Its source is read once, when first asked."""
+    return functools.cache(lambda: read_generated(generated))
+
+
 class GraphedFunction:
     """A function that is warmed up, recorded and replayed; called with the list of its inputs, which it empties.
 
@@ -320,6 +324,7 @@ class GraphedFunction:
         record: see `Record`.
         admit: lets a function take part in selection, with the sizes it is called with and the inputs that may move;
             None where it does not.
+        written: gives inputs that it writes besides `mutated_input_idxs`.
         mutated_input_idxs, keywords: as for `torch._inductor.compile_fx.cudagraphify`.
     """
 
@@ -332,6 +337,7 @@ class GraphedFunction:
         static_input_idxs: Sequence[int],
         mutated_input_idxs: Sequence[int],
         admit: Admit = lambda function, integers, watched: None,
+        written: Callable[[], Iterable[int]] = tuple,
         **keywords: Any,
     ) -> None:
         self._model = model
@@ -340,6 +346,7 @@ class GraphedFunction:
         self._record = record
         self._static_input_idxs = static_input_idxs
         self._mutated_input_idxs = mutated_input_idxs
+        self._written = written
         self._keywords = keywords
         self._compile_id = torch_internals.CompileContext.current_compile_id()
         self._integers: list[int] = []
@@ -376,7 +383,7 @@ class GraphedFunction:
         if key in self._recorded:
             return self._recorded[key](inputs)
         checked = trees.get_input_idxs_to_check(inputs, self._static_input_idxs)
-        mutated = trees.OrderedSet(self._mutated_input_idxs)
+        mutated = trees.OrderedSet((*self._mutated_input_idxs, *sorted(self._written())))
         aligned = trees.align_inputs_from_check_idxs(self._model, checked, mutated)
         sizes = key[0] if len(key) == 1 else key or None  # as the user writes them in `cudagraph_capture_sizes`
         if not trees.is_cudagraph_capture_sizes(sizes):
@@ -392,7 +399,7 @@ class GraphedFunction:
             recordable,
             inputs,
             static,
-            mutated_input_idxs=self._mutated_input_idxs,
+            mutated_input_idxs=tuple(mutated),
             compile_id=self._compile_id,
             **self._keywords,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from optimizations.appliers.device import unload_kernels
 from optimizations.capture.trees import containers, manager
-from optimizations.capture.trees.function import GraphedFunction, RecordableFunction, forget_recordings
+from optimizations.capture.trees.function import GraphedFunction, RecordableFunction, forget_recordings, reading
 from optimizations.indirection.plan import Choice
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
@@ -51,10 +51,11 @@ class EncoreMaker:
         **keywords: Any,
     ) -> GraphedFunction:
         """See `torch._inductor.compile_fx.cudagraphify`."""
+        code = reading(model)
         direction: Direction = "backward" if is_backward else "inference" if is_inference else "forward"
 
         def recordable(aligned: Callable[[list[Any]], Any]) -> RecordableFunction:
-            function = RecordableFunction(aligned, model, self._choice, direction, lean=self._lean)
+            function = RecordableFunction(aligned, model, self._choice, direction, lean=self._lean, code=code)
             self._report(function)
             return function
 
@@ -77,6 +78,7 @@ class EncoreMaker:
             recordable,
             manager.record,
             admit=admit,
+            written=lambda: code().written,
             static_input_idxs=static_input_idxs,
             is_backward=is_backward,
             is_inference=is_inference,

@@ -54,7 +54,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.inner_graphs import resting
 from optimizations.capture.trees.alike import tell_ranks
-from optimizations.capture.trees.containers import shut_down, thread_containers
+from optimizations.capture.trees.containers import managers, shut_down, thread_containers
 from optimizations.capture.trees.endings import free_before_process_groups_end, in_a_process_group
 from optimizations.capture.trees.function import RecordableFunction, WarmUp, forget_recordings
 from optimizations.capture.trees.lean import MOST_KEPT, SteadyCall, steadily, steady_call
@@ -63,6 +63,7 @@ from optimizations.capture.trees.pool_manager import PoolManager
 from optimizations.capture.trees.results import with_inputs
 from optimizations.captured.pools import end_failed_capture
 from optimizations.recording.fixed_inputs import Answer
+from optimizations.replay.bound import when_a_root_is_gone
 from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream
 from optimizations.replay.turns import is_lent
 from optimizations.torch_internals.rebind import with_globals
@@ -544,6 +545,22 @@ def _with_results(left: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
     """Those of the streams whose results are alive, with these."""
     found = {stream: [one for one in results if one() is not None] for stream, results in left.items()}
     return {stream: alive for stream, alive in found.items() if alive}
+
+
+def _forget_all_histories() -> None:
+    """Let go of the backwards that results refer to which nobody holds, and of the weights that these refer to.
+
+    A model was let go of, and may be the last that is called. A thread that is in a call meanwhile does so in its next.
+    """
+    for manager in managers():
+        if manager.turn.acquire(blocking=False):
+            try:
+                manager.forget_all_histories()
+            finally:
+                manager.turn.release()
+
+
+when_a_root_is_gone(_forget_all_histories)
 
 
 def _free_all() -> None:

@@ -138,6 +138,12 @@ class PoolManager(CUDAGraphTreeManager):
     def _histories_forgotten(self) -> bool:
         return isinstance(self.current_node, EncoreNode) and self.current_node.forget_histories()
 
+    def forget_all_histories(self) -> None:
+        """Let go of the backwards that results of any recording refer to, and nobody holds. Called from anywhere."""
+        if os.getpid() == self._owner and not _exiting.is_set():
+            for node in self.nodes():
+                node.forget_own_histories()
+
     def _mark_kept(self, addresses: set[int]) -> None:
         for node in self.current_node._path_from_root:
             function: RecordableFunction = node.wrapped_function.model

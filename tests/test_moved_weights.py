@@ -1,0 +1,56 @@
+"""Weights that are given other data in place, in whole programs: where they lie, and how they look there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
+from simulated_work import aligned
+from torch import nn
+
+__all__ = ["compiled_on_cpu"]
+
+
+class Shifted(nn.Module):
+    """Its weight lies as weights do in a vector of several: where no kernel wants it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(aligned(16, offset=16).copy_(torch.arange(16.0)).view(4, 4))
+        self.register_buffer("shift", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.weight) * self.shift.sum()
+
+
+def called(net: Shifted, step: int, size: int) -> torch.Tensor:
+    """The data that the buffer has now, at an address of its own."""
+    data = aligned(size).copy_(torch.arange(size) + step)
+    net.shift.set_(data)
+    return data
+
+
+def test_a_weight_beside_one_that_did_not_move_is_patched(compiled_on_cpu: CompiledOnCpu) -> None:
+    net, kept = Shifted(), []
+    run = torch.compile(net, backend="encore")
+    with torch.no_grad():
+        for step in range(24):
+            kept.append(called(net, step, 4))
+            x = torch.full((3, 4), 0.01 * step)
+            torch.testing.assert_close(run(x), net(x))
+    assert sum(compiled_on_cpu.captures) < 8
+
+
+def test_a_weight_of_another_size_is_not_patched(compiled_on_cpu: CompiledOnCpu) -> None:
+    """Dynamo does not notice it, but the generated code does when it is run, as it is for a recording."""
+    net, kept = Shifted(), []
+    run = torch.compile(net, backend="encore")
+    with torch.no_grad():
+        for step in range(16):
+            kept.append(called(net, step, 4))
+            run(torch.ones(3, 4))
+        assert compiled_on_cpu.cuda.replays
+        for step in range(3):
+            kept.append(called(net, step, 3))
+            with pytest.raises(AssertionError, match="expected size 3==4"):
+                run(torch.ones(3, 4))
