@@ -283,6 +283,7 @@ def test_kill_strays_leaves_processes_without_the_mark_alone(tmp_path: Path) -> 
 
 
 def test_a_worker_leaves_no_open_descriptor(tmp_path: Path) -> None:
+    end([Worker(fake_worker({}, tmp_path), tmp_path / "first")], ask_first=False)  # the first one starts the guard
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with worker(tmp_path) as one:
         ask(one, prepare())

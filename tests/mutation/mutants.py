@@ -105,7 +105,7 @@ NAMED = (
           "key=lambda mode: mode.name == REFERENCE_MODE", ("tests/test_runner.py",)),
     Named("suite/group.py", "[m for m in fresh if m.mode is tuner]", "[]", ("tests/test_runner.py",)),
     Named("suite/group.py", "gpu <= self.bench.gpu_bytes", "gpu < self.bench.gpu_bytes", ("tests/test_runner.py",)),
-    Named("suite/gpu_turns.py", "self._turn(fcntl.LOCK_EX)", "self._turn(fcntl.LOCK_SH)", ("tests/test_gpu_turns.py",)),
+    Named("suite/gpu_turns.py", "self._turn(fcntl.LOCK_EX, most", "self._turn(fcntl.LOCK_SH, most", ("tests/test_gpu_turns.py",)),
     Named("suite/live_cell.py", "return near and digests == spec.known_digests", "return near",
           ("tests/test_live_cell.py",)),
     Named("suite/live_cell.py", "sketched_error(found[name], sketch) <= tolerance", "True",
