@@ -168,8 +168,8 @@ def test_swapped_weights_are_patched_with_the_gradients_of_eager(
         training.update()
     assert all(followed().values()), followed()
     assert not refusals()
-    # Two of each graph and direction, as stock makes them. In one of a hundred runs of `Broken` a call that tries patching
-    # out without its graph leaves results that the next one finds held, and there are three.
+    # Two of each graph and direction, as stock makes them. In one of some 100 to 400 runs of `Broken` results are found
+    # held at first, and there are three; why is not known.
     graphs = 2 if kind is Broken else 1
     assert 2 * 2 * graphs <= recordings() <= (3 if kind is Broken else 2) * 2 * graphs
     uncaptured = sum(one.calls for report in optimizations.report() for one in report.uncaptured)
