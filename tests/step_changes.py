@@ -204,7 +204,7 @@ def a_shape_that_changes_at_the_same_address(device: str) -> Program:
 
 @program
 def numbers_of_numpy(device: str) -> Program:
-    """Made anew for each call: an argument, and a learning rate. The argument is zero of either sign in the end."""
+    """An argument and a learning rate, new objects in each call. At the end the argument is 0.0, then -0.0."""
     model = network(device)
     options: Any = {"fused": True, "capturable": device != "cpu"}
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, **options)
@@ -223,7 +223,7 @@ def numbers_of_numpy(device: str) -> Program:
 
 @program
 def a_hook_of_a_module_is_exchanged(device: str) -> Program:
-    """There are as many as before. Later the first one is there again, registered anew."""
+    """The number of hooks stays the same. Later the first hook is registered again."""
     model = network(device)
     step = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
 

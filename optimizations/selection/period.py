@@ -114,7 +114,7 @@ def _fit(logs: Floats, candidate: Integers, place: Integers) -> tuple[Floats, Fl
     return levels + effects.mean(), effects - effects.mean()
 
 
-def _explained(logs: np.ndarray, candidate: np.ndarray, place: np.ndarray) -> float:
+def _explained(logs: Floats, candidate: Integers, place: Integers) -> float:
     """The share of variance, less what as many numbers would explain by chance."""
     groups, length = int(candidate.max()) + 1, int(place.max()) + 1
     freedom = logs.size - groups - length + 1

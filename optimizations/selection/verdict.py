@@ -1,7 +1,7 @@
 """A verdict as it is stored: one JSON file with a checksum, checked field by field when it is read.
 
-The checksum is of what the file says, not of its bytes: whoever formats it anew changes nothing, and a digit that a
-disk or an editor changed is noticed where it changes a number.
+The checksum is of the values in the file, not of its bytes. A file that is only formatted otherwise is still valid. One
+in which a value was changed, by a disk or by hand, is not.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from optimizations.selection.decide import Decision, EndedBy
 FORMAT: Literal["encore verdict"] = "encore verdict"
 VERSION: Literal[3] = 3
 
-
 CHECKSUM = "checksum"
-"""The field that a file has beside those of the verdict."""
+"""The name of the checksum's field in the file. The verdict's own fields stand next to it."""
 
 
 class UnreadableVerdict(ValueError):

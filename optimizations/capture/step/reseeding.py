@@ -1,9 +1,10 @@
 """Whether a step puts a generator of the GPU's random numbers into another state than its draws do.
 
-A graph draws on from where the last launch ended. A step that seeds a generator, or sets its state, begins anew in each
-call, and the capture of a generator's own methods shows nothing of that. So its state is looked at around each draw of
-the calls that are observed. Code may draw without telling (compiled code, operators of libraries), so a generator of
-the GPU may have gone on in between; on the CPU, where none is captured but in tests, it may not.
+Each launch of a graph continues the random numbers where the last launch ended. A step that seeds a generator, or sets
+its state, draws the same numbers in each call, and a capture does not show that it did so. So the generator's state is
+looked at around each draw of the calls that are observed. Code may draw without telling (compiled code, operators of
+libraries), so a generator of the GPU may have gone on in between; on the CPU, where none is captured but in tests, it
+may not.
 """
 
 from __future__ import annotations
