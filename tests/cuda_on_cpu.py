@@ -34,9 +34,21 @@ QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagrap
 class FakeStream:
     def __init__(self, cuda_stream: int = 7) -> None:
         self.cuda_stream = cuda_stream
+        self.device = 0
 
     def wait_stream(self, other: Any) -> None:
         pass
+
+
+class CurrentStream(FakeStream):
+    """Waits for what captures enqueued on theirs: see `optimizations.captured.capture_order`."""
+
+    def __init__(self, cuda: CudaOnCpu) -> None:
+        super().__init__()
+        self._cuda = cuda
+
+    def wait_stream(self, other: Any) -> None:
+        self._cuda.may_overtake = False
 
 
 class FakeDeviceTools(SimulatedTools):
@@ -47,7 +59,10 @@ class FakeDeviceTools(SimulatedTools):
 
 
 class CudaOnCpu:
-    """The fake side. `memory` holds the tensors of each pool, `capturing` the graph that is being captured."""
+    """The fake side. `memory` holds the tensors of each pool, `capturing` the graph that is being captured.
+
+    `may_overtake`: what PyTorch enqueued for a capture may come after what is enqueued for the next replay.
+    """
 
     def __init__(self) -> None:
         self.driver = SimulatedDriver()
@@ -65,6 +80,7 @@ class CudaOnCpu:
         self.inside_capture = False
         self.ended: list[Any] = []
         self.waits: list[int] = []
+        self.may_overtake = False
 
     def new_pool(self) -> tuple[int, int]:
         return (0, next(self.pools))
@@ -123,6 +139,7 @@ class CudaOnCpu:
         graph.begin(pool or self.new_pool())
         self.capturing = graph
         self.captures += 1
+        self.may_overtake = True
         try:
             yield
         finally:
@@ -167,6 +184,7 @@ class FakeGraph:
         if self._executable is None:
             self.instantiate()
         assert self._executable is not None
+        assert not self.cuda.may_overtake
         self.cuda.replays += 1
         self.cuda.driver.launch(self._executable)
 
@@ -223,7 +241,7 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
     for owner, name, value in (
         (torch.cuda, "synchronize", lambda *_: None),
         (torch.cuda, "is_current_stream_capturing", lambda: cuda.inside_capture),
-        (torch.cuda, "current_stream", lambda *_: FakeStream()),
+        (torch.cuda, "current_stream", lambda *_: CurrentStream(cuda)),
         (torch.cuda, "Stream", FakeStream),
         (torch.cuda, "device", nothing),
         (torch.cuda, "CUDAGraph", graph_class),

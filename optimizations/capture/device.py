@@ -17,6 +17,7 @@ from optimizations.appliers.host import APPLIER, HostUpdates
 from optimizations.capture.copy_nodes import CopyNode, find_copies
 from optimizations.capture.inner_graphs import at_rest
 from optimizations.capture.side_stream import SideStreams
+from optimizations.captured.capture_order import in_order
 from optimizations.captured.driver import check
 from optimizations.captured.editing import EditableGraph
 from optimizations.captured.graph import CapturedGraph, KernelNode, MemcpyNode, MemoryRange, MemsetNode
@@ -225,7 +226,10 @@ class CudaDevice:
                 graph.register_generator_state(generator)
             broken = True
             try:
-                with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+                with (
+                    in_order(self._stream),
+                    torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"),
+                ):
                     yield
                 graph.instantiate()
                 broken = False

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.captured.capture_order import in_order
 from optimizations.captured.graph import MemoryRange
 from optimizations.torch_internals.memory_segments import memory_segments
 
@@ -100,6 +101,7 @@ def end_failed_capture(device: int, pool: Any, stream: torch.cuda.Stream) -> Non
         contextlib.suppress(RuntimeError),
         warnings.catch_warnings(record=True),
         torch.cuda.device(device),
+        in_order(stream),
         torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"),
     ):
         pass

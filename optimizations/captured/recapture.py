@@ -32,6 +32,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.captured.capture_order import in_order
 from optimizations.captured.driver import check
 from optimizations.captured.graph import CapturedGraph, MemoryRange
 from optimizations.captured.own_stream import own_stream
@@ -71,6 +72,7 @@ def recapture(
         scratch_pool(device) as pool,
         uncollected(),
         _own_workspace(device, stream, pool) as (used, workspaces),
+        in_order(used) if random else contextlib.nullcontext(),  # only such a capture enqueues something
         torch.cuda.stream(used),
     ):
         if random:

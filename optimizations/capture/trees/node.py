@@ -35,6 +35,7 @@ from optimizations.capture.trees.lean import (
 )
 from optimizations.capture.trees.outputs import require_replayable
 from optimizations.capture.trees.results_node import CUDAGraphNode, ResultsNode
+from optimizations.captured.capture_order import in_order
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.pools import pool_memory
 from optimizations.captured.recapture import recapture, register_generators, uncollected
@@ -177,7 +178,7 @@ class EncoreNode(ResultsNode):
             for index in self.cudagraph_managed_idxs
             if isinstance(inputs[index], torch.Tensor)
         }
-        with uncollected():
+        with uncollected(), in_order(self.stream):
             outputs = super()._record(model, inputs)
         require_replayable(outputs)
         self.let_go_of_inputs(outputs, fixed, managed)

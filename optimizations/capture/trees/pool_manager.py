@@ -70,7 +70,8 @@ class PoolManager(CUDAGraphTreeManager):
         self._callers: set[int] = set()
         self._pool: Pool | None = None
         self._steady: defaultdict[Any, list[SteadyCall]] = defaultdict(list)
-        super().__init__(device_index)
+        super().__init__(device_index)  # makes a capture
+        torch.cuda.current_stream(device_index).wait_stream(self.stream)  # see `captured.capture_order`
         claim(self.cuda_graphs_thread_pool)
 
     # Recordings, and what is made of them

@@ -1,0 +1,108 @@
+"""Random numbers beside captures, on a GPU that is behind: they are those of a program without graphs.
+
+PyTorch writes where the random numbers of graphs begin before each capture as well as before each replay, on streams of
+their own. See `optimizations.captured.capture_order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from step_parts import Program as Loop
+from step_parts import batches, network, outcome, state_of, training_step
+
+import optimizations
+from optimizations import torch_internals
+
+pytestmark = pytest.mark.gpu
+
+LATE_CYCLES = 200_000_000
+"""Some 100 ms: longer than the host takes from a capture to the replay."""
+
+CALLS = 300
+
+
+@pytest.fixture
+def late_captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """What a capture enqueues on its stream comes late, as it may beside other work. How many there were."""
+    begun: list[int] = []
+    begin = torch.cuda.CUDAGraph.capture_begin
+
+    def late(graph: torch.cuda.CUDAGraph, *arguments: Any, **keywords: Any) -> None:
+        begun.append(len(begun))
+        torch.cuda._sleep(LATE_CYCLES)
+        begin(graph, *arguments, **keywords)
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", late)
+    torch_internals.reset_dynamo()
+    optimizations.reset()
+    yield begun
+    optimizations.reset()
+
+
+def long_before_it_draws(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Some 10 ms on an H100, in which a capture of the same call may write."""
+    for _ in range(4):
+        x = x @ weight
+    return torch.nn.functional.dropout(torch.ones_like(x) + 0 * x.clamp(-1, 1), 0.5)
+
+
+def draws_at_once(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.dropout(x.abs() + 1, 0.5)
+
+
+@pytest.mark.parametrize("program", [long_before_it_draws, draws_at_once])
+@pytest.mark.parametrize("options", [{}, {"selection": "measure"}], ids=["", "selected"])
+def test_each_call_draws_what_it_draws_without_a_graph(
+    program: Callable[..., torch.Tensor], options: dict[str, Any], late_captures: list[int]
+) -> None:
+    weight = torch.eye(4096, device="cuda")
+    inputs = [torch.rand(4096, 4096, device="cuda") for _ in range(3)]
+
+    def drawn(compiled: Callable[..., torch.Tensor]) -> torch.Tensor:
+        torch.manual_seed(11)
+        return torch.stack([compiled(inputs[step % 3], weight)[::512, ::512] == 0 for step in range(CALLS)])
+
+    expected = drawn(torch.compile(program))
+    assert not late_captures
+    compiled = torch.compile(program, backend="encore", options=options)
+    found = drawn(compiled)
+    assert len(late_captures) > 2, "that of a new pool, a recording, and a second capture of it"
+    wrong = (found != expected).flatten(1).any(1).nonzero().flatten()
+    assert not len(wrong), f"calls {wrong.tolist()}"
+
+
+def test_steps_draw_what_they_draw_without_a_graph(late_captures: list[int]) -> None:
+    def made() -> Loop:
+        model = network("cuda", dropout=0.3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        return Loop(training_step(model, optimizer), batches("cuda"), lambda: state_of(model, optimizer))
+
+    eager, graphed = made(), made()
+    expected = outcome(eager, eager.step)
+    assert not late_captures
+    step = optimizations.graph_step(graphed.step)
+    found = outcome(graphed, step)
+    assert late_captures
+    assert step.report().replays
+    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(mine, theirs), index
+    step.close()
+
+
+def test_callables_draw_what_they_draw_without_a_graph(late_captures: list[int]) -> None:
+    def results(call: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        torch.manual_seed(9)
+        return [call(torch.ones(64, 64, device="cuda")).clone() for _ in range(5)]
+
+    dropout = torch.nn.Dropout(0.5)
+    expected = results(dropout)
+    graphed = optimizations.graph_callables(torch.nn.Dropout(0.5), (torch.ones(64, 64, device="cuda"),))
+    found = results(graphed)
+    assert late_captures
+    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(mine, theirs), index
+    graphed.close()
