@@ -484,11 +484,13 @@ class LiveCell:
         self._settle(self._compile_and_warm_up(CompileConditions.WARM, again=True))
 
     def _settle(self, times: CompileTimes) -> CompileTimes:
-        """Call on until no graph of Encore's waits for more calls, or time is up; the times with what that took."""
+        """Call on until no graph of Encore's waits for more calls, or time is up; the times with what that took.
+
+        A user's graphs are looked at once they have been in use for ten times as long as that takes. Here nobody waits
+        for that; the row has what looking took.
+        """
         calls, spent = 0, 0.0
-        with self._noting_graphs(), ExitStack() as stack:
-            if self._spec.later:
-                stack.enter_context(spent_at_once())
+        with self._noting_graphs(), spent_at_once():
             while self._ranks.any(not optimizations.settled() and spent < SETTLE_S):
                 with self._calling():
                     begin = time.perf_counter()

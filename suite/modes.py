@@ -24,7 +24,8 @@ class Mode:
     not hold more than two modes. `bitwise_with` names modes, one of which it must reproduce bit for bit (of those that
     are deterministic with themselves); other bits are `fail_accuracy`, not a remark. `same_as` names modes that this
     one is the same program as, wherever kernels, launches and copies come out the same: then a difference found between
-    the two is a false finding. `captures` says what becomes a CUDA graph around what the backend compiled: the whole
+    the two is a false finding. A partitioned function is not the same as an unpartitioned one: it checks sizes and
+    strides of all inputs outside of its graphs, in each call. `captures` says what becomes a CUDA graph around what the backend compiled: the whole
     iteration ("step"), or the module with its loss ("callables").
 
     In reports: `colour` is that of its bars (#RRGGBB; without one it gets any). `over_graphs` gives it a column in the
@@ -94,7 +95,6 @@ MODES: dict[str, Mode] = {
             baselines=("compile", "graph"),
             options={"triton.cudagraphs": True, "graph_partition": False},
             uses_cuda_graphs=True,
-            same_as=("graph",),
             colour="#D55E00",
             published_coverage="stock",
             published_copies="before",
@@ -110,7 +110,7 @@ MODES: dict[str, Mode] = {
             # unpartitioned ones, and placement, compute them where the program does. And Inductor may tune a kernel
             # differently in each process; other tilings round differently.
             bitwise_with=("graph", "graph-unpartitioned", "compile"),
-            same_as=("graph", "graph-unpartitioned"),
+            same_as=("graph",),
             colour="#009E73",
             published_coverage="placement",
             published_copies="before",

@@ -217,7 +217,8 @@ class CompileTimes(Record):
 
     `conditions` None: all modes compiled side by side, each with cold caches of its own, and the C++ toolchain started
     in some of them only. `settle_calls` came after warm-up, until no CUDA graph of Encore's waited for more calls;
-    `settled` says whether that was reached.
+    `settled` says whether that was reached. Until 2026-11-24 first processes spread Encore's work on its graphs over
+    these calls, as a user's do.
     """
 
     first_call_s: float

@@ -26,9 +26,9 @@ def run_of(*cells):
 def test_a_verdict_between_modes_that_are_one_program_is_a_false_finding():
     run = run_of(
         cell("A", "graph", **steady([100] * 3)),
-        cell("A", "graph-unpartitioned", **steady([100] * 3)),
+        cell("A", "placement", **steady([100] * 3)),
         cell("B", "graph", **steady([100] * 3)),
-        cell("B", "graph-unpartitioned", **steady([80] * 3)),
+        cell("B", "placement", **steady([80] * 3)),
     )
     pairs = same_program_pairs(run)
     assert [(pair.cell.workload, pair.baseline, pair.metric) for pair in pairs] == [
@@ -50,7 +50,7 @@ def test_a_verdict_between_modes_that_are_one_program_is_a_false_finding():
     ],
 )
 def test_modes_that_launch_copy_or_run_something_else_are_not_one_program(other):
-    run = run_of(cell("A", "graph"), cell("A", "graph-unpartitioned", metrics=other))
+    run = run_of(cell("A", "graph"), cell("A", "placement", metrics=other))
     assert same_program_pairs(run) == []
 
 
@@ -58,7 +58,8 @@ def test_failed_modes_and_modes_that_do_not_claim_it_are_no_pairs():
     run = run_of(
         cell("A", "compile"),
         cell("A", "graph"),
-        failed_cell("A", "graph-unpartitioned", Status.OOM),
+        cell("A", "graph-unpartitioned"),
+        failed_cell("A", "placement", Status.OOM),
         cell("A", "indirection"),
     )
     assert same_program_pairs(run) == []

@@ -16,13 +16,14 @@ from step_parts import batches, network, outcome, state_of, training_step
 
 import optimizations
 from optimizations import torch_internals
+from optimizations.recording.budget import spent_at_once
 
 pytestmark = pytest.mark.gpu
 
 LATE_CYCLES = 200_000_000
 """Some 100 ms: longer than the host takes from a capture to the replay."""
 
-CALLS = 300
+CALLS = 60
 
 
 @pytest.fixture
@@ -68,8 +69,8 @@ def test_each_call_draws_what_it_draws_without_a_graph(
 
     expected = drawn(torch.compile(program))
     assert not late_captures
-    compiled = torch.compile(program, backend="encore", options=options)
-    found = drawn(compiled)
+    with spent_at_once():
+        found = drawn(torch.compile(program, backend="encore", options=options))
     assert len(late_captures) > 2, "that of a new pool, a recording, and a second capture of it"
     wrong = (found != expected).flatten(1).any(1).nonzero().flatten()
     assert not len(wrong), f"calls {wrong.tolist()}"
@@ -100,9 +101,10 @@ def test_callables_draw_what_they_draw_without_a_graph(late_captures: list[int])
 
     dropout = torch.nn.Dropout(0.5)
     expected = results(dropout)
-    graphed = optimizations.graph_callables(torch.nn.Dropout(0.5), (torch.ones(64, 64, device="cuda"),))
-    found = results(graphed)
+    graphed = optimizations.graph_callables(dropout, [torch.ones(64, 64, device="cuda")])
+    found = results(graphed[0])
     assert late_captures
+    assert sum(one.replays for one in graphed.report()) == len(found)
     for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
         assert torch.equal(mine, theirs), index
     graphed.close()
