@@ -375,6 +375,7 @@ class GroupSession:
             check_inputs=settings.check_inputs,
             cpu_threads=share,
             compile_threads=1 if later or cache.has(mode) else compile_threads,  # more need a pool, which takes seconds
+            later=later,
             alive_together=1 if later else len(modes),  # more than one later process only where the memory is there
             known_digests=first.digests if first and first.passed else None,
             known_varying=first.varying if first and first.passed else None,

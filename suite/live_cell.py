@@ -230,7 +230,7 @@ class LiveCell:
         spec = self._spec
         workload = find(spec.workload)
         _require_device(spec.device)
-        if spec.device == "cuda" and spec.known_digests is None:  # a later process fits where the first one did
+        if spec.device == "cuda" and not spec.later:
             total = torch.cuda.get_device_properties(spec.device).total_memory
             require_memory(
                 workload,

@@ -25,8 +25,8 @@ class Mode:
     are deterministic with themselves); other bits are `fail_accuracy`, not a remark. `same_as` names modes that this
     one is the same program as, wherever kernels, launches and copies come out the same: then a difference found between
     the two is a false finding. A partitioned function is not the same as an unpartitioned one: it checks sizes and
-    strides of all inputs outside of its graphs, in each call. `captures` says what becomes a CUDA graph around what the backend compiled: the whole
-    iteration ("step"), or the module with its loss ("callables").
+    strides of all inputs outside of its graphs, in each call. `captures` says what becomes a CUDA graph around what the
+    backend compiled: the whole iteration ("step"), or the module with its loss ("callables").
 
     In reports: `colour` is that of its bars (#RRGGBB; without one it gets any). `over_graphs` gives it a column in the
     table of speed-ups over stock's graphs. `published_coverage` and `published_copies` say which of the papers' values
