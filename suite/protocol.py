@@ -37,8 +37,8 @@ class CellSpec(Record):
 
     `cpu_threads` is this worker's share of the cores while modes are at work side by side, `compile_threads` how many
     it may compile with. `cache_dir` is where compiled kernels go: one folder for all modes of a workload.
-    `later`: the mode had a process before, so it fits into memory. `alive_together` modes of the workload are on the GPU
-    at the same time.
+    `later`: the mode had a process before, so it fits into memory. `alive_together` modes of the workload are on the
+    GPU at the same time.
     `known_digests` are those of the mode's first process, whose results were compared with eager's, and `known_varying`
     what had other bits there in each call; a later process that has the same needs no comparison. `tp` processes work
     on a cell whose workload is split over GPUs, this one as `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is
