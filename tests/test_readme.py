@@ -24,7 +24,9 @@ RENEW = "renew it: encore report --recorded --explanations results/recorded/expl
 
 
 def test_a_reader_can_finish_it() -> None:
-    assert len(README.split()) <= 1200
+    """What is generated has a row for each workload that is measured."""
+    prose = README.replace(generated_part(README, "headline"), "")
+    assert len(prose.split()) <= 1050
 
 
 def test_the_table_of_obstacles_is_that_of_the_recorded_explanations() -> None:
