@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from cuda_on_cpu import FakeStream
 
 from optimizations import torch_internals
 from optimizations.captured.pools import Pool, end_failed_capture, joined, scratch_pool
 
-STREAM: Any = object()
+STREAM: Any = FakeStream(50)
 
 
 class Allocator:
@@ -25,6 +26,7 @@ class Allocator:
         self.size = 0
         self.emptied = 0
         self.captures = 0
+        self.ordered: list[str] = []
 
     def begin(self, device: int, pool: Any) -> None:
         self.references[pool] = self.references.get(pool, 0) + 1
@@ -44,6 +46,7 @@ class Allocator:
     @contextlib.contextmanager
     def capture(self, graph: Any, *, stream: Any, capture_error_mode: str) -> Iterator[None]:
         assert (stream, capture_error_mode) == (STREAM, "thread_local")
+        assert self.ordered == ["the stream waits"]
         self.captures += 1
         yield
 
@@ -60,6 +63,12 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     monkeypatch.setattr(torch.cuda, "empty_cache", found.empty_cache)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    outside = FakeStream(7)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: outside)
+    monkeypatch.setattr(STREAM, "wait_stream", lambda other: found.ordered.append("the stream waits"), raising=False)
+    monkeypatch.setattr(outside, "wait_stream", lambda other: found.ordered.append("the caller's waits"), raising=False)
     monkeypatch.setattr(torch.cuda, "graph", found.capture)
     monkeypatch.setattr(torch_internals, "begin_allocating", found.begin)
     monkeypatch.setattr(torch_internals, "end_allocating", found.end)
@@ -111,6 +120,8 @@ def test_a_failed_capture_is_ended_once(allocator: Allocator) -> None:
     end_failed_capture(0, (0, 9), STREAM)
     assert not allocator.allocating
     assert allocator.captures == 1, "an empty one, which takes generators out of the one that failed"
+    assert allocator.ordered == ["the stream waits", "the caller's waits"]
+    allocator.ordered.clear()
     end_failed_capture(0, (0, 9), STREAM)
 
 

@@ -226,13 +226,17 @@ def test_what_only_a_backward_has_that_nobody_holds_is_waited_for_once(cuda_on_c
 def test_what_ended_a_warm_up_is_raised_where_the_device_is_lost(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lost = []
+
     class Fails(Model):
         def __call__(self, inputs: list[Any]) -> Any:
+            lost.append(True)
             raise torch.AcceleratorError("an index is out of range")
 
     class Lost(FakeStream):
         def wait_stream(self, other: Any) -> None:
-            raise torch.AcceleratorError("an earlier call of the device failed")
+            if lost:
+                raise torch.AcceleratorError("an earlier call of the device failed")
 
     compiled = Compiled(Fails(cuda_on_cpu))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Lost())

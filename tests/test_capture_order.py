@@ -1,0 +1,52 @@
+"""Streams of captures and of their callers wait for each other."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import FakeStream
+
+from optimizations.captured.capture_order import in_order
+
+
+class Stream(FakeStream):
+    def __init__(self, name: str, told: list[str]) -> None:
+        super().__init__()
+        self._name, self._told = name, told
+
+    def wait_stream(self, other: Any) -> None:
+        self._told.append(f"{self._name} waits for {other._name}")
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def side(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> Any:
+    caller = Stream("the caller", told)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: caller)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return Stream("the side", told)
+
+
+def test_a_capture_comes_between_what_its_caller_enqueued_before_and_after(side: Any, told: list[str]) -> None:
+    with in_order(side):
+        told.append("a capture")
+    assert told == ["the side waits for the caller", "a capture", "the caller waits for the side"]
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_nobody_waits_for_a_capture_that_failed_and_is_still_under_way(
+    side: Any, told: list[str], capturing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller's stream would be drawn into it."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    with pytest.raises(KeyError), in_order(side):
+        raise KeyError
+    assert told[1:] == ([] if capturing else ["the caller waits for the side"])
