@@ -168,10 +168,10 @@ def test_swapped_weights_are_patched_with_the_gradients_of_eager(
         training.update()
     assert all(followed().values()), followed()
     assert not refusals()
-    # Two of each graph and direction, as stock makes them. In one of some 100 to 400 runs of `Broken` there are more:
-    # see `test_addresses_of_one_graph_that_come_back`.
+    # Two of each graph and direction, as stock makes them. In one of some 100 to 400 runs of `Broken` there are 11, as
+    # many as where the allocator gives addresses again: see `test_addresses_of_one_graph_that_come_back`.
     graphs = 2 if kind is Broken else 1
-    assert recordings() == 2 * 2 * graphs or (kind is Broken and recordings() == 11)
+    assert 2 * 2 * graphs <= recordings() <= (3 if kind is Broken else 2) * 2 * graphs
     uncaptured = sum(one.calls for report in optimizations.report() for one in report.uncaptured)
     assert uncaptured <= 20
 
