@@ -168,12 +168,41 @@ def test_swapped_weights_are_patched_with_the_gradients_of_eager(
         training.update()
     assert all(followed().values()), followed()
     assert not refusals()
-    # Two of each graph and direction, as stock makes them. In one of some 100 to 400 runs of `Broken` results are found
-    # held at first, and there are three; why is not known.
+    # Two of each graph and direction, as stock makes them. In one of some 100 to 400 runs of `Broken` there are 11, as
+    # many as where the allocator gives addresses again: see `test_addresses_of_one_graph_that_come_back`.
     graphs = 2 if kind is Broken else 1
     assert 2 * 2 * graphs <= recordings() <= (3 if kind is Broken else 2) * 2 * graphs
     uncaptured = sum(one.calls for report in optimizations.report() for one in report.uncaptured)
     assert uncaptured <= 20
+
+
+@pytest.mark.parametrize(("back", "made"), [("", 8), ("first", 11), ("second", 8), ("first second", 8)])
+def test_addresses_of_one_graph_that_come_back(compiled_on_cpu: CompiledOnCpu, back: str, made: int) -> None:
+    """The allocator may give weights the very addresses that were recorded, before anything is patched.
+
+    Where those of the first graph come back alone, its recording is replayed. Behind that there is one recording of the
+    next graph, for other addresses. So there is one more of all that follow, as with stock.
+    """
+    training = Training(Broken)
+    recorded = {net: {name: one.data for name, one in net.named_parameters()} for net in (training.net, training.twin)}
+
+    def come_back(net: nn.Module) -> None:
+        for name, parameter in net.named_parameters():
+            if name.split(".")[0] in back.split():
+                parameter.data = recorded[net][name].copy_(parameter)
+
+    for _ in range(5):
+        training.step()
+        training.update()
+    for seed in range(8):
+        training.both(lambda net, seed=seed: through_data(net, 100 * seed))  # type: ignore[misc]
+        if seed == 1:
+            with torch.no_grad():
+                training.both(come_back)
+        training.step()
+        training.update()
+    assert recordings() == made
+    assert all(followed().values())
 
 
 @pytest.mark.parametrize("share", [0.0, math.inf])

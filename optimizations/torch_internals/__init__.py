@@ -235,6 +235,15 @@ NAMES: dict[str, Private] = {
         _CHECKED_HERE,
         "see hooks of saved tensors around a step",
     ),
+    "clear_functorch_levels": Private(
+        "torch._functorch.pyfunctorch",
+        "temporarily_clear_interpreter_stack",
+        _CHECKED_HERE,
+        "let go of histories inside of transforms",
+    ),
+    "disable_torch_function": Private(
+        "torch", "_C.DisableTorchFunction", _CHECKED_HERE, "let go of histories unseen by modes"
+    ),
     "functorch_level": Private(
         "torch", "_C._functorch.peek_interpreter_stack", _CHECKED_HERE, "see that a function is transformed"
     ),

@@ -24,7 +24,12 @@ class ThreadContainers:
         self.by_device: dict[int, Any] = {}
 
 
-_ALL: weakref.WeakSet[ThreadContainers] = weakref.WeakSet()
+_ALL: weakref.WeakValueDictionary[int, ThreadContainers] = weakref.WeakValueDictionary()
+
+
+def _all() -> list[ThreadContainers]:
+    """Those of all threads. Others may begin meanwhile, so they are listed in one call into C."""
+    return [one for reference in _ALL.valuerefs() if (one := reference()) is not None]
 
 
 def thread_containers() -> ThreadContainers:
@@ -32,7 +37,7 @@ def thread_containers() -> ThreadContainers:
     found: ThreadContainers | None = thread_state.find(_TLS_KEY)
     if found is None:
         found = ThreadContainers()
-        _ALL.add(found)
+        _ALL[id(found)] = found
         thread_state.keep(_TLS_KEY, found)
     return found
 
@@ -41,7 +46,7 @@ def managers(device_index: int | None = None) -> list[Any]:
     """The managers there are (`manager.EncoreManager`), of all threads, on one CUDA device or on all."""
     return [
         container.tree_manager
-        for containers in list(_ALL)
+        for containers in _all()
         for index, container in list(containers.by_device.items())
         if container.tree_manager is not None and device_index in (None, index)
     ]
@@ -50,7 +55,7 @@ def managers(device_index: int | None = None) -> list[Any]:
 def everything() -> list[Any]:
     """All containers, managers and graphs there are, for a process that must not free them."""
     found = managers()
-    return [*list(_ALL), *found, *(node for manager in found for node in manager.nodes())]
+    return [*_all(), *found, *(node for manager in found for node in manager.nodes())]
 
 
 def settled() -> bool:
@@ -67,7 +72,7 @@ def others_have_managers() -> bool:
     own = thread_state.find(_TLS_KEY)
     return any(
         container.tree_manager is not None
-        for containers in list(_ALL)
+        for containers in _all()
         if containers is not own
         for container in list(containers.by_device.values())
     )
@@ -75,7 +80,7 @@ def others_have_managers() -> bool:
 
 def shut_down() -> None:
     """Shut every manager down and forget it: graphs, memory pools and placeholders are freed."""
-    for containers in list(_ALL):
+    for containers in _all():
         with containers.lock:
             for container in containers.by_device.values():
                 if container.tree_manager is not None:

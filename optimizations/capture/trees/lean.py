@@ -306,7 +306,11 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                 manager.running_forwards_with_pending_backwards = True
             elif is_backward:
                 manager.running_forwards_with_pending_backwards = False
-            return manager.kept_copied(function, outputs) if function.kept_outputs else outputs
+            if function.kept_outputs:
+                outputs = manager.kept_copied(function, outputs)
+            if manager.forgetting_is_due:
+                manager.forget_due_histories()
+            return outputs
 
     def in_full(inputs: list[Any], reason: str) -> Any:
         function.went_the_full_way(reason)

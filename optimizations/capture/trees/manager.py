@@ -36,6 +36,12 @@ Note [Functions inside of functions]. An operator of the program's own may call 
 operator is warmed up or recorded, as part of another function, the inner function is part of that one too: it runs as
 it is, and the outer graph holds its kernels.
 
+Note [Models that are gone]. Results that nobody holds refer to the backward of the last call, and that to weights. A
+model that is let go of may be the last that is called, so this is when they are let go of. But a collection of garbage
+lets go of models anywhere, also in the midst of a call: results that are found held would not be a moment later, or a
+capture would be under way. So a call that is under way does so at its end. Whoever holds a result at that moment may be
+about to go as well (the model itself, or what is collected with it), so the next call looks once more.
+
 Note [Trials of moved inputs]. A call in which `recording.fixed_inputs` tries something out leaves no place in the tree,
 so a function that comes behind it would be recorded where it never comes again. Each function runs without a graph once
 until the next iteration begins.
@@ -149,32 +155,39 @@ class EncoreManager(PoolManager):
                 return self._function(function_id)(new_inputs)
             if self.running:  # stock calls itself once more after it ended an iteration
                 return super().run(new_inputs, function_id)
-            self.enter(function_id)
-            function = self._function(function_id)
-            reason = self._against_a_graph(function_id, function, new_inputs)
-            if function.retiring:
-                function.retiring = False
-                self._free_what_is_retired()
-            if reason is not None:
-                return self.run_without_graph(new_inputs, function_id, reason)
-            returned = {place: new_inputs[index] for place, index in function.returned_inputs.items()}
-            self.running = True
-            self._took_part = self._checkpoint_due = False
-            refused: tuple[EncoreNode, str, bool] | None = None  # not the error, which would hold this frame
-            try:
-                outputs = super().run(new_inputs, function_id)
-            except NotLaunched as error:
-                refused = error.node, error.reason, isinstance(error, NotFollowed)
-            finally:
-                self.running = False
-            if refused is not None:
-                return self.not_launched(*refused, new_inputs, function_id)
-            if not self._took_part:
-                function.ran_without_graph(self._left_by_stock(function_id))
-                return outputs
-            if returned:
-                outputs = with_inputs(outputs, returned)
-            return self.kept_copied(function, outputs) if function.kept_outputs else outputs
+            outputs = self._run_in_turn(new_inputs, function_id)
+            if self.forgetting_is_due:
+                self.forget_due_histories()
+            return outputs
+
+    def _run_in_turn(self, new_inputs: list[Any], function_id: Any) -> Any:
+        """A call of the program's."""
+        self.enter(function_id)
+        function = self._function(function_id)
+        reason = self._against_a_graph(function_id, function, new_inputs)
+        if function.retiring:
+            function.retiring = False
+            self._free_what_is_retired()
+        if reason is not None:
+            return self.run_without_graph(new_inputs, function_id, reason)
+        returned = {place: new_inputs[index] for place, index in function.returned_inputs.items()}
+        self.running = True
+        self._took_part = self._checkpoint_due = False
+        refused: tuple[EncoreNode, str, bool] | None = None  # not the error, which would hold this frame
+        try:
+            outputs = super().run(new_inputs, function_id)
+        except NotLaunched as error:
+            refused = error.node, error.reason, isinstance(error, NotFollowed)
+        finally:
+            self.running = False
+        if refused is not None:
+            return self.not_launched(*refused, new_inputs, function_id)
+        if not self._took_part:
+            function.ran_without_graph(self._left_by_stock(function_id))
+            return outputs
+        if returned:
+            outputs = with_inputs(outputs, returned)
+        return self.kept_copied(function, outputs) if function.kept_outputs else outputs
 
     def _run_inside(self, inputs: list[Any], function_id: Any) -> Any:
         """A call of a backward that another function runs. Note [Backwards inside of functions] in `replay.turns`."""
@@ -548,19 +561,19 @@ def _with_results(left: Mapping[int, Sequence[Any]]) -> dict[int, list[Any]]:
 
 
 def _forget_all_histories() -> None:
-    """Let go of the backwards that results refer to which nobody holds, and of the weights that these refer to.
-
-    A model was let go of, and may be the last that is called. A thread that is in a call meanwhile does so in its next.
-    """
+    """Let go of the backwards that results refer to which nobody holds. Note [Models that are gone]."""
     for manager in managers():
-        if manager.turn.acquire(blocking=False):
+        manager.forgetting_is_due = True
+        in_a_call = manager.turn._is_owned()  # as `threading.Condition` asks
+        if not in_a_call and manager.turn.acquire(blocking=False):
             try:
                 manager.forget_all_histories()
             finally:
                 manager.turn.release()
 
 
-when_a_root_is_gone(_forget_all_histories)
+# Where a compiled frame is under way Dynamo would compile what is called, and hold what is asked about.
+when_a_root_is_gone(torch.compiler.disable(_forget_all_histories, reason="it counts references"))
 
 
 def _free_all() -> None:

@@ -66,6 +66,7 @@ class PoolManager(CUDAGraphTreeManager):
         self.held_in_generation: int | None = None
         self._held_iterations = 0
         self._checkpoint_due = False
+        self.forgetting_is_due = False
         self._forwards_are_copied_out = False
         self._callers: set[int] = set()
         self._pool: Pool | None = None
@@ -140,10 +141,18 @@ class PoolManager(CUDAGraphTreeManager):
         return isinstance(self.current_node, EncoreNode) and self.current_node.forget_histories()
 
     def forget_all_histories(self) -> None:
-        """Let go of the backwards that results of any recording refer to, and nobody holds. Called from anywhere."""
+        """Let go of the backwards that results of any recording refer to, and nobody holds.
+
+        Called from anywhere, but not in the midst of a call.
+        """
         if os.getpid() == self._owner and not _exiting.is_set():
             for node in self.nodes():
                 node.forget_own_histories()
+
+    def forget_due_histories(self) -> None:
+        """Note [Models that are gone] in `manager`. At the end of a call."""
+        self.forgetting_is_due = False
+        self.forget_all_histories()
 
     def _mark_kept(self, addresses: set[int]) -> None:
         for node in self.current_node._path_from_root:

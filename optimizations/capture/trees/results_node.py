@@ -12,6 +12,11 @@ over them. So here that reference counts, once results that nobody holds have lo
 would take from them anyway. What was let go of during a recording, and is held in a call, speaks against the graph in
 that call.
 
+Note [Whatever the program does meanwhile]. A history is let go of in the midst of what the program does: in inference
+mode or in an operator of its own, where `detach_` would do nothing; in a transform, where it is refused; in a mode,
+which would see it. So it is done apart from all that. And letting go may run anything, such as a finalizer of the
+program's that ends all graphs.
+
 Note [Results without memory]. Stock hands out the recorded object of a result that has no bytes. Its holder may have
 given it another shape, memory (`resize_`) or hooks, which would all be in the next call. So each call gets a new one.
 
@@ -35,6 +40,7 @@ from optimizations.capture.trees.function import RecordableFunction
 from optimizations.capture.trees.handed_out import HandedOut
 from optimizations.capture.trees.lean import MANY, Many, Reference, nobody_holds, rearranged
 from optimizations.capture.trees.returned import ReturnedInPlace, found_in, repeated
+from optimizations.torch_internals.apart import apart_from_the_program
 
 CUDAGraphNode: Any = torch_internals.cudagraph_trees.CUDAGraphNode
 _hooks_of_saved_tensors: Callable[[bool], object] = torch_internals.top_saved_tensors_hooks
@@ -94,16 +100,17 @@ class ResultsNode(CUDAGraphNode):
         return found
 
     def forget_own_histories(self) -> bool:
-        """The same for the results of this node alone."""
-        found = False
+        """The same for the results of this node alone. Note [Whatever the program does meanwhile]."""
         cached = self.cached_tensor_outputs
-        for place in range(len(cached)):  # an iterator would hold what it gives out
-            has_history = cached[place] is not None and cached[place].grad_fn is not None
-            if has_history and nobody_holds(cached, place):
-                with torch_internals.disable_current_modes():
+        with torch_internals.disable_torch_function():
+            places = [place for place in range(len(cached)) if _is_last_of_its_history(cached, place)]
+        if not places:
+            return False
+        with apart_from_the_program():
+            for place in places:
+                if place < len(cached) and _is_last_of_its_history(cached, place):
                     cached[place].detach_()
-                found = True
-        return found
+        return True
 
     # Handing them out
 
@@ -328,6 +335,11 @@ def _unused(reference: weakref.ref[ResultsNode], place: int) -> bool:
     """Notes [Held for a backward] and [Results that were changed]."""
     node = reference()
     return node is not None and node.is_unused(place)
+
+
+def _is_last_of_its_history(cached: list[Any], place: int) -> bool:
+    """Whether a result refers to a backward, and nobody holds it. No variable may hold it here, either."""
+    return cached[place] is not None and cached[place].grad_fn is not None and nobody_holds(cached, place)
 
 
 _hooks = operator.attrgetter("_backward_hooks")
