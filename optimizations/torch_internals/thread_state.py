@@ -3,14 +3,34 @@ backward.
 
 Note [A reference for the thread-local state]. `torch._C._stash_obj_in_tls` takes an object over without counting a
 reference, and drops one when the thread ends. So one is counted here, or the object would die under those who use it.
+
+Note [Threads that end with the interpreter]. That reference is dropped when the thread has ended for Python, and is
+about to end for the system: it asks for the interpreter's lock once more. Where the interpreter begins to end at that
+moment, as it does when a pool of threads was its last work, it never gets the lock, and the whole process is aborted.
+So the exit of the interpreter waits until such threads are gone, which takes milliseconds.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import os
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 from optimizations import torch_internals
+
+LONGEST_WAIT_S = 2.0
+"""How long the exit of the interpreter waits at most for threads that have ended."""
+
+MANY = 1024
+"""So many threads that keep something, and it is looked which of them are gone."""
+
+_TASKS = Path("/proc/self/task")
+_keepers: set[int] = set()
+"""Threads of this process that keep something, as the system numbers them; some may be gone."""
 
 
 def find(key: str) -> Any:
@@ -20,5 +40,25 @@ def find(key: str) -> Any:
 
 def keep(key: str, value: Any) -> None:
     """Keep it for this thread, in place of what was there."""
+    if len(_keepers) >= MANY:
+        _keepers.difference_update([one for one in list(_keepers) if not _is_there(one)])
+    _keepers.add(threading.get_native_id())
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
     torch_internals.stash_obj_in_tls(key, value)
+
+
+def wait_for_ended_threads() -> None:
+    """See Note [Threads that end with the interpreter]."""
+    deadline = time.monotonic() + LONGEST_WAIT_S
+    running = {thread.native_id for thread in threading.enumerate()}
+    for one in _keepers - running:
+        while _is_there(one) and time.monotonic() < deadline:
+            time.sleep(0.001)  # it gets the lock meanwhile
+
+
+def _is_there(thread: int) -> bool:
+    return (_TASKS / str(thread)).exists()
+
+
+atexit.register(wait_for_ended_threads)
+os.register_at_fork(after_in_child=_keepers.clear)  # the child has none of them

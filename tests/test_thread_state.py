@@ -1,0 +1,100 @@
+"""Threads that keep something in PyTorch's thread-local state, and how they end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from optimizations.torch_internals import thread_state
+
+KEY = "tests_of_thread_state"
+
+ENDS_WITH_ITS_THREADS = """
+import threading
+import torch
+from optimizations.torch_internals import thread_state
+
+class Kept: pass
+
+begin = threading.Event()
+
+def run():
+    thread_state.keep("key", Kept())
+    begin.wait()
+
+threads = [threading.Thread(target=run) for _ in range(64)]
+for thread in threads:
+    thread.start()
+begin.set()
+for thread in threads:
+    thread.join()
+"""
+
+
+@pytest.fixture
+def keepers(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
+    found: set[int] = set()
+    monkeypatch.setattr(thread_state, "_keepers", found)
+    yield found
+
+
+def test_a_process_ends_well_right_after_its_threads() -> None:
+    """Without the wait about every fifth one is aborted."""
+    for _ in range(6):
+        done = subprocess.run(
+            [sys.executable, "-c", ENDS_WITH_ITS_THREADS], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_threads_that_ended_are_waited_for_until_they_are_gone(
+    keepers: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = iter([True, True, False])
+    asked = []
+    monkeypatch.setattr(thread_state, "_is_there", lambda thread: asked.append(thread) or next(there))
+    keepers.add(7)
+    thread_state.wait_for_ended_threads()
+    assert asked == [7, 7, 7]
+
+
+def test_nobody_waits_for_threads_that_run(keepers: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Daemons may never end."""
+    thread_state.keep(KEY, object())
+    assert keepers == {threading.get_native_id()}
+    monkeypatch.setattr(thread_state, "_is_there", lambda thread: pytest.fail("it runs"))
+    thread_state.wait_for_ended_threads()
+
+
+def test_the_wait_is_bounded(keepers: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_state, "_is_there", lambda thread: True)
+    monkeypatch.setattr(thread_state, "LONGEST_WAIT_S", 0.02)
+    keepers.update((7, 8))
+    thread_state.wait_for_ended_threads()
+
+
+def test_threads_that_are_gone_are_forgotten(keepers: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_state, "MANY", 3)
+    own = threading.get_native_id()
+    keepers.update((own, 2**22 + 1, 2**22 + 2))  # above the system's largest number
+    thread_state.keep(KEY, object())
+    assert keepers == {own}
+
+
+def test_a_thread_has_its_own_and_lets_go_of_it() -> None:
+    found = []
+
+    def other() -> None:
+        found.append(thread_state.find(KEY))
+        thread_state.keep(KEY, "the other's")
+        found.append(thread_state.find(KEY))
+
+    thread_state.keep(KEY, "this one's")
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert (found, thread_state.find(KEY)) == ([None, "the other's"], "this one's")
