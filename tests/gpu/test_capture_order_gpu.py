@@ -1,4 +1,4 @@
-"""Random numbers beside captures, on a GPU that is behind: they are those of a program without graphs.
+"""A program draws the same random numbers with graphs as without, also when the GPU runs late.
 
 PyTorch writes where the random numbers of graphs begin before each capture as well as before each replay, on streams of
 their own. See `optimizations.captured.capture_order`.
@@ -28,7 +28,7 @@ CALLS = 60
 
 @pytest.fixture
 def late_captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """What a capture enqueues on its stream comes late, as it may beside other work. How many there were."""
+    """Delays what each capture enqueues, as other work on the GPU may do. Gives a list with an entry per capture."""
     begun: list[int] = []
     begin = torch.cuda.CUDAGraph.capture_begin
 
