@@ -71,9 +71,11 @@ def test_each_call_draws_what_it_draws_without_a_graph(
     assert not late_captures
     with spent_at_once():
         found = drawn(torch.compile(program, backend="encore", options=options))
-    assert len(late_captures) > 2, "that of a new pool, a recording, and a second capture of it"
     wrong = (found != expected).flatten(1).any(1).nonzero().flatten()
     assert not len(wrong), f"calls {wrong.tolist()}"
+    # That of a new pool, a recording, and a second capture where the generated code does not name all uses.
+    needed = 2 if program is draws_at_once else 3
+    assert len(late_captures) >= needed, f"{len(late_captures)} captures; {optimizations.report()}"
 
 
 def test_steps_draw_what_they_draw_without_a_graph(late_captures: list[int]) -> None:
