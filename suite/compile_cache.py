@@ -56,11 +56,14 @@ class CompileCache:
     def has_kernels(self) -> bool:
         return bool(self._compiled)
 
-    def conditions(self, modes: int) -> CompileConditions:
-        """What there is for so many modes that compile for the first time, at the same time."""
-        if modes > 1:
-            return CompileConditions.KERNELS_SIDE_BY_SIDE
-        return CompileConditions.KERNELS_ALONE if self._compiled or self._kept else CompileConditions.COLD_ALONE
+    def conditions(self, modes: int, *, follows: bool) -> CompileConditions:
+        """What there is for one of so many modes that compile for the first time, at the same time.
+
+        `follows`: it finds the kernels of another one of these.
+        """
+        if follows or self._compiled or self._kept:
+            return CompileConditions.KERNELS_SIDE_BY_SIDE if modes > 1 else CompileConditions.KERNELS_ALONE
+        return CompileConditions.COLD_FOLLOWED if modes > 1 else CompileConditions.COLD_ALONE
 
     def compiled(self, mode: Mode) -> None:
         """To be called when a mode has compiled here."""

@@ -54,9 +54,10 @@ class GroupSession:
     `known` holds the correctness of modes of this workload that were prepared before, for the bitwise comparison. What
     is prepared again, in another group, is one more to compare with.
 
-    Note [Tuning]: all modes share one compile cache. The first of them to compile, the reference mode if it is there,
-    does so alone on the GPU, for what others do meanwhile would disturb the timing that Inductor's tuning goes by. Then
-    all others compile side by side. They find what it tuned; whatever else a mode tunes, it tunes in its turn, while no
+    Note [Tuning]: all modes share one compile cache, and compile side by side. One of them leads, the reference mode if
+    it is there: the others get as far as their first kernel, and wait there until it has compiled and tuned its own,
+    alone on the GPU, for what others do meanwhile would disturb the timing that Inductor's tuning goes by
+    (`suite.compile_order`). They find what it tuned; whatever else a mode tunes, it tunes in its turn, while no
     other warms up (`suite.gpu_turns`), and the others find that too. Then they settle side by side, but for modes where
     Encore's selection may time calls: their processes settle alone.
 
@@ -270,12 +271,15 @@ class GroupSession:
         preparing = {m: self._prepare_commands(m, modes, cache) for m in members if not m.failure}
         self._converse(preparing)
         fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
-        tuner = _first_to_compile([m.mode for m in fresh], cache)
-        self._compile_and_settle([m for m in fresh if m.mode is tuner], cache)
-        self._compile_and_settle([m for m in fresh if not cache.has(m.mode)], cache, starting=self._all_waiting())
-        together = [m for m in members if m not in fresh]
-        self._tell(together, Compile(conditions=CompileConditions.WARM))
-        self._settle(together)
+        compiling: dict[Member, Sequence[Command]] = {
+            m: [Compile(conditions=conditions)] * len(m.worker.ranks)
+            for m, conditions in self._conditions(members, fresh, modes, cache)
+        }
+        self._converse({**compiling, **self._all_waiting()})
+        self._settle(members)
+        for member in fresh:
+            if member.failure is None:  # or there may be nothing in the cache
+                cache.compiled(member.mode)
         for member in members:
             if member.prepared is not None:
                 own = member.prepared.correctness or self._first[member.mode.name]
@@ -287,15 +291,18 @@ class GroupSession:
                 member.correctness = compare_bitwise(member.mode, own, self._known)
                 member.failure = bitwise_failure(member.mode, member.correctness)
 
-    def _compile_and_settle(
-        self, members: Sequence[Member], cache: CompileCache, starting: Mapping[Member, Sequence[Command]] | None = None
-    ) -> None:
-        """Of modes that have not compiled before: all compile at the same time, next to what starts, and settle."""
-        self._tell(members, Compile(conditions=cache.conditions(len(members))), starting)
-        self._settle(members)
+    def _conditions(
+        self, members: Sequence[Member], fresh: Sequence[Member], modes: Sequence[Mode], cache: CompileCache
+    ) -> Iterator[tuple[Member, CompileConditions]]:
+        """Of members that have not failed, what there is for them when they compile."""
+        leader = _first_to_compile(modes, cache)
+        there = [member for member in fresh if member.failure is None]
+        led = any(member.mode is leader for member in there)
         for member in members:
-            if member.failure is None:  # or there may be nothing in the cache
-                cache.compiled(member.mode)
+            if member in there:
+                yield member, cache.conditions(len(there), follows=led and member.mode is not leader)
+            elif member.failure is None:
+                yield member, CompileConditions.WARM
 
     def _settle(self, members: Sequence[Member]) -> None:
         """Side by side, but one after another where selection may time calls."""
@@ -304,12 +311,9 @@ class GroupSession:
             if member.mode.times_calls:
                 self._tell([member], Settle())
 
-    def _tell(
-        self, members: Sequence[Member], command: Command, others: Mapping[Member, Sequence[Command]] | None = None
-    ) -> None:
-        """Gives all of them that have not failed the same command, at the same time, and `others` their own."""
-        same = {m: [command] * len(m.worker.ranks) for m in members if m.failure is None}
-        self._converse({**same, **(others or {})})
+    def _tell(self, members: Sequence[Member], command: Command) -> None:
+        """Gives all of them that have not failed the same command, at the same time."""
+        self._converse({m: [command] * len(m.worker.ranks) for m in members if m.failure is None})
 
     def _converse(self, commands: Mapping[Member, Sequence[Command]]) -> None:
         """Gives each member its command (one for each rank), all at the same time, and keeps what it answers."""
@@ -360,7 +364,11 @@ class GroupSession:
         settings, mode, later = self.bench.settings, member.mode, member.process > 0
         cores = max(1, len(os.sched_getaffinity(0)) // (self.workload.tp or 1))
         share = max(1, cores // len(modes))
-        compile_threads = cores if mode is _first_to_compile(modes, cache) else share
+        leader = None if later else _first_to_compile(modes, cache)
+        leads = mode is leader
+        follows = leader is not None and not leads and mode.backend is not None
+        # A pool of compilers takes seconds to start. Those that find their kernels need none.
+        compile_threads = 1 if later or follows or cache.has(mode) else cores if leads else share
         first = self._first.get(mode.name)
         return CellSpec(
             workload=self.workload.acronym,
@@ -374,7 +382,9 @@ class GroupSession:
             warm_up=settings.warm_up,
             check_inputs=settings.check_inputs,
             cpu_threads=share,
-            compile_threads=1 if later or cache.has(mode) else compile_threads,  # more need a pool, which takes seconds
+            compile_threads=compile_threads,
+            leads=leads,
+            follows=follows,
             later=later,
             alive_together=1 if later else len(modes),  # more than one later process only where the memory is there
             known_digests=first.digests if first and first.passed else None,
@@ -396,7 +406,7 @@ class GroupSession:
 
 
 def _first_to_compile(modes: Sequence[Mode], cache: CompileCache) -> Mode | None:
-    """The mode that compiles before all others, alone: see Note [Tuning]. None where one has done so."""
+    """The mode that leads when these compile: see Note [Tuning]. None where one has compiled already."""
     if cache.has_kernels:
         return None
     compiled = sorted((m for m in modes if m.backend is not None), key=lambda mode: mode.name != REFERENCE_MODE)

@@ -6,8 +6,8 @@ The order of `build` and `compile`, and why:
 2. Run eager for reference; its results wait in host memory. Start the compilers.
 3. Stochastic workloads: compile once for trial with Inductor's `fallback_random`, which draws the numbers eager draws,
    and compare that. The real compilation has another random stream, so its values cannot be compared.
-4. The real compilation, which may have to wait for those of other modes: first call, then warm-up until every CUDA
-   graph is recorded and replayed.
+4. The real compilation: first call, then warm-up until every CUDA graph is recorded and replayed. In both compilations
+   one mode leads, and the others find its kernels (`suite.compile_order`).
 5. Compare replays with eager (a first call replays nothing), and call on each input once more to see which tensors
    have the same bits in each call. To the outside this is the end of warm-up: phases follow one another and none comes
    back.
@@ -47,6 +47,7 @@ from optimizations.torch_internals.tuning import tune_once
 from suite.captured_iteration import CapturedIteration, captured_iteration
 from suite.cell_errors import Inaccurate, Unsupported
 from suite.compile_cache import JUDGED
+from suite.compile_order import REAL, TRIAL, Place
 from suite.gpu import LEAST_COMPUTE_CAPABILITY
 from suite.gpu_turns import GpuTurns
 from suite.iteration import Iterate, callable_for, iteration, seed_all, set_numerics
@@ -119,6 +120,7 @@ class LiveCell:
         self._announce = announce
         (self._mode,) = select_modes([spec.mode])
         self._turns = GpuTurns(Path(spec.cache_dir) / TURNS)
+        self._place = Place(Path(spec.cache_dir), leads=spec.leads, follows=spec.follows)
         self._captures = CaptureLog()
         self._once: MeasuredOnce | None = None
         self._graphs = GraphLog(wants_cuda_graphs=self._mode.uses_cuda_graphs)
@@ -140,15 +142,16 @@ class LiveCell:
             Inaccurate: the trial of a stochastic workload differs from eager by more than its precision explains.
         """
         self._announce("build")
-        tune_once(self._turns.alone)
-        self._build()
-        self._announce("check")
-        vec_isa_ok = None
-        if self._mode.backend is not None:
-            vec_isa_ok = start_toolchain(self._instance.device, self._spec.vec_isa_ok, self._spec.headers_dir)
-        if self._spec.known_digests is None:
-            self._run_reference()
-        return Built(vec_isa_ok=vec_isa_ok)
+        with self._place.built():
+            tune_once(self._turns.alone)
+            self._build()
+            self._announce("check")
+            vec_isa_ok = None
+            if self._mode.backend is not None:
+                vec_isa_ok = start_toolchain(self._instance.device, self._spec.vec_isa_ok, self._spec.headers_dir)
+            if self._spec.known_digests is None:
+                self._run_reference()
+            return Built(vec_isa_ok=vec_isa_ok)
 
     def compile(self, conditions: CompileConditions) -> None:
         """The real compilation, recordings and warm-up."""
@@ -412,9 +415,11 @@ class LiveCell:
         torch.compiler.reset()  # in a later process the real compilation came first, and would be found
         with trial_cache(cache), torch_internals.inductor_config.patch(fallback_random=True):
             iterate = self._compiled_iteration(callable_for(self._mode, self._instance.module))
-            for _ in range(calls - 1):
-                for inputs, state in zip(self._checked, self._states, strict=True):
-                    run_unchecked(self._instance, iterate, inputs, state, self._spec.seed)
+            first, *others = [*zip(self._checked, self._states, strict=True)] * (calls - 1)
+            with self._place.first_call(TRIAL):
+                run_unchecked(self._instance, iterate, *first, self._spec.seed)
+            for inputs, state in others:
+                run_unchecked(self._instance, iterate, inputs, state, self._spec.seed)
             compiled = self._results(iterate)
             self._free_capture()
             self._forget_compiled()
@@ -455,18 +460,20 @@ class LiveCell:
         restart_peak(device)
         with self._noting_graphs():
             begin = time.perf_counter()
-            self._iterate_set(0)
-            self._timer.synchronize()
-            first_call_s = time.perf_counter() - begin
+            with self._place.first_call(REAL) as place:
+                self._iterate_set(0)
+                self._timer.synchronize()
+            first_call_s = time.perf_counter() - begin - place.waited_s
             announce("warm-up")
             for position in range(1, max(spec.warm_up, self._calls_to_replay - 1 + spec.input_sets)):
                 with self._calling():
                     self._iterate_set(position)
             self._timer.synchronize()
-            warm_up_s = time.perf_counter() - begin
+            warm_up_s = time.perf_counter() - begin - place.waited_s
         return CompileTimes(
             first_call_s=first_call_s,
             warm_up_s=warm_up_s,
+            waited_s=place.waited_s,
             warm_cache=spec.warm_cache,
             parts=timer_seconds(),
             conditions=conditions,

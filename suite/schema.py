@@ -204,10 +204,13 @@ class CompileConditions(StrEnum):
 
     COLD_ALONE = "cold, alone"
     """Nothing was cached but what the toolchain itself needs, and no other mode of the run was at work."""
+    COLD_FOLLOWED = "cold, others followed"
+    """The same, while other modes of the workload compiled too, each up to its first kernel."""
     KERNELS_ALONE = "kernels cached, alone"
     """Kernels that modes before it in the list had compiled and tuned were cached, graphs were not."""
     KERNELS_SIDE_BY_SIDE = "kernels cached, side by side"
-    """The same, while other modes of the workload compiled too."""
+    """The same, while other modes of the workload compiled too. Since 2026-11-24 the mode that compiles first is among
+    them, and each waits for its kernels before it needs them (`CompileTimes.waited_s`)."""
     WARM = "cached"
     """All was cached: kernels and graphs."""
 
@@ -218,7 +221,8 @@ class CompileTimes(Record):
     `conditions` None: all modes compiled side by side, each with cold caches of its own, and the C++ toolchain started
     in some of them only. `settle_calls` came after warm-up, until no CUDA graph of Encore's waited for more calls;
     `settled` says whether that was reached. Until 2026-11-24 first processes spread Encore's work on its graphs over
-    these calls, as a user's do.
+    these calls, as a user's do. `waited_s` is how long the mode waited for the kernels of the one that compiles first;
+    that is in no other of these times.
     """
 
     first_call_s: float
@@ -226,6 +230,7 @@ class CompileTimes(Record):
     warm_cache: bool
     parts: dict[str, float]
     conditions: CompileConditions | None = None
+    waited_s: float = 0.0
     settle_calls: int | None = None
     settled: bool | None = None
 

@@ -140,6 +140,12 @@ NAMES: dict[str, Private] = {
     "compilation_callbacks": Private(
         "torch._dynamo.callback", "callback_handler", _CHECKED_HERE, "notice compilations while a step is looked at"
     ),
+    "compile_triton_kernel": Private(
+        "torch._inductor.async_compile", "AsyncCompile.triton", _CHECKED_HERE, "wait before a module's first kernel"
+    ),
+    "wait_for_kernels": Private(
+        "torch._inductor.async_compile", "AsyncCompile.wait", _CHECKED_HERE, "count the generated modules"
+    ),
     "inductor_benchmarker": Private(
         "torch._inductor.runtime.benchmarking", "InductorBenchmarker", _CHECKED_HERE, "time a kernel as Inductor does"
     ),

@@ -123,8 +123,9 @@ def compile_times(run: Run) -> Table:
         "compile_times",
         "Compile time",
         "first call: to the first result; warm up: through recording. The rest are Dynamo's own timers, in seconds. "
-        "measured: what was cached, and whether other modes compiled at the same time.",
-        ["first_call_s", "warm_up_s", "measured", *(f"{part}_s" for part in parts)],
+        "measured: what was cached, and whether other modes compiled at the same time. waited: for kernels of the mode "
+        "that compiles first; in no other column.",
+        ["first_call_s", "warm_up_s", "waited_s", "measured", *(f"{part}_s" for part in parts)],
         _compile_times_of,
     )
 
@@ -391,6 +392,7 @@ def _compile_times_of(cell: Cell) -> Row:
     return {
         "first_call_s": cell.compile.first_call_s,
         "warm_up_s": cell.compile.warm_up_s,
+        "waited_s": cell.compile.waited_s,
         "measured": compile_conditions(cell.compile),
         **{f"{part}_s": s for part, s in cell.compile.parts.items()},
     }

@@ -48,6 +48,8 @@ def test_later_processes_of_all_modes_run_what_the_first_one_tuned(tmp_path: Pat
             if are_stored(cell):
                 found = [(function.source, function.voided) for function in process.selection]
                 assert found and found == [("stored", [])] * len(found), (workload, process.process)
+        if mode == "graph":  # it has the kernels of `compile`, and compiled side by side with it
+            assert cell.compile is not None and TUNING not in cell.compile.parts, workload
         theirs, ours = cells[workload, "compile"].metrics, cell.metrics
         assert theirs is not None and ours is not None and theirs.kernels and ours.kernels
         assert difference(ours.kernels, theirs.kernels).retuned == (), (workload, mode)

@@ -1,0 +1,81 @@
+"""What a process does around the generated modules that it loads, one for each graph that Inductor compiles.
+
+A module calls `AsyncCompile.triton(self, kernel_name, source_code, device_str="cuda")` for each of its Triton kernels,
+which compiles the kernel or finds it in a cache, and `AsyncCompile.wait(self, scope)` once behind them, whether it has
+kernels or not. With a pool of compilers the former is called before as well, while the code is generated.
+`compilation_callbacks.register_start_callback(callback)` calls back when a compilation begins, that of a backward too,
+and not for one that begins inside of another. Checked on PyTorch 2.11.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from optimizations import torch_internals
+from optimizations.torch_internals.replacing import Replacing
+
+
+@contextlib.contextmanager
+def before_kernels(wait: Callable[[int], None]) -> Iterator[None]:
+    """In the block, call `wait` before the first Triton kernel of each generated module, with how many modules were
+    loaded in the block before it."""
+    loaded, waited = 0, -1
+
+    def compiling(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def triton(*args: Any, **kwargs: Any) -> Any:
+            nonlocal waited
+            if waited < loaded:
+                waited = loaded
+                wait(loaded)
+            return original(*args, **kwargs)
+
+        return triton
+
+    def count() -> None:
+        nonlocal loaded
+        loaded += 1
+
+    with Replacing({"compile_triton_kernel": compiling, "wait_for_kernels": _followed_by(count)}):
+        yield
+
+
+@contextlib.contextmanager
+def when_launched(launched: Callable[[int], None]) -> Iterator[None]:
+    """Whenever a compilation begins in the block, call `launched` with how many generated modules were loaded in it.
+
+    The program has called these before it needs another one, unless they were compiled together.
+    """
+    loaded = 0
+
+    def count() -> None:
+        nonlocal loaded
+        loaded += 1
+
+    def begins(arguments: Any) -> None:
+        launched(loaded)
+
+    handler: Any = torch_internals.compilation_callbacks
+    handler.register_start_callback(begins)
+    try:
+        with Replacing({"wait_for_kernels": _followed_by(count)}):
+            yield
+    finally:
+        with contextlib.suppress(ValueError):  # `torch.compiler.reset` forgets all of them
+            handler.remove_start_callback(begins)
+
+
+def _followed_by(then: Callable[[], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def made(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wait(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            then()
+            return result
+
+        return wait
+
+    return made
