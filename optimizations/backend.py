@@ -11,7 +11,6 @@ import difflib
 import sys
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_origin
 
@@ -31,11 +30,12 @@ from optimizations.report import LEDGER, BindingReport, Entry
 from optimizations.torch_internals.cpu_results import settings_for, with_corrected_pass
 from optimizations.torch_internals.outcome import watched, watching
 from optimizations.torch_internals.wrappers import taking_a_list
+from optimizations.weak_registry import WeakRegistry
 
 if TYPE_CHECKING:
     from optimizations.selection.settings import Settings
 
-_FEEDS: weakref.WeakSet[Feeds] = weakref.WeakSet()
+_FEEDS: WeakRegistry[Feeds] = WeakRegistry()
 """Run-time state of all graphs compiled in this process, for `reset`."""
 
 
@@ -136,14 +136,14 @@ encore.reset = _reset  # type: ignore[attr-defined]  # where Dynamo looks for it
 
 def release_feeds() -> None:
     """Gives back the device memory of all hoisted values and staging buffers; the next calls allocate it again."""
-    for feeds in list(_FEEDS):
+    for feeds in _FEEDS.alive():
         feeds.release()
 
 
 def _placed(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Options) -> Placement:
     """The graph after placement, or as it was: a program that stock compiles must not fail because of placement."""
     try:
-        held_bytes = sum(feeds.device_bytes for feeds in list(_FEEDS))
+        held_bytes = sum(feeds.device_bytes for feeds in _FEEDS.alive())
         return place(graph_module, example_inputs, settings, held_bytes=held_bytes)
     except Exception as error:
         reason = f"placement failed: {type(error).__name__}: {error}"

@@ -58,7 +58,7 @@ def no_group_or_lock_is_left() -> Iterator[None]:
     yield
     groups = sys.modules.get("optimizations.selection.group")
     if groups is not None:
-        groups._GROUPS.clear()
+        groups._GROUPS = groups.WeakRegistry()  # type: ignore[attr-defined]
         held = 0
         while groups._LOCK._is_owned():
             groups._LOCK.release()

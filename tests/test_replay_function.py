@@ -157,8 +157,8 @@ def test_the_maker_hands_on_what_inductor_says(
 
 
 def test_live_functions_are_not_kept_alive_by_the_registry() -> None:
-    before = len(module._LIVE)
+    before = len(module._LIVE.alive())
     function = function_of(FakeRecord())
-    assert len(module._LIVE) == before + 1
+    assert len(module._LIVE.alive()) == before + 1
     del function
-    assert len(module._LIVE) == before
+    assert len(module._LIVE.alive()) == before

@@ -21,7 +21,6 @@ became slow because something else in a module changed, which C++ answers by loo
 from __future__ import annotations
 
 import sys
-import threading
 import time
 import warnings
 import weakref
@@ -33,6 +32,7 @@ import torch
 from optimizations.replay.binding import Binding, fetch
 from optimizations.torch_internals.identity_guard import NotGuarded, same_tensors
 from optimizations.torch_internals.wrappers import taking_a_list
+from optimizations.weak_registry import WeakRegistry
 
 READS_BEFORE = 2
 """Calls that read everything before a comparison is made: a root that is made for one call never gets one."""
@@ -71,8 +71,7 @@ class InOrder:
         self.passed = [(place, given[position]) for place, position in enumerate(order) if position in given]
 
 
-_all: weakref.WeakSet[BoundRoots] = weakref.WeakSet()
-_all_lock = threading.Lock()
+_all: WeakRegistry[BoundRoots] = WeakRegistry()
 _when_gone: list[Callable[[], None]] = []
 
 
@@ -102,8 +101,7 @@ class BoundRoots:
         self._lost_ns = 0
         self._fastest_ns = 0
         self._probes = 0
-        with _all_lock:
-            _all.add(self)
+        _all.add(self)
 
     def release(self) -> None:
         """Let go of all tensors, as if the roots had never been seen."""
@@ -165,7 +163,7 @@ class BoundRoots:
         if self._weight > PATIENCE and not all(isinstance(old, torch.nn.Parameter) for old in exchanged):
             self._reads_left = sys.maxsize
         gone = set(map(id, exchanged))
-        for roots in _living():
+        for roots in _all.alive():
             if roots.refers_to(gone):
                 roots.give_up()
 
@@ -256,10 +254,5 @@ def bound(compiled: Callable[..., Any], binding: Binding) -> Callable[..., Any]:
 
 def release_bindings() -> None:
     """Let go of all tensors that are bound in this process. The next calls read them from their modules."""
-    for roots in _living():
+    for roots in _all.alive():
         roots.release()
-
-
-def _living() -> list[BoundRoots]:
-    with _all_lock:
-        return list(_all)

@@ -24,7 +24,6 @@ what the device waits for may be what another thread has still to launch.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +46,7 @@ from optimizations.selection.validity import ANOTHER_STREAM
 from optimizations.selection.verdict import compared
 from optimizations.selection.voting import NOT_STORED, Voting
 from optimizations.selection.way import WAY
+from optimizations.weak_registry import WeakRegistry
 
 if TYPE_CHECKING:
     from optimizations.selection.member import Candidate, Member, Standing
@@ -61,8 +61,7 @@ class Group(Voting):
 
     def __init__(self, member: Member) -> None:
         super().__init__(member)
-        with _LOCK:
-            _GROUPS.add(self)
+        _GROUPS.add(self)
 
     # Membership
 
@@ -247,7 +246,7 @@ class Group(Voting):
 
     def _begin_measuring(self, candidates: Sequence[Candidate], members: Sequence[Member]) -> None:
         settings = self.members.settings
-        open_ones = [one for one in _GROUPS if one.state in ("waiting", "measuring")]
+        open_ones = [one for one in _GROUPS.alive() if one.state in ("waiting", "measuring")]
         sharing = [one for one in open_ones if any(asked in settings for asked in one.members.settings)]
         selector = self._series.begin(candidates, settings, len(sharing), seed=self.number)
         if selector is None:
@@ -372,7 +371,7 @@ class Group(Voting):
             return False
         # Functions without graphs were never joined, and a verdict on several together holds for none of them alone.
         if found is not None and len(found.group) > 1:
-            for other in _GROUPS:
+            for other in _GROUPS.alive():
                 if other is not self:
                     other.void_with(found, reason)
         return True
@@ -381,14 +380,12 @@ class Group(Voting):
 _LOCK = threading.RLock()
 """Of all groups: they are joined, and make way for each other. Not held while a call is served."""
 
-_GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
+_GROUPS: WeakRegistry[Group] = WeakRegistry()
 
 
 def settled() -> bool:
     """Whether no group waits for more calls of the program."""
-    with _LOCK:
-        groups = list(_GROUPS)
-    return all(group.settled for group in groups)
+    return all(group.settled for group in _GROUPS.alive())
 
 
 def leave(member: Member) -> None:

@@ -44,8 +44,9 @@ from optimizations.capture.step.reach import reach
 from optimizations.capture.step.surroundings import saved_tensors_are_watched, watched_by_others
 from optimizations.capture.step.watch import Watch
 from optimizations.report.steps import CallableReport
+from optimizations.weak_registry import WeakRegistry
 
-_groups: weakref.WeakSet[GraphedCallables] = weakref.WeakSet()
+_groups: WeakRegistry[GraphedCallables] = WeakRegistry()
 
 
 class GraphedCallables(Sequence[Callable[..., Any]]):
@@ -395,7 +396,7 @@ def graph_callables(
 
 def release_callables() -> None:
     """Free the graphs of all graphed callables."""
-    for group in list(_groups):
+    for group in _groups.alive():
         group.close()
 
 

@@ -20,7 +20,6 @@ import threading
 import time
 import types
 import warnings
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
@@ -48,6 +47,7 @@ from optimizations.capture.step.replaying import MISSED
 from optimizations.capture.step.surroundings import alone, ambient, inside, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal, StepReport
+from optimizations.weak_registry import WeakRegistry
 
 MOST_DROPPED = 4
 """Recordings that may become unusable, as a multiple of those that may be alive."""
@@ -58,7 +58,7 @@ MOST_OBJECTS = 8
 _is_compiling, _this_thread = torch.compiler.is_compiling, threading.get_ident
 _forward_mode: Any = torch_internals.forward_ad
 
-_steps: weakref.WeakSet[GraphedStep] = weakref.WeakSet()
+_steps: WeakRegistry[GraphedStep] = WeakRegistry()
 
 
 class GraphedStep:
@@ -457,7 +457,7 @@ class GraphedStep:
 
 def release_steps() -> None:
     """Free the graphs of all steps; they begin from their first calls."""
-    for step in list(_steps):
+    for step in _steps.alive():
         step.reset()
 
 

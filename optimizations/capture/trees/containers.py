@@ -8,10 +8,10 @@ threads that run this thread's backward.
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import Any
 
 from optimizations.torch_internals import thread_state
+from optimizations.weak_registry import WeakRegistry
 
 _TLS_KEY = "encore_containers"
 
@@ -24,12 +24,8 @@ class ThreadContainers:
         self.by_device: dict[int, Any] = {}
 
 
-_ALL: weakref.WeakValueDictionary[int, ThreadContainers] = weakref.WeakValueDictionary()
-
-
-def _all() -> list[ThreadContainers]:
-    """Those of all threads. Others may begin meanwhile, so they are listed in one call into C."""
-    return [one for reference in _ALL.valuerefs() if (one := reference()) is not None]
+_ALL: WeakRegistry[ThreadContainers] = WeakRegistry()
+"""Those of all threads."""
 
 
 def thread_containers() -> ThreadContainers:
@@ -37,7 +33,7 @@ def thread_containers() -> ThreadContainers:
     found: ThreadContainers | None = thread_state.find(_TLS_KEY)
     if found is None:
         found = ThreadContainers()
-        _ALL[id(found)] = found
+        _ALL.add(found)
         thread_state.keep(_TLS_KEY, found)
     return found
 
@@ -46,7 +42,7 @@ def managers(device_index: int | None = None) -> list[Any]:
     """The managers there are (`manager.EncoreManager`), of all threads, on one CUDA device or on all."""
     return [
         container.tree_manager
-        for containers in _all()
+        for containers in _ALL.alive()
         for index, container in list(containers.by_device.items())
         if container.tree_manager is not None and device_index in (None, index)
     ]
@@ -55,7 +51,7 @@ def managers(device_index: int | None = None) -> list[Any]:
 def everything() -> list[Any]:
     """All containers, managers and graphs there are, for a process that must not free them."""
     found = managers()
-    return [*_all(), *found, *(node for manager in found for node in manager.nodes())]
+    return [*_ALL.alive(), *found, *(node for manager in found for node in manager.nodes())]
 
 
 def settled() -> bool:
@@ -72,7 +68,7 @@ def others_have_managers() -> bool:
     own = thread_state.find(_TLS_KEY)
     return any(
         container.tree_manager is not None
-        for containers in _all()
+        for containers in _ALL.alive()
         if containers is not own
         for container in list(containers.by_device.values())
     )
@@ -80,7 +76,7 @@ def others_have_managers() -> bool:
 
 def shut_down() -> None:
     """Shut every manager down and forget it: graphs, memory pools and placeholders are freed."""
-    for containers in _all():
+    for containers in _ALL.alive():
         with containers.lock:
             for container in containers.by_device.values():
                 if container.tree_manager is not None:

@@ -26,6 +26,7 @@ from optimizations.replay.turns import lending
 from optimizations.report.recordings import Direction, FullWay, KeptResults, RecordingReport, UncapturedCalls
 from optimizations.report.selection import SelectionReport
 from optimizations.selection.member import Candidate, Member, Standing
+from optimizations.weak_registry import WeakRegistry
 
 SELECTED = "selection: served without a graph"
 """Why a function runs without a graph that could be recorded."""
@@ -415,10 +416,10 @@ class GraphedFunction:
         return outputs
 
 
-_LIVE: weakref.WeakSet[GraphedFunction] = weakref.WeakSet()
+_LIVE: WeakRegistry[GraphedFunction] = WeakRegistry()
 
 
 def forget_recordings(functions: Iterable[GraphedFunction] | None = None) -> None:
     """Let these functions, by default all there are, drop what they recorded."""
-    for function in list(_LIVE if functions is None else functions):
+    for function in _LIVE.alive() if functions is None else list(functions):
         function.forget()

@@ -1,0 +1,35 @@
+"""Objects that can be listed for as long as somebody else keeps them: by any thread, and by finalizers.
+
+A `weakref.WeakSet` is iterated by Python code. If another thread, or the body of the loop, adds to it meanwhile, the
+loop ends with `RuntimeError: Set changed size during iteration`. A lock does not help. A garbage collection may begin
+while this thread has it, and run a finalizer that lists or adds: with a plain lock the thread waits for itself, and a
+reentrant one lets the finalizer in.
+
+So there is no lock. Single calls into C change a set of weak references, and make a list of it. They allocate, and so
+let finalizers run, only before they look at the set. From there on they run no Python code and keep the interpreter's
+lock. (In Python without that lock each set has one of its own.)
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Generic, TypeVar
+
+Member = TypeVar("Member")
+
+
+class WeakRegistry(Generic[Member]):
+    """Members must have `__eq__` and `__hash__` of `object`: others would be Python code that the set runs."""
+
+    def __init__(self) -> None:
+        self._references: set[weakref.ref[Member]] = set()
+
+    def add(self, member: Member) -> None:
+        """List the member from now on, until it is collected."""
+        # The callback is the set's own method: what is written in Python can be interrupted.
+        self._references.add(weakref.ref(member, self._references.discard))
+
+    def alive(self) -> list[Member]:
+        """Those there are, in no order. Who is added meanwhile may be missing."""
+        references = list(self._references)  # the loop below may be interrupted, and this call may not
+        return [member for reference in references if (member := reference()) is not None]
