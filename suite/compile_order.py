@@ -21,7 +21,7 @@ from pathlib import Path
 from optimizations.torch_internals.generated_modules import before_kernels, when_launched
 from suite.measure.compile_times import untimed
 
-MOST_WAIT_S = 240.0
+MOST_WAIT_S = 300.0
 """A leader that hangs must not end the others with it: after so long they go on by themselves."""
 
 TRIAL = "order-of-trials"
@@ -38,10 +38,12 @@ class Place:
 
     Args:
         folder: all cells that compile in this order have it.
+        most_wait_s: how long it waits in each of its compilations at most.
     """
 
-    def __init__(self, folder: Path, *, leads: bool, follows: bool) -> None:
+    def __init__(self, folder: Path, *, leads: bool, follows: bool, most_wait_s: float = MOST_WAIT_S) -> None:
         self._folder = folder
+        self._most_wait_s = most_wait_s
         self._leads = leads
         self._follows = follows
         self._leaders: dict[str, Leader] = {}
@@ -62,7 +64,7 @@ class Place:
     @contextlib.contextmanager
     def first_call(self, name: str) -> Iterator[Follower]:
         """Around the first call of what is compiled, by which `TRIAL` or `REAL` ends. Gives what it waited for."""
-        follower = Follower(self._folder / name)
+        follower = Follower(self._folder / name, self._most_wait_s)
         if leader := self._leaders.pop(name, None):
             with leader.leading():
                 yield follower
@@ -106,9 +108,10 @@ class Leader:
 class Follower:
     """Follows whoever leads. `waited_s` is how long it has waited in all; no timer of Dynamo's has that in it."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, most_wait_s: float) -> None:
         self.waited_s = 0.0
         self._file = file
+        self._most_wait_s = most_wait_s
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -125,7 +128,7 @@ class Follower:
         begin = time.monotonic()
         with untimed():
             while not _is_unlocked(descriptor) and int.from_bytes(os.pread(descriptor, _BYTES, 0), "little") <= graphs:
-                if time.monotonic() - begin > MOST_WAIT_S:
+                if self.waited_s + time.monotonic() - begin > self._most_wait_s:
                     print(f"the mode that compiles first has not launched graph {graphs + 1}; going on without it")
                     break
                 time.sleep(_POLL_S)

@@ -385,6 +385,7 @@ class GroupSession:
             compile_threads=compile_threads,
             leads=leads,
             follows=follows,
+            most_wait_s=self.bench.timeout_s / 2,  # or a leader that hangs would use up the time of the others
             later=later,
             alive_together=1 if later else len(modes),  # more than one later process only where the memory is there
             known_digests=first.digests if first and first.passed else None,

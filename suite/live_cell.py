@@ -120,7 +120,7 @@ class LiveCell:
         self._announce = announce
         (self._mode,) = select_modes([spec.mode])
         self._turns = GpuTurns(Path(spec.cache_dir) / TURNS)
-        self._place = Place(Path(spec.cache_dir), leads=spec.leads, follows=spec.follows)
+        self._place = Place(Path(spec.cache_dir), leads=spec.leads, follows=spec.follows, most_wait_s=spec.most_wait_s)
         self._captures = CaptureLog()
         self._once: MeasuredOnce | None = None
         self._graphs = GraphLog(wants_cuda_graphs=self._mode.uses_cuda_graphs)

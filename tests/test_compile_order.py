@@ -125,7 +125,7 @@ def leader(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 def goes_on(folder: Path, name: str = REAL, then: Callable[[], object] = lambda: None) -> bool:
     """Whether one that follows goes on: at once, or once `then` has happened."""
-    follower = Place(folder, leads=False, follows=True)
+    follower = Place(folder, leads=False, follows=True, most_wait_s=suite.compile_order.MOST_WAIT_S)
     began, went = threading.Event(), threading.Event()
 
     def call() -> None:
@@ -258,7 +258,7 @@ def test_waiting_is_in_no_timer(tmp_path: Path) -> None:
 
     torch.compiler.reset()
     restart_timers()
-    with Place(tmp_path, leads=False, follows=True).first_call(REAL) as place:
+    with Place(tmp_path, leads=False, follows=True, most_wait_s=WAIT_S).first_call(REAL) as place:
         torch.compile(torch.sin, backend=backend)(torch.ones(2))
     first._end(REAL)
     assert place.waited_s >= WAIT_S
@@ -350,7 +350,7 @@ def goes_on_after(folder: Path, name: str) -> Iterator[None]:
     def call() -> None:
         descriptor = suite.compile_order._opened(folder / name)
         try:
-            suite.compile_order.Follower(folder / name)._wait_for(descriptor, 10)
+            suite.compile_order.Follower(folder / name, 60.0)._wait_for(descriptor, 10)
         finally:
             os.close(descriptor)
         went.set()

@@ -324,13 +324,15 @@ def test_one_mode_leads_and_those_that_follow_it_start_no_pool_of_compilers(benc
     bench.run(modes=FOUR[:3], settings=SETTINGS.model_copy(update={"processes": 2}))
     placed = {
         log.stem.rpartition(".")[2]: [
-            line.split()[1:] for line in log.read_text().splitlines() if line.startswith("place ")
+            line.split()[1:3] for line in log.read_text().splitlines() if line.startswith("place ")
         ]
         for log in (bench.path / "logs").iterdir()
     }
     assert placed["compile"] == [["leads", str(len(os.sched_getaffinity(0)))], ["-", "1"]]
     assert placed["graph"] == [["follows", "1"], ["-", "1"]]
     assert [place for place, _ in placed["eager"]] == ["-", "-"]
+    waits = (bench.path / "logs" / "FAKE.graph.log").read_text().partition("place follows 1 ")[2].split()[0]
+    assert float(waits) == 15.0, "half of what each step of a cell may take here"
 
 
 def test_all_modes_of_a_workload_share_one_cache_and_workloads_do_not(bench: Bench) -> None:
