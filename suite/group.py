@@ -80,6 +80,7 @@ class GroupSession:
         self.variant = variant
         self._known = {name: [correctness] for name, correctness in known.items()}
         self._first: dict[str, Correctness] = {}
+        self._iteration_us: dict[str, float] = {}
         self._cache = cache
         self._waiting: dict[tuple[str, int], Member] = {}
         self._expected: Sequence[Mode] = ()
@@ -184,21 +185,23 @@ class GroupSession:
         )
 
     def enough_processes(self, processes: Mapping[str, Sequence[Member]], more: int = 0) -> bool:
-        """Whether these processes of each mode decide how modes with CUDA graphs compare; with `more`, whether so many
-        others like them will do (`suite.stats`)."""
+        """Whether these processes of each mode decide how modes compare that launch CUDA graphs; with `more`, whether
+        so many others like them will do (`suite.stats`)."""
         samples = {
             name: [[block.host_us for block in member.blocks] for member in members]
             for name, members in processes.items()
-            if members and members[0].mode.uses_cuda_graphs and not any(member.failure for member in members)
+            if members and not any(member.failure for member in members)
         }
-        pairs = [
-            (samples[baseline], own)
+        pairs = {
+            (baseline, name): (samples[baseline], own)
             for name, own in samples.items()
             for baseline in processes[name][0].mode.compared_with
             if baseline in samples
-        ]
-        spread = process_spread(pairs, len(samples))
-        return enough_processes([speed_up(theirs, ours, spread=spread) for theirs, ours in pairs], more)
+        }
+        spread = process_spread(list(pairs.values()), len(samples))
+        graphed = {name for name in samples if processes[name][0].has_graphs}
+        deciding = [pair for names, pair in pairs.items() if graphed.issuperset(names)]
+        return enough_processes([speed_up(theirs, ours, spread=spread) for theirs, ours in deciding], more)
 
     def _measure_command(self, member: Member, index: int, turn: int, cores: Sequence[int]) -> list[Measure]:
         """A command for each rank: they differ in the core."""
@@ -270,6 +273,8 @@ class GroupSession:
             self._converse(starting)
         preparing = {m: self._prepare_commands(m, modes, cache) for m in members if not m.failure}
         self._converse(preparing)
+        if len(members) > 1 and any(member.out_of_memory for member in members):
+            return  # they will be measured in smaller groups, and those that wait would start for nothing
         fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
         compiling: dict[Member, Sequence[Command]] = {
             m: [Compile(conditions=conditions)] * len(m.worker.ranks)
@@ -329,6 +334,7 @@ class GroupSession:
             match answer.whole:
                 case Prepared() as prepared:
                     member.prepared = prepared
+                    self._iteration_us.setdefault(member.mode.name, prepared.iteration_us)
                 case Collected(metrics=metrics):
                     member.metrics = metrics
                 case Built() as built:
@@ -390,6 +396,7 @@ class GroupSession:
             alive_together=1 if later else len(modes),  # more than one later process only where the memory is there
             known_digests=first.digests if first and first.passed else None,
             known_varying=first.varying if first and first.passed else None,
+            known_iteration_us=self._iteration_us.get(mode.name),
             cache_dir=str(cache.folder),
             warm_cache=settings.warm_cache,
             vec_isa_ok=self.bench.toolchain.vec_isa_ok,

@@ -190,7 +190,12 @@ class LiveCell:
         )
 
     def _iteration_us(self) -> float:
-        """While no other process calls, where they settle side by side. Ranks have no turns: see `_calling`."""
+        """What the mode's first process said; or taken while no other process calls, where they settle side by side.
+
+        Ranks have no turns: see `_calling`.
+        """
+        if self._spec.known_iteration_us is not None:
+            return self._spec.known_iteration_us
         with contextlib.nullcontext() if isinstance(self._ranks, RankGroup) else self._turns.alone():
             return iteration_us(self._iterate, self._input_sets, self._timer)
 

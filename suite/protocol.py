@@ -42,9 +42,10 @@ class CellSpec(Record):
     `later`: the mode had a process before, so it fits into memory. `alive_together` modes of the workload are on the
     GPU at the same time.
     `known_digests` are those of the mode's first process, whose results were compared with eager's, and `known_varying`
-    what had other bits there in each call; a later process that has the same needs no comparison. `tp` processes work
-    on a cell whose workload is split over GPUs, this one as `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is
-    what an earlier cell found out, see `Built`, and `headers_dir` has the compiled headers of C++ kernels of all cells.
+    what had other bits there in each call; a later process that has the same needs no comparison. `known_iteration_us`
+    is the time of an iteration there. `tp` processes work on a cell whose workload is split over GPUs, this one as
+    `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is what an earlier cell found out, see `Built`, and
+    `headers_dir` has the compiled headers of C++ kernels of all cells.
     """
 
     workload: str
@@ -69,6 +70,7 @@ class CellSpec(Record):
     alive_together: int = 1
     known_digests: list[str] | None = None
     known_varying: list[dict[str, list[float]]] | None = None
+    known_iteration_us: float | None = None
     cache_dir: str
     warm_cache: bool
     vec_isa_ok: bool | None = None

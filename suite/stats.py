@@ -12,25 +12,27 @@ recorded blocks its standard error is half that of the median, and a third of th
 different modes hardly share what disturbs them (the correlation of recorded neighbours is 0.0 to 0.3), so that nothing
 is gained by pairing them; what lasts longer than a block meets all modes alike.
 
-Note [Bootstrap]: processes of one program differ (where its memory lies, what else the host does), and blocks of one
-process cannot show by how much. So each replicate draws as many processes as there are, with replacement, and the
-blocks of each drawn process again. Three processes drawn with replacement vary too little; deviations are widened by
-sqrt(R / (R - 1)) (T. Hesterberg, "What Teachers Should Know About the Bootstrap", The American Statistician 69(4),
-2015). Noise of blocks enters twice that way, and the interval errs on the wide side where blocks vary most.
+Note [Processes]: processes of one program differ (where its memory lies, what else the host does), and blocks of one
+process cannot show by how much. So the log ratios of its processes are the sample that an interval goes by: that of
+Student's t around their mean. What blocks scatter is in them already. Three to five processes hardly tell their
+variance, and where they happen to agree the interval would be too narrow. All ratios of a workload together tell more:
+their variances are taken to be drawn from a scaled inverse chi-square distribution, whose scale and degrees of freedom
+come from the moments of their logarithms, and that of a ratio is the mean of its own and of the scale, weighted with
+their degrees of freedom (G. K. Smyth, "Linear Models and Empirical Bayes Methods", Statistical Applications in Genetics
+and Molecular Biology 3(1), 2004, sections 3 and 6). Where a workload's ratios vary alike, each is known as well as all
+of them; where a mode that launches kernels one by one varies ten times as much as the others, each stands for itself.
+Unlike there, a variance is never made smaller than its ratio's own: all ratios over such a mode share what it does, and
+would be found to differ in one case of seven where they do not.
 
-Note [Spread]: three processes hardly tell how much processes differ: where they happen to agree, the interval is too
-narrow, and with processes that differ by 3 % a mode would be found to differ from itself in one case of six. On the
-recorded H200s it is 0.3 to 6 %, by workload. So all modes of a workload with CUDA graphs tell it together
-(`process_spread`), and processes of a ratio are taken to differ by no less than that. It is then about one of twenty.
+Of a single process there are only its blocks: each replicate draws as many as there are, with replacement. Such a ratio
+has no verdict.
 
 Note [Verdicts]: a difference below `MARGIN` is ignored, whichever its sign. SAME is the outcome of two
 one-sided tests at 5 % against the margin (TOST), that is: the 90 % interval lies within it. FAST and SLOW need an
 interval of 95 % that excludes 1 and reaches beyond the margin. So everything is decided once the interval is narrow
 enough, and sampling goes on until it is (`narrow_enough`) or there is no time left. That rule looks at the width and
 not at the verdict: stopping when a verdict comes out would find differences that are not there. Where processes of
-one program differ by so much that three of them decide little, there are more of them (`enough_processes`). That looks
-at all ratios of a workload at once, for the width of a single one is hardly known from three processes: one that is
-narrow by chance would end it too early.
+one program differ by so much that three of them decide little, there are more of them (`enough_processes`).
 `tests/test_stats_recorded_noise.py` has the rates of wrong and missed verdicts on blocks drawn from recorded ones.
 """
 
@@ -44,7 +46,7 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtrit
+from scipy.special import digamma, polygamma, stdtrit
 
 Samples = Sequence[Sequence[Sequence[float]]]
 
@@ -56,8 +58,10 @@ CONFIDENCE = 0.95
 EQUIVALENCE_CONFIDENCE = 0.90
 REPLICATES = 1000
 MINIMUM_PROCESSES = 3
-MINIMUM_BLOCKS = 5
+MINIMUM_BLOCKS = 3
 """Per process. With fewer of either there is no verdict but AMBG."""
+LEAST_VARIANCE = 1e-8
+"""Of log ratios, where the logarithm of their variance is looked at: clocks do not tell more."""
 
 
 class Verdict(StrEnum):
@@ -74,7 +78,7 @@ class Ratio:
     """How many times faster than the reference a mode is, with its 95 % interval [low, high].
 
     `same_low` and `same_high` bound the 90 % interval. `processes` is the number of pairs of processes, `blocks` the
-    least number of blocks that one of them has, `log_replicates` the widened bootstrap replicates of log(ratio).
+    least number of blocks that one of them has, `log_replicates` draws from what is known of log(ratio).
     """
 
     value: float
@@ -87,8 +91,22 @@ class Ratio:
     log_replicates: NDArray[np.float64] = field(repr=False, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """What is known of the variances of a workload's log ratios from process to process: see Note [Processes].
+
+    `variance` is the scale of their distribution, `freedom` the degrees of freedom that it counts as.
+    """
+
+    variance: float
+    freedom: float
+
+
+UNKNOWN = Spread(0.0, 0.0)
+
+
 class Replicated(Protocol):
-    """A ratio with the bootstrap replicates of its logarithm: of modes of one run, or of cells of two runs."""
+    """A ratio with replicates of its logarithm: of modes of one run, or of cells of two runs."""
 
     @property
     def value(self) -> float: ...
@@ -115,10 +133,10 @@ def location(log_medians: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.sort(log_medians, axis=-1)[..., first:last].mean(axis=-1))
 
 
-def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,), spread: float = 0.0) -> Ratio:
+def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,), spread: Spread = UNKNOWN) -> Ratio:
     """Speed-up of `mode` over `reference`, whose process r was measured together with the mode's process r.
 
-    `spread` is by how much log ratios of processes differ at least: see Note [Spread].
+    `spread` is what all ratios of the workload tell of how much processes differ (`process_spread`).
 
     The same samples and seed always give the same interval; use another seed for each pair of cells, or errors of
     unrelated workloads would be drawn alike.
@@ -131,50 +149,95 @@ def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,), spre
         raise ValueError(f"both modes need equally many processes; got {len(reference)} and {len(mode)}")
     generator = np.random.default_rng(seed)
     pairs = [(log_medians(theirs), log_medians(ours)) for theirs, ours in zip(reference, mode, strict=True)]
-    log_ratios = _log_ratios(pairs)
-    log_ratio = float(np.mean(log_ratios))
-    drawn = np.array([[resampled(side, generator) for side in pair] for pair in pairs])
-    apart = _spread_out(log_ratios, spread) - log_ratios
-    replicates = resample_processes(drawn[:, 0] - drawn[:, 1] + apart[:, None], log_ratio, generator)
-    return ratio_of(log_ratio, replicates, len(pairs), min(side.size for pair in pairs for side in pair))
+    blocks = min(side.size for pair in pairs for side in pair)
+    by_process = _log_ratios(pairs)
+    if len(pairs) > 1:
+        return ratio_of_processes(by_process, blocks, spread, generator)
+    theirs, ours = (resampled(side, generator) for side in pairs[0])
+    return _ratio_of_blocks(float(by_process[0]), theirs - ours, blocks)
 
 
-def process_spread(pairs: Sequence[tuple[Samples, Samples]], modes: int) -> float:
-    """By how much log ratios of processes differ, from these pairs of so many modes, each `(reference, mode)` as for
-    `speed_up`: the root mean square of their standard deviations, as much larger as Student's t of so many modes and
-    processes is than a normal deviate. 0 where there are no two processes.
+def process_spread(pairs: Sequence[tuple[Samples, Samples]], modes: int) -> Spread:
+    """What these pairs of so many modes of a workload, each `(reference, mode)` as for `speed_up`, tell of how much
+    processes differ. Pairs of a single process tell nothing.
 
     Raises:
         ValueError: as `speed_up`.
     """
-    found = [
-        _log_ratios([(log_medians(theirs), log_medians(ours)) for theirs, ours in both])
-        for pair in pairs
-        if len(both := list(zip(*pair, strict=True))) > 1
-    ]
-    if not found or modes < 2:
-        return 0.0
-    freedom = (min(map(len, found)) - 1) * (modes - 1)
-    tail = (1 + CONFIDENCE) / 2
-    widened = float(stdtrit(freedom, tail) / ndtri(tail))
-    return widened * math.sqrt(math.fsum(float(np.var(one, ddof=1)) for one in found) / len(found))
+    return spread_of([log_ratios(*pair) for pair in pairs], modes)
+
+
+def spread_of(by_process: Sequence[NDArray[np.float64]], modes: int) -> Spread:
+    """`process_spread` of the `log_ratios` of the pairs."""
+    several = [own for own in by_process if len(own) > 1]
+    if len(several) < 2 or modes < 2:
+        return UNKNOWN
+    variances = np.array([np.var(own, ddof=1) for own in several])
+    freedom = np.array([len(own) - 1 for own in several])
+    # As much as so many modes can tell: pairs that share a mode tell the same in part.
+    most = float((modes - 1) * freedom.min())
+    half = freedom / 2
+    logs = np.log(np.maximum(variances, LEAST_VARIANCE)) - digamma(half) + np.log(half)
+    beyond_chance = float(np.var(logs, ddof=1) - np.mean(polygamma(1, half)))
+    if beyond_chance <= 0:
+        return Spread(float(np.mean(variances)), most)
+    prior = _inverse_trigamma(beyond_chance)
+    scale = math.exp(float(np.mean(logs)) + float(digamma(prior)) - math.log(prior))
+    return Spread(scale, min(2 * prior, most))
+
+
+def _inverse_trigamma(value: float) -> float:
+    """The x > 0 whose trigamma is `value`, by Newton's method on 1 / trigamma, which is convex."""
+    x = 0.5 + 1 / value
+    for _ in range(50):
+        found = float(polygamma(1, x))
+        step = found * (1 - found / value) / float(polygamma(2, x))
+        x += step
+        if abs(step) < 1e-8 * x:
+            break
+    return x
+
+
+def log_ratios(reference: Samples, mode: Samples) -> NDArray[np.float64]:
+    """One for each process: how much faster it is, as a logarithm.
+
+    Raises:
+        ValueError: as `speed_up`.
+    """
+    return _log_ratios([(log_medians(theirs), log_medians(ours)) for theirs, ours in zip(reference, mode, strict=True)])
 
 
 def _log_ratios(pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> NDArray[np.float64]:
-    """One for each process, from the `log_medians` of its blocks: of the reference, and of the mode."""
     return np.array([location(theirs) - location(ours) for theirs, ours in pairs])
 
 
-def _spread_out(log_ratios: NDArray[np.float64], spread: float) -> NDArray[np.float64]:
-    """The same around their mean, with at least this standard deviation. Equal ones get equal distances."""
-    count = len(log_ratios)
-    if count < 2 or float(np.std(log_ratios, ddof=1)) >= spread:
-        return log_ratios
-    mean = np.mean(log_ratios)
-    deviations = log_ratios - mean
-    if float(np.std(deviations)) < 1e-6 * spread:
-        deviations = np.arange(count) - (count - 1) / 2
-    return np.asarray(mean + deviations * (spread / np.std(deviations, ddof=1)))
+def ratio_of_processes(
+    by_process: NDArray[np.float64], blocks: int, spread: Spread, generator: np.random.Generator
+) -> Ratio:
+    """The ratio with its intervals, from the `log_ratios` of at least two processes: see Note [Processes]."""
+    count = len(by_process)
+    log_ratio, own = float(np.mean(by_process)), float(np.var(by_process, ddof=1))
+    freedom = count - 1 + spread.freedom
+    variance = max(own, ((count - 1) * own + spread.freedom * spread.variance) / freedom)
+    error = math.sqrt(variance / count)
+    outer, inner = (
+        error * float(stdtrit(freedom, (1 + confidence) / 2)) for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)
+    )
+    return Ratio(
+        math.exp(log_ratio),
+        math.exp(log_ratio - outer),
+        _exp(log_ratio + outer),
+        math.exp(log_ratio - inner),
+        _exp(log_ratio + inner),
+        count,
+        blocks,
+        log_ratio + error * generator.standard_t(freedom, REPLICATES),
+    )
+
+
+def _exp(log: float) -> float:
+    """Also of what is too large: an interval may be so wide that nothing is known."""
+    return math.exp(log) if log < 700 else math.inf
 
 
 def resampled(
@@ -186,28 +249,6 @@ def resampled(
     """
     count = log_medians.shape[-1]
     return location(log_medians[..., generator.integers(count, size=(replicates, count))])
-
-
-def resample_processes(
-    by_process: NDArray[np.float64], log_ratio: NDArray[np.float64] | float, generator: np.random.Generator
-) -> NDArray[np.float64]:
-    """Replicates of the mean over processes, drawn again too and widened: see Note [Bootstrap].
-
-    Args:
-        by_process: shape [..., processes, replicates], replicates of each process's log ratio.
-        log_ratio: shape [...], the estimate they scatter around.
-        generator: where the draws come from.
-
-    Returns:
-        Shape [..., replicates].
-    """
-    processes, replicates = by_process.shape[-2:]
-    drawn = generator.integers(processes, size=(processes, replicates))
-    columns = np.argsort(generator.random((processes, replicates)), axis=1)
-    means = by_process[..., drawn, columns].mean(axis=-2)
-    widened = math.sqrt(processes / (processes - 1)) if processes > 1 else 1.0
-    centre = np.asarray(log_ratio)[..., None]
-    return np.asarray(centre + (means - centre) * widened)
 
 
 def judge(ratio: Ratio) -> Verdict:
@@ -240,14 +281,14 @@ def narrow_enough(reference: Sequence[Sequence[float]], mode: Sequence[Sequence[
 
 def enough_processes(ratios: Sequence[Ratio], more: int = 0) -> bool:
     """Whether another process of each mode would be of little use: the 90 % intervals of these ratios have half-widths
-    of at most two thirds of the margin, in the root mean square. With `more`: whether so many others like these will
-    have been enough. A half-width goes with 1 / sqrt(processes - 1), see Note [Bootstrap]."""
+    of at most four fifths of the margin, in the root mean square. With `more`: whether so many others like these will
+    have been enough, for a half-width goes with 1 / sqrt(processes)."""
     squares = [
-        math.log(ratio.same_high / ratio.same_low) ** 2 / 4 / (1 + more / max(1, ratio.processes - 1))
+        math.log(ratio.same_high / ratio.same_low) ** 2 / 4 / (1 + more / ratio.processes)
         for ratio in ratios
         if ratio.same_low > 0
     ]
-    return not squares or math.sqrt(math.fsum(squares) / len(squares)) <= math.log1p(MARGIN) * 2 / 3
+    return not squares or math.sqrt(math.fsum(squares) / len(squares)) <= math.log1p(MARGIN) * 4 / 5
 
 
 def geometric_mean(ratios: Sequence[Replicated]) -> GeometricMean:
@@ -283,11 +324,11 @@ def _interval(log_replicates: NDArray[np.float64], confidence: float) -> NDArray
     return np.quantile(log_replicates, [tail, 1 - tail], axis=-1)
 
 
-def ratio_of(log_ratio: float, replicates: NDArray[np.float64], processes: int, blocks: int) -> Ratio:
-    """The ratio with its intervals. A single block tells nothing of them: they reach from 0 to infinity."""
+def _ratio_of_blocks(log_ratio: float, replicates: NDArray[np.float64], blocks: int) -> Ratio:
+    """The ratio of one process with its intervals; of a single block they reach from 0 to infinity."""
     value = math.exp(log_ratio)
     if blocks < 2:
-        return Ratio(value, 0.0, math.inf, 0.0, math.inf, processes, blocks, replicates)
+        return Ratio(value, 0.0, math.inf, 0.0, math.inf, 1, blocks, replicates)
     (low, high), (same_low, same_high) = (
         np.exp(_interval(replicates, confidence)) for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)
     )
@@ -297,7 +338,7 @@ def ratio_of(log_ratio: float, replicates: NDArray[np.float64], processes: int, 
         max(float(high), value),
         min(float(same_low), value),
         max(float(same_high), value),
-        processes,
+        1,
         blocks,
         replicates,
     )

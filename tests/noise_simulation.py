@@ -2,7 +2,8 @@
 
 Each simulated mode is a recorded cell: a block is a stretch of consecutive samples of a recorded block, so that what
 slowed whole blocks then slows whole blocks here. Processes of a mode differ by a factor of their own. Neighbouring
-blocks are drawn independently, as recorded neighbours are. A mode is set next to itself, as it is and 5 % faster.
+blocks are drawn independently, as recorded neighbours are. A mode is set next to itself, as it is and 5 % faster, and
+the pairs of all modes of a workload tell together how much processes differ, as in a run.
 
     python tests/noise_simulation.py --trials 200        # the long version
 """
@@ -41,8 +42,9 @@ class Noise:
     blocks: int
 
 
-def recorded_noise() -> list[Noise]:
-    """Every cell of the recorded runs of one process that passed, with the blocks that there would be time for."""
+def recorded_noise() -> list[list[Noise]]:
+    """Every cell of the recorded runs of one process that passed, with the blocks that there would be time for; those
+    of a workload in a run together."""
     cells = [
         (run.name, cell)
         for run in list_runs(RECORDED)
@@ -52,15 +54,17 @@ def recorded_noise() -> list[Noise]:
     cycle_s: Counter[tuple[str, str]] = Counter()
     for run, cell in cells:
         cycle_s[run, cell.workload] += block_s(cell)
-    return [
-        Noise(
-            f"{cell.workload} {cell.mode}",
-            np.array([block.host_us for block in cell.blocks]),
-            sampling_of(cell),
-            blocks_within(cycle_s[run, cell.workload]),
+    found: dict[tuple[str, str], list[Noise]] = {}
+    for run, cell in cells:
+        found.setdefault((run, cell.workload), []).append(
+            Noise(
+                f"{cell.workload} {cell.mode}",
+                np.array([block.host_us for block in cell.blocks]),
+                sampling_of(cell),
+                blocks_within(cycle_s[run, cell.workload]),
+            )
         )
-        for run, cell in cells
-    ]
+    return list(found.values())
 
 
 def sampling_of(cell: Cell) -> Sampling:
@@ -90,33 +94,37 @@ def simulate(noise: Noise, trials: int, generator: np.random.Generator) -> NDArr
     return np.log(np.median(drawn, axis=-1)) + generator.normal(0.0, PROCESS_SPREAD, (*shape[:2], 1))
 
 
-def verdicts(
-    noise: Noise, speed_up: float, trials: int, generator: np.random.Generator, replicates: int = stats.REPLICATES
-) -> list[stats.Verdict]:
-    """Verdicts on a mode that is `speed_up` times as fast as the reference, by the functions that judge runs."""
+def log_ratios(noise: Noise, speed_up: float, trials: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """Of a mode that is `speed_up` times as fast as the reference, [trial, process]."""
     reference, mode = simulate(noise, trials, generator), simulate(noise, trials, generator) - np.log(speed_up)
-    log_ratios = (stats.location(reference) - stats.location(mode)).mean(axis=-1)
-    by_process = stats.resampled(reference, generator, replicates) - stats.resampled(mode, generator, replicates)
-    drawn = stats.resample_processes(by_process, log_ratios, generator)
-    processes = reference.shape[1]
-    return [
-        stats.judge(stats.ratio_of(float(log_ratio), replicates, processes, noise.blocks))
-        for log_ratio, replicates in zip(log_ratios, drawn, strict=True)
-    ]
+    return stats.location(reference) - stats.location(mode)
+
+
+def verdicts(
+    workload: Sequence[Noise], speed_up: float, trials: int, generator: np.random.Generator
+) -> list[list[stats.Verdict]]:
+    """Of each cell of a workload the verdicts on a mode that is so much faster, by the functions that judge runs."""
+    found: list[list[stats.Verdict]] = [[] for _ in workload]
+    of_pairs = np.array([log_ratios(noise, speed_up, trials, generator) for noise in workload])
+    for trial in range(trials):
+        spread = stats.spread_of(list(of_pairs[:, trial]), len(workload))
+        for noise, own, told in zip(workload, of_pairs[:, trial], found, strict=True):
+            told.append(stats.judge(stats.ratio_of_processes(own, noise.blocks, spread, generator)))
+    return found
 
 
 def rates(
-    cells: Sequence[Noise], speed_up: float, trials: int, replicates: int = stats.REPLICATES, seed: int = 1
+    workloads: Sequence[Sequence[Noise]], speed_up: float, trials: int, seed: int = 1
 ) -> tuple[dict[stats.Verdict, float], dict[str, float]]:
     """Share of each verdict over all cells, and the share of AMBG by cell."""
     generator = np.random.default_rng(seed)
     total: Counter[stats.Verdict] = Counter()
     undecided = {}
-    for noise in cells:
-        found = verdicts(noise, speed_up, trials, generator, replicates)
-        total.update(found)
-        undecided[noise.label] = found.count(stats.Verdict.AMBG) / trials
-    return {verdict: total[verdict] / (trials * len(cells)) for verdict in stats.Verdict}, undecided
+    for workload in workloads:
+        for noise, found in zip(workload, verdicts(workload, speed_up, trials, generator), strict=True):
+            total.update(found)
+            undecided[noise.label] = found.count(stats.Verdict.AMBG) / trials
+    return {verdict: total[verdict] / total.total() for verdict in stats.Verdict}, undecided
 
 
 def main() -> None:

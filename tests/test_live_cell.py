@@ -241,6 +241,12 @@ def known(digests):
     return {"known_digests": digests}
 
 
+def test_how_long_an_iteration_takes_is_asked_of_the_first_process(cell, monkeypatch):
+    assert 0 < cell(Mlp).prepare().iteration_us != 77.0
+    monkeypatch.setattr(suite.live_cell, "iteration_us", None)
+    assert cell(Mlp, spec={"known_iteration_us": 77.0}).prepare().iteration_us == 77.0
+
+
 def test_a_later_process_with_the_known_bits_is_not_compared_again(cell, monkeypatch):
     digests = cell(Mlp).prepare().correctness.digests
     compared = []

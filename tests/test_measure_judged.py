@@ -84,6 +84,21 @@ def test_several_results_may_be_right(tmp_path: Path) -> None:
     assert found is not None and found.compared_tensors == 1
 
 
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_what_has_most_bits_in_common_is_looked_at_first(tmp_path: Path, names: str) -> None:
+    """Comparing takes seconds for gigabytes of gradients, and a mode has most bits of one program or of another."""
+    agreement = Agreement(True, 2, 0.01, "output", None)
+    for name in names:  # files have the names of what is in them
+        bits = {"output": f"{name} output", "gradient w": f"{name} w", "gradient v": f"{name} v"}
+        JudgedResults(tmp_path).add(Judged((bits,), (dict.fromkeys(bits, 0.01),), agreement))
+    asked = []
+    for name in names:
+        own = {"output": f"{name} output", "gradient w": f"{name} w", "gradient v": "varies"}
+        errors = lambda place, others: asked.append(list(others)) or dict.fromkeys(others, 0.01)  # noqa: E731
+        assert JudgedResults(tmp_path).verdict([own], errors, 0.02) is not None
+    assert asked == [["gradient v"]] * 2
+
+
 def test_a_folder_that_cannot_be_written_to_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     JudgedResults(tmp_path / "file" / "judged").add(RIGHT)

@@ -68,18 +68,23 @@ def test_processes_that_agree_by_chance_do_not_decide_where_other_modes_show_how
         blocks = [block(i, [t] * 3, i).model_copy(update={"process": p}) for p, t in enumerate(times) for i in range(6)]
         return {"blocks": blocks, "processes": 3}
 
-    wide = cell(mode="graph-unpartitioned", **in_three(93.0, 100.0, 107.0))
+    wide = {"compile": (190.0, 200.0, 212.0), "graph-unpartitioned": (106.0, 100.0, 97.0), "lean": (94.0, 103.0, 100.0)}
     run = run_of(
-        cell(mode="compile", **in_three(200.0, 200.0, 200.0)),
-        cell(mode="graph", **in_three(100.0, 100.0, 100.0)),
-        wide if passed else failed_cell("EOS", "graph-unpartitioned", Status.CRASH),
-        cell(mode="placement", **in_three(96.0, 96.1, 95.9)),
-        cell(mode="placement", workload="ALNET", **in_three(96.0, 96.1, 95.9)),
+        *(
+            cell(mode=mode, **in_three(*times)) if passed else failed_cell("EOS", mode, Status.CRASH)
+            for mode, times in wide.items()
+        ),
+        cell(mode="graph", **in_three(100.0, 103.0, 98.0)),
+        cell(mode="placement", **in_three(96.0, 98.2, 94.4)),
+        cell(mode="graph", workload="ALNET", **in_three(100.0, 103.0, 98.0)),
+        cell(mode="placement", workload="ALNET", **in_three(96.0, 98.2, 94.4)),
     )
-    placement = run.cells[3]
+    placement = run.cells[4]
     item = compare.find(compare.compare(run), placement, "graph", TimeKind.LATENCY)
-    assert item is not None and item.ratio.value == pytest.approx(100 / 96, rel=1e-3)
+    assert item is not None and item.ratio.value == pytest.approx(1.043, rel=1e-3)
     assert item.verdict is (stats.Verdict.AMBG if passed else stats.Verdict.FAST)
+    alone = compare.find(compare.compare(run), run.cells[-1], "graph", TimeKind.LATENCY)
+    assert alone is not None and alone.verdict is stats.Verdict.FAST, "another workload's modes tell nothing of it"
     assert compare.against(run, placement, "graph").ratio == item.ratio
 
 

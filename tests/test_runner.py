@@ -143,6 +143,12 @@ def test_processes_that_wait_are_ended_where_the_modes_do_not_fit_together(bench
     assert fake_workers_alive() == []
 
 
+def test_nothing_starts_to_wait_for_modes_that_do_not_fit_together(bench: Bench) -> None:
+    bench.run(modes=FOUR[1:3], fits=1, settings=SETTINGS.model_copy(update={"processes": 2}))
+    started = [words[1:] for words in events(bench.folder) if words[0] == "started"]
+    assert started.count(["compile", "later"]) == started.count(["graph", "later"]) == 1, "for its mode alone"
+
+
 def test_what_did_not_fit_when_it_was_to_compile_has_nothing_in_the_cache(bench: Bench) -> None:
     bench.run(modes=FOUR[1:4], fits=2, settings=SETTINGS.model_copy(update={"processes": 1}))
     first: dict[str, str] = {}
@@ -152,7 +158,10 @@ def test_what_did_not_fit_when_it_was_to_compile_has_nothing_in_the_cache(bench:
     assert len(bench.compiled()) > len(first) == 3, "the modes fitted together, and the test shows nothing"
 
 
-@pytest.mark.parametrize(("behave", "processes"), [({}, 3), ({"graph": "differ"}, 5), ({"compile": "differ"}, 3)])
+@pytest.mark.parametrize(
+    ("behave", "processes"),
+    [({}, 3), ({"graph": "differ"}, 5), ({"compile": "differ"}, 3), ({"graph": "differ,bare@metrics"}, 3)],
+)
 def test_modes_with_graphs_are_started_again_where_their_processes_differ(
     bench: Bench, behave: dict[str, str], processes: int
 ) -> None:

@@ -62,11 +62,14 @@ class JudgedResults:
             errors: relative errors of the tensors named against eager, by place of the input set.
             tolerance: what is accepted at once.
         """
-        for known in self._known():
-            if [one.keys() for one in known.bits] == [one.keys() for one in bits]:
-                found = _verdict(known, bits, errors, tolerance)
-                if found is not None:
-                    return found
+        alike = [known for known in self._known() if [one.keys() for one in known.bits] == [one.keys() for one in bits]]
+        # Those that have most bits in common first: the fewest tensors have to be compared.
+        for known in sorted(
+            alike, key=lambda one: sum(len(_others(*pair)) for pair in zip(bits, one.bits, strict=True))
+        ):
+            found = _verdict(known, bits, errors, tolerance)
+            if found is not None:
+                return found
         return None
 
     def _known(self) -> Iterator[Judged]:
@@ -85,7 +88,7 @@ def _verdict(
     bits is not as right."""
     merged: dict[str, float] = {}
     for place, (own, right, known_errors) in enumerate(zip(bits, known.bits, known.errors, strict=True)):
-        others = [name for name in own if own[name] != right[name]]
+        others = _others(own, right)
         if not all(name in known_errors for name in others):  # one that is not compared with eager at all
             return None
         found = errors(place, others) if others else {}
@@ -98,3 +101,8 @@ def _verdict(
     if merged[worst] <= tolerance:
         return Agreement(True, known.verdict.compared_tensors, merged[worst], worst, None)
     return known.verdict
+
+
+def _others(own: Mapping[str, str], right: Mapping[str, str]) -> list[str]:
+    """Tensors that have other bits than those that were found right."""
+    return [name for name in own if own[name] != right[name]]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -125,30 +126,36 @@ def compare(run: Run) -> tuple[Comparison, ...]:
     )
 
 
-def spread_of(run: Run, label: str, metric: TimeKind) -> float:
-    """By how much processes of a row's modes with CUDA graphs differ (`stats.process_spread`).
+def spread_of(run: Run, label: str, metric: TimeKind) -> stats.Spread:
+    """What the ratios of a row's modes that were measured in turn tell of how much processes differ.
 
     Raises:
         EncoreError: a recorded time is not positive.
     """
-    graphed = {
-        cell.mode: cell
-        for cell in run.cells
-        if cell_label(cell) == label
-        and cell.status is Status.PASS
-        and cell.mode in MODES
-        and MODES[cell.mode].uses_cuda_graphs
-    }
-    pairs = []
-    for cell in graphed.values():
-        for reference in (graphed[mode] for mode in baselines(cell) if mode in graphed):
+    passed = {cell.mode: cell for cell in run.cells if cell_label(cell) == label and cell.status is Status.PASS}
+    by_process = []
+    for cell in passed.values():
+        for reference in (passed[mode] for mode in baselines(cell) if mode in passed):
             ours, theirs, alternating = _samples(cell, reference, metric)
             if ours and alternating:
-                pairs.append((theirs, ours))
+                with _naming(cell, reference, metric):
+                    by_process.append(stats.log_ratios(theirs, ours))
+    return stats.spread_of(by_process, len(passed))
+
+
+@contextmanager
+def _naming(cell: Cell, reference: Cell, metric: TimeKind) -> Iterator[None]:
+    """Samples that are no times are an error that says whose they are."""
     try:
-        return stats.process_spread(pairs, len(graphed))
+        yield
     except ValueError as error:
-        raise EncoreError(f"the recorded {metric} samples of {label} cannot be compared: {error}") from error
+        raise EncoreError(
+            f"the recorded {metric} samples of {_name(cell, reference)} cannot be compared: {error}"
+        ) from error
+
+
+def _name(cell: Cell, reference: Cell) -> str:
+    return f"{cell_label(cell)} {cell.mode} over {reference.mode}"
 
 
 def against(run: Run, cell: Cell, mode: str, metric: TimeKind = TimeKind.LATENCY) -> Comparison:
@@ -193,26 +200,24 @@ def mean_speedups(comparisons: Sequence[Comparison]) -> tuple[MeanSpeedup, ...]:
     return tuple(means)
 
 
-def _compare_cells(cell: Cell, reference: Cell, metric: TimeKind, spread: float) -> Comparison:
+def _compare_cells(cell: Cell, reference: Cell, metric: TimeKind, spread: stats.Spread) -> Comparison:
     """One cell against another of its row, in the processes that both have. `spread`: see `spread_of`.
 
     Raises:
         EncoreError: a recorded time is not positive.
     """
     ours, theirs, alternating = _samples(cell, reference, metric)
-    name = f"{cell_label(cell)} {cell.mode} over {reference.mode}"
     if not ours:
         return Comparison(cell, reference.mode, metric, None, None, False, f"no {metric} samples")
-    try:
-        ratio = stats.speed_up(theirs, ours, seed=(zlib.crc32(f"{name} {metric}".encode()),), spread=spread)
-    except ValueError as error:
-        raise EncoreError(f"the recorded {metric} samples of {name} cannot be compared: {error}") from error
+    seed = zlib.crc32(f"{_name(cell, reference)} {metric}".encode())
+    with _naming(cell, reference, metric):
+        ratio = stats.speed_up(theirs, ours, seed=(seed,), spread=spread)
     kernels = compare_kernels(cell, reference, ratio.value)
     verdict = stats.judge(ratio) if kernels in COMPARABLE else None
     return Comparison(cell, reference.mode, metric, ratio, verdict, alternating, None, kernels)
 
 
-def _compare_cell(run: Run, cell: Cell, baseline: str, metric: TimeKind, spread: float) -> Comparison:
+def _compare_cell(run: Run, cell: Cell, baseline: str, metric: TimeKind, spread: stats.Spread) -> Comparison:
     reference = run.find(cell_label(cell), baseline)
     missing = _missing(cell, baseline, reference)
     if missing is None and reference is not None:

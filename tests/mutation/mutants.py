@@ -77,10 +77,16 @@ class Named:
 
 
 NAMED = (
-    Named("suite/stats.py", "math.sqrt(processes / (processes - 1))", "1.0", ("tests/test_stats.py",)),
-    Named("suite/stats.py", "float(np.std(log_ratios, ddof=1)) >= spread", "True", ("tests/test_stats.py",)),
-    Named("suite/report/compare.py", "return stats.process_spread(pairs, len(graphed))", "return 0.0",
+    Named("suite/stats.py", "variance = max(own, ", "variance = (", ("tests/test_stats.py",)),
+    Named("suite/stats.py", "if beyond_chance <= 0:", "if True:", ("tests/test_stats.py",)),
+    Named("suite/stats.py", "stdtrit(freedom, (1 + confidence) / 2)", "stdtrit(1e9, (1 + confidence) / 2)",
+          ("tests/test_stats.py",)),
+    Named("suite/report/compare.py", "return stats.process_spread(pairs, len(passed))", "return stats.UNKNOWN",
           ("tests/test_report_compare.py",)),
+    Named("suite/group.py", "return  # they will be measured in smaller groups", "pass  # they will be measured in",
+          ("tests/test_runner.py",)),
+    Named("suite/measure/judged.py", "sum(len(_others(*pair)) for pair in zip(bits, one.bits, strict=True))", "0",
+          ("tests/test_measure_judged.py",)),
     Named("suite/stats.py", "TRIMMED = (0.1, 0.5)", "TRIMMED = (0.1, 0.9)", ("tests/test_stats.py",)),
     Named("suite/stats.py", "MINIMUM_PROCESSES = 3", "MINIMUM_PROCESSES = 1", ("tests/test_stats.py",)),
     Named("suite/stats.py", "EQUIVALENCE_CONFIDENCE = 0.90", "EQUIVALENCE_CONFIDENCE = 0.5",
