@@ -12,8 +12,8 @@ from statistics import median
 
 from suite.metrics import Metric, PreparedCell
 
-FEWEST, MOST = 10, 100
-LONGEST_S = 0.7
+FEWEST, MOST = 10, 50
+LONGEST_S = 0.35
 
 
 def samples_of(iteration_us: float) -> int:
