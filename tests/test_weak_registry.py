@@ -11,11 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from test_layers import SOURCES
 
+from optimizations.capture.trees import alike, containers, manager
 from optimizations.replay import bound
 from optimizations.replay.binding import Binding
 from optimizations.weak_registry import WeakRegistry
@@ -219,6 +221,76 @@ def test_a_finalizer_may_release_what_is_bound_while_a_call_binds(monkeypatch: p
             assert ran[0] > 200
 
     in_time(bind)
+
+
+def test_a_finalizer_may_make_containers_and_end_them_while_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
+
+    def finalized() -> None:
+        manager.container(1)
+        containers.managers()
+        containers.shut_down()
+
+    def make() -> None:
+        with collected_everywhere(finalized) as ran:
+            for _ in range(200):
+                made = manager.container(0)
+                assert made.device_index == 0 and manager.container(1).device_index == 1
+            assert ran[0] > 200
+
+    in_time(make)
+
+
+def test_a_manager_that_ends_may_make_another_one_which_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers, "_ALL", type(containers._ALL)())
+    ended: list[int] = []
+
+    class Manager:
+        def __init__(self, device: int) -> None:
+            self.device = device
+
+        def shutdown(self) -> None:
+            if self.device == 0:
+                manager.container(1).tree_manager = cast(Any, Manager(1))
+            assert containers.managers(0) == [], "one that ends is asked for nothing any more"
+            ended.append(self.device)
+
+    def end() -> None:
+        manager.container(0).tree_manager = cast(Any, Manager(0))
+        containers.shut_down()
+
+    in_time(end)
+    assert ended == [0, 1]
+    assert containers.managers() == []
+
+
+def test_ranks_may_be_told_of_a_function_by_a_finalizer_while_they_are_told_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    votes: list[object] = []
+    ballot = SimpleNamespace(
+        closed=None, topic=lambda *asked: object(), vote=lambda topic, vote, told: votes.append(vote.choice)
+    )
+    monkeypatch.setattr(alike, "current_ballot", lambda: ballot)
+    monkeypatch.setattr(alike, "ranks_of", lambda collectives: (0, 1))
+
+    class Function:
+        without_graph = None
+
+        def code(self) -> Any:
+            return SimpleNamespace(collectives=("all_reduce",))
+
+    def tell() -> None:
+        alike._tell_ranks(cast(Any, Function()))
+
+    def tell_often() -> None:
+        with collected_everywhere(tell) as ran:
+            for _ in range(50):
+                tell()
+            assert ran[0] > 50
+
+    in_time(tell_often)
+    assert set(votes) == {"yes"} and len(votes) > 100
 
 
 def test_nothing_is_listed_in_another_way() -> None:

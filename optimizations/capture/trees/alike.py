@@ -17,7 +17,8 @@ from optimizations.agreement.votes import NO, YES, Decision, Question, Topic, Vo
 from optimizations.capture.trees.function import RecordableFunction
 
 _voted: weakref.WeakKeyDictionary[RecordableFunction, tuple[object, Topic, str]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""What a finalizer calls while this thread holds it must not wait for it."""
 
 
 def tell_ranks(function: RecordableFunction) -> None:

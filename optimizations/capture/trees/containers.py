@@ -7,7 +7,6 @@ threads that run this thread's backward.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from optimizations.torch_internals import thread_state
@@ -17,10 +16,14 @@ _TLS_KEY = "encore_containers"
 
 
 class ThreadContainers:
-    """The containers (`manager.EncoreContainer`) of one thread, by device."""
+    """The containers (`manager.EncoreContainer`) of one thread, by device.
+
+    A finalizer may run wherever Python allocates, and call a compiled function, or end Encore. So there is no lock that
+    it would wait for in the thread that holds it, and the dictionary is only used in ways that nothing comes between:
+    `get`, `setdefault`, `popitem`, `copy`.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
         self.by_device: dict[int, Any] = {}
 
 
@@ -43,7 +46,7 @@ def managers(device_index: int | None = None) -> list[Any]:
     return [
         container.tree_manager
         for containers in _ALL.alive()
-        for index, container in list(containers.by_device.items())
+        for index, container in containers.by_device.copy().items()
         if container.tree_manager is not None and device_index in (None, index)
     ]
 
@@ -70,15 +73,17 @@ def others_have_managers() -> bool:
         container.tree_manager is not None
         for containers in _ALL.alive()
         if containers is not own
-        for container in list(containers.by_device.values())
+        for container in containers.by_device.copy().values()
     )
 
 
 def shut_down() -> None:
     """Shut every manager down and forget it: graphs, memory pools and placeholders are freed."""
     for containers in _ALL.alive():
-        with containers.lock:
-            for container in containers.by_device.values():
-                if container.tree_manager is not None:
-                    container.tree_manager.shutdown()
-            containers.by_device.clear()
+        while containers.by_device:
+            try:
+                _, container = containers.by_device.popitem()
+            except KeyError:  # another thread took the last one
+                break
+            if container.tree_manager is not None:
+                container.tree_manager.shutdown()

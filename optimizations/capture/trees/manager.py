@@ -106,12 +106,9 @@ MOST_RECORDINGS = 8
 
 def container(device_index: int) -> EncoreContainer:
     """The container of this thread (of the thread whose backward this one runs) for a CUDA device."""
-    containers = thread_containers()
-    with containers.lock:
-        if device_index not in containers.by_device:
-            containers.by_device[device_index] = EncoreContainer(device_index)
-        found: EncoreContainer = containers.by_device[device_index]
-        return found
+    by_device = thread_containers().by_device
+    found: EncoreContainer | None = by_device.get(device_index)
+    return by_device.setdefault(device_index, EncoreContainer(device_index)) if found is None else found
 
 
 class EncoreManager(PoolManager):
