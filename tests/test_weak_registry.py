@@ -17,9 +17,12 @@ from typing import Any, cast
 import pytest
 from test_layers import SOURCES
 
+from optimizations.agreement import ballot, votes
+from optimizations.capture.step import graphed_step
 from optimizations.capture.trees import alike, containers, manager
 from optimizations.replay import bound
 from optimizations.replay.binding import Binding
+from optimizations.torch_internals import replacing
 from optimizations.weak_registry import WeakRegistry
 
 LISTS_S = 0.2
@@ -267,11 +270,11 @@ def test_a_manager_that_ends_may_make_another_one_which_ends_too(monkeypatch: py
 def test_ranks_may_be_told_of_a_function_by_a_finalizer_while_they_are_told_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    votes: list[object] = []
-    ballot = SimpleNamespace(
-        closed=None, topic=lambda *asked: object(), vote=lambda topic, vote, told: votes.append(vote.choice)
+    cast_votes: list[object] = []
+    stub = SimpleNamespace(
+        closed=None, topic=lambda *asked: object(), vote=lambda topic, vote, told: cast_votes.append(vote.choice)
     )
-    monkeypatch.setattr(alike, "current_ballot", lambda: ballot)
+    monkeypatch.setattr(alike, "current_ballot", lambda: stub)
     monkeypatch.setattr(alike, "ranks_of", lambda collectives: (0, 1))
 
     class Function:
@@ -290,7 +293,65 @@ def test_ranks_may_be_told_of_a_function_by_a_finalizer_while_they_are_told_of_a
             assert ran[0] > 50
 
     in_time(tell_often)
-    assert set(votes) == {"yes"} and len(votes) > 100
+    assert set(cast_votes) == {"yes"} and len(cast_votes) > 100
+
+
+def test_a_finalizer_may_vote_while_its_thread_votes() -> None:
+    told = ballot.Ballot(0, cast(Any, None), threaded=False)
+    topics: list[object] = []
+
+    def vote() -> None:
+        topic = told.topic(votes.Question.RECORDED, ["all_reduce"], [0, 1])
+        topics.append(topic)
+        told.vote(topic, votes.Vote(votes.YES, ""), lambda decision: None)
+
+    def vote_often() -> None:
+        with collected_everywhere(vote) as ran:
+            for _ in range(50):
+                vote()
+            assert ran[0] > 50
+
+    in_time(vote_often)
+    assert len(topics) == len(set(topics)) > 100, "each function has a topic of its own"
+
+
+def test_a_finalizer_may_replace_names_while_they_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = [object(), object()]
+    holder = SimpleNamespace(first=stock[0], second=stock[1])
+    monkeypatch.setattr(replacing.torch_internals, "holder_of", lambda name: (holder, name))
+    blocks = replacing.Replacing({name: lambda value: [value] for name in ("first", "second")})
+
+    def enter() -> None:
+        with blocks:
+            assert holder.first is not stock[0] and holder.second is not stock[1]
+
+    def enter_often() -> None:
+        with collected_everywhere(enter) as ran:
+            for _ in range(50):
+                enter()
+            assert ran[0] > 50
+
+    in_time(enter_often)
+    assert [holder.first, holder.second] == stock
+
+
+@pytest.mark.parametrize("name", ["close", "reset"])
+def test_what_a_step_frees_may_not_close_it_and_does_not_wait_for_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = graphed_step.GraphedStep(lambda: None)
+    refused: list[str] = []
+
+    def drop_all() -> None:
+        try:
+            step.reset()
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    monkeypatch.setattr(step._recordings, "drop_all", drop_all)
+    in_time(getattr(step, name))
+    assert len(refused) == 1 and "call it behind the step" in refused[0]
+    in_time(step.reset)
 
 
 def test_nothing_is_listed_in_another_way() -> None:

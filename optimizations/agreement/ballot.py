@@ -13,11 +13,13 @@ with these came before it.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import threading
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from optimizations.agreement.votes import Decision, Question, Topic, Vote, decide, read_vote
@@ -63,10 +65,10 @@ class Ballot:
         self._rank = rank
         self._exchange = exchange
         self._threaded = threaded
-        self._lock = threading.Lock()
-        self._wake = threading.Event()
+        self._lock = threading.RLock()  # a finalizer may vote, in a thread that holds it
+        self._wake: SimpleQueue[None] = SimpleQueue()  # whose `put` may come in the middle of another
         self._open: dict[Topic, _Open] = {}
-        self._names: Counter[tuple[Question, tuple[int, ...], str]] = Counter()
+        self._names: dict[tuple[Question, tuple[int, ...], str], Iterator[int]] = {}
         self._thread: threading.Thread | None = None
         self._seen = -1
         self._process = os.getpid()
@@ -77,10 +79,8 @@ class Ballot:
         """A new topic about a function with these collectives. Note [Names]."""
         digest = hashlib.sha256("\n".join(collectives).encode()).hexdigest()[:16]
         members = tuple(sorted(ranks))
-        with self._lock:
-            number = self._names[question, members, digest]
-            self._names[question, members, digest] += 1
-        return Topic(question, f"{digest}.{number}", members)
+        numbers = self._names.setdefault((question, members, digest), itertools.count())
+        return Topic(question, f"{digest}.{next(numbers)}", members)
 
     def vote(self, topic: Topic, vote: Vote, told: Callable[[Decision], None]) -> None:
         """This rank's vote, instead of an earlier one. `told` is called, on another thread, with what is decided, and
@@ -90,7 +90,7 @@ class Ballot:
         with self._lock:
             before = self._open.get(topic)
             self._open[topic] = _Open(vote, told, decision=before.decision if before else None)
-        self._wake.set()
+        self._wake.put(None)
         if self._threaded and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="encore-agreement", daemon=True)
             self._thread.start()
@@ -111,7 +111,7 @@ class Ballot:
     def close(self, reason: str) -> None:
         """Exchange no more."""
         self.closed = self.closed or reason
-        self._wake.set()
+        self._wake.put(None)
 
     def wait_for_end(self, within_s: float) -> None:
         """Wait for the thread of a closed ballot, so long and no longer."""
@@ -151,6 +151,8 @@ class Ballot:
         pause = SHORTEST_PAUSE_S
         while self.closed is None:
             pause = SHORTEST_PAUSE_S if self.step() else min(2 * pause, LONGEST_PAUSE_S)
-            if self._wake.wait(pause):
-                self._wake.clear()
+            with suppress(Empty):
+                self._wake.get(timeout=pause)
                 pause = SHORTEST_PAUSE_S
+                while not self._wake.empty():
+                    self._wake.get_nowait()

@@ -30,7 +30,8 @@ LAST_WORDS_S = 1.0
 _PREFIX = "encore/agreement/"
 _NEWS = _PREFIX + "news"
 
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""What a finalizer calls while this thread holds it must not wait for it."""
 _current: tuple[Any, Ballot] | None = None
 
 
@@ -70,7 +71,11 @@ def current_ballot() -> Ballot | None:
         if _current is None or _current[0] is not store:
             if _current is not None:
                 _current[1].close("the process group is another one")
-            _current = (store, _ballot(store, distributed.get_rank()))
+            made = _ballot(store, distributed.get_rank())
+            if _current is None or _current[0] is not store:
+                _current = (store, made)
+            else:
+                made.close("a finalizer has made another one")
         return _current[1]
 
 

@@ -20,7 +20,9 @@ class Replacing:
 
     def __init__(self, made: Mapping[str, Callable[[Any], Any]]) -> None:
         self._made = made
-        self._lock = threading.Lock()
+        self._lock = (
+            threading.RLock()
+        )  # a finalizer may record: what it replaces, it puts back before this thread goes on
         self._blocks = 0
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 

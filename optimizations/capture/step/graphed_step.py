@@ -21,6 +21,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
@@ -433,7 +434,7 @@ class GraphedStep:
             RuntimeError: it is called by the step itself.
         """
         self._refuse_inside("close")
-        with self._lock:
+        with self._alone():
             self._recordings.drop_all()
             self._rates = LearningRates()  # which holds parameters
             self._plan.forget()
@@ -446,9 +447,19 @@ class GraphedStep:
             RuntimeError: it is called by the step itself.
         """
         self._refuse_inside("reset")
-        with self._lock:
+        with self._alone():
             self._recordings.drop_all()
             self._start()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No thread calls the step meanwhile. What is freed may not close it: that is refused, and not waited for."""
+        with self._lock:
+            self._thread = _this_thread()
+            try:
+                yield
+            finally:
+                self._thread = None
 
     def _refuse_inside(self, name: str) -> None:
         if self._thread == threading.get_ident():
