@@ -148,12 +148,11 @@ def speed_up(reference: Samples, mode: Samples, seed: Sequence[int] = (0,), spre
     if len(reference) != len(mode) or not mode:
         raise ValueError(f"both modes need equally many processes; got {len(reference)} and {len(mode)}")
     generator = np.random.default_rng(seed)
-    pairs = [(log_medians(theirs), log_medians(ours)) for theirs, ours in zip(reference, mode, strict=True)]
-    blocks = min(side.size for pair in pairs for side in pair)
-    by_process = _log_ratios(pairs)
-    if len(pairs) > 1:
+    by_process = log_ratios(reference, mode)
+    blocks = min(len(process) for side in (reference, mode) for process in side)
+    if len(by_process) > 1:
         return ratio_of_processes(by_process, blocks, spread, generator)
-    theirs, ours = (resampled(side, generator) for side in pairs[0])
+    theirs, ours = (resampled(log_medians(side[0]), generator) for side in (reference, mode))
     return _ratio_of_blocks(float(by_process[0]), theirs - ours, blocks)
 
 
@@ -204,11 +203,8 @@ def log_ratios(reference: Samples, mode: Samples) -> NDArray[np.float64]:
     Raises:
         ValueError: as `speed_up`.
     """
-    return _log_ratios([(log_medians(theirs), log_medians(ours)) for theirs, ours in zip(reference, mode, strict=True)])
-
-
-def _log_ratios(pairs: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> NDArray[np.float64]:
-    return np.array([location(theirs) - location(ours) for theirs, ours in pairs])
+    pairs = zip(reference, mode, strict=True)
+    return np.array([location(log_medians(theirs)) - location(log_medians(ours)) for theirs, ours in pairs])
 
 
 def ratio_of_processes(

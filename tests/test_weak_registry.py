@@ -129,6 +129,18 @@ def in_time(run: Callable[[], None]) -> None:
         raise raised[0]
 
 
+def in_the_middle_of(run: Callable[[], object], finalizer: Callable[[], object], times: int = 50) -> None:
+    """Runs this so often, and the finalizer wherever Python allocates meanwhile: more often."""
+
+    def often() -> None:
+        with collected_everywhere(finalizer) as ran:
+            for _ in range(times):
+                run()
+            assert ran[0] > times
+
+    in_time(often)
+
+
 def test_members_are_listed_once_each_while_somebody_keeps_them() -> None:
     registry: WeakRegistry[StandIn] = WeakRegistry()
     kept = [StandIn() for _ in range(3)]
@@ -216,14 +228,7 @@ def test_members_are_compared_in_c(module: str, kind: str) -> None:
 def test_a_finalizer_may_release_what_is_bound_while_a_call_binds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bound, "_all", type(bound._all)())
     binding = Binding(arguments=0, passed=(), roots=())
-
-    def bind() -> None:
-        with collected_everywhere(bound.release_bindings) as ran:
-            for _ in range(200):
-                bound.BoundRoots(binding)
-            assert ran[0] > 200
-
-    in_time(bind)
+    in_the_middle_of(lambda: bound.BoundRoots(binding), bound.release_bindings, times=200)
 
 
 def test_a_finalizer_may_make_containers_and_end_them_while_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,13 +240,10 @@ def test_a_finalizer_may_make_containers_and_end_them_while_one_is_made(monkeypa
         containers.shut_down()
 
     def make() -> None:
-        with collected_everywhere(finalized) as ran:
-            for _ in range(200):
-                made = manager.container(0)
-                assert made.device_index == 0 and manager.container(1).device_index == 1
-            assert ran[0] > 200
+        made = manager.container(0)
+        assert made.device_index == 0 and manager.container(1).device_index == 1
 
-    in_time(make)
+    in_the_middle_of(make, finalized, times=200)
 
 
 def test_a_manager_that_ends_may_make_another_one_which_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,13 +288,7 @@ def test_ranks_may_be_told_of_a_function_by_a_finalizer_while_they_are_told_of_a
     def tell() -> None:
         alike._tell_ranks(cast(Any, Function()))
 
-    def tell_often() -> None:
-        with collected_everywhere(tell) as ran:
-            for _ in range(50):
-                tell()
-            assert ran[0] > 50
-
-    in_time(tell_often)
+    in_the_middle_of(tell, tell)
     assert set(cast_votes) == {"yes"} and len(cast_votes) > 100
 
 
@@ -305,13 +301,7 @@ def test_a_finalizer_may_vote_while_its_thread_votes() -> None:
         topics.append(topic)
         told.vote(topic, votes.Vote(votes.YES, ""), lambda decision: None)
 
-    def vote_often() -> None:
-        with collected_everywhere(vote) as ran:
-            for _ in range(50):
-                vote()
-            assert ran[0] > 50
-
-    in_time(vote_often)
+    in_the_middle_of(vote, vote)
     assert len(topics) == len(set(topics)) > 100, "each function has a topic of its own"
 
 
@@ -325,13 +315,7 @@ def test_a_finalizer_may_replace_names_while_they_are_replaced(monkeypatch: pyte
         with blocks:
             assert holder.first is not stock[0] and holder.second is not stock[1]
 
-    def enter_often() -> None:
-        with collected_everywhere(enter) as ran:
-            for _ in range(50):
-                enter()
-            assert ran[0] > 50
-
-    in_time(enter_often)
+    in_the_middle_of(enter, enter)
     assert [holder.first, holder.second] == stock
 
 

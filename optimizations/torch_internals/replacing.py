@@ -20,9 +20,8 @@ class Replacing:
 
     def __init__(self, made: Mapping[str, Callable[[Any], Any]]) -> None:
         self._made = made
-        self._lock = (
-            threading.RLock()
-        )  # a finalizer may record: what it replaces, it puts back before this thread goes on
+        # A finalizer may record in a thread that holds it. What it replaces it puts back before the thread goes on.
+        self._lock = threading.RLock()
         self._blocks = 0
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 

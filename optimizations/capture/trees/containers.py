@@ -18,9 +18,9 @@ _TLS_KEY = "encore_containers"
 class ThreadContainers:
     """The containers (`manager.EncoreContainer`) of one thread, by device.
 
-    A finalizer may run wherever Python allocates, and call a compiled function, or end Encore. So there is no lock that
-    it would wait for in the thread that holds it, and the dictionary is only used in ways that nothing comes between:
-    `get`, `setdefault`, `popitem`, `copy`.
+    A finalizer may run wherever Python allocates. It may call a compiled function, or end Encore. With a lock it would
+    wait for its own thread. So there is none: the dictionary is used by single steps only, which nothing interrupts
+    (`get`, `setdefault`, `popitem`, `copy`).
     """
 
     def __init__(self) -> None:
