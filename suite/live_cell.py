@@ -143,7 +143,7 @@ class LiveCell:
         """
         self._announce("build")
         with self._place.built():
-            tune_once(self._turns.alone)
+            tune_once(self._alone_to_tune)
             self._build()
             self._announce("check")
             vec_isa_ok = None
@@ -226,6 +226,7 @@ class LiveCell:
                 iterate=self._iterate_set,
                 synchronize=self._timer.synchronize,
                 agreed=self._ranks.any,
+                largest=self._ranks.largest,
                 graphs=self._graphs,
                 captures=self._captures,
                 compile_peak=self._compile_peak,
@@ -491,6 +492,19 @@ class LiveCell:
         ever.
         """
         return contextlib.nullcontext() if isinstance(self._ranks, RankGroup) else self._turns.calling()
+
+    @contextmanager
+    def _alone_to_tune(self) -> Iterator[None]:
+        """The GPU for itself, for as long as a kernel is tuned.
+
+        What this process has launched is waited for before. It may be a collective, which ends when another rank has
+        launched its part; and that rank must not wait for the turn on its own GPU of a process whose neighbour waits
+        for the turn on this one.
+        """
+        if self._spec.device == "cuda":
+            torch.cuda.synchronize()
+        with self._turns.alone():
+            yield
 
     def _compile_again(self) -> None:
         self._settle(self._compile_and_warm_up(CompileConditions.WARM, again=True))

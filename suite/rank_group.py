@@ -34,6 +34,10 @@ class Alone:
         """What each rank says, by rank."""
         return [value]
 
+    def largest(self, value: float) -> float:
+        """The largest of what the ranks say."""
+        return max(self.all(value))
+
     def timer(self, timer: DeviceTimer) -> DeviceTimer:
         """The timer, whose `start` all ranks leave at the same time."""
         return timer

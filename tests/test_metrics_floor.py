@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,27 @@ def test_inputs_move_as_in_the_timed_blocks_for_less_than_a_second(
 
     METRIC.values(cell(iterate))
     assert numbers == list(range(2 + 2 * samples))
+
+
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_ranks_run_equally_many_iterations_whatever_each_finds(cuda: Any, clock: Clock, has_graphs: bool) -> None:
+    """Each iteration of a rank waits for the others': one that ran more of them would wait for ever."""
+    slow = {"us": 17_500, "graphs": 1}
+    counts = []
+    for own in ({"us": 700, "graphs": int(has_graphs)}, slow):
+        graph, numbers = cuda(), []
+        said = iter([slow["graphs"], slow["us"]])
+
+        def iterate(number: int, own: Any = own, numbers: Any = numbers, graph: Any = graph) -> None:
+            numbers.append(number)
+            clock.pass_us(own["us"] - 500 * own["graphs"])
+            for _ in range(own["graphs"]):
+                graph.replay()
+
+        found = METRIC.values(replace(cell(iterate), largest=lambda value, said=said: max(value, next(said))))
+        assert bool(found) is bool(own["graphs"])
+        counts.append(len(numbers))
+    assert counts == [2 + 2 * 20] * 2
 
 
 def test_graphs_are_launched_where_the_program_launches_them_and_never_without_it(cuda: Any, clock: Clock) -> None:

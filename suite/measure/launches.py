@@ -22,7 +22,8 @@ def graphs_us(run: Callable[[], object], wait: Callable[[], None], iterations: i
     """Microseconds of the CUDA graphs of `run`, launched one after another and awaited at the end, per iteration.
 
     Each graph is awaited, so that only its own time is taken; of all but one the time of the least graph is
-    subtracted, because who launches one after another waits once. Empty if `run` launches none.
+    subtracted, because who launches one after another waits once. Empty if a `run` launches none; it is run as often
+    nevertheless, for another process may wait for each.
 
     Args:
         run: an iteration of the program.
@@ -33,9 +34,9 @@ def graphs_us(run: Callable[[], object], wait: Callable[[], None], iterations: i
     for _ in range(iterations):
         with timed_launches(torch.cuda.CUDAGraph, wait) as launches:
             run()
-        if not launches:
-            return []
         found.append((sum(launches), len(launches)))
+    if not all(count for _, count in found):
+        return []
     least = least_graph_us(wait) if any(count > 1 for _, count in found) else 0.0
     return [max(total - (count - 1) * least, least) for total, count in found]
 

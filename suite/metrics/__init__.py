@@ -28,11 +28,15 @@ class PreparedCell:
     Attributes:
         iterate: runs one iteration; the number says which of the prepared inputs it takes, and all numbers are allowed.
         device: where the workload runs.
+        largest: of a number that each process which works on the cell finds, the largest one. An iteration may be a
+            collective, and a process that runs one more than the others waits for ever: whatever decides how often
+            `iterate` is called goes through this, in all of them. Where there is one process, its own number.
     """
 
     iterate: Callable[[int], object]
     device: torch.device
     mode: Mode
+    largest: Callable[[float], float] = float
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
     """Medians of some iterations (`samples_of`), and of as many of their graphs, each waited for.
 
     All are taken on one core, the same for every mode. The inputs move from iteration to iteration as in the timed
-    blocks: on inputs that stay, selection would begin to measure once more.
+    blocks: on inputs that stay, selection would begin to measure once more. Ranks of one cell take equally many, for
+    an iteration of one waits for the others'.
     """
     import torch
 
@@ -44,11 +45,13 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
         torch.cuda.synchronize(cell.device)
 
     with bound_to(min(os.sched_getaffinity(0))):
-        if not graphs_us(iterate, wait, 1):
+        if not cell.largest(len(graphs_us(iterate, wait, 1))):
             return {}
-        samples = samples_of(waited_us(iterate, wait))
+        samples = samples_of(cell.largest(waited_us(iterate, wait)))
         graphs = graphs_us(iterate, wait, samples)
         whole = median(waited_us(iterate, wait) for _ in range(samples))
+    if not graphs:
+        return {}
     floor = median(graphs)
     return {"floor_us": floor, "whole_us": whole, "over_floor_ratio": whole / floor}
 

@@ -216,7 +216,8 @@ def measure(case: Case) -> HostCost:
     with torch.compiler.set_stance(skip_guard_eval_unsafe=True):
         without_guards, _ = _sample(step, case.calls // 2, case.now_ns, [synchronize])
     judged = _judged()
-    floor = graphs_us(functools.partial(step, 0), synchronize, case.calls) if case.device == "cuda" else []
+    calls = case.calls if case.mode.uses_cuda_graphs else 1
+    floor = graphs_us(functools.partial(step, 0), synchronize, calls) if case.device == "cuda" else []
     del step
     _forget()
     layers, inside, inside_behind_idle = _inner_times(case, program, synchronize)
