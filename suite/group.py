@@ -63,7 +63,8 @@ class GroupSession:
 
     Note [Later processes]: importing torch, starting the compilers and calling a program for the first time takes
     longer than measuring, and most of it happens on one core. So later processes start while the first ones compile
-    side by side, and wait, where the host has the memory for it, those among them that may turn out not to be needed.
+    side by side, and wait, where the host has the memory for it. Those that may turn out not to be needed do not: where
+    there are many, the compilation of a small program is over before they have started.
     On the GPU they have a context at most, and no tensors. So do the first ones of the workload that comes next
     (`ahead`). And several processes of each mode are prepared side by side, where the GPU has memory for all of them.
     They are measured one after another: while one process of each mode is, the others wait.
@@ -265,14 +266,15 @@ class GroupSession:
 
     def _prepare(self, members: Sequence[Member], cache: CompileCache) -> None:
         modes = [member.mode for member in members if member.process == members[0].process]
-        first = next((m for m in members if m.mode.backend is not None), None)
-        if first is not None and not self.bench.toolchain.asked:
-            self.bench.toolchain.asked = True
-            starting = self._start_commands(members, modes, cache)
-            starting[first] = [command.model_copy(update={"asked": True}) for command in starting[first]]
-            self._converse(starting)
+        toolchain, asked = self.bench.toolchain, self._asked(members, modes, cache)
+        toolchain.asked |= bool(asked)
+        if not asked.keys().isdisjoint(members):  # one of those that are prepared next, who have to know it then
+            self._converse({**self._start_commands(members, modes, cache), **asked})
+            asked = {}
+        toolchain.being_asked = bool(asked)
         preparing = {m: self._prepare_commands(m, modes, cache) for m in members if not m.failure}
-        self._converse(preparing)
+        toolchain.being_asked = False
+        self._converse({**asked, **preparing})
         if len(members) > 1 and any(member.out_of_memory for member in members):
             return  # they will be measured in smaller groups, and those that wait would start for nothing
         fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
@@ -295,6 +297,23 @@ class GroupSession:
                 own = member.prepared.correctness or self._first[member.mode.name]
                 member.correctness = compare_bitwise(member.mode, own, self._known)
                 member.failure = bitwise_failure(member.mode, member.correctness)
+
+    def _asked(
+        self, members: Sequence[Member], modes: Sequence[Mode], cache: CompileCache
+    ) -> dict[Member, list[Start]]:
+        """Who is to find out what the host's compilers can do, with its command; nobody where that is known.
+
+        It takes most of a minute. One of those that wait does it, while the first ones are built and tried; where none
+        waits, one of the first.
+        """
+        if self.bench.toolchain.asked:
+            return {}
+        for member in (*self._waiting.values(), *members):
+            if member.mode.backend is not None and not member.by_rank:
+                own = (self._expected, self._cache) if member not in members else (modes, cache)
+                commands = self._start_commands([member], *own)[member]
+                return {member: [command.model_copy(update={"asked": True}) for command in commands]}
+        return {}
 
     def _conditions(
         self, members: Sequence[Member], fresh: Sequence[Member], modes: Sequence[Mode], cache: CompileCache
@@ -401,6 +420,7 @@ class GroupSession:
             warm_cache=settings.warm_cache,
             vec_isa_ok=self.bench.toolchain.vec_isa_ok,
             headers_dir=str(self.bench.toolchain.headers) if self.bench.toolchain.headers else None,
+            being_asked=self.bench.toolchain.being_asked,
         )
 
     def _ask(self, member: Member, commands: Sequence[Measure]) -> Measured | None:

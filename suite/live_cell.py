@@ -30,7 +30,7 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +53,13 @@ from suite.gpu_turns import GpuTurns
 from suite.iteration import Iterate, callable_for, iteration, seed_all, set_numerics
 from suite.measure.across_ranks import largest_spread, norms
 from suite.measure.captured import CaptureLog
-from suite.measure.compile_times import restart_timers, start_toolchain, timer_seconds
+from suite.measure.compile_times import (
+    restart_timers,
+    share_toolchain,
+    start_toolchain,
+    tell_toolchain,
+    timer_seconds,
+)
 from suite.measure.correctness import (
     TOLERANCE,
     Agreement,
@@ -108,7 +114,11 @@ def start(spec: CellSpec, *, asked: bool = False) -> Built:
             instantiate(workload, variant=spec.variant, size="tiny", device="cpu", seed=spec.seed)
     vec_isa_ok = None
     if mode.backend is not None and (asked or spec.vec_isa_ok is not None):
-        vec_isa_ok = start_toolchain(torch.device("cpu"), spec.vec_isa_ok, spec.headers_dir)
+        try:
+            vec_isa_ok = start_toolchain(torch.device("cpu"), spec.vec_isa_ok, spec.headers_dir)
+        finally:
+            if asked and spec.headers_dir is not None:
+                tell_toolchain(vec_isa_ok, spec.headers_dir)
     return Built(vec_isa_ok=vec_isa_ok)
 
 
@@ -146,12 +156,13 @@ class LiveCell:
             tune_once(self._alone_to_tune)
             self._build()
             self._announce("check")
-            vec_isa_ok = None
-            if self._mode.backend is not None:
-                vec_isa_ok = start_toolchain(self._instance.device, self._spec.vec_isa_ok, self._spec.headers_dir)
+            known, headers = self._spec.vec_isa_ok, self._spec.headers_dir
+            share_toolchain(known, headers, being_asked=self._spec.being_asked)
             if self._spec.known_digests is None:
                 self._run_reference()
-            return Built(vec_isa_ok=vec_isa_ok)
+            # Behind the trial, which takes longer than whoever is being asked about C++ to find it out.
+            found = start_toolchain(self._instance.device, known, headers) if self._mode.backend is not None else None
+            return Built(vec_isa_ok=found)
 
     def compile(self, conditions: CompileConditions) -> None:
         """The real compilation, recordings and warm-up."""
@@ -174,7 +185,7 @@ class LiveCell:
                 self._run_reference()
                 if self._trial_verdict is not None:  # the trial has thrown away what was compiled
                     self._compile_again()
-            correctness = self._check(self._results(self._iterate))
+            correctness = self._check()
         self._eager = self._trial_verdict = self._set_aside = None
         self._states.clear()
         self._take_optimizer_in()
@@ -354,6 +365,7 @@ class LiveCell:
         return refused_of_other_inputs(verdict, compiled, eager, device=self._instance.device), found
 
     def _known_verdict(self, shared: JudgedResults, compiled: list[Results], eager: list[Results]) -> Agreement | None:
+        """The verdict on results that are as right as others, which they join where some bits are their own."""
         others: list[Results] = [Results({}) for _ in compiled]
 
         def errors(place: int, names: Collection[str]) -> dict[str, float]:
@@ -364,11 +376,15 @@ class LiveCell:
             return {name: found[name] for name in names}
 
         tolerance = TOLERANCE[compute_dtype(self._instance, self._checked[0])]
-        verdict = shared.verdict([one.all_bits() for one in compiled], errors, tolerance)
-        if verdict is None:
+        as_right = shared.as_right([one.all_bits() for one in compiled], errors, tolerance)
+        if as_right is None:
             return None
-        verdict = refused_of_other_inputs(verdict, others, eager, device=self._instance.device)
-        return verdict if verdict.passed else None
+        verdict = refused_of_other_inputs(as_right.verdict, others, eager, device=self._instance.device)
+        if not verdict.passed:
+            return None
+        if any(one.tensors for one in others):
+            shared.add(as_right)
+        return verdict
 
     @property
     def _is_tried(self) -> bool:
@@ -421,7 +437,7 @@ class LiveCell:
         torch.compiler.reset()  # in a later process the real compilation came first, and would be found
         with trial_cache(cache), torch_internals.inductor_config.patch(fallback_random=True):
             iterate = self._compiled_iteration(callable_for(self._mode, self._instance.module))
-            first, *others = [*zip(self._checked, self._states, strict=True)] * (calls - 1)
+            first, *others = self._each_checked() * (calls - 1)
             with self._place.first_call(TRIAL):
                 run_unchecked(self._instance, iterate, *first, self._spec.seed)
             for inputs, state in others:
@@ -543,17 +559,21 @@ class LiveCell:
     def _iterate_set(self, position: int) -> None:
         self._iterate(self._input_sets[position % len(self._input_sets)])
 
-    def _check(self, compiled: list[Results]) -> Correctness:
+    def _check(self) -> Correctness:
         assert self._eager is not None, "eager ran before"
         verdict, forgotten = self._trial_verdict, False
+        ranked = isinstance(self._ranks, RankGroup)
+        # Of what was tried only the bits are asked for, and gigabytes of gradients need not come to the host.
+        compiled = self._results(self._iterate) if verdict is None or ranked else []
+        bits = [one.all_bits() for one in compiled] or [self._bits(*each)[0] for each in self._each_checked()]
         if verdict is None:
             verdict, forgotten = self._judged("real", compiled, self._eager)
         if verdict.undecided and verdict.widened_error is None:
             verdict = replace(verdict, passed=False)  # of ranks: what is split is not copied to be widened
         if forgotten:
             self._compile_again()
-        correctness = self._correctness(verdict, compiled)
-        if isinstance(self._ranks, RankGroup):
+        correctness = self._correctness(verdict, bits)
+        if ranked:
             correctness = self._across_ranks(correctness, compiled)
         if not correctness.passed:
             raise Inaccurate(correctness)
@@ -571,24 +591,27 @@ class LiveCell:
             }
         )
 
-    def _correctness(self, verdict: Agreement, compiled: Sequence[Results] = ()) -> Correctness:
-        """`compiled` are the results of calls before; they are made again, to see which tensors stay the same.
+    def _each_checked(self) -> list[tuple[Inputs, State]]:
+        return list(zip(self._checked, self._states, strict=True))
+
+    def _correctness(self, verdict: Agreement, bits: Sequence[Mapping[str, str]] = ()) -> Correctness:
+        """`bits` are those of the calls before; they are made again, to see which tensors stay the same.
 
         One that varies on an input set counts as varying on all: two calls may have the same bits by chance.
         """
         varying: list[dict[str, list[float]]] = []
         digests: list[str] = []
-        checked = list(zip(compiled, self._checked, self._states, strict=bool(compiled)))
+        checked = list(zip(bits, self._checked, self._states, strict=bool(bits)))
         others: set[str] = set()
         for first, inputs, state in checked:
-            bits, (again, _) = first.all_bits(), self._bits(inputs, state)
-            others |= {name for name in {**bits, **again} if bits.get(name) != again.get(name)}
+            again, _ = self._bits(inputs, state)
+            others |= {name for name in {**first, **again} if first.get(name) != again.get(name)}
         sketching = self._ranks.any(bool(others))
         for first, inputs, state in checked:
             sketches = self._bits(inputs, state, others)[1] if sketching else {}
             varying.append({name: sketches.get(name, []) for name in sorted(others)})
-            digests.append(digest_of({name: each for name, each in first.all_bits().items() if name not in others}))
-        deterministic = bool(compiled) and not any(varying)
+            digests.append(digest_of({name: each for name, each in first.items() if name not in others}))
+        deterministic = bool(bits) and not any(varying)
         dtype = compute_dtype(self._instance, self._checked[0])
         return Correctness(
             passed=verdict.passed,

@@ -45,7 +45,8 @@ class CellSpec(Record):
     what had other bits there in each call; a later process that has the same needs no comparison. `known_iteration_us`
     is the time of an iteration there. `tp` processes work on a cell whose workload is split over GPUs, this one as
     `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is what an earlier cell found out, see `Built`, and
-    `headers_dir` has the compiled headers of C++ kernels of all cells.
+    `headers_dir` has the compiled headers of C++ kernels of all cells. `being_asked`: another process is finding out
+    what `vec_isa_ok` will be, and tells it in that folder.
     """
 
     workload: str
@@ -75,6 +76,7 @@ class CellSpec(Record):
     warm_cache: bool
     vec_isa_ok: bool | None = None
     headers_dir: str | None = None
+    being_asked: bool = False
 
 
 class Start(Record):

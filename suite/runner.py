@@ -203,7 +203,7 @@ def measure_group(
     most = session.bench.settings.most_processes or count
     done = 0
     with session.later_processes():
-        session.expect(modes, range(1, most))
+        session.expect(modes, range(1, count))
         while done < most:
             waiting = [mode for mode in modes if not any(member.failure for member in processes[mode.name])]
             if not waiting or (done >= count and session.enough_processes(processes)):

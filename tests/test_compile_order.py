@@ -19,7 +19,7 @@ import suite.compile_order
 from optimizations import torch_internals
 from optimizations.torch_internals.generated_modules import before_kernels, when_launched
 from suite.compile_order import REAL, TRIAL, Place
-from suite.measure.compile_times import restart_timers, timer_seconds
+from suite.measure.compile_times import restart_timers, start_toolchain, timer_seconds
 from suite.schema import CompileConditions
 
 __all__ = ["cell"]
@@ -304,6 +304,7 @@ def test_a_cell_that_follows_waits_in_both_of_its_compilations_and_its_times_are
         return load(self, *arguments, **named)
 
     monkeypatch.setattr(compiler, "cpp_pybinding", with_a_triton_kernel)
+    start_toolchain(torch.device("cpu"))  # or the trial's compilation would be long enough to wait for nobody
     spec = {"cache_dir": str(tmp_path), "follows": True}
     live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec=spec)
     waits: list[tuple[int, float]] = []

@@ -28,7 +28,8 @@ def verdict(folder: Path, change: dict[tuple[int, str], float], tolerance: float
         assert set(names) == {name for where, name in change if where == place}, "what has the bits is not looked at"
         return {name: change[place, name] for name in names}
 
-    return JudgedResults(folder).verdict(bits, errors, tolerance)
+    found = JudgedResults(folder).as_right(bits, errors, tolerance)
+    return found.verdict if found is not None else None
 
 
 def test_the_same_bits_have_the_same_verdict(tmp_path: Path) -> None:
@@ -73,15 +74,15 @@ def test_no_error_of_what_was_found_right_excuses_zeros(tmp_path: Path) -> None:
 def test_other_tensors_are_other_results(tmp_path: Path) -> None:
     JudgedResults(tmp_path).add(RIGHT)
     for bits in (RIGHT.bits[:1], [RIGHT.bits[0], {"output": "c"}], [*RIGHT.bits, RIGHT.bits[0]]):
-        assert JudgedResults(tmp_path).verdict(bits, lambda place, names: {}, 1.0) is None
+        assert JudgedResults(tmp_path).as_right(bits, lambda place, names: {}, 1.0) is None
 
 
 def test_several_results_may_be_right(tmp_path: Path) -> None:
     JudgedResults(tmp_path).add(RIGHT)
     JudgedResults(tmp_path).add(Judged(({"output": "e"},), ({"output": 0.0},), Agreement(True, 1, 0.0, "output", None)))
     assert verdict(tmp_path, {}) == RIGHT.verdict
-    found = JudgedResults(tmp_path).verdict([{"output": "e"}], lambda place, names: {}, 0.0)
-    assert found is not None and found.compared_tensors == 1
+    found = JudgedResults(tmp_path).as_right([{"output": "e"}], lambda place, names: {}, 0.0)
+    assert found is not None and found.verdict.compared_tensors == 1
 
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
@@ -95,8 +96,33 @@ def test_what_has_most_bits_in_common_is_looked_at_first(tmp_path: Path, names: 
     for name in names:
         own = {"output": f"{name} output", "gradient w": f"{name} w", "gradient v": "varies"}
         errors = lambda place, others: asked.append(list(others)) or dict.fromkeys(others, 0.01)  # noqa: E731
-        assert JudgedResults(tmp_path).verdict([own], errors, 0.02) is not None
+        assert JudgedResults(tmp_path).as_right([own], errors, 0.02) is not None
     assert asked == [["gradient v"]] * 2
+
+
+def test_what_was_found_as_right_is_compared_no_more_and_excuses_nothing(tmp_path: Path) -> None:
+    """Four modes of one program have the same bits, other ones than the first mode's."""
+    others = JudgedResults(tmp_path)
+    others.add(RIGHT)
+
+    def own(gradient: str) -> list[dict[str, str]]:
+        return [{**RIGHT.bits[0], "gradient w": gradient}, dict(RIGHT.bits[1])]
+
+    def as_right(gradient: str, error: float | None) -> Judged | None:
+        def errors(place: int, names: Collection[str]) -> dict[str, float]:
+            assert error is not None, "its bits are known"
+            return dict.fromkeys(names, error)
+
+        return others.as_right(own(gradient), errors, 0.02)
+
+    found = as_right("second", 0.099)
+    assert found is not None and found.verdict == RIGHT.verdict
+    others.add(found)
+    again = as_right("second", None)
+    assert again is not None and again.verdict == found.verdict and again.errors[0]["gradient w"] == 0.099
+    assert as_right("third", 0.12) is None, "as near to the second as that is to the first"
+    near = as_right("near", 0.001)
+    assert near is not None and near.verdict == RIGHT.verdict, "the other input set has the first one's error"
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,10 @@ from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_worklo
 import suite.group
 import suite.schedule
 from suite import store
+from suite.group import GroupSession
+from suite.member import Member
 from suite.modes import MODES, Mode
+from suite.protocol import Command, Prepare, Start
 from suite.runner import plan_jobs
 from suite.schema import Grouping, Status
 from suite.store import CannotWrite, read_run
@@ -84,13 +88,40 @@ def test_later_processes_start_while_the_first_ones_compile_side_by_side_and_wai
     bench.run(modes=FOUR[1:3], settings=settings)
     told = events(bench.folder)
     started = [words[1:] for words in told if words[0] == "started"]
-    assert sorted(started[:2]) == [["compile"], ["graph"]], "while one finds out what the compilers can do"
-    assert sorted(started[2:]) == [["compile", "later"]] * 2 + [["graph", "later"]] * 2
-    assert [words for words in told if words[0] == "asked"] == [["asked", "compile"]], "once in a run"
+    assert sorted(started) == [["compile", "later"]] * 2 + [["graph", "later"]] * 2
     said = [words[0] for words in told]
     begun = [index for index, words in enumerate(told) if words[0] == "started" and words[2:] == ["later"]]
     assert max(begun) < said.index("settled"), "nothing starts while one settles"
     assert fake_workers_alive() == []
+
+
+def test_one_that_waits_finds_out_what_compilers_can_do_while_the_first_ones_are_built(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[Command] = []
+    converse = GroupSession._converse
+
+    def noted(session: GroupSession, asked: Mapping[Member, Sequence[Command]]) -> None:
+        commands.append([one for each in asked.values() for one in each])
+        converse(session, asked)
+
+    monkeypatch.setattr(GroupSession, "_converse", noted)
+    bench.run(modes=FOUR[:3], workloads=[fake_workload("ONE"), fake_workload("TWO")])
+    first, *others = ([one for one in each if isinstance(one, (Start, Prepare))] for each in commands)
+    told = {(type(one), one.spec.mode, one.spec.later): one for one in first}
+    asked = told.pop((Start, "compile", True))
+    assert asked.asked and not asked.spec.being_asked
+    assert {(kind, mode) for kind, mode, _ in told} == {(Prepare, mode.name) for mode in FOUR[:3]}
+    assert all(one.spec.being_asked for one in told.values())
+    assert not any(one.spec.being_asked or getattr(one, "asked", False) for each in others for one in each)
+    assert [words for words in events(bench.folder) if words[0] == "asked"] == [["asked", "compile"]], "once in a run"
+
+
+def test_where_none_waits_one_of_the_first_finds_it_out_before_they_are_built(bench: Bench) -> None:
+    bench.run(modes=FOUR[1:3], settings=SETTINGS.model_copy(update={"processes": 1}))
+    told = events(bench.folder)
+    assert ["asked", "compile"] in told
+    assert sorted(words[1:] for words in told if words[0] == "started") == [["compile"], ["graph"]]
 
 
 def test_later_processes_start_in_their_turn_where_the_host_has_no_memory_for_them_to_wait(
@@ -119,12 +150,13 @@ def test_of_later_processes_as_many_wait_as_the_host_has_memory_for(
     assert [cell.processes for cell in bench.cells().values()] == [4, 4]
 
 
-def test_processes_that_may_be_needed_start_with_those_that_are(bench: Bench) -> None:
+def test_processes_that_may_be_needed_do_not_wait_with_those_that_are(bench: Bench) -> None:
     settings = SETTINGS.model_copy(update={"processes": 2, "most_processes": 4})
     bench.run({"graph": "differ", "compile": "scatter"}, modes=FOUR[1:3], settings=settings)
     told = events(bench.folder)
     begun = [index for index, words in enumerate(told) if words[0] == "started" and words[2:] == ["later"]]
-    assert len(begun) == 3 * 2
+    assert len(begun) == 2
+    assert {cell.processes for cell in bench.cells().values()} == {4}
     assert max(begun) < [words[0] for words in told].index("metrics")
     assert fake_workers_alive() == []
 
@@ -146,7 +178,8 @@ def test_processes_that_wait_are_ended_where_the_modes_do_not_fit_together(bench
 def test_nothing_starts_to_wait_for_modes_that_do_not_fit_together(bench: Bench) -> None:
     bench.run(modes=FOUR[1:3], fits=1, settings=SETTINGS.model_copy(update={"processes": 2}))
     started = [words[1:] for words in events(bench.folder) if words[0] == "started"]
-    assert started.count(["compile", "later"]) == started.count(["graph", "later"]) == 1, "for its mode alone"
+    assert started.count(["graph", "later"]) == 1, "for its mode alone"
+    assert started.count(["compile", "later"]) == 1 + 1, "the one that was asked what the compilers can do"
 
 
 def test_what_did_not_fit_when_it_was_to_compile_has_nothing_in_the_cache(bench: Bench) -> None:
@@ -196,7 +229,7 @@ def test_the_next_workloads_processes_start_with_the_later_ones_of_this(bench: B
     said = [" ".join(words) for words in events(bench.folder)]
     first, second = (index for index, line in enumerate(said) if line.startswith("once compile"))
     before, between = said[:first], said[first:second]
-    assert before.count("started compile") == before.count("started graph") == 2
+    assert before.count("started compile") == before.count("started graph") == 1
     assert "started compile" not in between and "started graph" not in between
     assert between.count("started compile later") == between.count("started graph later") == 1
     for cell in bench.cells().values():

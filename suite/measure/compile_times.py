@@ -8,15 +8,27 @@ to compile in modes with a kernel on the CPU, and 24 s in the others.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from optimizations import torch_internals
+from optimizations.atomic_file import write_atomically
+
+FOUND_OUT = "toolchain.json"
+"""In the folder of headers: what the process has found out that was asked, while others are at work already."""
+
+MOST_WAIT_S = 120.0
+"""Who needs that, and does not get it, finds it out by itself after so long."""
+
+_POLL_S = 0.02
 
 
 def start_toolchain(device: torch.device, vec_isa_ok: bool | None = None, headers: str | None = None) -> bool | None:
@@ -43,13 +55,42 @@ def start_toolchain(device: torch.device, vec_isa_ok: bool | None = None, header
     return all_instructions or None
 
 
-def share_toolchain(vec_isa_ok: bool | None, headers: str | None) -> None:
-    """Of `start_toolchain` what it takes from other processes; the arguments are the same."""
+def share_toolchain(vec_isa_ok: bool | None, headers: str | None, *, being_asked: bool = False) -> None:
+    """Of `start_toolchain` what it takes from other processes; the arguments are the same.
+
+    `being_asked`: another process is finding out now what C++ can use, and will tell it (`tell_toolchain`). It is
+    waited for where it is needed.
+    """
+    kind = torch_internals.cpu_vec_isa.VecISA
     if vec_isa_ok:
-        torch_internals.cpu_vec_isa.VecISA.check_build = lambda isa, code: True
+        kind.check_build = lambda isa, code: True
+    elif being_asked and headers is not None:
+        kind.check_build = _as_found_out(kind.check_build, Path(headers, FOUND_OUT))
     if headers is not None:
         torch_internals.codecache._HEADER_DIR = headers
         torch_internals.codecache._HEADER_LOCK_DIR = str(Path(headers, "locks"))
+
+
+def tell_toolchain(vec_isa_ok: bool | None, headers: str) -> None:
+    """To those that were started while this process was being asked: what `start_toolchain` returned, None where it
+    failed."""
+    write_atomically(Path(headers, FOUND_OUT), json.dumps(vec_isa_ok).encode())
+
+
+def _as_found_out(check: Callable[[Any, str], bool], file: Path) -> Callable[[Any, str], bool]:
+    """`VecISA.check_build(self, code)`, which need not check where another process has found all to work."""
+
+    @cache
+    def all_work() -> bool:
+        deadline = time.monotonic() + MOST_WAIT_S
+        while not file.exists():
+            if time.monotonic() > deadline:
+                print(f"nobody has told in {MOST_WAIT_S:.0f} s what C++ can use; finding it out here")
+                return False
+            time.sleep(_POLL_S)
+        return bool(json.loads(file.read_bytes()))
+
+    return lambda isa, code: all_work() or check(isa, code)
 
 
 def _all_vector_instructions() -> bool:

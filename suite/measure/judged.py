@@ -27,11 +27,16 @@ NOT_FARTHER = 1.25
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Of each input set the bits and the errors of all tensors by name, and the verdict on them, which is "passed"."""
+    """Of each input set the bits and the errors of all tensors by name, and the verdict on them, which is "passed".
+
+    `first`, where they were not compared as a whole: the results that were, and that others are measured by. One that
+    is hardly farther off than another must not be what a third one is measured by.
+    """
 
     bits: tuple[Mapping[str, str], ...]
     errors: tuple[Mapping[str, float], ...]
     verdict: Agreement
+    first: Judged | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +54,14 @@ class JudgedResults:
         except OSError as error:
             print(f"what was found right is not kept for other processes: {error}")
 
-    def verdict(
+    def as_right(
         self,
         bits: Sequence[Mapping[str, str]],
         errors: Callable[[int, Collection[str]], Mapping[str, float]],
         tolerance: float,
-    ) -> Agreement | None:
-        """The verdict on results that are as right as these; None where none are known to be.
+    ) -> Judged | None:
+        """Results that are as right as these, with the verdict on them; None where none are known to be. To be added
+        by the caller, or others that have the same bits compare them once more.
 
         Args:
             bits: of each input set, by name.
@@ -67,40 +73,50 @@ class JudgedResults:
         for known in sorted(
             alike, key=lambda one: sum(len(_others(*pair)) for pair in zip(bits, one.bits, strict=True))
         ):
-            found = _verdict(known, bits, errors, tolerance)
-            if found is not None:
+            if (found := _as_right(known, bits, errors, tolerance)) is not None:
                 return found
         return None
 
     def _known(self) -> Iterator[Judged]:
         for file in sorted(self.folder.glob("*.json")):
-            record: dict[str, Any] = json.loads(file.read_bytes())
-            yield Judged(tuple(record["bits"]), tuple(record["errors"]), Agreement(**record["verdict"]))
+            yield _judged(json.loads(file.read_bytes()))
 
 
-def _verdict(
+def _judged(record: Mapping[str, Any]) -> Judged:
+    first = record.get("first")
+    return Judged(
+        tuple(record["bits"]),
+        tuple(record["errors"]),
+        Agreement(**record["verdict"]),
+        _judged(first) if first is not None else None,
+    )
+
+
+def _as_right(
     known: Judged,
     bits: Sequence[Mapping[str, str]],
     errors: Callable[[int, Collection[str]], Mapping[str, float]],
     tolerance: float,
-) -> Agreement | None:
-    """The known one, or that of their own errors where all are within the tolerance; None if a tensor that has other
-    bits is not as right."""
-    merged: dict[str, float] = {}
-    for place, (own, right, known_errors) in enumerate(zip(bits, known.bits, known.errors, strict=True)):
+) -> Judged | None:
+    """With the first one's verdict, or that of their own errors where all are within the tolerance; None if a tensor
+    that has other bits is not as right."""
+    first = known.first or known
+    all_errors: list[Mapping[str, float]] = []
+    for place, (own, right) in enumerate(zip(bits, known.bits, strict=True)):
         others = _others(own, right)
-        if not all(name in known_errors for name in others):  # one that is not compared with eager at all
+        if not all(name in first.errors[place] for name in others):  # one that is not compared with eager at all
             return None
         found = errors(place, others) if others else {}
         for name, error in found.items():
-            if not error <= max(tolerance, min(NOT_FARTHER * known_errors[name], MOST_ERROR)):
+            if not error <= max(tolerance, min(NOT_FARTHER * first.errors[place][name], MOST_ERROR)):
                 return None
-        for name, error in {**known_errors, **found}.items():
-            merged[name] = max(error, merged.get(name, 0.0))
+        all_errors.append({**known.errors[place], **found})
+    merged = {name: max(one.get(name, 0.0) for one in all_errors) for one in all_errors for name in one}
     worst = max(merged, key=lambda name: merged[name])
+    verdict = first.verdict
     if merged[worst] <= tolerance:
-        return Agreement(True, known.verdict.compared_tensors, merged[worst], worst, None)
-    return known.verdict
+        verdict = Agreement(True, first.verdict.compared_tensors, merged[worst], worst, None)
+    return Judged(tuple(bits), tuple(all_errors), verdict, first)
 
 
 def _others(own: Mapping[str, str], right: Mapping[str, str]) -> list[str]:
