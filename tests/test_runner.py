@@ -106,7 +106,8 @@ def test_one_that_waits_finds_out_what_compilers_can_do_while_the_first_ones_are
         converse(session, asked)
 
     monkeypatch.setattr(GroupSession, "_converse", noted)
-    bench.run(modes=FOUR[:3], workloads=[fake_workload("ONE"), fake_workload("TWO")])
+    settings = SETTINGS.model_copy(update={"processes": 2})
+    bench.run(modes=FOUR[:3], workloads=[fake_workload("ONE"), fake_workload("TWO")], settings=settings)
     first, *others = ([one for one in each if isinstance(one, (Start, Prepare))] for each in commands)
     told = {(type(one), one.spec.mode, one.spec.later): one for one in first}
     asked = told.pop((Start, "compile", True))
@@ -151,12 +152,12 @@ def test_of_later_processes_as_many_wait_as_the_host_has_memory_for(
 
 
 def test_processes_that_may_be_needed_do_not_wait_with_those_that_are(bench: Bench) -> None:
-    settings = SETTINGS.model_copy(update={"processes": 2, "most_processes": 4})
-    bench.run({"graph": "differ", "compile": "scatter"}, modes=FOUR[1:3], settings=settings)
+    settings = SETTINGS.model_copy(update={"processes": 3, "most_processes": 5})
+    bench.run({"graph": "differ"}, settings=settings)
     told = events(bench.folder)
     begun = [index for index, words in enumerate(told) if words[0] == "started" and words[2:] == ["later"]]
-    assert len(begun) == 2
-    assert {cell.processes for cell in bench.cells().values()} == {4}
+    assert len(begun) == (3 - 1) * len(bench.cells())
+    assert {cell.processes for cell in bench.cells().values()} == {5}
     assert max(begun) < [words[0] for words in told].index("metrics")
     assert fake_workers_alive() == []
 
