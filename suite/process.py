@@ -140,8 +140,9 @@ def converse(
     which it waits for the others so long for each of them.
 
     Workers work at the same time. One that fails does not end the others; it should be ended by the caller. Its
-    `companions`, which wait for it, have `COMPANION_GRACE_S` from then on. One that took too long, and has no
-    companions, is killed at once: others may wait for what it holds. Answers are in the order they came.
+    `companions`, which wait for it, have `COMPANION_GRACE_S` from then on. One that took too long is killed as soon as
+    its companions have answered, too: others may wait for what it holds, or are timed next to what it launched. Answers
+    are in the order they came.
     """
     others = max(1, len(requests) - 1)
     exchanges = {
@@ -164,14 +165,19 @@ def converse(
                 if answer is not None:
                     answers[exchange.worker] = answer
                     _forget(selector, exchange.worker)
+                    together = {exchange.worker, *companions.get(exchange.worker, ())} & exchanges.keys()
                     if isinstance(answer, Failed):
-                        alone = set(companions.get(exchange.worker, ())) <= {exchange.worker}
-                        if answer.status is Status.TIMEOUT and alone:
-                            exchange.worker.signal_group(signal.SIGKILL)
-                        for other in companions.get(exchange.worker, ()):
-                            if other not in answers and other in exchanges:
-                                exchanges[other].companion_failed()
+                        for other in together - answers.keys():
+                            exchanges[other].companion_failed()
+                    if together <= answers.keys():
+                        _kill_overdue({worker: answers[worker] for worker in together})
     return answers
+
+
+def _kill_overdue(answers: Mapping[Worker, Answer]) -> None:
+    for worker, answer in answers.items():
+        if isinstance(answer, Failed) and answer.status is Status.TIMEOUT:
+            worker.signal_group(signal.SIGKILL)
 
 
 def _forget(selector: selectors.BaseSelector, worker: Worker) -> None:

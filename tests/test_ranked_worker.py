@@ -101,9 +101,12 @@ def test_a_rank_that_fails_ends_the_cell_although_the_others_wait_for_it(
 
 
 def test_a_rank_that_hangs_ends_the_cell_when_its_time_is_over(tmp_path: Path, impatient: None) -> None:
-    with cell(tmp_path, compile_1="deaf@measure,hang@measure") as one:
+    with cell(tmp_path, compile_1="deaf@measure,hang:traced@measure") as one:
         ask(one, prepare())
         answered = ask(one, MEASURE, timeout_s=1.0)
+        process.await_exit(one.ranks[1:], 5.0)
+        assert one.ranks[1].exited(), "what it has launched waits on its GPU, next to whoever is timed there"
+        assert not one.ranks[0].exited()
     assert isinstance(answered.whole, Failed)
     assert (answered.whole.status, answered.failed_rank) == (Status.TIMEOUT, 1)
     assert isinstance(answered.by_rank[0], Measured), "the other one had answered"
