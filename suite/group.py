@@ -18,7 +18,7 @@ from suite.bench import Bench
 from suite.bitwise import bitwise_failure, compare_bitwise
 from suite.compile_cache import CompileCache
 from suite.member import Member, cell_of
-from suite.modes import REFERENCE_MODE, Mode
+from suite.modes import DEFAULT_MODE, GRAPH_MODE, REFERENCE_MODE, Mode
 from suite.protocol import (
     Built,
     CellSpec,
@@ -35,6 +35,8 @@ from suite.protocol import (
     Prepared,
     Settle,
     Start,
+    Tried,
+    Try,
 )
 from suite.ranked_worker import RankedWorker, converse_ranked, end
 from suite.schedule import BLOCKS_PER_CORE, THROUGHPUT_EVERY, core_for, least_blocks, orders, sampling_for
@@ -43,6 +45,9 @@ from suite.stats import enough_processes, narrow_enough, process_spread, speed_u
 
 WORKER_BYTES = 3 * 2**30
 """Memory of the host that is taken to be enough for a worker that has imported torch and waits."""
+
+TRIED = (REFERENCE_MODE, GRAPH_MODE, DEFAULT_MODE)
+"""Modes whose programs are tried where trials are apart from what is measured. Others have the bits of one of them."""
 
 CONTEXT_BYTES = 2**30
 """Memory of the GPU that is taken to be enough for what a process needs there besides tensors."""
@@ -69,6 +74,12 @@ class GroupSession:
     (`ahead`). And several processes of each mode are prepared side by side, where the GPU has memory for all of them.
     They are measured one after another: while one process of each mode is, the others wait.
 
+    Note [Trials]: what is random is compiled once more with eager's random numbers, to be compared (`suite.live_cell`).
+    That takes as long as the real compilation, and in the process that is measured it would have to come before. So
+    other processes do it meanwhile: the eager one, which has nothing to do, for the reference mode, and later ones
+    for stock's graphs and Encore's. What has the bits of a mode that was tried is as right; whatever has not is tried
+    by its own process, which then compiles again. Where the GPU has no memory for it, each process tries its own.
+
     Attributes:
         ahead: the session of the workload that comes next, if its processes may start with later ones of this one.
     """
@@ -82,6 +93,8 @@ class GroupSession:
         self._known = {name: [correctness] for name, correctness in known.items()}
         self._first: dict[str, Correctness] = {}
         self._iteration_us: dict[str, float] = {}
+        self._tried: dict[str, Correctness] = {}
+        self._was_tried = False
         self._cache = cache
         self._waiting: dict[tuple[str, int], Member] = {}
         self._expected: Sequence[Mode] = ()
@@ -266,13 +279,25 @@ class GroupSession:
 
     def _prepare(self, members: Sequence[Member], cache: CompileCache) -> None:
         modes = [member.mode for member in members if member.process == members[0].process]
+        self._was_tried = False
         toolchain, asked = self.bench.toolchain, self._asked(members, modes, cache)
         toolchain.asked |= bool(asked)
         if not asked.keys().isdisjoint(members):  # one of those that are prepared next, who have to know it then
             self._converse({**self._start_commands(members, modes, cache), **asked})
             asked = {}
+        trying = self._who_tries(members, modes)
         toolchain.being_asked = bool(asked)
-        preparing = {m: self._prepare_commands(m, modes, cache) for m in members if not m.failure}
+        apart = sum(member not in members for member in trying.values()) if trying else None
+        cores = len(os.sched_getaffinity(0))
+        preparing = {
+            m: _with_spec(
+                self._prepare_commands(m, modes, cache),
+                tried_elsewhere=apart,
+                **({"compile_threads": cores} if m in trying.values() else {}),
+            )
+            for m in members
+            if not m.failure
+        }
         toolchain.being_asked = False
         self._converse({**asked, **preparing})
         if len(members) > 1 and any(member.out_of_memory for member in members):
@@ -282,7 +307,12 @@ class GroupSession:
             m: [Compile(conditions=conditions)] * len(m.worker.ranks)
             for m, conditions in self._conditions(members, fresh, modes, cache)
         }
-        self._converse({**compiling, **self._all_waiting()})
+        if self._was_tried:
+            trying = {}
+        idle = {member: compiling.pop(member) for member in trying.values() if member in compiling}
+        self._converse(idle)
+        self._converse({**self._all_waiting(), **self._try_commands(trying, modes, cache), **compiling})
+        self._note_trials(trying)
         self._settle(members)
         for member in fresh:
             if member.failure is None:  # or there may be nothing in the cache
@@ -328,12 +358,67 @@ class GroupSession:
             elif member.failure is None:
                 yield member, CompileConditions.WARM
 
+    def _who_tries(self, members: Sequence[Member], modes: Sequence[Mode]) -> dict[str, Member]:
+        """Which process tries which mode, by the mode's name, while the first ones compile: see Note [Trials]."""
+        if members[0].process or not self.workload.stochastic or (self.workload.tp or 1) > 1:
+            return {}
+        if any(mode.captures_more for mode in modes):  # they have the bits of none of these
+            return {}
+        idle = next((member for member in members if member.mode.backend is None), None)
+        found = {}
+        for mode in modes:
+            if mode.name in TRIED:
+                free = idle if mode.name == REFERENCE_MODE else None
+                member = free or self._waiting.get((mode.name, 1))
+                if member is None or member.failure:
+                    return {}
+                found[mode.name] = member
+        return found
+
+    def _try_commands(
+        self, trying: Mapping[str, Member], modes: Sequence[Mode], cache: CompileCache
+    ) -> dict[Member, list[Try]]:
+        living = {name: member for name, member in trying.items() if not member.failure}
+        return {
+            member: [
+                Try(spec=self._spec(member, modes, cache).model_copy(update={"mode": name, "follows": len(living) > 1}))
+            ]
+            for name, member in living.items()
+        }
+
+    def _note_trials(self, trying: Mapping[str, Member]) -> None:
+        for name, member in trying.items():
+            answer = member.by_rank[-1][0] if member.by_rank else None
+            if isinstance(answer, Tried) and answer.correctness is not None:
+                self._tried[name] = answer.correctness
+            elif isinstance(answer, Tried):
+                self.bench.display.note(f"{self.workload.acronym} {name}: could not be tried apart: {answer.error}")
+            if member.failure and self._waiting.pop((name, 1), None):  # another one is started where it is needed
+                end([member.worker], ask_first=False)
+
     def _settle(self, members: Sequence[Member]) -> None:
-        """Side by side, but one after another where selection may time calls."""
-        self._tell([member for member in members if not member.mode.times_calls], Settle())
-        for member in members:
+        """Side by side, but one after another where selection may time calls. Modes that were tried come first: others
+        that have their bits are as right as they are."""
+        first = [member for member in members if member.mode.name in self._tried and not member.process]
+        self._settle_some(first, [])
+        settled = [member for member in first if member.prepared is not None and member.prepared.correctness]
+        alike = [(member.mode.backend, member.prepared.correctness) for member in settled if member.prepared]
+        self._settle_some([member for member in members if member not in first], alike)
+
+    def _settle_some(self, members: Sequence[Member], alike: Sequence[tuple[str | None, Correctness | None]]) -> None:
+        def command(member: Member) -> list[Settle]:
+            if member.process or member.mode.backend is None:
+                return [Settle()] * len(member.worker.ranks)
+            # Those of the same backend are looked at first: most likely they are the same program.
+            near = sorted(alike, key=lambda one: one[0] != member.mode.backend)
+            known = [one for _, one in near if one is not None]
+            return [Settle(tried=self._tried.get(member.mode.name), alike=known)] * len(member.worker.ranks)
+
+        living = [member for member in members if not member.failure]
+        self._converse({member: command(member) for member in living if not member.mode.times_calls})
+        for member in living:
             if member.mode.times_calls:
-                self._tell([member], Settle())
+                self._converse({member: command(member)})
 
     def _tell(self, members: Sequence[Member], command: Command) -> None:
         """Gives all of them that have not failed the same command, at the same time."""
@@ -345,7 +430,7 @@ class GroupSession:
         answers = converse_ranked(
             {member.worker: command for member, command in commands.items()},
             self.bench.timeout_s,
-            lambda worker, phase: self.bench.display.phase(members[worker].mode.name, phase),
+            lambda worker, phase: self._show(members[worker], commands[members[worker]], phase),
         )
         for worker, answer in answers.items():
             member = members[worker]
@@ -357,11 +442,17 @@ class GroupSession:
                 case Collected(metrics=metrics):
                     member.metrics = metrics
                 case Built() as built:
+                    self._was_tried |= built.was_tried
                     toolchain = self.bench.toolchain
                     toolchain.vec_isa_ok = toolchain.vec_isa_ok or built.vec_isa_ok
                 case Failed() as failure:
                     member.failure, member.failed_rank = failure, answer.failed_rank
                     member.correctness = failure.correctness
+
+    def _show(self, member: Member, commands: Sequence[Command], phase: str) -> None:
+        """Of who waits to be measured nothing is shown: it may try a mode that is shown as it compiles."""
+        if not isinstance(commands[0], Try) or not member.process:
+            self.bench.display.phase(member.mode.name, phase)
 
     def _prepare_commands(self, member: Member, modes: Sequence[Mode], cache: CompileCache) -> list[Prepare]:
         """A command for each rank of one of the members of these modes."""
@@ -431,6 +522,10 @@ class GroupSession:
             return None
         assert isinstance(answer.whole, Measured), "converse lets only the answer to the command through"
         return answer.whole
+
+
+def _with_spec(commands: Sequence[Prepare], **fields: object) -> list[Prepare]:
+    return [one.model_copy(update={"spec": one.spec.model_copy(update=fields)}) for one in commands]
 
 
 def _first_to_compile(modes: Sequence[Mode], cache: CompileCache) -> Mode | None:

@@ -33,6 +33,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -94,6 +95,9 @@ of calls, without those in which it waits for its turn."""
 TURNS = "turns"
 """The file in the cache folder by which a workload's processes share the GPU."""
 
+ROOM_FOR_TRIALS = 0.95
+"""The part of the GPU's memory that cells may need, as far as eager tells, with those that are tried next to them."""
+
 CALLS_TO_CAPTURE = 4
 """`graph_step` runs the first call as it is, looks at two, and launches a graph from the fourth on."""
 
@@ -122,6 +126,42 @@ def start(spec: CellSpec, *, asked: bool = False) -> Built:
     return Built(vec_isa_ok=vec_isa_ok)
 
 
+def try_apart(spec: CellSpec, announce: Callable[[str], None]) -> Correctness:
+    """The verdict on a trial of the mode, in a process that measures something later. Nothing of it is left.
+
+    Raises:
+        Inaccurate: the trial differs from eager by more than its precision explains.
+    """
+    cell = LiveCell(spec, announce)
+    cell.build()
+    correctness = cell.trial_correctness()
+    device = cell._instance.device
+    del cell
+    release(device)
+    return correctness
+
+
+@contextmanager
+def alone_to_tune(turns: GpuTurns, device: str) -> Iterator[None]:
+    """The GPU for this process, for as long as a kernel is tuned.
+
+    What this process has launched is waited for before. It may be a collective, which ends when another rank has
+    launched its part; and that rank must not wait for the turn on its own GPU of a process whose neighbour waits for
+    the turn on this one.
+    """
+    if device == "cuda":
+        torch.cuda.synchronize()
+    with turns.alone():
+        yield
+
+
+@cache
+def _turns_of(file: Path) -> GpuTurns:
+    """One place for a process: it would wait for itself with two of them, and cells that follow one another tune by the
+    first one's."""
+    return GpuTurns(file)
+
+
 class LiveCell:
     """A prepared cell. `announce` is told each phase as it begins."""
 
@@ -129,7 +169,7 @@ class LiveCell:
         self._spec = spec
         self._announce = announce
         (self._mode,) = select_modes([spec.mode])
-        self._turns = GpuTurns(Path(spec.cache_dir) / TURNS)
+        self._turns = _turns_of(Path(spec.cache_dir) / TURNS)
         self._place = Place(Path(spec.cache_dir), leads=spec.leads, follows=spec.follows, most_wait_s=spec.most_wait_s)
         self._captures = CaptureLog()
         self._once: MeasuredOnce | None = None
@@ -139,6 +179,7 @@ class LiveCell:
         self._captured: CapturedIteration | None = None
         self._eager: list[Results] | None = None
         self._trial_verdict: Agreement | None = None
+        self._has_room_for_trials = True
         self._set_aside: Instance | None = None
         self._compile_times: CompileTimes | None = None
 
@@ -153,16 +194,44 @@ class LiveCell:
         """
         self._announce("build")
         with self._place.built():
-            tune_once(self._alone_to_tune)
+            tune_once(partial(alone_to_tune, self._turns, self._spec.device))
             self._build()
             self._announce("check")
             known, headers = self._spec.vec_isa_ok, self._spec.headers_dir
             share_toolchain(known, headers, being_asked=self._spec.being_asked)
-            if self._spec.known_digests is None:
+            if self._spec.known_digests is None and not self._tried_elsewhere:
                 self._run_reference()
             # Behind the trial, which takes longer than whoever is being asked about C++ to find it out.
             found = start_toolchain(self._instance.device, known, headers) if self._mode.backend is not None else None
-            return Built(vec_isa_ok=found)
+            return Built(vec_isa_ok=found, was_tried=self._trial_verdict is not None)
+
+    @property
+    def _tried_elsewhere(self) -> bool:
+        return self._is_tried and self._spec.tried_elsewhere is not None and self._has_room_for_trials
+
+    def try_out(self, mode: str) -> Correctness:
+        """The verdict on a trial of another mode, by a built cell that does not compile. It is as before afterwards.
+
+        The trials of others follow this one (`suite.compile_order`).
+
+        Raises:
+            Inaccurate: the trial differs from eager by more than its precision explains.
+        """
+        before = self._mode, self._place, self._eager
+        (self._mode,) = select_modes([mode])
+        self._place = Place(Path(self._spec.cache_dir), leads=True, follows=False, compilations=(TRIAL,))
+        try:
+            with self._place.built():
+                self._run_reference()
+            return self.trial_correctness()
+        finally:
+            self._mode, self._place, self._eager = before
+            self._trial_verdict = None
+
+    def trial_correctness(self) -> Correctness:
+        """The verdict on the trial, of a cell that has run one."""
+        assert self._trial_verdict is not None, "stochastic workloads are tried, in modes that compile"
+        return self._correctness(self._trial_verdict)
 
     def compile(self, conditions: CompileConditions) -> None:
         """The real compilation, recordings and warm-up."""
@@ -171,8 +240,12 @@ class LiveCell:
         self._sources = KernelSources()  # nor are the trial's kernels
         self._compile_times = self._compile_and_warm_up(conditions)
 
-    def settle(self) -> Prepared:
+    def settle(self, tried: Correctness | None = None, alike: Sequence[Correctness] = ()) -> Prepared:
         """Bring the compiled cell to the point where blocks can be measured.
+
+        Args:
+            tried: the verdict on a trial of this mode in another process.
+            alike: verdicts on other modes, which hold for this one if it has their bits.
 
         Raises:
             Inaccurate: the results differ from eager's by more than their precision explains.
@@ -180,12 +253,16 @@ class LiveCell:
         assert self._compile_times is not None, "it is compiled before"
         compile_times = self._settle(self._compile_times)
         correctness = None
+        if tried is not None:
+            self._trial_verdict = _agreement(tried)
         if self._ranks.any(self._spec.known_digests is None or not self._as_in_the_first_process()):
-            if self._eager is None:
-                self._run_reference()
-                if self._trial_verdict is not None:  # the trial has thrown away what was compiled
-                    self._compile_again()
-            correctness = self._check()
+            correctness = next((known for known in alike if self._as_known(known.digests, known.varying)), None)
+            if correctness is None:
+                if self._eager is None and tried is None:
+                    self._run_reference()
+                    if self._trial_verdict is not None:  # the trial has thrown away what was compiled
+                        self._compile_again()
+                correctness = self._check()
         self._eager = self._trial_verdict = self._set_aside = None
         self._states.clear()
         self._take_optimizer_in()
@@ -252,7 +329,7 @@ class LiveCell:
         _require_device(spec.device)
         if spec.device == "cuda" and not spec.later:
             total = torch.cuda.get_device_properties(spec.device).total_memory
-            require_memory(
+            need = require_memory(
                 workload,
                 variant=spec.variant,
                 size=spec.size,
@@ -260,6 +337,8 @@ class LiveCell:
                 available=total,
                 cells=spec.alive_together,
             )
+            cells = spec.alive_together + (spec.tried_elsewhere or 0)
+            self._has_room_for_trials = need is not None and cells * need <= ROOM_FOR_TRIALS * total
         set_numerics()
         self._ranks = join(spec)
         self._instance: Instance = instantiate(
@@ -305,10 +384,14 @@ class LiveCell:
         return _results_of(self._instance, iterate, self._checked, self._states, self._spec.seed)
 
     def _as_in_the_first_process(self) -> bool:
-        """Whether the compiled iteration has the known digests, and what varies from call to call is within the
+        return self._as_known(self._spec.known_digests or [], self._spec.known_varying)
+
+    def _as_known(
+        self, known_digests: Sequence[str], known_varying: Sequence[Mapping[str, Sequence[float]]] | None
+    ) -> bool:
+        """Whether the compiled iteration has these digests, and what varies from call to call is within the
         tolerance."""
-        spec = self._spec
-        varying = spec.known_varying or [{}] * len(self._checked)
+        varying = known_varying or [{}] * len(self._checked)
         tolerance = TOLERANCE[compute_dtype(self._instance, self._checked[0])]
         digests, near = [], True
         for inputs, state, known in zip(self._checked, self._states, varying, strict=True):
@@ -319,7 +402,7 @@ class LiveCell:
                 for name, sketch in known.items()
                 if sketch  # or it is not there in every call
             )
-        return near and digests == spec.known_digests
+        return near and digests == list(known_digests)
 
     def _bits(
         self, inputs: Inputs, state: State, sketched: Collection[str] = ()
@@ -440,9 +523,10 @@ class LiveCell:
             first, *others = self._each_checked() * (calls - 1)
             with self._place.first_call(TRIAL):
                 run_unchecked(self._instance, iterate, *first, self._spec.seed)
-            for inputs, state in others:
-                run_unchecked(self._instance, iterate, inputs, state, self._spec.seed)
-            compiled = self._results(iterate)
+            with self._calling():  # while another process compiles, or all do
+                for inputs, state in others:
+                    run_unchecked(self._instance, iterate, inputs, state, self._spec.seed)
+                compiled = self._results(iterate)
             self._free_capture()
             self._forget_compiled()
             verdict, _ = self._judged("trial", compiled, eager)
@@ -509,19 +593,6 @@ class LiveCell:
         """
         return contextlib.nullcontext() if isinstance(self._ranks, RankGroup) else self._turns.calling()
 
-    @contextmanager
-    def _alone_to_tune(self) -> Iterator[None]:
-        """The GPU for itself, for as long as a kernel is tuned.
-
-        What this process has launched is waited for before. It may be a collective, which ends when another rank has
-        launched its part; and that rank must not wait for the turn on its own GPU of a process whose neighbour waits
-        for the turn on this one.
-        """
-        if self._spec.device == "cuda":
-            torch.cuda.synchronize()
-        with self._turns.alone():
-            yield
-
     def _compile_again(self) -> None:
         self._settle(self._compile_and_warm_up(CompileConditions.WARM, again=True))
 
@@ -560,13 +631,13 @@ class LiveCell:
         self._iterate(self._input_sets[position % len(self._input_sets)])
 
     def _check(self) -> Correctness:
-        assert self._eager is not None, "eager ran before"
         verdict, forgotten = self._trial_verdict, False
         ranked = isinstance(self._ranks, RankGroup)
         # Of what was tried only the bits are asked for, and gigabytes of gradients need not come to the host.
         compiled = self._results(self._iterate) if verdict is None or ranked else []
         bits = [one.all_bits() for one in compiled] or [self._bits(*each)[0] for each in self._each_checked()]
         if verdict is None:
+            assert self._eager is not None, "eager ran before"
             verdict, forgotten = self._judged("real", compiled, self._eager)
         if verdict.undecided and verdict.widened_error is None:
             verdict = replace(verdict, passed=False)  # of ranks: what is split is not copied to be widened
@@ -658,6 +729,17 @@ def _results_of(
     instance: Instance, iterate: Iterate, checked: Sequence[Inputs], states: Sequence[State], seed: int
 ) -> list[Results]:
     return [run_checked(instance, iterate, inputs, state, seed) for inputs, state in zip(checked, states, strict=True)]
+
+
+def _agreement(correctness: Correctness) -> Agreement:
+    return Agreement(
+        correctness.passed,
+        correctness.compared_tensors,
+        correctness.max_relative_error,
+        correctness.worst,
+        correctness.reference_error,
+        widened_error=correctness.widened_error,
+    )
 
 
 def _require_device(device: str) -> None:

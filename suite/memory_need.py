@@ -68,7 +68,7 @@ class MemoryNeed:
 
 def require_memory(
     workload: Workload, *, variant: str | None, size: Size, input_sets: int, available: int, cells: int = 1
-) -> None:
+) -> int | None:
     """Checks that `available` bytes of a GPU may be enough for so many cells of `workload` at the same time.
 
     What eager needs stands for all of them: between two calls, a cell holds what its program took at most.
@@ -76,19 +76,22 @@ def require_memory(
     A workload that cannot be estimated passes, and the log says why: one that builds itself where it runs (a model of
     TorchBench may load files), or whose code does not run on fake tensors.
 
+    Returns:
+        What one needs; None where it cannot be estimated.
+
     Raises:
         OomExpected: they are not enough for one.
         OomTogether: they are for one, but not for all.
     """
     if workload.builds_on_device:
         print(f"{workload.acronym}: memory not estimated, because the model is built where it runs")
-        return
+        return None
     try:
         need = memory_need(workload, variant=variant, size=size)
     except Exception:  # a program may do anything with tensors that have no data; then it is just tried
         traceback.print_exc()
         print(f"{workload.acronym}: memory not estimated")
-        return
+        return None
     if message := need.beyond(available, input_sets):
         raise OomExpected(message)
     together = cells * need.with_input_sets(input_sets)
@@ -97,6 +100,7 @@ def require_memory(
             f"{cells} modes at the same time need at least {format_bytes(together)}, and the GPU has "
             f"{format_bytes(available)}"
         )
+    return need.with_input_sets(input_sets)
 
 
 def memory_need(workload: Workload, *, variant: str | None = None, size: Size = "full") -> MemoryNeed:

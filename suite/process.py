@@ -43,6 +43,8 @@ from suite.protocol import (
     Settle,
     Start,
     Stop,
+    Tried,
+    Try,
     encode,
 )
 from suite.schema import Status
@@ -59,7 +61,7 @@ COMPANION_GRACE_S = 5.0
 """Time for a worker to answer once another one, which it may be waiting for, has failed."""
 COMPANION_FAILED = "another one that had failed"
 
-Answer = Built | Compiled | Prepared | Measured | Done | Collected | Failed
+Answer = Built | Compiled | Tried | Prepared | Measured | Done | Collected | Failed
 OnPhase = Callable[["Worker", str], None]
 
 
@@ -260,7 +262,7 @@ class _Exchange:
         return self._timeout_s
 
 
-_FIRST_PHASES = {"start": "build", "prepare": "build", "once": "metrics", "profiler": "metrics"}
+_FIRST_PHASES = {"start": "build", "prepare": "build", "try": "check", "once": "metrics", "profiler": "metrics"}
 """Of commands that are not named after theirs."""
 
 
@@ -275,7 +277,7 @@ def _answers(message: Answer, command: Command) -> bool:
             return status is not Status.PASS
         case Measured(block=block), Measure() as asked:
             return (block.index, block.turn, len(block.host_us)) == (asked.index, asked.turn, asked.samples)
-        case (Built(), Start() | Prepare()) | (Compiled(), Compile()) | (Prepared(), Settle()):
+        case (Built(), Start() | Prepare()) | (Compiled(), Compile()) | (Tried(), Try()) | (Prepared(), Settle()):
             return True
         case (Done(), MeasureOnce() | LoadProfiler()) | (Collected(), CollectMetrics()):
             return True

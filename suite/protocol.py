@@ -7,6 +7,7 @@ each:
     start   -> built | failed                    import torch and start the compilers; may be left out
     prepare -> phase* then built | failed        build, run eager for comparison, start the compilers
     compile -> phase* then compiled | failed     compile, warm up and record
+    try     -> tried | failed                    try a mode for another process, while that compiles
     settle  -> prepared | failed                 call on until nothing of Encore's waits, compare with eager
     measure -> block | failed                    one block of samples
     once    -> done | failed                     metrics that need no profiler
@@ -46,7 +47,8 @@ class CellSpec(Record):
     is the time of an iteration there. `tp` processes work on a cell whose workload is split over GPUs, this one as
     `rank`; they meet by the file `rendezvous`. `vec_isa_ok` is what an earlier cell found out, see `Built`, and
     `headers_dir` has the compiled headers of C++ kernels of all cells. `being_asked`: another process is finding out
-    what `vec_isa_ok` will be, and tells it in that folder.
+    what `vec_isa_ok` will be, and tells it in that folder. `tried_elsewhere`: a stochastic workload's compiled program
+    is tried by other processes, so many of which need memory of their own for it; None: by the cell itself.
     """
 
     workload: str
@@ -77,6 +79,7 @@ class CellSpec(Record):
     vec_isa_ok: bool | None = None
     headers_dir: str | None = None
     being_asked: bool = False
+    tried_elsewhere: int | None = None
 
 
 class Start(Record):
@@ -102,10 +105,23 @@ class Compile(Record):
     conditions: CompileConditions
 
 
+class Try(Record):
+    """To a cell that is built, or that waits: try this mode, and forget what was compiled for it."""
+
+    do: Literal["try"] = "try"
+    spec: CellSpec
+
+
 class Settle(Record):
-    """Apart from `compile`, for Encore may time calls here, and such a cell settles alone."""
+    """Apart from `compile`, for Encore may time calls here, and such a cell settles alone.
+
+    `tried`: the verdict on the mode's trial, from another process. `alike`: those on other modes of the workload. Who
+    has their bits is as right as they are.
+    """
 
     do: Literal["settle"] = "settle"
+    tried: Correctness | None = None
+    alike: list[Correctness] = Field(default_factory=list)
 
 
 class Measure(Record):
@@ -150,14 +166,24 @@ class Phase(Record):
 
 
 class Built(Record):
-    """`vec_isa_ok`: whether C++ can use all vector instructions of the CPU; None: not known."""
+    """`vec_isa_ok`: whether C++ can use all vector instructions of the CPU; None: not known. `was_tried`: the cell has
+    tried its program itself."""
 
     type: Literal["built"] = "built"
     vec_isa_ok: bool | None = None
+    was_tried: bool = False
 
 
 class Compiled(Record):
     type: Literal["compiled"] = "compiled"
+
+
+class Tried(Record):
+    """`correctness` None: it could not be tried, for the reason `error`."""
+
+    type: Literal["tried"] = "tried"
+    correctness: Correctness | None
+    error: str | None = None
 
 
 class Prepared(Record):
@@ -198,11 +224,11 @@ class Failed(Record):
 
 
 Command = Annotated[
-    Start | Prepare | Compile | Settle | Measure | MeasureOnce | LoadProfiler | CollectMetrics | Stop,
+    Start | Prepare | Compile | Try | Settle | Measure | MeasureOnce | LoadProfiler | CollectMetrics | Stop,
     Field(discriminator="do"),
 ]
 Reply = Annotated[
-    Phase | Built | Compiled | Prepared | Measured | Done | Collected | Failed, Field(discriminator="type")
+    Phase | Built | Compiled | Tried | Prepared | Measured | Done | Collected | Failed, Field(discriminator="type")
 ]
 
 COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)

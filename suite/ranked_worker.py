@@ -15,7 +15,7 @@ from suite import process
 from suite.gpu import visible_gpus
 from suite.guard import make_folder, remove_folder
 from suite.process import Answer, Worker, converse
-from suite.protocol import Built, Collected, Command, Compiled, Done, Failed, Measured, Prepared
+from suite.protocol import Built, Collected, Command, Compiled, Done, Failed, Measured, Prepared, Tried
 from suite.schema import Block, Correctness, Status
 
 OnPhase = Callable[["RankedWorker", str], None]
@@ -167,6 +167,7 @@ def slowest(blocks: Sequence[Block]) -> Block:
 _WHOLE: Mapping[type, Callable[..., Answer]] = {
     Built: _first,
     Compiled: _first,
+    Tried: _first,
     Done: _first,
     Prepared: _prepared,
     Measured: _measured,

@@ -38,6 +38,8 @@ from suite.protocol import (
     Settle,
     Start,
     Stop,
+    Tried,
+    Try,
     encode,
 )
 from suite.schema import Record, Status
@@ -125,9 +127,11 @@ class Server:
                 case Compile(conditions=conditions):
                     self._built.compile(conditions)
                     yield Compiled()
-                case Settle():
+                case Try(spec=spec):
+                    yield self._try(spec)
+                case Settle(tried=tried, alike=alike):
                     self._phase = "settle"
-                    yield self._built.settle()
+                    yield self._built.settle(tried, alike)
                 case Measure() as command:
                     self._phase = "measure"
                     yield Measured(block=self._built.measure(command))
@@ -145,6 +149,21 @@ class Server:
                     yield Collected(metrics=once.kernels() if kernels_only else once.whole())
                 case Stop():
                     return
+
+    def _try(self, spec: CellSpec) -> Tried:
+        """What goes wrong with a trial is not this cell's failure: the mode is tried once more where it is measured."""
+        self._enter(spec)
+        from suite.live_cell import try_apart
+
+        try:
+            cell = self._cell
+            correctness = try_apart(spec, self._announce) if cell is None else cell.try_out(spec.mode)
+        except Inaccurate as error:
+            return Tried(correctness=error.correctness)
+        except Exception as error:
+            traceback.print_exc()
+            return Tried(correctness=None, error=_summary(error))
+        return Tried(correctness=correctness)
 
     def _enter(self, spec: CellSpec) -> None:
         if not self._entered:

@@ -11,7 +11,6 @@ import threading
 import time
 import unittest.mock
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -601,11 +600,9 @@ def test_a_rank_that_tunes_does_not_wait_for_one_that_waits_to_tune(monkeypatch,
     def rank(number: int, collective: Collective, is_behind: bool) -> None:
         """One that is behind tunes a kernel more, in front of the collective, where the other has found it tuned."""
         turns = GpuTurns(tmp_path / f"turns-{number}")
-        spec = SimpleNamespace(device="cuda")
-        own = SimpleNamespace(_spec=spec, _turns=turns)
 
         def tune() -> None:
-            with suite.live_cell.LiveCell._alone_to_tune(own):
+            with suite.live_cell.alone_to_tune(turns, "cuda"):
                 time.sleep(0.05)
                 torch.cuda.synchronize()  # as who times a kernel does
 
