@@ -38,7 +38,7 @@ from suite.protocol import (
     Tried,
     Try,
 )
-from suite.ranked_worker import RankedWorker, converse_ranked, end
+from suite.ranked_worker import RankedWorker, converse_ranked, end, send
 from suite.schedule import BLOCKS_PER_CORE, THROUGHPUT_EVERY, core_for, least_blocks, orders, sampling_for
 from suite.schema import Cell, CompileConditions, CompileTimes, Correctness, Grouping
 from suite.stats import enough_processes, narrow_enough, process_spread, speed_up
@@ -286,6 +286,9 @@ class GroupSession:
             self._converse({**self._start_commands(members, modes, cache), **asked})
             asked = {}
         trying = self._who_tries(members, modes)
+        if not asked.keys().isdisjoint(trying.values()):  # who tries something needs it for that
+            self._converse(asked)
+            asked = {}
         toolchain.being_asked = bool(asked)
         apart = sum(member not in members for member in trying.values()) if trying else None
         cores = len(os.sched_getaffinity(0))
@@ -298,9 +301,11 @@ class GroupSession:
             for m in members
             if not m.failure
         }
-        toolchain.being_asked = False
-        self._converse({**asked, **preparing})
+        send({member.worker: commands for member, commands in asked.items()})
+        self._converse(preparing)
         if len(members) > 1 and any(member.out_of_memory for member in members):
+            toolchain.being_asked = False
+            self._converse(asked, sent=asked)
             return  # they will be measured in smaller groups, and those that wait would start for nothing
         fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
         compiling: dict[Member, Sequence[Command]] = {
@@ -310,8 +315,11 @@ class GroupSession:
         if self._was_tried:
             trying = {}
         idle = {member: compiling.pop(member) for member in trying.values() if member in compiling}
-        self._converse(idle)
-        self._converse({**self._all_waiting(), **self._try_commands(trying, modes, cache), **compiling})
+        if idle:
+            self._converse(idle)
+        others = {**self._all_waiting(), **self._try_commands(trying, modes, cache)}
+        toolchain.being_asked = False
+        self._converse({**others, **asked, **compiling}, sent=asked)
         self._note_trials(trying)
         self._settle(members)
         for member in fresh:
@@ -333,12 +341,13 @@ class GroupSession:
     ) -> dict[Member, list[Start]]:
         """Who is to find out what the host's compilers can do, with its command; nobody where that is known.
 
-        It takes most of a minute. One of those that wait does it, while the first ones are built and tried; where none
-        waits, one of the first.
+        It takes most of a minute. One of those that wait does it, while the first ones are built and compile; where
+        none waits, one of the first.
         """
         if self.bench.toolchain.asked:
             return {}
-        for member in (*self._waiting.values(), *members):
+        waiting = sorted(self._waiting.values(), key=lambda member: member.mode.name in TRIED)
+        for member in (*waiting, *members):
             if member.mode.backend is not None and not member.by_rank:
                 own = (self._expected, self._cache) if member not in members else (modes, cache)
                 commands = self._start_commands([member], *own)[member]
@@ -424,13 +433,15 @@ class GroupSession:
         """Gives all of them that have not failed the same command, at the same time."""
         self._converse({m: [command] * len(m.worker.ranks) for m in members if m.failure is None})
 
-    def _converse(self, commands: Mapping[Member, Sequence[Command]]) -> None:
-        """Gives each member its command (one for each rank), all at the same time, and keeps what it answers."""
+    def _converse(self, commands: Mapping[Member, Sequence[Command]], sent: Collection[Member] = ()) -> None:
+        """Gives each member its command (one for each rank), all at the same time, and keeps what it answers. Those
+        that were `sent` theirs before are waited for with the others."""
         members = {member.worker: member for member in commands}
         answers = converse_ranked(
             {member.worker: command for member, command in commands.items()},
             self.bench.timeout_s,
             lambda worker, phase: self._show(members[worker], commands[members[worker]], phase),
+            sent=[member.worker for member in sent],
         )
         for worker, answer in answers.items():
             member = members[worker]

@@ -60,6 +60,7 @@ from suite.measure.compile_times import (
     start_toolchain,
     tell_toolchain,
     timer_seconds,
+    waited_s,
 )
 from suite.measure.correctness import (
     TOLERANCE,
@@ -94,9 +95,6 @@ of calls, without those in which it waits for its turn."""
 
 TURNS = "turns"
 """The file in the cache folder by which a workload's processes share the GPU."""
-
-ROOM_FOR_TRIALS = 0.95
-"""The part of the GPU's memory that cells may need, as far as eager tells, with those that are tried next to them."""
 
 CALLS_TO_CAPTURE = 4
 """`graph_step` runs the first call as it is, looks at two, and launches a graph from the fourth on."""
@@ -197,12 +195,15 @@ class LiveCell:
             tune_once(partial(alone_to_tune, self._turns, self._spec.device))
             self._build()
             self._announce("check")
-            known, headers = self._spec.vec_isa_ok, self._spec.headers_dir
-            share_toolchain(known, headers, being_asked=self._spec.being_asked)
-            if self._spec.known_digests is None and not self._tried_elsewhere:
+            spec, found = self._spec, None
+            share_toolchain(spec.vec_isa_ok, spec.headers_dir, being_asked=spec.being_asked)
+            if spec.known_digests is None and not self._tried_elsewhere:
                 self._run_reference()
-            # Behind the trial, which takes longer than whoever is being asked about C++ to find it out.
-            found = start_toolchain(self._instance.device, known, headers) if self._mode.backend is not None else None
+            if self._mode.backend is not None:
+                # Behind the trial, which takes longer than whoever is being asked about C++ to find it out.
+                found = start_toolchain(
+                    self._instance.device, spec.vec_isa_ok, spec.headers_dir, being_asked=spec.being_asked
+                )
             return Built(vec_isa_ok=found, was_tried=self._trial_verdict is not None)
 
     @property
@@ -338,7 +339,7 @@ class LiveCell:
                 cells=spec.alive_together,
             )
             cells = spec.alive_together + (spec.tried_elsewhere or 0)
-            self._has_room_for_trials = need is not None and cells * need <= ROOM_FOR_TRIALS * total
+            self._has_room_for_trials = need is not None and cells * need <= total
         set_numerics()
         self._ranks = join(spec)
         self._instance: Instance = instantiate(
@@ -569,17 +570,17 @@ class LiveCell:
             with self._place.first_call(REAL) as place:
                 self._iterate_set(0)
                 self._timer.synchronize()
-            first_call_s = time.perf_counter() - begin - place.waited_s
+            first_call_s = time.perf_counter() - begin - place.waited_s - waited_s()
             announce("warm-up")
             for position in range(1, max(spec.warm_up, self._calls_to_replay - 1 + spec.input_sets)):
                 with self._calling():
                     self._iterate_set(position)
             self._timer.synchronize()
-            warm_up_s = time.perf_counter() - begin - place.waited_s
+            warm_up_s = time.perf_counter() - begin - place.waited_s - waited_s()
         return CompileTimes(
             first_call_s=first_call_s,
             warm_up_s=warm_up_s,
-            waited_s=place.waited_s,
+            waited_s=place.waited_s + waited_s(),
             warm_cache=spec.warm_cache,
             parts=timer_seconds(),
             conditions=conditions,

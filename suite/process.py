@@ -137,9 +137,10 @@ def converse(
     timeout_s: float,
     on_phase: OnPhase = lambda worker, phase: None,
     companions: Mapping[Worker, Collection[Worker]] = MappingProxyType({}),
+    sent: Collection[Worker] = (),
 ) -> dict[Worker, Answer]:
-    """Sends each worker its command and waits for all answers; each phase of a worker may take `timeout_s`, and one in
-    which it waits for the others so long for each of them.
+    """Sends each worker its command (those in `sent` have it already) and waits for all answers; each phase of a worker
+    may take `timeout_s`, and one in which it waits for the others so long for each of them.
 
     Workers work at the same time. One that fails does not end the others; it should be ended by the caller. Its
     `companions`, which wait for it, have `COMPANION_GRACE_S` from then on. One that took too long is killed as soon as
@@ -153,7 +154,8 @@ def converse(
     answers: dict[Worker, Answer] = {}
     with selectors.DefaultSelector() as selector:
         for worker, command in requests.items():
-            worker.send(command)
+            if worker not in sent:
+                worker.send(command)
             selector.register(worker.reply_fd, selectors.EVENT_READ, worker)
             selector.register(worker.exit_fd, selectors.EVENT_READ, worker)
         while len(answers) < len(exchanges):

@@ -7,7 +7,7 @@ hangs leaves the others waiting: they get a few seconds to tell what they saw, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +49,13 @@ class RankedWorker:
             remove_folder(self._folder)
 
 
+def send(commands: Mapping[RankedWorker, Sequence[Command]]) -> None:
+    """Commands whose answers are awaited later, by `converse_ranked` with the same ones as `sent`."""
+    for cell, each in commands.items():
+        for worker, command in zip(cell.ranks, each, strict=True):
+            worker.send(command)
+
+
 @dataclass(frozen=True, slots=True)
 class Answered:
     """An answer of a cell: what it says as a whole, what each rank says, and which rank it failed on."""
@@ -62,6 +69,7 @@ def converse_ranked(
     requests: Mapping[RankedWorker, Sequence[Command]],
     timeout_s: float,
     on_phase: OnPhase = lambda worker, phase: None,
+    sent: Collection[RankedWorker] = (),
 ) -> dict[RankedWorker, Answered]:
     """`process.converse` with cells, each of which gets a command for each of its ranks. Phases are those of rank 0."""
     first = {cell.ranks[0]: cell for cell in requests}
@@ -79,6 +87,7 @@ def converse_ranked(
         timeout_s,
         announced,
         companions={worker: cell.ranks for cell in requests for worker in cell.ranks},
+        sent=[worker for cell in sent for worker in cell.ranks],
     )
     arrival = list(answers)
     return {cell: _joined(cell, answers, arrival) for cell in requests}

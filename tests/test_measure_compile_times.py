@@ -52,6 +52,25 @@ def test_who_needs_what_another_is_being_asked_waits_for_it(monkeypatch, tmp_pat
     assert asked == 2 * checked
 
 
+def test_what_a_compilation_waits_for_is_in_no_time_of_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch_internals.cpu_vec_isa.VecISA, "check_build", lambda isa, code: True)
+    monkeypatch.setattr(torch_internals.codecache, "_HEADER_DIR", "own")
+    monkeypatch.setattr(torch_internals.codecache, "_HEADER_LOCK_DIR", "own/locks")
+    compiled = []
+    monkeypatch.setattr(compile_times.torch, "compile", lambda function, **options: compiled.append(1) or function)
+    device, folder = torch.device("meta"), str(tmp_path)
+    assert compile_times.start_toolchain(device, None, folder, being_asked=True) is None
+    assert compiled == [1], "for the device alone: for the CPU it would wait for the answer"
+    restart_timers()
+    threading.Timer(0.3, compile_times.tell_toolchain, (True, folder)).start()
+    torch_internals.cpu_vec_isa.VecISA.check_build(object(), "code")
+    assert 0.2 < compile_times.waited_s() < 5.0
+    restart_timers()
+    assert compile_times.waited_s() == 0.0
+    compile_times.start_toolchain(device, None, folder, being_asked=True)
+    assert compiled == [1] * 3
+
+
 def test_who_is_told_nothing_finds_it_out_after_a_while(monkeypatch, tmp_path, capfd):
     kind = torch_internals.cpu_vec_isa.VecISA
     monkeypatch.setattr(kind, "check_build", lambda isa, code: False)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -101,19 +102,18 @@ def test_one_that_waits_finds_out_what_compilers_can_do_while_the_first_ones_are
     commands: list[Command] = []
     converse = GroupSession._converse
 
-    def noted(session: GroupSession, asked: Mapping[Member, Sequence[Command]]) -> None:
+    def noted(session: GroupSession, asked: Mapping[Member, Sequence[Command]], **sent: Any) -> None:
         commands.append([one for each in asked.values() for one in each])
-        converse(session, asked)
+        converse(session, asked, **sent)
 
     monkeypatch.setattr(GroupSession, "_converse", noted)
     settings = SETTINGS.model_copy(update={"processes": 2})
     bench.run(modes=FOUR[:3], workloads=[fake_workload("ONE"), fake_workload("TWO")], settings=settings)
-    first, *others = ([one for one in each if isinstance(one, (Start, Prepare))] for each in commands)
-    told = {(type(one), one.spec.mode, one.spec.later): one for one in first}
-    asked = told.pop((Start, "compile", True))
-    assert asked.asked and not asked.spec.being_asked
-    assert {(kind, mode) for kind, mode, _ in told} == {(Prepare, mode.name) for mode in FOUR[:3]}
-    assert all(one.spec.being_asked for one in told.values())
+    built, compiling, *others = ([one for one in each if isinstance(one, (Start, Prepare))] for each in commands)
+    assert {(type(one), one.spec.mode) for one in built} == {(Prepare, mode.name) for mode in FOUR[:3]}
+    (asked,) = (one for one in compiling if isinstance(one, Start) and one.asked)
+    assert (asked.spec.mode, asked.spec.later, asked.spec.being_asked) == ("compile", True, False)
+    assert all(one.spec.being_asked for one in (*built, *compiling) if one is not asked)
     assert not any(one.spec.being_asked or getattr(one, "asked", False) for each in others for one in each)
     assert [words for words in events(bench.folder) if words[0] == "asked"] == [["asked", "compile"]], "once in a run"
 

@@ -7,6 +7,7 @@ import shutil
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fixtures.bench import Bench, bench
@@ -34,9 +35,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[tuple[str, int], Command]
     said: list[dict[tuple[str, int], Command]] = []
     converse = GroupSession._converse
 
-    def noted(session: GroupSession, commands: Mapping[Member, Sequence[Command]]) -> None:
+    def noted(session: GroupSession, commands: Mapping[Member, Sequence[Command]], **sent: Any) -> None:
         said.append({(member.mode.name, member.process): each[0] for member, each in commands.items()})
-        converse(session, commands)
+        converse(session, commands, **sent)
 
     monkeypatch.setattr(GroupSession, "_converse", noted)
     return said

@@ -30,8 +30,12 @@ MOST_WAIT_S = 120.0
 
 _POLL_S = 0.02
 
+_waits: list[float] = []
 
-def start_toolchain(device: torch.device, vec_isa_ok: bool | None = None, headers: str | None = None) -> bool | None:
+
+def start_toolchain(
+    device: torch.device, vec_isa_ok: bool | None = None, headers: str | None = None, *, being_asked: bool = False
+) -> bool | None:
     """Compile and run a trivial function for the device and for the CPU, and forget it.
 
     Inductor finds out what vector instructions C++ can use by a process for each kind that imports torch, one after
@@ -43,24 +47,27 @@ def start_toolchain(device: torch.device, vec_isa_ok: bool | None = None, header
         device: the cell's.
         vec_isa_ok: what this returned in an earlier process on this machine. True: it is not found out again.
         headers: folder of compiled headers that other processes use too; None: this process compiles its own.
+        being_asked: another process is finding out now what C++ can use, and will tell it (`tell_toolchain`). A cell
+            on a GPU does not wait for that here. If its program needs C++ before it is known, it waits there, and
+            `waited_s` has for how long.
 
     Returns:
         Whether C++ can use all vector instructions that the CPU has; None where only some, or where it is not known.
     """
-    share_toolchain(vec_isa_ok, headers)
-    all_instructions = _all_vector_instructions()
+    share_toolchain(vec_isa_ok, headers, being_asked=being_asked)
+    known = headers is not None and Path(headers, FOUND_OUT).exists()
+    is_open = being_asked and device.type != "cpu" and not known
+    all_instructions = False if is_open else _all_vector_instructions()
     for each in dict.fromkeys((device, torch.device("cpu"))):
+        if is_open and each.type == "cpu":
+            continue
         torch.compile(_trivial, backend="inductor")(torch.zeros(64, device=each))
     torch.compiler.reset()
     return all_instructions or None
 
 
 def share_toolchain(vec_isa_ok: bool | None, headers: str | None, *, being_asked: bool = False) -> None:
-    """Of `start_toolchain` what it takes from other processes; the arguments are the same.
-
-    `being_asked`: another process is finding out now what C++ can use, and will tell it (`tell_toolchain`). It is
-    waited for where it is needed.
-    """
+    """Of `start_toolchain` what it takes from other processes; the arguments are the same."""
     kind = torch_internals.cpu_vec_isa.VecISA
     if vec_isa_ok:
         kind.check_build = lambda isa, code: True
@@ -82,12 +89,14 @@ def _as_found_out(check: Callable[[Any, str], bool], file: Path) -> Callable[[An
 
     @cache
     def all_work() -> bool:
-        deadline = time.monotonic() + MOST_WAIT_S
-        while not file.exists():
-            if time.monotonic() > deadline:
-                print(f"nobody has told in {MOST_WAIT_S:.0f} s what C++ can use; finding it out here")
-                return False
-            time.sleep(_POLL_S)
+        begin = time.monotonic()
+        with untimed():
+            while not file.exists():
+                if time.monotonic() > begin + MOST_WAIT_S:
+                    print(f"nobody has told in {MOST_WAIT_S:.0f} s what C++ can use; finding it out here")
+                    return False
+                time.sleep(_POLL_S)
+        _waits.append(time.monotonic() - begin)
         return bool(json.loads(file.read_bytes()))
 
     return lambda isa, code: all_work() or check(isa, code)
@@ -106,8 +115,15 @@ def _trivial(x: torch.Tensor) -> torch.Tensor:
     return x.sin() + 1
 
 
+def waited_s() -> float:
+    """Seconds since `restart_timers` in which a compilation has waited for what another process was being asked. They
+    are in none of Dynamo's timers."""
+    return sum(_waits)
+
+
 def restart_timers() -> None:
     """Set Dynamo's timers and counters to zero."""
+    _waits.clear()
     utils = torch_internals.dynamo_utils
     utils.counters.clear()
     utils.cumulative_time_spent_ns.clear()
