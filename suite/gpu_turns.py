@@ -5,11 +5,12 @@ A lock on a file, so that a process that is killed gives its turn back.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 MOST_WAIT_S = 120.0
@@ -19,9 +20,18 @@ _POLL_S = 0.005
 
 
 class GpuTurns:
-    """This process's place among those that use the GPU of `file`. Not for several threads at once."""
+    """This process's place among those that use the GPU of `file`. Not for several threads at once.
 
-    def __init__(self, file: Path) -> None:
+    Attributes:
+        waited_s: seconds that this process has waited for its turns, in all; to be set back by who asks.
+    """
+
+    def __init__(
+        self, file: Path, waiting: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    ) -> None:
+        """`waiting()` surrounds each wait."""
+        self.waited_s = 0.0
+        self._waiting = waiting
         file.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._held = fcntl.LOCK_UN
@@ -57,14 +67,22 @@ class GpuTurns:
         """Another kind of turn. What was held is given back first, or two that wait for one another would for ever."""
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._held = fcntl.LOCK_UN
+        if kind == self._held or self._gets(kind):
+            return
         most_s = MOST_WAIT_S if most_wait_s is None else most_wait_s
-        deadline = time.monotonic() + most_s
-        while kind != self._held:
-            try:
-                fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
-                self._held = kind
-            except BlockingIOError:
-                if time.monotonic() > deadline:
+        begin = time.monotonic()
+        with self._waiting():
+            while not self._gets(kind):
+                if time.monotonic() > begin + most_s:
                     print(f"another process has had the GPU for itself for {most_s:.0f} s; going on next to it")
-                    return
+                    break
                 time.sleep(_POLL_S)
+        self.waited_s += time.monotonic() - begin
+
+    def _gets(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self._held = kind
+        return True

@@ -78,7 +78,9 @@ class GroupSession:
     That takes as long as the real compilation, and in the process that is measured it would have to come before. So
     other processes do it meanwhile: the eager one, which has nothing to do, for the reference mode, and later ones
     for stock's graphs and Encore's. What has the bits of a mode that was tried is as right; whatever has not is tried
-    by its own process, which then compiles again. Where the GPU has no memory for it, each process tries its own.
+    by its own process, which then compiles again. Where the GPU has no memory for it, each process tries its own. They
+    take turns on the GPU with who tunes, but for the one launch of each graph in a trial's first call, which may meet
+    it: all modes have what was tuned, whatever it met.
 
     Attributes:
         ahead: the session of the workload that comes next, if its processes may start with later ones of this one.
@@ -95,6 +97,8 @@ class GroupSession:
         self._iteration_us: dict[str, float] = {}
         self._tried: dict[str, Correctness] = {}
         self._was_tried = False
+        self._tries_apart = True
+        self._tried_apart = False
         self._cache = cache
         self._waiting: dict[tuple[str, int], Member] = {}
         self._expected: Sequence[Mode] = ()
@@ -291,13 +295,8 @@ class GroupSession:
             asked = {}
         toolchain.being_asked = bool(asked)
         apart = sum(member not in members for member in trying.values()) if trying else None
-        cores = len(os.sched_getaffinity(0))
-        preparing = {
-            m: _with_spec(
-                self._prepare_commands(m, modes, cache),
-                tried_elsewhere=apart,
-                **({"compile_threads": cores} if m in trying.values() else {}),
-            )
+        preparing: dict[Member, Sequence[Command]] = {
+            m: _with_spec(self._prepare_commands(m, modes, cache), tried_elsewhere=apart)
             for m in members
             if not m.failure
         }
@@ -307,20 +306,22 @@ class GroupSession:
             toolchain.being_asked = False
             self._converse(asked, sent=asked)
             return  # they will be measured in smaller groups, and those that wait would start for nothing
+        if self._was_tried:
+            trying = {}
         fresh = [m for m in members if m.mode.backend is not None and not cache.has(m.mode)]
         compiling: dict[Member, Sequence[Command]] = {
             m: [Compile(conditions=conditions)] * len(m.worker.ranks)
-            for m, conditions in self._conditions(members, fresh, modes, cache)
+            for m, conditions in self._conditions(members, fresh, modes, cache, next_to=len(trying))
         }
-        if self._was_tried:
-            trying = {}
         idle = {member: compiling.pop(member) for member in trying.values() if member in compiling}
-        if idle:
-            self._converse(idle)
-        others = {**self._all_waiting(), **self._try_commands(trying, modes, cache)}
+        trials = self._try_commands(trying, modes, cache)
+        self._tried_apart |= bool(trials)
+        waiting = self._all_waiting()
         toolchain.being_asked = False
-        self._converse({**others, **asked, **compiling}, sent=asked)
+        self._converse({**waiting, **trials, **asked, **compiling}, sent=asked)
         self._note_trials(trying)
+        if idle:
+            self._converse({member: commands for member, commands in idle.items() if not member.failure})
         self._settle(members)
         for member in fresh:
             if member.failure is None:  # or there may be nothing in the cache
@@ -355,34 +356,54 @@ class GroupSession:
         return {}
 
     def _conditions(
-        self, members: Sequence[Member], fresh: Sequence[Member], modes: Sequence[Mode], cache: CompileCache
+        self,
+        members: Sequence[Member],
+        fresh: Sequence[Member],
+        modes: Sequence[Mode],
+        cache: CompileCache,
+        next_to: int,
     ) -> Iterator[tuple[Member, CompileConditions]]:
-        """Of members that have not failed, what there is for them when they compile."""
+        """Of members that have not failed, what there is for them when they compile, next to so many trials."""
         leader = _first_to_compile(modes, cache)
         there = [member for member in fresh if member.failure is None]
         led = any(member.mode is leader for member in there)
         for member in members:
             if member in there:
-                yield member, cache.conditions(len(there), follows=led and member.mode is not leader)
+                yield member, cache.conditions(len(there) + next_to, follows=led and member.mode is not leader)
             elif member.failure is None:
                 yield member, CompileConditions.WARM
 
     def _who_tries(self, members: Sequence[Member], modes: Sequence[Mode]) -> dict[str, Member]:
         """Which process tries which mode, by the mode's name, while the first ones compile: see Note [Trials]."""
-        if members[0].process or not self.workload.stochastic or (self.workload.tp or 1) > 1:
+        idle = next((member for member in members if self._tries_reference(member.mode, modes)), None)
+        # In a later group the modes of the first one know their results, and there is less memory than was thought.
+        if members[0].process or idle is None or self._first or not self._tries_apart:
             return {}
-        if any(mode.captures_more for mode in modes):  # they have the bits of none of these
-            return {}
-        idle = next((member for member in members if member.mode.backend is None), None)
-        found = {}
+        found = {REFERENCE_MODE: idle}
         for mode in modes:
-            if mode.name in TRIED:
-                free = idle if mode.name == REFERENCE_MODE else None
-                member = free or self._waiting.get((mode.name, 1))
+            if mode.name in TRIED and mode.name != REFERENCE_MODE:
+                member = self._waiting.get((mode.name, 1))
                 if member is None or member.failure:
                     return {}
                 found[mode.name] = member
         return found
+
+    def _tries_reference(self, mode: Mode, modes: Sequence[Mode]) -> bool:
+        """Whether this mode has nothing to do while these compile, and there is something to be tried. Whole steps that
+        are captured have the bits of none of those that are tried."""
+        return (
+            mode.backend is None
+            and self.workload.stochastic
+            and (self.workload.tp or 1) == 1
+            and any(other.name == REFERENCE_MODE for other in modes)
+            and not any(other.captures_more for other in modes)
+        )
+
+    def give_up_trials_apart(self) -> bool:
+        """To be called where memory was not enough: whether there was less of it because of trials in other processes.
+        From now on there are none."""
+        had, self._tried_apart, self._tries_apart = self._tried_apart, False, False
+        return had
 
     def _try_commands(
         self, trying: Mapping[str, Member], modes: Sequence[Mode], cache: CompileCache
@@ -402,7 +423,8 @@ class GroupSession:
                 self._tried[name] = answer.correctness
             elif isinstance(answer, Tried):
                 self.bench.display.note(f"{self.workload.acronym} {name}: could not be tried apart: {answer.error}")
-            if member.failure and self._waiting.pop((name, 1), None):  # another one is started where it is needed
+            if member.failure and self._waiting.get((name, 1)) is member:  # another is started where it is needed
+                del self._waiting[name, 1]
                 end([member.worker], ask_first=False)
 
     def _settle(self, members: Sequence[Member]) -> None:
@@ -495,7 +517,8 @@ class GroupSession:
         leads = mode is leader
         follows = leader is not None and not leads and mode.backend is not None
         # A pool of compilers takes seconds to start. Those that find their kernels need none.
-        compile_threads = 1 if later or follows or cache.has(mode) else cores if leads else share
+        uses_all = leads or (not later and self._tries_reference(mode, modes))
+        compile_threads = 1 if later or follows or cache.has(mode) else cores if uses_all else share
         first = self._first.get(mode.name)
         return CellSpec(
             workload=self.workload.acronym,

@@ -60,6 +60,7 @@ from suite.measure.compile_times import (
     start_toolchain,
     tell_toolchain,
     timer_seconds,
+    untimed,
     waited_s,
 )
 from suite.measure.correctness import (
@@ -131,12 +132,19 @@ def try_apart(spec: CellSpec, announce: Callable[[str], None]) -> Correctness:
         Inaccurate: the trial differs from eager by more than its precision explains.
     """
     cell = LiveCell(spec, announce)
-    cell.build()
-    correctness = cell.trial_correctness()
-    device = cell._instance.device
-    del cell
-    release(device)
-    return correctness
+    try:
+        cell.build()
+        return cell.trial_correctness()
+    finally:
+        cell.forget_trial()
+        del cell
+        release(torch.device(spec.device))
+
+
+def require_living_gpu(device: str) -> None:
+    """Raises what a fault on the GPU has left this process with, if there was one: it can do nothing more there."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 @contextmanager
@@ -157,7 +165,7 @@ def alone_to_tune(turns: GpuTurns, device: str) -> Iterator[None]:
 def _turns_of(file: Path) -> GpuTurns:
     """One place for a process: it would wait for itself with two of them, and cells that follow one another tune by the
     first one's."""
-    return GpuTurns(file)
+    return GpuTurns(file, untimed)
 
 
 class LiveCell:
@@ -226,8 +234,15 @@ class LiveCell:
                 self._run_reference()
             return self.trial_correctness()
         finally:
+            self.forget_trial()
             self._mode, self._place, self._eager = before
             self._trial_verdict = None
+            release(self._instance.device)
+
+    def forget_trial(self) -> None:
+        """Nothing of it is left, however it has ended."""
+        self._free_capture()
+        self._forget_compiled()
 
     def trial_correctness(self) -> Correctness:
         """The verdict on the trial, of a cell that has run one."""
@@ -479,15 +494,17 @@ class LiveCell:
         own = self._instance
         for scale in loss_scales(own) if self._is_tried else (own.loss_scale,):
             self._instance = replace(own, loss_scale=scale)
-            with self._whole() as (whole, states):
+            with self._calling(), self._whole() as (whole, states):
                 iterate = iteration(whole, whole.module, marks_steps=self._marks_steps)
                 eager = _results_of(whole, iterate, self._checked, states, self._spec.seed)
             release(own.device)
             if scale == own.loss_scale or all(results.is_finite() for results in eager):
                 break
         self._eager = eager
-        self._trial_verdict = self._trial(eager) if self._is_tried else None
-        self._instance = own
+        try:
+            self._trial_verdict = self._trial(eager) if self._is_tried else None
+        finally:
+            self._instance = own
 
     @contextmanager
     def _whole(self) -> Iterator[tuple[Instance, list[State]]]:
@@ -540,7 +557,7 @@ class LiveCell:
         torch.compiler.reset()
         if self._mode.is_encores:
             optimizations.reset()
-        release(self._instance.device)
+        release(torch.device(self._spec.device))
 
     def _widened(self, verdict: Agreement) -> Agreement:
         """The verdict on a mode that its own dtype does not decide. All that was compiled is forgotten."""
@@ -564,27 +581,32 @@ class LiveCell:
         self._iterate = self._compiled_iteration(self._call)
         seed_all(spec.seed)
         restart_timers()
+        self._turns.waited_s = 0.0
         restart_peak(device)
         with self._noting_graphs():
             begin = time.perf_counter()
             with self._place.first_call(REAL) as place:
                 self._iterate_set(0)
                 self._timer.synchronize()
-            first_call_s = time.perf_counter() - begin - place.waited_s - waited_s()
+            first_call_s = time.perf_counter() - begin - place.waited_s - self._waited_s()
             announce("warm-up")
             for position in range(1, max(spec.warm_up, self._calls_to_replay - 1 + spec.input_sets)):
                 with self._calling():
                     self._iterate_set(position)
             self._timer.synchronize()
-            warm_up_s = time.perf_counter() - begin - place.waited_s - waited_s()
+            warm_up_s = time.perf_counter() - begin - place.waited_s - self._waited_s()
         return CompileTimes(
             first_call_s=first_call_s,
             warm_up_s=warm_up_s,
-            waited_s=place.waited_s + waited_s(),
+            waited_s=place.waited_s + self._waited_s(),
             warm_cache=spec.warm_cache,
             parts=timer_seconds(),
             conditions=conditions,
         )
+
+    def _waited_s(self) -> float:
+        """For a turn on the GPU, and for what another process was finding out."""
+        return self._turns.waited_s + waited_s()
 
     def _calling(self) -> AbstractContextManager[None]:
         """A turn for a call that another process's tuning, or its timing of an iteration, must not meet.
@@ -595,6 +617,8 @@ class LiveCell:
         return contextlib.nullcontext() if isinstance(self._ranks, RankGroup) else self._turns.calling()
 
     def _compile_again(self) -> None:
+        self._graphs = GraphLog(wants_cuda_graphs=self._mode.uses_cuda_graphs)  # of the first time nothing is left
+        self._sources = KernelSources()
         self._settle(self._compile_and_warm_up(CompileConditions.WARM, again=True))
 
     def _settle(self, times: CompileTimes) -> CompileTimes:

@@ -67,6 +67,22 @@ def test_who_may_use_the_gpu_next_to_whom(
         assert ("going on next to it" in capfd.readouterr().out) is not possible, "a log says what timings may suffer"
 
 
+def test_who_waits_knows_for_how_long_and_who_does_not_has_not_waited(tmp_path: Path) -> None:
+    entered: list[str] = []
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        entered.append("waits")
+        yield
+
+    turns = GpuTurns(tmp_path / "turns", waiting)
+    with turns.calling(), turns.alone():
+        pass
+    assert (turns.waited_s, entered) == (0.0, [])
+    with other(tmp_path / "turns", "alone"), turns.calling():
+        assert 0.3 <= turns.waited_s < 5.0 and entered == ["waits"]
+
+
 def test_a_turn_is_given_back_at_its_end_and_by_a_process_that_is_killed(tmp_path: Path) -> None:
     turns, again = GpuTurns(tmp_path / "turns"), GpuTurns(tmp_path / "turns")
     with pytest.raises(KeyError), turns.alone():

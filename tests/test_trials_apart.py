@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import shutil
+import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from test_live_cell import Mlp, cell
 
 import suite.live_cell
 from suite.compile_cache import JUDGED
+from suite.gpu_turns import GpuTurns
 from suite.group import GroupSession
 from suite.live_cell import try_apart
 from suite.member import Member
@@ -81,7 +84,8 @@ def test_three_modes_are_tried_while_all_compile_and_the_others_are_looked_at_wi
         (fake_workload(), SIX, {}, []),
         (STOCHASTIC[0], SIX, {"*": "crowded"}, []),
         (STOCHASTIC[0], (*SIX, MODES["step"]), {}, []),
-        (STOCHASTIC[0], SIX[1:], {}, ["compile", "encore", "graph"]),
+        (STOCHASTIC[0], SIX[1:], {}, []),
+        (STOCHASTIC[0], (SIX[0], *SIX[2:]), {}, []),
         (STOCHASTIC[0], SIX[:2], {}, ["compile"]),
         (STOCHASTIC[0], SIX[3:4], {}, []),
     ],
@@ -99,6 +103,63 @@ def test_what_cannot_be_tried_apart_is_tried_by_its_own_process(bench: Bench, wh
     assert (settled["graph"], settled["compile"]) == ("-", "trial-of-compile")
     assert {(cell.status, cell.processes) for cell in bench.cells().values()} == {(Status.PASS, 2)}
     assert fake_workers_alive() == []
+
+
+@pytest.mark.parametrize("where", ["try", "prepare", "compile"])
+def test_an_eager_process_that_fails_fails_its_mode_and_no_other(bench: Bench, where: str) -> None:
+    bench.run({"eager": f"exit:1@{where}"}, workloads=STOCHASTIC, modes=SIX, settings=TWO)
+    status = {name: cell.status for name, cell in bench.cells().items()}
+    assert status.pop("eager") is Status.CRASH
+    assert set(status.values()) == {Status.PASS} and len(status) == 5
+    assert {cell.processes for name, cell in bench.cells().items() if name != "eager"} == {2}
+    assert fake_workers_alive() == []
+
+
+def test_where_memory_is_not_enough_all_modes_are_prepared_once_more_without_trials_apart(bench: Bench) -> None:
+    bench.run({"graph": "fail:oom@compile"}, workloads=STOCHASTIC, modes=SIX, settings=TWO)
+    said = [words[:2] for words in events(bench.folder)]
+    assert [words for words in said if words[0] == "tried"].count(["tried", "compile"]) == 1
+    assert {words[1] for words in said if words[0] == "tried"} == {"compile", "graph", "encore"}
+    assert said.count(["compiled", "compile"]) > 2, "with trials, without, and in smaller groups"
+    assert {name for name, cell in bench.cells().items() if cell.status is not Status.PASS} == {"graph"}
+    assert fake_workers_alive() == []
+
+
+def test_times_of_a_compilation_are_without_the_turns_of_trials(fresh, monkeypatch, tmp_path: Path) -> None:
+    others = GpuTurns(tmp_path / suite.live_cell.TURNS)
+    live = fresh(tried_elsewhere=0)
+    live.build()
+    took = threading.Event()
+
+    def compare() -> None:
+        with others.alone():
+            took.set()
+            while "warm-up" not in live.phases:
+                time.sleep(0.01)
+            time.sleep(1.0)
+
+    other = threading.Thread(target=compare)
+    other.start()
+    took.wait()
+    begin = time.perf_counter()
+    live.compile(CompileConditions.COLD_ALONE)
+    whole = time.perf_counter() - begin
+    other.join()
+    times = live._compile_times
+    assert 0.9 <= times.waited_s < whole
+    assert times.first_call_s <= times.warm_up_s <= whole - times.waited_s + 0.01
+
+
+def test_a_trial_that_fails_leaves_the_eager_cell_as_it_was(fresh, monkeypatch) -> None:
+    eager = fresh("eager")
+    eager.build()
+    reference, instance = eager._eager, eager._instance
+    monkeypatch.setattr(suite.live_cell, "loss_scales", lambda instance: (8.0,))
+    monkeypatch.setattr(suite.live_cell, "callable_for", lambda mode, module: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        eager.try_out("compile")
+    assert (eager._mode.name, eager._eager, eager._instance) == ("eager", reference, instance)
+    assert instance.loss_scale == 1.0
 
 
 def stochastic(cell, mode="compile", **spec):

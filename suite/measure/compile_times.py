@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from optimizations.atomic_file import write_atomically
 FOUND_OUT = "toolchain.json"
 """In the folder of headers: what the process has found out that was asked, while others are at work already."""
 
-MOST_WAIT_S = 120.0
+MOST_WAIT_S = 90.0
 """Who needs that, and does not get it, finds it out by itself after so long."""
 
 _POLL_S = 0.02
@@ -71,7 +71,7 @@ def share_toolchain(vec_isa_ok: bool | None, headers: str | None, *, being_asked
     kind = torch_internals.cpu_vec_isa.VecISA
     if vec_isa_ok:
         kind.check_build = lambda isa, code: True
-    elif being_asked and headers is not None:
+    elif being_asked and headers is not None and not hasattr(kind.check_build, "__wrapped__"):
         kind.check_build = _as_found_out(kind.check_build, Path(headers, FOUND_OUT))
     if headers is not None:
         torch_internals.codecache._HEADER_DIR = headers
@@ -91,15 +91,19 @@ def _as_found_out(check: Callable[[Any, str], bool], file: Path) -> Callable[[An
     def all_work() -> bool:
         begin = time.monotonic()
         with untimed():
-            while not file.exists():
-                if time.monotonic() > begin + MOST_WAIT_S:
-                    print(f"nobody has told in {MOST_WAIT_S:.0f} s what C++ can use; finding it out here")
-                    return False
+            while not file.exists() and time.monotonic() < begin + MOST_WAIT_S:
                 time.sleep(_POLL_S)
         _waits.append(time.monotonic() - begin)
+        if not file.exists():
+            print(f"nobody has told in {MOST_WAIT_S:.0f} s what C++ can use; finding it out here")
+            return False
         return bool(json.loads(file.read_bytes()))
 
-    return lambda isa, code: all_work() or check(isa, code)
+    @wraps(check)
+    def check_build(isa: Any, code: str) -> bool:
+        return all_work() or check(isa, code)
+
+    return check_build
 
 
 def _all_vector_instructions() -> bool:
