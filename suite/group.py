@@ -18,7 +18,7 @@ from suite.bench import Bench
 from suite.bitwise import bitwise_failure, compare_bitwise
 from suite.compile_cache import CompileCache
 from suite.member import Member, cell_of
-from suite.modes import DEFAULT_MODE, GRAPH_MODE, REFERENCE_MODE, Mode
+from suite.modes import REFERENCE_MODE, Mode
 from suite.protocol import (
     Built,
     CellSpec,
@@ -35,19 +35,16 @@ from suite.protocol import (
     Prepared,
     Settle,
     Start,
-    Tried,
     Try,
 )
 from suite.ranked_worker import RankedWorker, converse_ranked, end, send
 from suite.schedule import BLOCKS_PER_CORE, THROUGHPUT_EVERY, core_for, least_blocks, orders, sampling_for
 from suite.schema import Cell, CompileConditions, CompileTimes, Correctness, Grouping
 from suite.stats import enough_processes, narrow_enough, process_spread, speed_up
+from suite.trials import TRIED, TrialsApart
 
 WORKER_BYTES = 3 * 2**30
 """Memory of the host that is taken to be enough for a worker that has imported torch and waits."""
-
-TRIED = (REFERENCE_MODE, GRAPH_MODE, DEFAULT_MODE)
-"""Modes whose programs are tried where trials are apart from what is measured. Others have the bits of one of them."""
 
 CONTEXT_BYTES = 2**30
 """Memory of the GPU that is taken to be enough for what a process needs there besides tensors."""
@@ -74,16 +71,9 @@ class GroupSession:
     (`ahead`). And several processes of each mode are prepared side by side, where the GPU has memory for all of them.
     They are measured one after another: while one process of each mode is, the others wait.
 
-    Note [Trials]: what is random is compiled once more with eager's random numbers, to be compared (`suite.live_cell`).
-    That takes as long as the real compilation, and in the process that is measured it would have to come before. So
-    other processes do it meanwhile: the eager one, which has nothing to do, for the reference mode, and later ones
-    for stock's graphs and Encore's. What has the bits of a mode that was tried is as right; whatever has not is tried
-    by its own process, which then compiles again. Where the GPU has no memory for it, each process tries its own. They
-    take turns on the GPU with who tunes, but for the one launch of each graph in a trial's first call, which may meet
-    it: all modes have what was tuned, whatever it met.
-
     Attributes:
         ahead: the session of the workload that comes next, if its processes may start with later ones of this one.
+        trials: who tries what is random, and what was found (Note [Trials] in `suite.trials`).
     """
 
     def __init__(
@@ -95,10 +85,8 @@ class GroupSession:
         self._known = {name: [correctness] for name, correctness in known.items()}
         self._first: dict[str, Correctness] = {}
         self._iteration_us: dict[str, float] = {}
-        self._tried: dict[str, Correctness] = {}
+        self.trials = TrialsApart(workload)
         self._was_tried = False
-        self._tries_apart = True
-        self._tried_apart = False
         self._cache = cache
         self._waiting: dict[tuple[str, int], Member] = {}
         self._expected: Sequence[Mode] = ()
@@ -289,7 +277,8 @@ class GroupSession:
         if not asked.keys().isdisjoint(members):  # one of those that are prepared next, who have to know it then
             self._converse({**self._start_commands(members, modes, cache), **asked})
             asked = {}
-        trying = self._who_tries(members, modes)
+        # In a later group the modes of the first one know their results, and there is less memory than was thought.
+        trying = {} if self._first else self.trials.who(members, modes, self._waiting)
         if not asked.keys().isdisjoint(trying.values()):  # who tries something needs it for that
             self._converse(asked)
             asked = {}
@@ -314,8 +303,7 @@ class GroupSession:
             for m, conditions in self._conditions(members, fresh, modes, cache, next_to=len(trying))
         }
         idle = {member: compiling.pop(member) for member in trying.values() if member in compiling}
-        trials = self._try_commands(trying, modes, cache)
-        self._tried_apart |= bool(trials)
+        trials = self.trials.commands(trying, lambda member: self._spec(member, modes, cache))
         waiting = self._all_waiting()
         toolchain.being_asked = False
         self._converse({**waiting, **trials, **asked, **compiling}, sent=asked)
@@ -373,56 +361,10 @@ class GroupSession:
             elif member.failure is None:
                 yield member, CompileConditions.WARM
 
-    def _who_tries(self, members: Sequence[Member], modes: Sequence[Mode]) -> dict[str, Member]:
-        """Which process tries which mode, by the mode's name, while the first ones compile: see Note [Trials]."""
-        idle = next((member for member in members if self._tries_reference(member.mode, modes)), None)
-        # In a later group the modes of the first one know their results, and there is less memory than was thought.
-        if members[0].process or idle is None or self._first or not self._tries_apart:
-            return {}
-        found = {REFERENCE_MODE: idle}
-        for mode in modes:
-            if mode.name in TRIED and mode.name != REFERENCE_MODE:
-                member = self._waiting.get((mode.name, 1))
-                if member is None or member.failure:
-                    return {}
-                found[mode.name] = member
-        return found
-
-    def _tries_reference(self, mode: Mode, modes: Sequence[Mode]) -> bool:
-        """Whether this mode has nothing to do while these compile, and there is something to be tried. Whole steps that
-        are captured have the bits of none of those that are tried."""
-        return (
-            mode.backend is None
-            and self.workload.stochastic
-            and (self.workload.tp or 1) == 1
-            and any(other.name == REFERENCE_MODE for other in modes)
-            and not any(other.captures_more for other in modes)
-        )
-
-    def give_up_trials_apart(self) -> bool:
-        """To be called where memory was not enough: whether there was less of it because of trials in other processes.
-        From now on there are none."""
-        had, self._tried_apart, self._tries_apart = self._tried_apart, False, False
-        return had
-
-    def _try_commands(
-        self, trying: Mapping[str, Member], modes: Sequence[Mode], cache: CompileCache
-    ) -> dict[Member, list[Try]]:
-        living = {name: member for name, member in trying.items() if not member.failure}
-        return {
-            member: [
-                Try(spec=self._spec(member, modes, cache).model_copy(update={"mode": name, "follows": len(living) > 1}))
-            ]
-            for name, member in living.items()
-        }
-
     def _note_trials(self, trying: Mapping[str, Member]) -> None:
+        for line in self.trials.note(trying):
+            self.bench.display.note(f"{self.workload.acronym} {line}")
         for name, member in trying.items():
-            answer = member.by_rank[-1][0] if member.by_rank else None
-            if isinstance(answer, Tried) and answer.correctness is not None:
-                self._tried[name] = answer.correctness
-            elif isinstance(answer, Tried):
-                self.bench.display.note(f"{self.workload.acronym} {name}: could not be tried apart: {answer.error}")
             if member.failure and self._waiting.get((name, 1)) is member:  # another is started where it is needed
                 del self._waiting[name, 1]
                 end([member.worker], ask_first=False)
@@ -430,7 +372,7 @@ class GroupSession:
     def _settle(self, members: Sequence[Member]) -> None:
         """Side by side, but one after another where selection may time calls. Modes that were tried come first: others
         that have their bits are as right as they are."""
-        first = [member for member in members if member.mode.name in self._tried and not member.process]
+        first = [member for member in members if member.mode.name in self.trials.verdicts and not member.process]
         self._settle_some(first, [])
         settled = [member for member in first if member.prepared is not None and member.prepared.correctness]
         alike = [(member.mode.backend, member.prepared.correctness) for member in settled if member.prepared]
@@ -443,7 +385,7 @@ class GroupSession:
             # Those of the same backend are looked at first: most likely they are the same program.
             near = sorted(alike, key=lambda one: one[0] != member.mode.backend)
             known = [one for _, one in near if one is not None]
-            return [Settle(tried=self._tried.get(member.mode.name), alike=known)] * len(member.worker.ranks)
+            return [Settle(tried=self.trials.verdicts.get(member.mode.name), alike=known)] * len(member.worker.ranks)
 
         living = [member for member in members if not member.failure]
         self._converse({member: command(member) for member in living if not member.mode.times_calls})
@@ -517,7 +459,7 @@ class GroupSession:
         leads = mode is leader
         follows = leader is not None and not leads and mode.backend is not None
         # A pool of compilers takes seconds to start. Those that find their kernels need none.
-        uses_all = leads or (not later and self._tries_reference(mode, modes))
+        uses_all = leads or (not later and self.trials.tries_reference(mode, modes))
         compile_threads = 1 if later or follows or cache.has(mode) else cores if uses_all else share
         first = self._first.get(mode.name)
         return CellSpec(

@@ -125,28 +125,6 @@ def start(spec: CellSpec, *, asked: bool = False) -> Built:
     return Built(vec_isa_ok=vec_isa_ok)
 
 
-def try_apart(spec: CellSpec, announce: Callable[[str], None]) -> Correctness:
-    """The verdict on a trial of the mode, in a process that measures something later. Nothing of it is left.
-
-    Raises:
-        Inaccurate: the trial differs from eager by more than its precision explains.
-    """
-    cell = LiveCell(spec, announce)
-    try:
-        cell.build()
-        return cell.trial_correctness()
-    finally:
-        cell.forget_trial()
-        del cell
-        release(torch.device(spec.device))
-
-
-def require_living_gpu(device: str) -> None:
-    """Raises what a fault on the GPU has left this process with, if there was one: it can do nothing more there."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 @contextmanager
 def alone_to_tune(turns: GpuTurns, device: str) -> Iterator[None]:
     """The GPU for this process, for as long as a kernel is tuned.

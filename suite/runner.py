@@ -221,7 +221,7 @@ def measure_group(
                     first = [m for m in measured if not m.process and m.mode.name not in have_rows]
                     session.collect(measured, whole=first)
             if len(modes) > 1 and any(member.out_of_memory for member in alive):
-                if session.give_up_trials_apart():
+                if session.trials.give_up():
                     return measure_group(session, modes, grouping, have_rows)
                 return {}
             done += len(together)

@@ -20,11 +20,11 @@ import suite.live_cell
 from suite.compile_cache import JUDGED
 from suite.gpu_turns import GpuTurns
 from suite.group import GroupSession
-from suite.live_cell import try_apart
 from suite.member import Member
 from suite.modes import MODES
 from suite.protocol import Command, Prepare, Settle, Try
 from suite.schema import CompileConditions, Correctness, Status
+from suite.trial_apart import try_apart
 
 __all__ = ["bench", "cell"]
 
