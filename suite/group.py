@@ -374,18 +374,21 @@ class GroupSession:
         that have their bits are as right as they are."""
         first = [member for member in members if member.mode.name in self.trials.verdicts and not member.process]
         self._settle_some(first, [])
-        settled = [member for member in first if member.prepared is not None and member.prepared.correctness]
-        alike = [(member.mode.backend, member.prepared.correctness) for member in settled if member.prepared]
+        alike = [
+            (member.mode.backend, member.prepared.correctness)
+            for member in first
+            if member.prepared is not None and member.prepared.correctness is not None
+        ]
         self._settle_some([member for member in members if member not in first], alike)
 
-    def _settle_some(self, members: Sequence[Member], alike: Sequence[tuple[str | None, Correctness | None]]) -> None:
+    def _settle_some(self, members: Sequence[Member], alike: Sequence[tuple[str | None, Correctness]]) -> None:
         def command(member: Member) -> list[Settle]:
             if member.process or member.mode.backend is None:
                 return [Settle()] * len(member.worker.ranks)
             # Those of the same backend are looked at first: most likely they are the same program.
             near = sorted(alike, key=lambda one: one[0] != member.mode.backend)
-            known = [one for _, one in near if one is not None]
-            return [Settle(tried=self.trials.verdicts.get(member.mode.name), alike=known)] * len(member.worker.ranks)
+            tried = self.trials.verdicts.get(member.mode.name)
+            return [Settle(tried=tried, alike=[one for _, one in near])] * len(member.worker.ranks)
 
         living = [member for member in members if not member.failure]
         self._converse({member: command(member) for member in living if not member.mode.times_calls})

@@ -5,7 +5,8 @@ The order of `build` and `compile`, and why:
 1. Build the module and all input sets, the latter at different addresses.
 2. Run eager for reference; its results wait in host memory. Start the compilers.
 3. Stochastic workloads: compile once for trial with Inductor's `fallback_random`, which draws the numbers eager draws,
-   and compare that. The real compilation has another random stream, so its values cannot be compared.
+   and compare that. The real compilation has another random stream, so its values cannot be compared. Where other
+   processes do this meanwhile (Note [Trials] in `suite.trials`), this one takes their verdict in step 5.
 4. The real compilation: first call, then warm-up until every CUDA graph is recorded and replayed. In both compilations
    one mode leads, and the others find its kernels (`suite.compile_order`).
 5. Compare replays with eager (a first call replays nothing), and call on each input once more to see which tensors
@@ -48,7 +49,7 @@ from optimizations.torch_internals.tuning import tune_once
 from suite.captured_iteration import CapturedIteration, captured_iteration
 from suite.cell_errors import Inaccurate, Unsupported
 from suite.compile_cache import JUDGED
-from suite.compile_order import REAL, TRIAL, Place
+from suite.compile_order import REAL, TRIAL, Follower, Place
 from suite.gpu import LEAST_COMPUTE_CAPABILITY
 from suite.gpu_turns import GpuTurns
 from suite.iteration import Iterate, callable_for, iteration, seed_all, set_numerics
@@ -215,7 +216,6 @@ class LiveCell:
             self.forget_trial()
             self._mode, self._place, self._eager = before
             self._trial_verdict = None
-            release(self._instance.device)
 
     def forget_trial(self) -> None:
         """Nothing of it is left, however it has ended."""
@@ -566,25 +566,25 @@ class LiveCell:
             with self._place.first_call(REAL) as place:
                 self._iterate_set(0)
                 self._timer.synchronize()
-            first_call_s = time.perf_counter() - begin - place.waited_s - self._waited_s()
+            first_call_s = time.perf_counter() - begin - self._waited_s(place)
             announce("warm-up")
             for position in range(1, max(spec.warm_up, self._calls_to_replay - 1 + spec.input_sets)):
                 with self._calling():
                     self._iterate_set(position)
             self._timer.synchronize()
-            warm_up_s = time.perf_counter() - begin - place.waited_s - self._waited_s()
+            warm_up_s = time.perf_counter() - begin - self._waited_s(place)
         return CompileTimes(
             first_call_s=first_call_s,
             warm_up_s=warm_up_s,
-            waited_s=place.waited_s + self._waited_s(),
+            waited_s=self._waited_s(place),
             warm_cache=spec.warm_cache,
             parts=timer_seconds(),
             conditions=conditions,
         )
 
-    def _waited_s(self) -> float:
-        """For a turn on the GPU, and for what another process was finding out."""
-        return self._turns.waited_s + waited_s()
+    def _waited_s(self, place: Follower) -> float:
+        """For the mode that leads, for turns on the GPU, and for what another process was finding out."""
+        return place.waited_s + self._turns.waited_s + waited_s()
 
     def _calling(self) -> AbstractContextManager[None]:
         """A turn for a call that another process's tuning, or its timing of an iteration, must not meet.

@@ -5,23 +5,19 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
-from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs
+from fixtures.bench import FOUR, Bench, bench, interrupted_once_it_hangs, told
 from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload, living, recorded_pids
 
 import suite.group
 import suite.schedule
 from suite import store
-from suite.group import GroupSession
-from suite.member import Member
 from suite.modes import MODES, Mode
-from suite.protocol import Command, Prepare, Start
+from suite.protocol import Prepare, Start
 from suite.runner import plan_jobs
 from suite.schema import Grouping, Status
 from suite.store import CannotWrite, read_run
@@ -99,17 +95,10 @@ def test_later_processes_start_while_the_first_ones_compile_side_by_side_and_wai
 def test_one_that_waits_finds_out_what_compilers_can_do_while_the_first_ones_are_built(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commands: list[Command] = []
-    converse = GroupSession._converse
-
-    def noted(session: GroupSession, asked: Mapping[Member, Sequence[Command]], **sent: Any) -> None:
-        commands.append([one for each in asked.values() for one in each])
-        converse(session, asked, **sent)
-
-    monkeypatch.setattr(GroupSession, "_converse", noted)
+    said = told(monkeypatch)
     settings = SETTINGS.model_copy(update={"processes": 2})
     bench.run(modes=FOUR[:3], workloads=[fake_workload("ONE"), fake_workload("TWO")], settings=settings)
-    built, compiling, *others = ([one for one in each if isinstance(one, (Start, Prepare))] for each in commands)
+    built, compiling, *others = ([one for one in each.values() if isinstance(one, (Start, Prepare))] for each in said)
     assert {(type(one), one.spec.mode) for one in built} == {(Prepare, mode.name) for mode in FOUR[:3]}
     (asked,) = (one for one in compiling if isinstance(one, Start) and one.asked)
     assert (asked.spec.mode, asked.spec.later, asked.spec.being_asked) == ("compile", True, False)

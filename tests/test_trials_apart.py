@@ -7,22 +7,18 @@ import shutil
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from fixtures.bench import Bench, bench
+from fixtures.bench import Bench, bench, told
 from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload
 from test_live_cell import Mlp, cell
 
 import suite.live_cell
 from suite.compile_cache import JUDGED
 from suite.gpu_turns import GpuTurns
-from suite.group import GroupSession
-from suite.member import Member
 from suite.modes import MODES
-from suite.protocol import Command, Prepare, Settle, Try
+from suite.protocol import Prepare, Settle, Try
 from suite.schema import CompileConditions, Correctness, Status
 from suite.trial_apart import try_apart
 
@@ -31,19 +27,6 @@ __all__ = ["bench", "cell"]
 SIX = tuple(MODES[name] for name in ("eager", "compile", "graph", "graph-unpartitioned", "lean", "encore"))
 STOCHASTIC = (fake_workload(stochastic=True),)
 TWO = SETTINGS.model_copy(update={"processes": 2})
-
-
-def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[tuple[str, int], Command]]:
-    """What the processes of a session are told, by mode and process, one conversation after another."""
-    said: list[dict[tuple[str, int], Command]] = []
-    converse = GroupSession._converse
-
-    def noted(session: GroupSession, commands: Mapping[Member, Sequence[Command]], **sent: Any) -> None:
-        said.append({(member.mode.name, member.process): each[0] for member, each in commands.items()})
-        converse(session, commands, **sent)
-
-    monkeypatch.setattr(GroupSession, "_converse", noted)
-    return said
 
 
 def test_three_modes_are_tried_while_all_compile_and_the_others_are_looked_at_with_their_bits(
@@ -207,12 +190,12 @@ def test_whoever_has_the_bits_of_none_tries_itself(fresh, monkeypatch) -> None:
     references = []
     run = live._run_reference
     monkeypatch.setattr(live, "_run_reference", lambda: (references.append(1), run()))
-    other = wrong_digests(live)
+    other = wrong_digests()
     found = live.settle(None, [other]).correctness
     assert references == [1] and found.passed and found.fallback_random and found.digests != other.digests
 
 
-def wrong_digests(live) -> Correctness:
+def wrong_digests() -> Correctness:
     return Correctness(
         passed=True, input_count=2, compared_tensors=1, compute_dtype="float32", tolerance=1e-5, max_relative_error=0.0,
         worst="output", reference_error=None, fallback_random=True, deterministic=True, digests=["a", "b"],
@@ -224,7 +207,7 @@ def test_a_trial_that_was_wrong_fails_the_mode(fresh) -> None:
     live = fresh(tried_elsewhere=0)
     live.build()
     live.compile(CompileConditions.COLD_ALONE)
-    wrong = wrong_digests(live).model_copy(update={"passed": False, "max_relative_error": 3.0, "worst": "gradient w"})
+    wrong = wrong_digests().model_copy(update={"passed": False, "max_relative_error": 3.0, "worst": "gradient w"})
     with pytest.raises(suite.live_cell.Inaccurate, match="gradient w"):
         live.settle(wrong)
 

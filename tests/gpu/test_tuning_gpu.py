@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures.tiny_run import tiny_run
 
 from suite.measure.kernels import difference
 from suite.report.later_processes import TUNING
@@ -16,7 +14,6 @@ from suite.schema import Cell
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[2]
 MODES = ("compile", "graph", "encore")
 
 
@@ -28,15 +25,7 @@ def are_stored(cell: Cell) -> bool:
 
 
 def test_later_processes_of_all_modes_run_what_the_first_one_tuned(tmp_path: Path) -> None:
-    options = ["--size", "tiny", "--blocks", "5", "--measure-s", "1", "--timeout", "3m"]
-    options += ["--processes", "3", "--most-processes", "3", "--modes", ",".join(MODES)]
-    command = [sys.executable, "-P", "-m", "suite", "run", "MBERT", "DCGAN", *options]
-    done = subprocess.run(
-        [*command, "--out", str(tmp_path / "run")], cwd=ROOT, text=True, capture_output=True, timeout=400, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    lines = (tmp_path / "run" / "cells.jsonl").read_text().splitlines()
-    cells = {(one.workload, one.mode): one for one in (Cell.model_validate(json.loads(line)) for line in lines)}
+    cells, _ = tiny_run(tmp_path / "run", ("MBERT", "DCGAN"), MODES, processes=3)
     assert len(cells) == 6
     first = [cells[workload, "compile"] for workload in ("MBERT", "DCGAN")]
     assert any(cell.compile and TUNING in cell.compile.parts for cell in first), "nothing was there to tune"
