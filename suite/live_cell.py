@@ -4,7 +4,7 @@ The order of `build` and `compile`, and why:
 
 1. Build the module and all input sets, the latter at different addresses.
 2. Run eager for reference; its results wait in host memory. Start the compilers.
-3. Stochastic workloads: compile once for trial with Inductor's `fallback_random`, which draws the numbers eager draws,
+3. Stochastic workloads: compile once for trial so that eager's random numbers are drawn (`suite.measure.eager_random`),
    and compare that. The real compilation has another random stream, so its values cannot be compared. Where other
    processes do this meanwhile (Note [Trials] in `suite.trials`), this one takes their verdict in step 5.
 4. The real compilation: first call, then warm-up until every CUDA graph is recorded and replayed. In both compilations
@@ -42,7 +42,6 @@ import torch
 import optimizations
 from models.instance import Instance, instantiate
 from models.registry import Inputs, find
-from optimizations import torch_internals
 from optimizations.recording.budget import spent_at_once
 from optimizations.torch_internals.graph_keys import mark_graphs
 from optimizations.torch_internals.tuning import tune_once
@@ -75,6 +74,7 @@ from suite.measure.correctness import (
     loss_scales,
     refused_of_other_inputs,
 )
+from suite.measure.eager_random import eager_random_numbers
 from suite.measure.fingerprint import sketched_error
 from suite.measure.gpu_state import gpu_reader
 from suite.measure.graphs import GraphLog
@@ -514,7 +514,7 @@ class LiveCell:
         calls = self._calls_to_replay
         cache = Path(self._spec.cache_dir)
         torch.compiler.reset()  # in a later process the real compilation came first, and would be found
-        with trial_cache(cache), torch_internals.inductor_config.patch(fallback_random=True):
+        with trial_cache(cache), eager_random_numbers():
             iterate = self._compiled_iteration(callable_for(self._mode, self._instance.module))
             first, *others = self._each_checked() * (calls - 1)
             with self._place.first_call(TRIAL):

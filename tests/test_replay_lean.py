@@ -107,6 +107,32 @@ def test_a_second_call_of_an_iteration_goes_the_full_way(cuda_on_cpu: CudaOnCpu,
     assert reasons(compiled) == [lean.OTHER_ORDER]
 
 
+def test_a_function_that_is_called_many_times_in_an_iteration_is_steady_in_each_place(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    compiled = Compiled(Model(cuda_on_cpu))
+    places = 3 * lean.MOST_KEPT
+
+    def iteration(start: int) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        found = []
+        for place in range(places):
+            x, y = values(start + place), values(start - 2 * place)
+            found.append((compiled.function([x, y, W])[0], 2 * x + y * W))
+        assert all(torch.equal(result, expected) for result, expected in found)
+
+    for start in range(60):  # until all inputs are proven, everywhere
+        iteration(start)
+    full_ways.clear()
+    compiled.functions[0]._full_ways.clear()
+    replays = cuda_on_cpu.replays
+    for start in range(5):
+        iteration(start)
+    assert reasons(compiled) == [] and full_ways == []
+    assert cuda_on_cpu.replays == replays + 5 * places
+    assert len(list(nodes())) == places
+
+
 def test_a_held_result_goes_the_full_way_and_stays_valid(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     compiled = steady(cuda_on_cpu, full_ways)
     torch.compiler.cudagraph_mark_step_begin()

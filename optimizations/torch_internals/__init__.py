@@ -82,6 +82,12 @@ NAMES: dict[str, Private] = {
     "CustomGraphPass": Private(
         "torch._inductor.custom_graph_pass", "CustomGraphPass", _CHECKED_HERE, "keep such graphs apart in the cache"
     ),
+    "preserve_node_ordering": Private(
+        "torch._inductor.fx_passes.control_dependencies",
+        "preserve_node_ordering",
+        _CHECKED_HERE,
+        "keep a graph's random numbers in eager's order",
+    ),
     "compile_fx_inner": Private(
         "torch._inductor.compile_fx", "compile_fx_inner", _CHECKED, "see what became of a graph"
     ),

@@ -10,7 +10,8 @@ Note [Stochastic workloads]: random numbers depend on the dtype they are drawn f
 higher precision has other dropout masks and is not a reference. What it can tell is how much eager rounds: eager's
 error is measured on a copy without dropout. A compiled function that is `REFERENCE_FACTOR` times as far from the truth
 as eager is differs from eager by at most `1 + REFERENCE_FACTOR` times this error, so that much is allowed between the
-two. This assumes that dropout hardly changes how much is rounded; the rule above needs no such assumption.
+two. This assumes that dropout hardly changes how much is rounded; the rule above needs no such assumption. That the
+compiled function has eager's random numbers at all is `suite.measure.eager_random`'s part.
 
 Note [Scaled losses]: in float16 gradients of a mean over thousands of tokens are below what the type can hold, and
 eager's are no reference then (XLNET-T, DGPT2). A stochastic program is compiled for the comparison alone, and what is

@@ -20,7 +20,8 @@ def test_each_mode_compiles_once_and_three_are_tried_elsewhere(tmp_path: Path) -
     for (workload, mode), cell in cells.items():
         assert cell.status is Status.PASS and cell.correctness is not None, (workload, mode, cell.error)
         assert cell.correctness.fallback_random == (mode != "eager"), (workload, mode)
-        if mode in ("graph-unpartitioned", "lean"):  # who is tried by its own process compares, and says so
-            assert f"{workload} {mode}: compare" not in said
+        # Where atomics add, what varies may have been seen by one process and not by another, which then tries itself.
+        if mode in ("graph-unpartitioned", "lean") and workload == "DR-T":
+            assert f"{workload} {mode}: compare" not in said  # who is tried by its own process compares, and says so
             others = [cells[workload, other].correctness for other in ("compile", "graph", "encore")]
             assert cell.correctness.digests in [other.digests for other in others if other is not None]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 trees = torch_internals.cudagraph_trees
 
 MOST_KEPT = 8
-"""Steady calls that are kept for one function: one for each recording that takes turns with others."""
+"""Steady calls that are kept for one function behind one recording: one for each that takes turns with others there."""
 
 
 NOT_RECORDED = "no recording of it is steady yet"
@@ -236,9 +236,7 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
 
             chosen: SteadyCall | None = None
             in_place, why = True, OTHER_ORDER
-            for one in calls:
-                if one.parent is not parent:
-                    continue
+            for one in calls.get(parent, ()):
                 if one.state != one.node.state:
                     why = CHANGED
                     continue

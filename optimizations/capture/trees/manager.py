@@ -222,8 +222,8 @@ class EncoreManager(PoolManager):
             before.let_another_serve()
         node.is_latest = True
 
-    def steady_calls(self, function_id: Any) -> list[SteadyCall]:
-        """What there is for a function; always the same list."""
+    def steady_calls(self, function_id: Any) -> dict[EncoreNode | None, list[SteadyCall]]:
+        """What there is for a function, by the recording before it; always the same dictionary."""
         return self._steady[function_id]
 
     def _expect_steady_calls(self, node: EncoreNode) -> None:
@@ -231,11 +231,14 @@ class EncoreManager(PoolManager):
         if not node.function.lean:
             return
         found = self._steady[function_id]
-        calls = [call for call in found if call.valid]
+        calls = [call for call in found.get(node.parent, ()) if call.valid]
         if not any(call.node is node for call in calls):
             made = steady_call(node, self.id_to_mode[function_id], self.id_to_compile_id[function_id])
             calls = [*([] if made is None else [made]), *calls][:MOST_KEPT]
-        found[:] = calls
+        if calls:
+            found[node.parent] = calls
+        else:
+            found.pop(node.parent, None)
 
     def _function(self, function_id: Any) -> RecordableFunction:
         function: RecordableFunction = self.ids_to_funcs[function_id].model

@@ -70,7 +70,7 @@ class PoolManager(CUDAGraphTreeManager):
         self._forwards_are_copied_out = False
         self._callers: set[int] = set()
         self._pool: Pool | None = None
-        self._steady: defaultdict[Any, list[SteadyCall]] = defaultdict(list)
+        self._steady: defaultdict[Any, dict[EncoreNode | None, list[SteadyCall]]] = defaultdict(dict)
         super().__init__(device_index)  # makes a capture
         torch.cuda.current_stream(device_index).wait_stream(self.stream)  # see `captured.capture_order`
         claim(self.cuda_graphs_thread_pool)

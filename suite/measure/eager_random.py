@@ -1,0 +1,82 @@
+"""Compiled programs that draw the random numbers that eager draws, so that the two can be compared.
+
+With Inductor's `fallback_random` a compiled program calls PyTorch's own random operators. Each takes the next numbers
+of the device's generator, so it gets eager's numbers only if all are called in eager's order. Inductor does not see to
+that: a call has no inputs that would tie it to the one before. In inference it moves operators next to their users
+(`reorder_for_locality`), and in any program it orders kernels by the memory they need (`reorder_for_peak_memory`, the
+default). DALLE2 draws the noise of its second network before the last of the first one then, and its pictures have
+nothing to do with eager's. Here each call is made to wait for the one before.
+
+Operators with several results (dropout with its mask) are left to Inductor's order: they work on data, which ties them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.fx
+
+from optimizations import torch_internals
+
+_SETTING = "post_grad_custom_post_pass"
+
+
+@contextmanager
+def eager_random_numbers() -> Iterator[None]:
+    """What is compiled inside the block draws eager's random numbers, in eager's order."""
+    config = torch_internals.inductor_config
+    settings = {
+        "fallback_random": True,
+        "reorder_for_locality": False,  # it runs before the pass, which would keep its order
+        _SETTING: _in_order(getattr(config, _SETTING)),
+    }
+    with config.patch(settings):
+        yield
+
+
+def keep_order_of_draws(graph: torch.fx.Graph) -> None:
+    """Each random operator of a graph with one tensor as result depends on the one before."""
+    drawn = [node for node in graph.nodes if _draws(node)]
+    torch_internals.preserve_node_ordering(graph, {after: [before] for before, after in pairwise(drawn)})
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ()) if node.op == "call_function" else ()
+    return torch.Tag.nondeterministic_seeded in tags and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+@functools.cache
+def _pass() -> Any:
+    """A class of Inductor's, which is imported when something is compiled."""
+
+    class DrawsInOrder(torch_internals.CustomGraphPass):
+        """Does what the pass that was set before does, and keeps the order of draws."""
+
+        def __init__(self, theirs: Any) -> None:
+            self._theirs = theirs
+
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            if self._theirs is not None:
+                self._theirs(graph)
+            keep_order_of_draws(graph)
+
+        def __reduce__(self) -> Any:
+            return _in_order, (self._theirs,)  # for Inductor's compile processes: a class made here has no name there
+
+        def uuid(self) -> Any:
+            """None, if the other pass has none: then nothing is cached."""
+            if self._theirs is None:
+                return "encore: draws in order, 1"
+            own = self._theirs.uuid() if isinstance(self._theirs, torch_internals.CustomGraphPass) else None
+            return own and ("encore: draws in order, 1", own)
+
+    return DrawsInOrder
+
+
+def _in_order(theirs: Any) -> Any:
+    return _pass()(theirs)

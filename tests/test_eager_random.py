@@ -1,0 +1,88 @@
+"""Compiled programs draw eager's random numbers in eager's order, whatever Inductor moves."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from optimizations import torch_internals
+from suite.measure.eager_random import eager_random_numbers
+
+Program = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+def moved_to_its_user(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """In inference Inductor moves the second draw behind the third: what uses it is at the end."""
+    first = (torch.randn(64, 64, device=w.device) @ w).relu().sum(0)
+    second = torch.randn(4, device=w.device)
+    third = (torch.randn(64, 64, device=w.device) @ w).relu().sum(0)
+    return first + third, second
+
+
+def moved_for_memory(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Less memory is needed at once if the large draw comes last."""
+    large, small = torch.randn(512, 512, device=w.device), torch.randn(16, device=w.device)
+    chain = ((w @ w) @ w).sin() @ w
+    return large.mul_(2).sum(0), chain.mean(0)[:16] + small
+
+
+PROGRAMS = {"moved to its user": (moved_to_its_user, 64), "moved for memory": (moved_for_memory, 512)}
+SETTINGS = {"moved to its user": {}, "moved for memory": {"reorder_for_locality": False}}
+
+
+def both(program: Program, w: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Eager's results, and the compiled program's, from the same seed."""
+    torch.compiler.reset()
+    found = []
+    with torch.no_grad():
+        for call in (program, torch.compile(program)):
+            torch.manual_seed(3)
+            found.append(call(w))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_draws_are_in_eagers_order(name: str) -> None:
+    program, side = PROGRAMS[name]
+    w = torch.randn(side, side, generator=torch.Generator().manual_seed(1)) / 8
+    with torch_internals.inductor_config.patch(force_disable_caches=True):
+        with eager_random_numbers():
+            eager, compiled = both(program, w)
+        torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-3)
+        # That Inductor moves these draws by itself is what makes it a test.
+        with torch_internals.inductor_config.patch({"fallback_random": True, **SETTINGS[name]}):
+            eager, compiled = both(program, w)
+        assert not torch.allclose(compiled[1], eager[1], atol=0.1)
+
+
+def test_a_pass_that_was_set_before_runs_too() -> None:
+    seen = []
+
+    class Looks(torch_internals.CustomGraphPass):  # type: ignore[misc]
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            seen.append(len(graph.nodes))
+
+        def uuid(self) -> str:
+            return "looks"
+
+    name = "post_grad_custom_post_pass"
+    config = torch_internals.inductor_config
+    looks = Looks()
+    with config.patch({name: looks, "force_disable_caches": True}):
+        with eager_random_numbers():
+            assert getattr(config, name).uuid() == ("encore: draws in order, 1", "looks")
+            eager, compiled = both(moved_to_its_user, torch.ones(64, 64))
+        assert getattr(config, name) is looks and not config.fallback_random and config.reorder_for_locality
+    torch.testing.assert_close(compiled, eager)
+    assert seen
+
+
+def test_the_pass_reaches_compile_processes() -> None:
+    name = "post_grad_custom_post_pass"
+    with eager_random_numbers():
+        known = getattr(torch_internals.inductor_config, name)
+        rebuilt = copy.deepcopy(known)  # as pickle does it
+        assert rebuilt is not known and rebuilt.uuid() == known.uuid() == "encore: draws in order, 1"
