@@ -23,6 +23,7 @@ from suite.schema import Cell, Environment
 from suite.store import (
     CELLS,
     ENVIRONMENT,
+    PACKED,
     RETRIED,
     CannotWrite,
     RecordedRun,
@@ -82,8 +83,11 @@ class RunWriter:
         Raises:
             RunIsBusy: another process writes this run.
             InvalidResults: its files are not of this schema.
+            WrongUse: its rows are packed.
             CannotWrite: the disk is full.
         """
+        if (path / PACKED).exists():
+            raise WrongUse(f"{describe(path)} is packed; `gunzip {describe(path / PACKED)}`, then go on with it")
         writer = cls(path, _locked(path))
         try:
             run = read_run(path)

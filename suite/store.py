@@ -3,7 +3,8 @@
 A line is appended with one write and synced when its cell is final, so that whatever ends the process leaves whole
 lines behind; a last line cut short (power loss) is moved to a file next to it. One process writes a run at a time.
 Every key (workload, variant, size, mode) stands in a file once; a failed cell that is to be run again moves to
-`retried.jsonl` first.
+`retried.jsonl` first. Of a run that is complete `gzip -9n cells.jsonl` makes a file of a fifth of the size, which is
+read as it is; such a run is not gone on with.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import gzip
 import os
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +32,7 @@ RECORDED = REPOSITORY / "results" / "recorded"
 
 ENVIRONMENT = "environment.json"
 CELLS = "cells.jsonl"
+PACKED = f"{CELLS}.gz"
 RETRIED = "retried.jsonl"
 
 _READABLE = " and ".join(map(str, READABLE_VERSIONS))
@@ -121,11 +125,10 @@ def read_run(run: Path) -> RecordedRun:
     """A run and all its cells, checked. A last line that was cut short is left out and reported in `cut_line`.
 
     Raises:
-        InvalidResults: a file is missing, a line is not of this schema, or a cell is there twice.
+        InvalidResults: a file is missing or damaged, a line is not of this schema, or a cell is there twice.
     """
     environment = read_environment(run)
-    path = run / CELLS
-    text = path.read_bytes() if path.exists() else b""
+    path, text = _rows_of(run)
     whole, _, rest = text.rpartition(b"\n")
     cells: dict[tuple[str, str, str, str], Cell] = {}
     for number, line in enumerate(whole.split(b"\n") if whole else (), start=1):
@@ -137,6 +140,19 @@ def read_run(run: Path) -> RecordedRun:
         _check_blocks(cell, place)
         cells[cell.key] = cell
     return RecordedRun(run, environment, tuple(cells.values()), rest or None)
+
+
+def _rows_of(run: Path) -> tuple[Path, bytes]:
+    """The file that holds a run's rows, and its text; empty where none is final yet."""
+    plain, packed = run / CELLS, run / PACKED
+    if not packed.exists():
+        return plain, plain.read_bytes() if plain.exists() else b""
+    if plain.exists():
+        raise InvalidResults(f"{describe(run)} has both {CELLS} and {PACKED}; take away the one that is not to be read")
+    try:
+        return packed, gzip.decompress(packed.read_bytes())
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InvalidResults(f"{describe(packed)} is damaged: {error}. Restore it from where it was made") from error
 
 
 def _check_blocks(cell: Cell, place: str) -> None:

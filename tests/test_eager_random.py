@@ -61,7 +61,7 @@ def test_draws_are_in_eagers_order(name: str) -> None:
 def test_a_pass_that_was_set_before_runs_too() -> None:
     seen = []
 
-    class Looks(torch_internals.CustomGraphPass):  # type: ignore[misc]
+    class Looks(torch_internals.CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
             seen.append(len(graph.nodes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from suite.micro.records import read_micro_run
 from suite.report.load import load_explanations, load_runs
 from suite.report.paper.nanogpt import read_nanogpt
 from suite.schema import READABLE_VERSIONS, SCHEMA_VERSION, Status
-from suite.store import CELLS, ENVIRONMENT, RECORDED, read_run
+from suite.store import ENVIRONMENT, PACKED, RECORDED, read_run
 
-RUNS = sorted(path.parent for path in RECORDED.glob(f"*/{CELLS}"))
+RUNS = sorted(path.parent for path in RECORDED.glob(f"*/{PACKED}"))
 OLDEST = RECORDED / "20261120-131935-h200"
 """The first run that was recorded: of schema version 1, before rows named kernels or processes."""
 
@@ -21,7 +22,7 @@ OLDEST = RECORDED / "20261120-131935-h200"
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_a_recorded_run_is_read_whole(run: Path) -> None:
     recorded = read_run(run)
-    lines = (run / CELLS).read_text(encoding="utf-8").splitlines()
+    lines = gzip.decompress((run / PACKED).read_bytes()).decode().splitlines()
     assert len(recorded.cells) == len(lines) > 0 and recorded.cut_line is None
     assert recorded.environment.run_id == run.name
     for line, cell in zip(lines, recorded.cells, strict=True):
@@ -34,6 +35,10 @@ def test_a_recorded_run_is_read_whole(run: Path) -> None:
 def test_all_runs_of_one_gpu_make_one_report_and_none_is_left_out() -> None:
     assert {path.name for path in RUNS} >= {OLDEST.name, "20261120-133721-h200", "20261120-140122-h200"}
     assert load_runs([OLDEST]).cells
+
+
+def test_all_that_is_recorded_is_packed() -> None:
+    assert [path.parent.name for path in RECORDED.glob(f"*/{ENVIRONMENT}") if path.parent not in RUNS] == []
 
 
 def test_every_version_that_was_written_is_read() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import shutil
@@ -87,6 +88,28 @@ def test_a_damaged_line_among_others_says_what_to_do(tmp_path: Path, damage: byt
     assert len(read_run(path).cells) == 2
     (path / "environment.json").write_bytes(damage)
     with pytest.raises(InvalidResults, match=r"environment\.json is damaged: .*Restore it"):
+        read_run(path)
+
+
+def test_packed_rows_are_read_as_they_are_and_not_gone_on_with(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", cell("EOS", "compile"), cell("EOS", "graph"))
+    plain = read_run(path)
+    subprocess.run(["gzip", "-9n", str(path / store.CELLS)], check=True)
+    assert read_run(path) == plain and len(plain.cells) == 2
+    with pytest.raises(WrongUse, match=r"is packed; `gunzip .*cells\.jsonl\.gz`, then go on"):
+        RunWriter.reopen(path)
+    (path / store.CELLS).write_text("")
+    with pytest.raises(InvalidResults, match=r"has both cells\.jsonl and cells\.jsonl\.gz"):
+        read_run(path)
+
+
+@pytest.mark.parametrize(("kept_bytes", "then"), [(-9, b""), (0, b"rows"), (30, b"!" * 9)])
+def test_packed_rows_that_are_damaged_are_said_to_be(tmp_path: Path, kept_bytes: int, then: bytes) -> None:
+    path = make_run(tmp_path / "run", cell("EOS", "compile"))
+    whole = gzip.compress((path / store.CELLS).read_bytes())
+    (path / store.CELLS).unlink()
+    (path / store.PACKED).write_bytes(whole[:kept_bytes] + then)
+    with pytest.raises(InvalidResults, match=r"cells\.jsonl\.gz is damaged: "):
         read_run(path)
 
 
