@@ -153,6 +153,21 @@ def test_each_graph_has_its_times_and_what_is_kept() -> None:
     assert len(table.frame) == 1
 
 
+def test_groups_that_were_not_measured_are_one_row() -> None:
+    unmeasured = {"candidates": [], "kept": None, "state": "waiting", "outcome": None, "source": None}
+    records = [
+        selection_record(group=1, excess_s=0.5),
+        selection_record(group=2, excess_s=0.0, **unmeasured),
+        selection_record(group=3, excess_s=0.25, **unmeasured),
+        selection_record(group=3, excess_s=0.25, **unmeasured),
+    ]
+    report = [{"index": index, "selection": [record]} for index, record in enumerate(records)]
+    chosen = cell("EOS", "encore", metrics=metrics().model_copy(update={"encore_report": report}))
+    table = cell_tables.verdicts(Run(environment(), (chosen, cell("EOS", "graph"))))
+    found = table.frame.to_dict("records")
+    assert [(one["functions"], one["kept"], one["excess_s"]) for one in found] == [(1, "copy", 0.5), (3, None, 0.25)]
+
+
 def test_memory_and_compile_times_are_the_recorded_ones(run):
     memory = row(cell_tables.memory(run), workload="EOS", mode="graph")
     assert memory["replay_peak_reserved_bytes"] == 2**30

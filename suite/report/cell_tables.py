@@ -13,7 +13,7 @@ from suite.metrics import Metric, metrics
 from suite.modes import DEFAULT_MODE
 from suite.report.load import Run, cell_label, is_as_published
 from suite.report.published import Published
-from suite.report.selected import CANDIDATES, SelectedFunction, judged_groups, selected_functions
+from suite.report.selected import CANDIDATES, JudgedGroup, SelectedFunction, judged_groups, selected_functions
 from suite.report.table import Table, make_table
 from suite.schema import Block, Cell, CompileTimes, Status
 
@@ -177,14 +177,13 @@ def conditions(run: Run) -> Table:
 
 def verdicts(run: Run) -> Table:
     """How selection decided, in short: one row per group of functions in the mode that selects."""
-    groups = [(cell, group) for cell in run.cells if cell.mode == DEFAULT_MODE for group in judged_groups(cell)]
     return make_table(
         "verdicts",
         "What selection kept",
         "A row per group of functions that were judged together, on the program's own calls. none: without a graph; "
         "copy: a graph whose inputs are copied; indirection: one that reads them in place. Times are medians of an "
         "iteration of the group's functions, without what the program does around them. excess: what measuring took "
-        "beyond the fastest way. A group that has no times was not measured.",
+        "beyond the fastest way. Groups that were not measured are one row, without times.",
         ["workload", "functions", *(f"{candidate}_us" for candidate in CANDIDATES), "kept", "excess_s"],
         (
             {
@@ -194,9 +193,20 @@ def verdicts(run: Run) -> Table:
                 "kept": group.kept,
                 "excess_s": group.excess_s,
             }
-            for cell, group in groups
+            for cell in run.cells
+            if cell.mode == DEFAULT_MODE
+            for group in _unmeasured_as_one(judged_groups(cell))
         ),
     )
+
+
+def _unmeasured_as_one(groups: Sequence[JudgedGroup]) -> list[JudgedGroup]:
+    """Groups, those without times and without a verdict as a single last one."""
+    rest = [group for group in groups if not group.median_us and group.kept is None]
+    if not rest:
+        return list(groups)
+    together = JudgedGroup(sum(one.functions for one in rest), None, {}, sum(one.excess_s for one in rest))
+    return [*(group for group in groups if group not in rest), together]
 
 
 def selection(run: Run) -> Table:
