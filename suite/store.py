@@ -149,8 +149,11 @@ def _rows_of(run: Path) -> tuple[Path, bytes]:
         return plain, plain.read_bytes() if plain.exists() else b""
     if plain.exists():
         raise InvalidResults(f"{describe(run)} has both {CELLS} and {PACKED}; take away the one that is not to be read")
+    whole = packed.read_bytes()
     try:
-        return packed, gzip.decompress(packed.read_bytes())
+        if not whole:
+            raise EOFError("it is empty")
+        return packed, gzip.decompress(whole)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InvalidResults(f"{describe(packed)} is damaged: {error}. Restore it from where it was made") from error
 

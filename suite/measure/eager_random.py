@@ -6,13 +6,12 @@ that: a call has no inputs that would tie it to the one before. In inference it 
 (`reorder_for_locality`), and in any program it orders kernels by the memory they need (`reorder_for_peak_memory`, the
 default). DALLE2 draws the noise of its second network before the last of the first one then, and its pictures have
 nothing to do with eager's. Here each call is made to wait for the one before.
-
-Operators with several results (dropout with its mask) are left to Inductor's order: they work on data, which ties them.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -40,14 +39,37 @@ def eager_random_numbers() -> Iterator[None]:
 
 
 def keep_order_of_draws(graph: torch.fx.Graph) -> None:
-    """Each random operator of a graph with one tensor as result depends on the one before."""
+    """Each random operator of a graph depends on the one before."""
     drawn = [node for node in graph.nodes if _draws(node)]
-    torch_internals.preserve_node_ordering(graph, {after: [before] for before, after in pairwise(drawn)})
+    waits = {after: [tensor] for before, after in pairwise(drawn) if (tensor := _result_of(before)) is not None}
+    torch_internals.preserve_node_ordering(graph, waits)
 
 
 def _draws(node: torch.fx.Node) -> bool:
     tags = getattr(node.target, "tags", ()) if node.op == "call_function" else ()
-    return torch.Tag.nondeterministic_seeded in tags and isinstance(node.meta.get("val"), torch.Tensor)
+    return torch.Tag.nondeterministic_seeded in tags and _dropped_share(node) != 0
+
+
+def _dropped_share(node: torch.fx.Node) -> Any:
+    """What attention is asked to drop; None of other operators. It draws nothing where that is 0."""
+    for place, parameter in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if parameter.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else parameter.default_value
+            return node.kwargs.get(parameter.name, given)
+    return None
+
+
+def _result_of(node: torch.fx.Node) -> torch.fx.Node | None:
+    """A tensor that is there once `node` has run; of several results one that is used, which is moved right behind it.
+
+    None where no result is used: nothing can wait for it.
+    """
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        return node
+    used = next((one for one in node.users if one.target is operator.getitem and one.users), None)
+    if used is not None:
+        node.append(used)
+    return used
 
 
 @functools.cache

@@ -129,7 +129,6 @@ class SteadyCall:
 
     Attributes:
         node: the recording; `state`: its state when this was made. Another one now: this is not valid any more.
-        parent: the recording that was replayed before it in the same iteration; None where it begins one.
         mode: of stock's: inference, forward or backward.
         addresses, compared: where inputs at fixed addresses and results of earlier graphs lie, and their places.
         dead_before, dead_after: references to results that must have died before the graph, and when it runs.
@@ -146,7 +145,6 @@ class SteadyCall:
         "graph",
         "mode",
         "node",
-        "parent",
         "session",
         "state",
         "tracker",
@@ -157,7 +155,6 @@ class SteadyCall:
         self.state = node.state
         self.mode = mode
         self.compile_id = compile_id
-        self.parent: Any = node.parent
         self.addresses = node.static_input_data_ptrs
         self.compared = sorted({*node.static_input_idxs, *node.cudagraph_managed_idxs})
         self.dead_before = node.references(node.expected_dead_indices_before_graph)
