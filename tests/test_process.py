@@ -174,8 +174,10 @@ def test_a_real_worker_writes_the_tracebacks_of_its_threads(tmp_path: Path) -> N
             assert time.monotonic() < deadline, one.log_tail()
             time.sleep(0.05)
         one.write_tracebacks()
-        assert "in serve" in one.log_tail()
-        assert "in _follow_runner" in one.log_tail()
+        while not ("in serve" in one.log_tail() and "in _follow_runner" in one.log_tail()):  # it may not be there yet
+            assert time.monotonic() < deadline, one.log_tail()
+            time.sleep(0.05)
+            one.write_tracebacks()
     finally:
         end([one], ask_first=False)
 
