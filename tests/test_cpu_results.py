@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from optimizations import torch_internals
-from optimizations.torch_internals import cpu_results
+from optimizations.torch_internals import cpu_results, post_grad_pass
 
 SCALAR, VECTOR = (), (3,)
 
@@ -133,7 +133,7 @@ def test_where_the_pass_is_another_one_nothing_is_marked(gone: str, monkeypatch:
     private = dataclasses.replace(torch_internals.NAMES[gone], attribute="NotThere")
     monkeypatch.setitem(torch_internals.NAMES, gone, private)
     monkeypatch.delitem(vars(torch_internals), gone, raising=False)
-    for made in (cpu_results.corrected_mover, cpu_results._mark):
+    for made in (cpu_results.corrected_mover, post_grad_pass._kind):
         made.cache_clear()
     settings: dict[str, Any] = {}
     assert cpu_results.settings_for(graph_module_of("cuda:0", "cpu"), (), settings) is settings

@@ -21,10 +21,11 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
+from optimizations.torch_internals.post_grad_pass import SETTING, behind
 from optimizations.torch_internals.replacing import Replacing
 
-_SETTING = "post_grad_custom_post_pass"
-"""Inductor's setting for a pass of the user's, which is part of the key of its cache."""
+_MARK = "encore: CPU results stay, 1"
+"""The name of a pass that does nothing, and by which a graph is known."""
 
 
 def settings_for(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -39,8 +40,8 @@ def settings_for(graph_module: torch.fx.GraphModule, inputs: Sequence[Any], sett
         return settings
     try:
         corrected_mover()
-        theirs = settings.get(_SETTING, getattr(torch_internals.inductor_config, _SETTING))
-        return {**settings, _SETTING: _marked(theirs)}
+        theirs = settings.get(SETTING, getattr(torch_internals.inductor_config, SETTING))
+        return {**settings, SETTING: behind(theirs, _MARK)}
     except (torch_internals.UnsupportedTorch, AttributeError):
         return settings
 
@@ -56,42 +57,9 @@ def with_corrected_pass(inner_compile: Callable[..., Any]) -> Callable[..., Any]
     return compile_corrected
 
 
-@functools.cache
-def _mark() -> Any:
-    """A class of Inductor's, which is imported when something is compiled."""
-
-    class CpuResultsStay(torch_internals.CustomGraphPass):
-        """Does what the user's pass does, and is the mark."""
-
-        keeps_cpu_results = True
-
-        def __init__(self, theirs: Any) -> None:
-            self._theirs = theirs
-
-        def __call__(self, graph: torch.fx.Graph) -> None:
-            if self._theirs is not None:
-                self._theirs(graph)
-
-        def __reduce__(self) -> Any:
-            return _marked, (self._theirs,)  # for Inductor's compile processes: a class made here has no name there
-
-        def uuid(self) -> Any:
-            """None, if the user's pass has none: then nothing is cached."""
-            if self._theirs is None:
-                return "encore: CPU results stay, 1"
-            own = self._theirs.uuid() if isinstance(self._theirs, torch_internals.CustomGraphPass) else None
-            return own and ("encore: CPU results stay, 1", own)
-
-    return CpuResultsStay
-
-
-def _marked(theirs: Any) -> Any:
-    return _mark()(theirs)
-
-
 def _is_marked() -> bool:
     """Whether the graph that is compiled now has a mark."""
-    return getattr(getattr(torch_internals.inductor_config, _SETTING, None), "keeps_cpu_results", False) is True
+    return bool(getattr(getattr(torch_internals.inductor_config, SETTING, None), "name", None) == _MARK)
 
 
 @functools.cache

@@ -10,7 +10,6 @@ nothing to do with eager's. Here each call is made to wait for the one before.
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +20,7 @@ import torch
 import torch.fx
 
 from optimizations import torch_internals
-
-_SETTING = "post_grad_custom_post_pass"
+from optimizations.torch_internals.post_grad_pass import SETTING, behind
 
 
 @contextmanager
@@ -32,7 +30,7 @@ def eager_random_numbers() -> Iterator[None]:
     settings = {
         "fallback_random": True,
         "reorder_for_locality": False,  # it runs before the pass, which would keep its order
-        _SETTING: _in_order(getattr(config, _SETTING)),
+        SETTING: behind(getattr(config, SETTING), "encore: draws in order, 1", keep_order_of_draws),
     }
     with config.patch(settings):
         yield
@@ -70,35 +68,3 @@ def _result_of(node: torch.fx.Node) -> torch.fx.Node | None:
     if used is not None:
         node.append(used)
     return used
-
-
-@functools.cache
-def _pass() -> Any:
-    """A class of Inductor's, which is imported when something is compiled."""
-
-    class DrawsInOrder(torch_internals.CustomGraphPass):
-        """Does what the pass that was set before does, and keeps the order of draws."""
-
-        def __init__(self, theirs: Any) -> None:
-            self._theirs = theirs
-
-        def __call__(self, graph: torch.fx.Graph) -> None:
-            if self._theirs is not None:
-                self._theirs(graph)
-            keep_order_of_draws(graph)
-
-        def __reduce__(self) -> Any:
-            return _in_order, (self._theirs,)  # for Inductor's compile processes: a class made here has no name there
-
-        def uuid(self) -> Any:
-            """None, if the other pass has none: then nothing is cached."""
-            if self._theirs is None:
-                return "encore: draws in order, 1"
-            own = self._theirs.uuid() if isinstance(self._theirs, torch_internals.CustomGraphPass) else None
-            return own and ("encore: draws in order, 1", own)
-
-    return DrawsInOrder
-
-
-def _in_order(theirs: Any) -> Any:
-    return _pass()(theirs)
