@@ -14,7 +14,7 @@ from trees_on_cpu import Model
 from optimizations.selection.budget import SHARE
 from optimizations.selection.decide import Rules
 from optimizations.selection.selector import Selector
-from optimizations.selection.series import MOST_RESTARTS, Series
+from optimizations.selection.series import MOST_RESTARTS, NO_SHARE_LEFT, Series
 from optimizations.selection.settings import Settings
 
 __all__ = ["cuda_on_cpu", "make"]
@@ -44,8 +44,9 @@ def test_all_groups_of_a_compilation_cost_a_fifth_of_it_and_their_shortest_measu
     for group in range(groups):
         series = Series()
         selector = series.begin(TWO, [settings], groups - group, seed=group)
-        if selector is None:
+        if selector == NO_SHARE_LEFT:
             break
+        assert isinstance(selector, Selector)
         measured(selector, times)
         series.charge()
         costs.append(selector.spent.excess_s)
@@ -57,12 +58,41 @@ def test_all_groups_of_a_compilation_cost_a_fifth_of_it_and_their_shortest_measu
 
 def test_nothing_is_measured_once_the_share_is_used_up() -> None:
     settings = Settings("measure", compile_s=1.0, excess_s=SHARE)
-    assert Series().begin(TWO, [settings], 1, seed=0) is None
+    assert Series().begin(TWO, [settings], 1, seed=0) == NO_SHARE_LEFT
+
+
+def test_graphs_of_others_that_are_recorded_again_cost_what_recording_them_took() -> None:
+    settings = Settings("measure", compile_s=10.0)
+    series = Series()
+    selector = series.begin(TWO, [settings], 1, seed=0, behind_s=1.5)
+    assert isinstance(selector, Selector)
+    assert selector.spent.excess_s == 1.5
+    measured(selector, lambda name: 1e-3 if name == "none" else 2e-3, calls=16)
+    spent = selector.spent.excess_s
+    assert spent > 1.5
+    assert series.restart()
+    assert settings.excess_s == pytest.approx(spent)
+    again = series.begin(TWO, [settings], 1, seed=0, behind_s=1.6)
+    assert isinstance(again, Selector)
+    assert again.spent.excess_s == pytest.approx(spent + 0.1), "those of the first time are there"
+    measured(again, lambda name: 0.5 if name == "none" else 1.0)
+    assert again.decision is not None
+    assert again.ended_by == "cost"
+
+
+def test_nothing_is_measured_where_recording_graphs_of_others_again_costs_more_than_measuring_may() -> None:
+    settings = Settings("measure", compile_s=10.0)
+    assert Series().begin(TWO, [settings], 4, seed=0, behind_s=0.6) == (
+        "behind a call without a graph, graphs of other functions would be recorded again, for about 0.6 s; "
+        "measuring may cost 0.5 s"
+    )
+    assert settings.excess_s == 0.0
+    assert isinstance(Series().begin(TWO, [Settings("measure")], 4, seed=0, behind_s=99.0), Selector)
 
 
 def test_without_a_compile_time_there_is_no_limit_but_that_of_calls() -> None:
     selector = Series().begin(TWO, [Settings("measure", rules=Rules(most_calls=96))], 1, seed=0)
-    assert selector is not None
+    assert isinstance(selector, Selector)
     measured(selector, lambda name: 1.0 if name == "none" else 100.0)
     assert selector.decision is not None
 
@@ -72,7 +102,7 @@ def test_what_a_measurement_that_was_forgotten_has_cost_counts_once() -> None:
     series, expected = Series(), 0.0
     for _ in range(3):
         selector = series.begin(TWO, [settings], 1, seed=0)
-        assert selector is not None
+        assert isinstance(selector, Selector)
         measured(selector, lambda name: 1e-3 if name == "none" else 2e-3, calls=16)
         expected += 1e-3 * selector.measured_calls[TWO[1]]
         series.charge()
@@ -90,7 +120,7 @@ def test_measuring_that_begins_again_has_no_more_calls_than_once() -> None:
     calls = 0
     for _ in range(MOST_RESTARTS):
         selector = series.begin(TWO, [settings], 1, seed=0)
-        assert selector is not None
+        assert isinstance(selector, Selector)
         for _ in range(30):
             turn = selector.next_turn()
             if turn is None:
@@ -107,7 +137,7 @@ def test_a_verdict_begins_the_count_of_calls_again(kept: str) -> None:
     series, settings = Series(), Settings("measure", rules=Rules(most_calls=100))
     for _ in range(4):
         selector = series.begin(TWO, [settings], 1, seed=0)
-        assert selector is not None
+        assert isinstance(selector, Selector)
         measured(selector, lambda name: 1.0 if name == kept else 3.0)
         assert selector.decision is not None
         assert (selector.decision.kept, selector.says_little) == (kept, False)
@@ -145,6 +175,6 @@ def test_a_program_whose_compilation_was_short_keeps_its_graphs_unmeasured(make:
     assert report.voided == (), "whether inputs move was not known after so few calls"
     assert (selection(second).state, selection(second).reason) == (
         "off",
-        "measuring has taken the share of compile time that it may",
+        NO_SHARE_LEFT,
     )
     assert prices.timed == timed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,9 @@ class FakeFunction:
         uncaptured = self.served.count("none")
         return Standing(None, None, in_place=False, recordings=1, uncaptured=uncaptured, threads=1)
 
+    def recorded_behind(self, seen: set[Any]) -> Iterator[tuple[object, float]]:
+        yield from ()
+
 
 def test_what_is_left_of_a_group_is_measured_alone(make: Any, tmp_path: Path) -> None:
     """Functions go with the manager of a thread that ends."""
@@ -219,6 +223,89 @@ def test_a_function_that_is_let_go_leaves_the_others_to_be_measured_alone(make: 
     assert (selection(first).state, selection(first).reason) == ("waiting", "a function of the group is gone")
     run(first, 400)
     assert (selection(first).state, selection(first).functions) == ("decided", 1)
+
+
+def apart(first: Any, second: Any, iterations: int) -> None:
+    """Two functions in one iteration, of which neither reads what the other returns."""
+    for step in range(iterations):
+        x, y = values(step), values(step + 1)
+        torch.compiler.cudagraph_mark_step_begin()
+        (one,) = first.function([x, y, W])
+        (other,) = second.function([x, y, W])
+        assert torch.equal(one, other) and torch.equal(one, 2 * x + y * W), step
+        del one, other
+
+
+@pytest.mark.parametrize("recording_s", [0.01, 100.0])
+def test_what_is_recorded_again_behind_a_call_without_a_graph_counts_as_cost(
+    make: Any, cuda_on_cpu: CudaOnCpu, recording_s: float
+) -> None:
+    """The second function's graph goes on from the first one's, which a call without a graph leaves out."""
+    _, first = make(model=Model(cuda_on_cpu), digest="d" * 64)
+    _, second = make(model=Model(cuda_on_cpu), digest="e" * 64)
+    apart(first, second, 2)
+    first.functions[0].member.settings.compile_s = 100.0
+    for manager in managers():
+        for node in manager.nodes():
+            node.recording_s = recording_s
+    apart(first, second, 600)
+    report, recorded = selection(first), len(second.functions[0].recordings())
+    if recording_s < 1:
+        assert report.state == "decided"
+        assert report.excess_s >= recording_s
+        assert recorded == 2
+    else:
+        assert (report.state, report.kept) == ("off", None)
+        assert str(report.reason).startswith("behind a call without a graph, graphs of other functions")
+        assert recorded == 1
+        assert selection(second).state == "decided", "nothing follows it"
+
+
+class Unfinished(FakeFunction):
+    """A function whose graphs never are as they will stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks = 0
+
+    def standing(self) -> Standing:
+        self.looks += 1
+        return Standing("more calls", None, in_place=False, recordings=1, uncaptured=0, threads=1)
+
+
+def test_looks_at_a_large_group_of_which_one_is_called_often_take_no_longer_than_its_calls(
+    make: Any, tmp_path: Path
+) -> None:
+    """Whether measuring may begin is a question to all of its functions."""
+    make()
+    settings = Settings("measure", rules=RULES, store=VerdictStore(tmp_path / "none"))
+    functions = [Unfinished() for _ in range(200)]
+    members = [Member(one, settings, 0) for one in functions]  # type: ignore[arg-type]
+    calls = [one.served(lambda inputs: None) for one in members]
+    for member in members[1:]:
+        member.reads_results_of([members[0]])
+    iterations, often = 60, 100
+    for _ in range(iterations):
+        called_in_turn(calls, 1)
+        called_in_turn(calls[:1], often)
+    assert members[0].describe().reason == "more calls"
+    looks = functions[0].looks
+    assert looks >= 3, "it is asked, or measuring would never begin"
+    assert sum(one.looks for one in functions) <= iterations * (len(functions) + often) / 2
+
+
+def test_a_function_that_stands_still_is_asked_again_after_a_while(make: Any, tmp_path: Path) -> None:
+    """Of its group the other one is called no more."""
+    make()
+    settings = Settings("measure", rules=RULES, store=VerdictStore(tmp_path / "none"))
+    one, other = Unfinished(), Unfinished()
+    members = [Member(one, settings, 0), Member(other, settings, 0)]  # type: ignore[arg-type,list-item]
+    calls = [member.served(lambda inputs: None) for member in members]
+    members[1].reads_results_of(members[:1])
+    called_in_turn(calls, 3)
+    before = one.looks
+    called_in_turn(calls[:1], 3 * 64)
+    assert one.looks > before
 
 
 def called_in_turn(members: list[Any], iterations: int) -> None:

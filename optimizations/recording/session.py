@@ -64,6 +64,13 @@ MOST_UNDER_WAY = 8
 of it, and one outcome at a time would take that many calls for each of `proof.MOST_CALLS`."""
 
 
+MOST_NOT_READABLE = 64
+"""Calls that were to be tried in which an input lay where it cannot be read in place. A program that passes results of
+its graphs back to them, or slices that are not aligned, does so in each call."""
+
+NOT_READABLE = "an input was not aligned, or in memory that the graph writes, in each"
+
+
 class Stage(StrEnum):
     WAITING = "waiting"
     PROVING = "proving"
@@ -106,10 +113,12 @@ class Session:
         self._counted = False
         self.stage = Stage.WAITING if self._may_gain() else Stage.DONE
         self._read_by_name = False
-        self.waiting: str | None = self.use.plan(READ_COST * recorded.seconds)
+        planned = self.use.plan(READ_COST * recorded.seconds)
+        self.waiting: str | None = planned if self.stage is Stage.WAITING else None
         self.off: str | None = None
         self.findings: Findings | None = None
         self.trial_calls = 0
+        self._not_readable = 0
         self.committed = False
         self.in_place: frozenset[int] = frozenset()
         self._candidate: Candidate | None = None
@@ -295,6 +304,9 @@ class Session:
         except Exception as error:
             self._give_up(one_line(error))
         if trial is None or self._candidate is None:
+            # Or it would be done in each call, for as long as none can be tried.
+            self.use.spent_s += self._clock() - begun
+            self.use.plan(TRIAL_COST * self.use.mean_call_s)
             return replay(inputs)
         tensors = {index: inputs[index] for index in self.recorded.copied if isinstance(inputs[index], torch.Tensor)}
         addresses = {index: inputs[index].data_ptr() for index in self._candidate.inputs}
@@ -380,6 +392,9 @@ class Session:
             return None
         self._plan_trial()
         if not self._readable_in_place(inputs):
+            self._not_readable += 1
+            if self._not_readable >= MOST_NOT_READABLE:
+                self._refuse(f"{NOT_READABLE} of {self._not_readable} calls that were looked at", self._proof.unproven)
             return None
         if any(index not in self._earlier for index in unproven):
             self._keep({index: inputs[index] for index in unproven})

@@ -187,6 +187,8 @@ class Group(Voting):
         if self._is_another_thread(member):
             self._off(SEVERAL_THREADS)
         elif self.state == "waiting":
+            if self._rests(member):
+                return None
             self._try_to_begin()
         elif self._measurement is not None:
             if self._leader is None and self.members.leads(member):
@@ -248,9 +250,11 @@ class Group(Voting):
         settings = self.members.settings
         open_ones = [one for one in _GROUPS.alive() if one.state in ("waiting", "measuring")]
         sharing = [one for one in open_ones if any(asked in settings for asked in one.members.settings)]
-        selector = self._series.begin(candidates, settings, len(sharing), seed=self.number)
-        if selector is None:
-            self._off("measuring has taken the share of compile time that it may")
+        selector = self._series.begin(
+            candidates, settings, len(sharing), seed=self.number, behind_s=self.members.recorded_behind_s()
+        )
+        if isinstance(selector, str):
+            self._off(selector)
             return
         self.state, self.reason = "measuring", None
         self._memory.begin(members[0].device_index)

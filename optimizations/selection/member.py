@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -60,6 +60,10 @@ class Function(Protocol):
         """What is served without a graph from now on needs none: what its graphs hold may be freed."""
 
     def standing(self) -> Standing: ...
+
+    def recorded_behind(self, seen: set[Any]) -> Iterator[tuple[object, float]]:
+        """The recordings behind its own, but those in `seen`, to which they are added: each one's function, and the
+        seconds that recording it took."""
 
     def short_of_memory(self) -> str | None:
         """Why calls should not be tried without a graph: memory is short. None where they may be."""

@@ -42,7 +42,8 @@ EARLY_SHARE = 0.5
 @dataclass(frozen=True, slots=True)
 class Spent:
     """What measuring took: `calls` in `rounds` rounds, `seconds` in all, `excess_s` more than the best candidate's
-    calls would have taken, of which `waiting_s` is what the program lost because the device was waited for."""
+    calls would have taken. Of the latter `waiting_s` is what the program lost because the device was waited for. It
+    holds, too, what recording graphs of others again takes (`Series.begin`)."""
 
     calls: int = 0
     rounds: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from optimizations.selection.budget import Budget
 from optimizations.selection.selector import Selector, Spent
@@ -10,6 +11,8 @@ from optimizations.selection.settings import Settings
 
 MOST_RESTARTS = 8
 """Times that measuring begins again because graphs changed; then the group is left as it is."""
+
+NO_SHARE_LEFT = "measuring has taken the share of compile time that it may"
 
 
 class Series:
@@ -23,15 +26,24 @@ class Series:
         self.restarts = 0
         self._budget = Budget()
         self._earlier = Spent()
+        self._recording_s = 0.0
         self._voided: tuple[str, ...] = ()
         self._calls_without_verdict = 0
 
     def begin(
-        self, candidates: Sequence[str], settings: Sequence[Settings], groups: int, *, seed: int
-    ) -> Selector | None:
-        """A selector for these candidates that is not decided; None where measuring may cost no more.
+        self,
+        candidates: Sequence[str],
+        settings: Sequence[Settings],
+        groups: int,
+        *,
+        seed: int,
+        behind_s: float = 0.0,
+    ) -> Selector | str:
+        """A selector for these candidates that is not decided; or why there is none.
 
         `settings` are of all compilations that the group is from, and `groups` have still to be measured for them.
+        `behind_s` is what recording the graphs of others took that are recorded again where calls are served without
+        one (`Members.recorded_behind_s`). It counts as cost once.
         """
         current = self.selector
         if current is not None and current.candidates == tuple(candidates) and current.decision is None:
@@ -39,13 +51,20 @@ class Series:
         self.forget_times()
         allowed_s = self._budget.begin(settings, groups)
         if allowed_s is not None and allowed_s <= 0:
-            return None
+            return NO_SHARE_LEFT
+        recording_s = max(0.0, behind_s - self._recording_s)
+        if allowed_s is not None and recording_s >= allowed_s:
+            return (
+                f"behind a call without a graph, graphs of other functions would be recorded again, for about "
+                f"{recording_s:.2g} s; measuring may cost {allowed_s:.2g} s"
+            )
+        self._recording_s += recording_s
         self.selector = Selector(
             candidates,
             settings[0].rules,
             budget_s=None if allowed_s is None else self._earlier.excess_s + allowed_s,
             seed=seed,
-            earlier=self._earlier,
+            earlier=replace(self._earlier, excess_s=self._earlier.excess_s + recording_s),
             voided=self._voided,
             calls_before=self._calls_without_verdict,
         )

@@ -60,7 +60,7 @@ class Served:
         self._memory = Borrowed()
         self._together = ranks.Together()
         self._stored_void = False
-        self._pauses = 0
+        self._pauses = self._resting = 0
         self._retiring = False
         self._gave_way = False
         self._thread: int | None = None
@@ -68,7 +68,17 @@ class Served:
 
     def _pause(self) -> None:
         self._pauses = min(2 * self._pauses + 1, LONGEST_PAUSE)
+        self._resting = len(self.members)
         self.members.rest(self._pauses)
+
+    def _rests(self, member: Member) -> bool:
+        """Whether it is too soon to look again whether measuring may begin: a look is one at all members. It comes
+        when pauses were over as often as there are members. One may be called a hundred times in an iteration."""
+        if self._resting <= 1:
+            return False
+        self._resting -= 1
+        member.pause = self._pauses
+        return True
 
     def _take(self, decision: Decision) -> None:
         self.decision = decision
@@ -138,7 +148,7 @@ class Served:
         self.decision = self._together.voted = self._measurement = None
         self.state, self.reason = "waiting", reason
         self._memory.end()
-        self._pauses = 0
+        self._pauses = self._resting = 0
         self.members.rest(0)
 
     def _off(self, reason: str, *, tell: bool = True) -> None:
@@ -179,7 +189,7 @@ class Served:
     def wake(self) -> None:
         """See `way.Measured`."""
         if self.state == "waiting":
-            self._pauses = 0
+            self._pauses = self._resting = 0
             self.members.rest(0)
 
     def lose(self, reason: str) -> None:

@@ -7,6 +7,7 @@ threads that run this thread's backward.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from optimizations.torch_internals import thread_state
@@ -59,8 +60,9 @@ def everything() -> list[Any]:
 
 def settled() -> bool:
     """Whether no recording waits for anything that more calls of the program would bring."""
+    replays = functools.cache(lambda function: function.replays())
     return not any(
-        node.session is not None and node.session.pending and not node.function.is_idle(node)
+        node.session is not None and node.session.pending and not node.function.is_idle(node, replays(node.function))
         for manager in managers()
         for node in manager.nodes()
     )

@@ -14,7 +14,7 @@ import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -39,9 +39,22 @@ IDLE_REPLAYS = 64
 
 
 class Recording(Protocol):
-    """A node, as long as it lives. `replays`: how often it was replayed for a call."""
+    """A node, as long as it lives.
+
+    Attributes:
+        replays: how often it was replayed for a call.
+        recording_s: how long recording it took, in seconds.
+        function: whose recording it is.
+    """
 
     replays: int
+    recording_s: float
+
+    @property
+    def function(self) -> RecordableFunction: ...
+
+    def following(self) -> Iterable[Recording]:
+        """The recordings of what was called right behind it, of any function."""
 
     def describe(self) -> RecordingReport: ...
 
@@ -197,7 +210,8 @@ class RecordableFunction:
         nodes = self._alive()
         waiting: str | None = NO_GRAPH
         if nodes:
-            waiting = next((one.waiting for one in nodes if one.waiting and not self.is_idle(one)), None)
+            replays = sum(one.replays for one in nodes)
+            waiting = next((one.waiting for one in nodes if one.waiting and not self.is_idle(one, replays)), None)
         return Standing(
             waiting=waiting,
             refused=None if self.without_graph == SELECTED else self.without_graph,
@@ -213,12 +227,28 @@ class RecordableFunction:
         nodes = self._alive()  # in one pool
         return nodes[0].short_of_memory() if nodes else None
 
-    def is_idle(self, node: Recording) -> bool:
+    def recorded_behind(self, seen: set[Any]) -> Iterator[tuple[object, float]]:
+        """See `selection.member.Function`."""
+        left: list[Recording] = self._alive()
+        own = set(left)
+        while left:
+            for following in left.pop().following():
+                if following in seen or following in own:
+                    continue
+                seen.add(following)
+                left.append(following)
+                yield following.function, following.recording_s
+
+    def replays(self) -> int:
+        """Of all its recordings."""
+        return sum(one.replays for one in self._alive())
+
+    def is_idle(self, node: Recording, replays: int) -> bool:
         """Whether its others were replayed so often since this one was that it need not be waited for.
 
-        Of the first steps of a program a recording may be left that fits no later one.
+        Of the first steps of a program a recording may be left that fits no later one. `replays` are those of all its
+        recordings. Who asks about many adds them up once: a function may have hundreds.
         """
-        replays = sum(one.replays for one in self._alive())
         own, before = self._replays.get(node, (-1, 0))
         if own != node.replays:
             self._replays[node] = node.replays, replays

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +77,7 @@ class EncoreNode(ResultsNode):
     """A recording of a `RecordableFunction`.
 
     Attributes:
+        recording_s: how long recording it took, in seconds.
         replays: how often the graph was replayed for a call; `full_replays`: those in calls that were not steady.
         copied_bytes: data copied into placeholders by these replays.
         copied_per_replay: the same for the next replay, inputs with a tracker left out.
@@ -99,7 +100,7 @@ class EncoreNode(ResultsNode):
         self._copied: list[int] = []
         self._in_place: list[int] = []
         self._copying: bool | None = None
-        self._recording_s = 0.0
+        self.recording_s = 0.0
         self.fixed_inputs: FixedInputs | None = None
         self.replays = 0
         self.full_replays = 0
@@ -112,8 +113,8 @@ class EncoreNode(ResultsNode):
         super().__init__(wrapped_function, *args, **kwargs)
         # From here on the call has been served: nothing may fail any more, or it would be served twice.
         try:
-            self._recording_s = time.perf_counter() - started
-            self._begin_session(self._recording_s)
+            self.recording_s = time.perf_counter() - started
+            self._begin_session(self.recording_s)
             self.function.recorded(self)
         except Exception as error:
             self._session = None
@@ -422,7 +423,7 @@ class EncoreNode(ResultsNode):
         self.non_managed_static_input_idxs = [one for one in self.non_managed_static_input_idxs if one not in followed]
         fixed = [index for index in tracker.indices if index in self._fixed]
         if fixed:
-            tracker.swaps = self.swaps or Swaps(fixed, self._recording_s)
+            tracker.swaps = self.swaps or Swaps(fixed, self.recording_s)
         self._tracker = tracker
         self._copying = None
         self.copy_inputs(self.function.copies_inputs)
@@ -447,6 +448,11 @@ class EncoreNode(ResultsNode):
         """See `function.Recording`. Without a graph a call takes at most as much as the pool has for all of them."""
         pool_bytes = sum(one.size_bytes for one in pool_memory(self.cuda_graphs_pool))
         return waiting_for_memory(pool_bytes, device_tools(self.device).free_bytes())
+
+    def following(self) -> Iterator[EncoreNode]:
+        """See `function.Recording`."""
+        for nodes in list(self.children.values()):
+            yield from nodes
 
     @property
     def in_place(self) -> bool:

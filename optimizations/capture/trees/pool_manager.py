@@ -242,5 +242,4 @@ def below(node: EncoreNode) -> Iterator[EncoreNode]:
     while nodes:
         found = nodes.pop()
         yield found
-        for children in list(found.children.values()):
-            nodes.extend(children)
+        nodes.extend(found.following())
