@@ -96,15 +96,50 @@ def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) ->
     assert compiled.reports[0].steady_replays == 0
 
 
-def test_a_second_call_of_an_iteration_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+def test_a_second_call_of_an_iteration_goes_the_full_way_while_the_first_ones_result_is_held(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
     compiled = steady(cuda_on_cpu, full_ways)
-    call(compiled)
-    assert full_ways == []
+    torch.compiler.cudagraph_mark_step_begin()
     x, y = values(1), values(2)
-    (out,) = compiled.function([x, y, W])
-    assert torch.equal(out, 2 * x + y * W)
+    (held,) = compiled.function([x, y, W])
+    assert full_ways == []
+    (out,) = compiled.function([y, x, W])
+    assert torch.equal(held, 2 * x + y * W)
+    assert torch.equal(out, 2 * y + x * W)
     assert full_ways
-    assert reasons(compiled) == [lean.OTHER_ORDER]
+    assert reasons(compiled) == [lean.RESULTS_HELD]
+    assert len(list(nodes())) == 2
+
+
+def test_a_loop_that_keeps_no_results_is_steady_in_each_round(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    """Stock ends the path of an iteration where all results are dead, and nothing that was recorded follows."""
+    first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu))
+
+    def iteration(start: int, rounds: int, keep: int = -1) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        kept = []
+        for place in range(rounds):
+            for compiled in (first, second):
+                x, y = values(start + place), values(start - 2 * place)
+                (result,) = compiled.function([x, y, W])
+                assert torch.equal(result, 2 * x + y * W)
+                if place == keep:
+                    kept.append((result, 2 * x + y * W))
+                del result
+        assert all(torch.equal(result, expected) for result, expected in kept)
+
+    for start in range(40):
+        iteration(start, 4)
+    full_ways.clear()
+    recorded, replays = len(list(nodes())), cuda_on_cpu.replays
+    for start in range(5):
+        iteration(start, 7)  # another number of rounds than before
+    assert full_ways == []
+    assert (len(list(nodes())), cuda_on_cpu.replays) == (recorded, replays + 5 * 2 * 7)
+    iteration(1, 7, keep=2)
+    assert full_ways, "what is held must not be written over"
+    iteration(2, 7)
 
 
 def test_a_function_that_is_called_many_times_in_an_iteration_is_steady_in_each_place(

@@ -6,6 +6,10 @@ one comparison in C++ of everything at a fixed address, one of what is read in p
 somebody might hold, the launch, and the list of results. If anything differs, the call goes the full way before
 anything was done for it, so stock's behaviour is kept.
 
+Note [Loops]. Where nothing of a function follows the current recording, stock ends the path if all of its results are
+dead, and begins anew with the function, in the same iteration. A loop over a compiled block that keeps none of its
+results does so in each round. The steady call begins a path there just as where an iteration begins.
+
 `SKIPPED` lists what a full call does in PyTorch 2.11, and why a steady call may go without or where it does the same.
 """
 
@@ -229,11 +233,13 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
             current: EncoreNode = manager._current_node
             generation = steps.mark_step_counter or generations.generation
             begins = generation != manager.current_gen
-            parent = None if begins else current
+            following = calls.get(None if begins else current)
+            if following is None and not begins and not manager.running_forwards_with_pending_backwards:
+                following, begins = calls.get(None), True  # Note [Loops]
 
             chosen: SteadyCall | None = None
             in_place, why = True, OTHER_ORDER
-            for one in calls.get(parent, ()):
+            for one in following or ():
                 if one.state != one.node.state:
                     why = CHANGED
                     continue
