@@ -18,7 +18,7 @@ from optimizations import torch_internals
 from optimizations.capture.trees import pool_manager
 from optimizations.capture.trees.containers import managers
 from optimizations.indirection.plan import Choice
-from optimizations.recording import examination, fixed_inputs, session
+from optimizations.recording import budget, examination, fixed_inputs, session
 from optimizations.recording.generated import GeneratedCode
 from optimizations.replay.swaps import Swaps
 from suite.measure import copies
@@ -457,3 +457,38 @@ def test_generators_are_registered_with_the_graph_that_is_replayed(cuda_on_cpu: 
         torch.compiler.cudagraph_mark_step_begin()
     (node,) = nodes()
     assert (node.graph, generator) in cuda_on_cpu.generators
+
+
+def test_inputs_that_can_never_be_read_in_place_end_the_proof_and_looking_for_it_is_paid_for(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slices that are not aligned. What is looked at takes long on a GPU: all memory of the pool."""
+    monkeypatch.setattr(budget, "SHARE", 0.1)
+    looks = []
+    readable = session.Session._readable_in_place
+
+    def slowly(self: Any, inputs: Any) -> bool:
+        looks.append(len(clock))
+        now[0] += 1.0
+        return readable(self, inputs)
+
+    now, clock, w = [0.0], [], values(7)
+    monkeypatch.setattr(session.Session, "_readable_in_place", slowly)
+    compiled = Compiled(Model(cuda_on_cpu))
+    compiled(values(1), values(2), w)
+    compiled(values(3), values(4), w)
+    (node,) = nodes()
+    assert node.session is not None
+    node.session._clock = lambda: now[0]
+    node.session.use = budget.Use()
+    for step in range(14 * session.MOST_NOT_READABLE * 10):
+        now[0] += 0.1
+        clock.append(step)
+        x, y = values(step, offset=1), values(-step, offset=1)
+        assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
+    (report,) = compiled.reports
+    assert len(looks) == session.MOST_NOT_READABLE
+    assert min(later - earlier for earlier, later in zip(looks, looks[1:], strict=False)) >= 90, "a tenth of the use"
+    assert (report.stage, report.off, report.waiting) == ("done", None, None)
+    reasons = [reason for one in report.inputs for reason in one.reasons]
+    assert any(session.NOT_READABLE in str(reason) for reason in reasons), reasons
