@@ -5,6 +5,7 @@ Everything is called as Inductor calls it: a function from `EncoreMaker.cudagrap
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from typing import Any
@@ -488,7 +489,7 @@ def test_inputs_that_can_never_be_read_in_place_end_the_proof_and_looking_for_it
         assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
     (report,) = compiled.reports
     assert len(looks) == session.MOST_NOT_READABLE
-    assert min(later - earlier for earlier, later in zip(looks, looks[1:], strict=False)) >= 90, "a tenth of the use"
+    assert min(later - earlier for earlier, later in itertools.pairwise(looks)) >= 90, "a tenth of the use"
     assert (report.stage, report.off, report.waiting) == ("done", None, None)
     reasons = [reason for one in report.inputs for reason in one.reasons]
     assert any(session.NOT_READABLE in str(reason) for reason in reasons), reasons
