@@ -73,6 +73,20 @@ def test_memory_that_a_graph_sets_by_a_kernel_is_no_other_kernel() -> None:
     assert difference(kernels(computing), {"triton_memset 8x1x1 128x1x1": 1}).generated
 
 
+@pytest.mark.parametrize("name", ["memcpy128", "memcpy32_post"])
+def test_memory_that_a_graph_copies_by_a_kernel_is_no_other_kernel(name: str) -> None:
+    """Outside of a graph it is a memcpy. Rows from before have such kernels without a mark."""
+    ours = kernels((GEMM, 8, 384))
+    unmarked = {**ours, f"{name} 16x1x1 512x1x1": 3}
+    for theirs in (kernels((GEMM, 8, 384), (name, 16, 512)), unmarked):
+        assert difference(ours, theirs) == difference(theirs, ours) == Difference((), ())
+    for vendors in (GEMM, "cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x64_32x6_tn_align8>"):
+        theirs = kernels((vendors, 8, 384), (name, 16, 512))
+        assert difference({}, theirs).retuned == difference(theirs, {}).retuned == tuple(kernels((vendors, 8, 384)))
+    assert difference(ours, {f"{name} 16x1x1 512x1x1": 1}).retuned, "a copy does not stand in for a GEMM"
+    assert difference({}, kernels((f"triton_poi_fused_{name}_0", 8, 128))).generated
+
+
 def test_a_generated_kernel_that_copies_and_computes_counts() -> None:
     ours = kernels(("triton_poi_fused_copy_mul_0", 8, 128))
     assert difference(ours, kernels(("triton_poi_fused_copy_mul_0", 8, 256))).retuned

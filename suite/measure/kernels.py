@@ -20,10 +20,10 @@ SHOWN_CHARACTERS = 60
 
 _TRITON = "triton_"
 _NUMBER = re.compile(r"_\d+$")
-_MOVES_ONLY = re.compile(r"copy|fill|memset|encore_", re.IGNORECASE)
+_MOVES_ONLY = re.compile(r"copy|memcpy|fill|memset|encore_", re.IGNORECASE)
 """Kernels that are not tuned, and of which one mode may have more than another: copies into placeholders, Encore's own
-(they write pointers where an input moved), and fills (a CUDA graph sets memory by kernels; outside of one that is a
-memset)."""
+(they write pointers where an input moved), and fills. A CUDA graph sets and copies memory by kernels, some of them
+called `memcpy128` or `memcpy32_post`; outside of one it is a memset or a memcpy."""
 
 _SOURCE = "#"
 """What a generated kernel's name is told from the digest of its source by."""
