@@ -19,9 +19,11 @@ import optimizations
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.function import forget_recordings
 from optimizations.capture.trees.maker import release_recordings
+from optimizations.capture.trees.node import EncoreNode
 from optimizations.selection import way
 from optimizations.selection.decide import Rules
 from optimizations.selection.member import Member, Standing
+from optimizations.selection.series import Series
 from optimizations.selection.settings import Settings
 from optimizations.selection.store import VerdictStore
 
@@ -157,7 +159,7 @@ class FakeFunction:
         uncaptured = self.served.count("none")
         return Standing(None, None, in_place=False, recordings=1, uncaptured=uncaptured, threads=1)
 
-    def recorded_behind(self, seen: set[Any]) -> Iterator[tuple[object, float]]:
+    def recorded_behind(self, seen: set[Any]) -> Iterator[Any]:
         yield from ()
 
 
@@ -261,6 +263,37 @@ def test_what_is_recorded_again_behind_a_call_without_a_graph_counts_as_cost(
         assert selection(second).state == "decided", "nothing follows it"
 
 
+def test_what_earlier_groups_left_in_the_tree_does_not_count_as_recorded_again(
+    make: Any, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind each of five functions as many graphs are recorded again as follow it in an iteration."""
+    functions = [make(model=Model(cuda_on_cpu), digest=name * 64)[1] for name in "abcde"]
+    counted: list[tuple[float, int]] = []
+    begin = Series.begin
+
+    def recorded() -> int:
+        return sum(len(one.functions[0].recordings()) for one in functions)
+
+    def noted(self: Series, *arguments: Any, behind_s: float, **keywords: Any) -> Any:
+        counted.append((behind_s, recorded()))
+        return begin(self, *arguments, behind_s=behind_s, **keywords)
+
+    monkeypatch.setattr(Series, "begin", noted)
+    monkeypatch.setattr(
+        EncoreNode, "recording_s", property(lambda self: 1.0, lambda self, seconds: None), raising=False
+    )
+    for step in range(2500):
+        x, y = values(step), values(step + 1)
+        torch.compiler.cudagraph_mark_step_begin()
+        results = [one.function([x, y, W])[0] for one in functions]
+        assert all(torch.equal(result, 2 * x + y * W) for result in results)
+        del results
+    assert {selection(one).state for one in functions} == {"decided"}
+    ends = [*(at for _, at in counted[1:]), recorded()]
+    assert [behind_s for behind_s, _ in counted] == [4.0, 3.0, 2.0, 1.0, 0.0]
+    assert [end - at for (_, at), end in zip(counted, ends, strict=True)] == [4, 3, 2, 1, 0]
+
+
 class Unfinished(FakeFunction):
     """A function whose graphs never are as they will stay."""
 
@@ -306,6 +339,42 @@ def test_a_function_that_stands_still_is_asked_again_after_a_while(make: Any, tm
     before = one.looks
     called_in_turn(calls[:1], 3 * 64)
     assert one.looks > before
+
+
+@pytest.mark.parametrize("others", [1, 20, 200])
+def test_a_group_of_which_one_is_called_gets_its_turn_as_soon_as_one_alone(
+    make: Any, tmp_path: Path, others: int
+) -> None:
+    """Whether they are gone, or not called."""
+    make()
+    settings = Settings("measure", rules=RULES, store=VerdictStore(tmp_path / "none"))
+    holder = FakeFunction()
+    silent = Member(holder, settings, 0)  # type: ignore[arg-type]
+    assert way.WAY.take(silent.group)
+    functions = [FakeFunction() for _ in range(others + 1)]
+    members = [Member(one, settings, 0) for one in functions]  # type: ignore[arg-type]
+    for member in members[1:]:
+        member.reads_results_of(members[:1])
+    call = members[0].served(lambda inputs: None)
+    called_in_turn([call], 2 * way.PATIENCE)
+    assert members[0].describe().state in ("measuring", "off"), "measured, or found to have no order"
+    assert members[0].describe().reason != "another group is being measured"
+
+
+def test_members_that_are_gone_do_not_delay_looks(make: Any, tmp_path: Path) -> None:
+    make()
+    settings = Settings("measure", rules=RULES, store=VerdictStore(tmp_path / "none"))
+    functions = [Unfinished() for _ in range(200)]
+    members = [Member(one, settings, 0) for one in functions]  # type: ignore[arg-type]
+    for member in members[1:]:
+        member.reads_results_of(members[:1])
+    call = members[0].served(lambda inputs: None)
+    del functions[1:], members[1:], member
+    gc.collect()
+    called_in_turn([call], 300)
+    before = functions[0].looks
+    called_in_turn([call], 1000)
+    assert functions[0].looks >= before + 10
 
 
 def called_in_turn(members: list[Any], iterations: int) -> None:

@@ -22,7 +22,7 @@ from test_strange_programs import Net, flat, gradients, values
 import optimizations
 from optimizations import backend
 from optimizations.capture.trees.function import RecordableFunction
-from optimizations.selection import budget, member, served, timing
+from optimizations.selection import budget, group, member, served, timing
 from optimizations.selection.decide import Rules
 from optimizations.selection.settings import Settings
 from optimizations.selection.store import VerdictStore
@@ -142,6 +142,7 @@ def turning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(RecordableFunction, "standing", ready)
     monkeypatch.setattr(timing, "timer_for", lambda objective, device_index: RandomTimer(draw))
     monkeypatch.setattr(served, "LOOK_EVERY", 2)
+    monkeypatch.setattr(group, "LONGEST_LOOK_EVERY", 2)
     monkeypatch.setattr(budget, "SHARE", 1e9)
     monkeypatch.setattr(member, "circumstances", lambda *arguments: None)
 

@@ -11,7 +11,7 @@ from selection_on_cpu import W, make, run, selection
 from trees_on_cpu import Model, values
 
 from optimizations.capture.trees.containers import managers
-from optimizations.selection.served import LOOK_EVERY
+from optimizations.selection.served import LONGEST_LOOK_EVERY, LOOK_EVERY
 from optimizations.selection.validity import WINDOW
 
 __all__ = ["cuda_on_cpu", "make"]
@@ -56,7 +56,30 @@ def test_a_change_is_noticed_within_so_many_calls(make: Any, cuda_on_cpu: CudaOn
     run(compiled, 400 + after)
     assert selection(compiled).state == "decided"
     cuda_on_cpu.stream += change == "stream"
-    run(compiled, LOOK_EVERY + 2 * WINDOW, moving=change == "stream")
+    run(compiled, 2 * LOOK_EVERY + 2 * WINDOW, moving=change == "stream")  # the first look may be over
+    assert len(selection(compiled).voided) == 1
+
+
+@pytest.mark.parametrize("change", ["stream", "rests"])
+def test_looks_become_rare_and_a_late_change_is_noticed_too(make: Any, cuda_on_cpu: CudaOnCpu, change: str) -> None:
+    _, compiled = make()
+    run(compiled, 400)
+    assert selection(compiled).state == "decided"
+    looks = 0
+    circumstances = compiled.functions[0].member.group._circumstances
+    look = circumstances.look
+
+    def counted(*arguments: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return bool(look(*arguments))
+
+    circumstances.look = counted
+    run(compiled, 4 * LONGEST_LOOK_EVERY)
+    assert 4 * WINDOW <= looks <= 6 * WINDOW, "128 calls, 256, 512, 1024 and 1024"
+    assert selection(compiled).voided == ()
+    cuda_on_cpu.stream += change == "stream"
+    run(compiled, LONGEST_LOOK_EVERY + 2 * WINDOW, moving=change == "stream")
     assert len(selection(compiled).voided) == 1
 
 

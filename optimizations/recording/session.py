@@ -65,8 +65,8 @@ of it, and one outcome at a time would take that many calls for each of `proof.M
 
 
 MOST_NOT_READABLE = 64
-"""Calls that were to be tried in which an input lay where it cannot be read in place. A program that passes results of
-its graphs back to them, or slices that are not aligned, does so in each call."""
+"""Calls in a row that were to be tried, in which an input lay where it cannot be read in place. A program that passes
+results of its graphs back to them, or slices that are not aligned, does so in each call."""
 
 NOT_READABLE = "an input was not aligned, or in memory that the graph writes, in each"
 
@@ -204,6 +204,7 @@ class Session:
         if not self.in_place and self._may_gain():
             self._fixed = tuple(fixed)
             self.off = None
+            self._not_readable = 0
             self.stage = Stage.WAITING
             self.waiting = self.use.plan(0.0)
 
@@ -393,9 +394,10 @@ class Session:
         self._plan_trial()
         if not self._readable_in_place(inputs):
             self._not_readable += 1
-            if self._not_readable >= MOST_NOT_READABLE:
-                self._refuse(f"{NOT_READABLE} of {self._not_readable} calls that were looked at", self._proof.unproven)
+            if self._not_readable >= MOST_NOT_READABLE and not self._trials:
+                self._refuse(f"{NOT_READABLE} of the last {self._not_readable} calls looked at", self._proof.unproven)
             return None
+        self._not_readable = 0
         if any(index not in self._earlier for index in unproven):
             self._keep({index: inputs[index] for index in unproven})
             return None

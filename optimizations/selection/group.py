@@ -8,8 +8,8 @@ reads them in place (`indirection`).
     waiting     graphs are not as they will stay yet, another group is being measured, or other ranks have not voted;
                 calls are served as without selection
     measuring   iterations are turns of `Selector` (`measurement`)
-    decided     the verdict serves; every `LOOK_EVERY` calls of the leader it is looked whether it still holds
-                (`validity`)
+    decided     the verdict serves; after `LOOK_EVERY` calls of the leader, and then ever more, it is looked whether it
+                still holds (`validity`)
     off         as without selection, for a reason
 
 Note [Doubt]. Every call is served exactly once, by the function that is called here, whatever selection does before and
@@ -41,7 +41,7 @@ from optimizations.selection.members import (
     refusal_of_all,
 )
 from optimizations.selection.selector import Selector
-from optimizations.selection.served import LOOK_EVERY
+from optimizations.selection.served import LONGEST_LOOK_EVERY, LOOK_EVERY
 from optimizations.selection.validity import ANOTHER_STREAM
 from optimizations.selection.verdict import compared
 from optimizations.selection.voting import NOT_STORED, Voting
@@ -234,7 +234,7 @@ class Group(Voting):
             self._vote_as_stored(members)
             if self.reason is not None or self.state == "off":
                 return
-        if self.reason is None and not WAY.take(self, self._pauses + 1):
+        if self.reason is None and not WAY.take(self, self._calls_since_asked):
             self.reason = "another group is being measured"
         if self.reason is not None:
             self._pause()
@@ -243,16 +243,19 @@ class Group(Voting):
         if refused is not None:
             self._off(refused)
             return
+        behind_s = self._recorded_behind_s()
+        if behind_s is None:
+            self.reason = "which graphs follow its own is looked at"
+            self._pause()
+            return
         in_place = any(one.in_place for one in standings)
-        self._begin_measuring(CANDIDATES if in_place else CANDIDATES[:2], members)
+        self._begin_measuring(CANDIDATES if in_place else CANDIDATES[:2], members, behind_s)
 
-    def _begin_measuring(self, candidates: Sequence[Candidate], members: Sequence[Member]) -> None:
+    def _begin_measuring(self, candidates: Sequence[Candidate], members: Sequence[Member], behind_s: float) -> None:
         settings = self.members.settings
         open_ones = [one for one in _GROUPS.alive() if one.state in ("waiting", "measuring")]
         sharing = [one for one in open_ones if any(asked in settings for asked in one.members.settings)]
-        selector = self._series.begin(
-            candidates, settings, len(sharing), seed=self.number, behind_s=self.members.recorded_behind_s()
-        )
+        selector = self._series.begin(candidates, settings, len(sharing), seed=self.number, behind_s=behind_s)
         if isinstance(selector, str):
             self._off(selector)
             return
@@ -356,7 +359,7 @@ class Group(Voting):
     def _look(self, member: Member, inputs: Sequence[Any]) -> None:
         """Whether the verdict still holds. See `validity`."""
         if member.serial != self._leader:
-            member.pause = LOOK_EVERY
+            member.pause = self._look_every
             return
         if self._circumstances.begins_look and not self._look_at_ranks():
             return
@@ -364,7 +367,8 @@ class Group(Voting):
             return
         if not self._circumstances.look(inputs, member.watched):
             return
-        member.pause = LOOK_EVERY
+        self._look_every = min(2 * self._look_every, LONGEST_LOOK_EVERY)
+        member.pause = self._look_every
         changed = self._circumstances.changed()
         if changed is not None:
             self._void(changed)

@@ -47,6 +47,16 @@ class Standing:
     collectives: bool = False
 
 
+class Followed(Protocol):
+    """A recording behind a group's own: whose it is, how often it was replayed, and how long recording it took."""
+
+    replays: int
+    recording_s: float
+
+    @property
+    def function(self) -> object: ...
+
+
 class Function(Protocol):
     """What is selected for; `capture.trees.function.RecordableFunction`."""
 
@@ -61,9 +71,8 @@ class Function(Protocol):
 
     def standing(self) -> Standing: ...
 
-    def recorded_behind(self, seen: set[Any]) -> Iterator[tuple[object, float]]:
-        """The recordings behind its own, but those in `seen`, to which they are added: each one's function, and the
-        seconds that recording it took."""
+    def recorded_behind(self, seen: set[Any]) -> Iterator[Followed]:
+        """The recordings behind its own, but those in `seen`, to which they are added."""
 
     def short_of_memory(self) -> str | None:
         """Why calls should not be tried without a graph: memory is short. None where they may be."""

@@ -10,7 +10,7 @@ from optimizations.selection import ranks
 
 if TYPE_CHECKING:
     from optimizations.selection.measurement import Counts
-    from optimizations.selection.member import Candidate, Function, Member, Standing
+    from optimizations.selection.member import Candidate, Followed, Function, Member, Standing
     from optimizations.selection.settings import Settings
 
 CANDIDATES: tuple[Candidate, ...] = ("none", "copy", "indirection")
@@ -72,19 +72,20 @@ class Members:
         functions = self.functions
         return functions[0].short_of_memory() if functions else None
 
-    def recorded_behind_s(self) -> float:
-        """How long recording took what follows their graphs and is not theirs.
+    def recorded_behind(self) -> list[Followed]:
+        """The recordings that follow their graphs and are not theirs.
 
         A graph goes on from the one before it. Behind a call that is served without one, others' are recorded again.
         """
-        own = {id(one) for one in self.functions}
+        functions = self.functions
+        own = {id(one) for one in functions}
         seen: set[Any] = set()
-        return sum(
-            seconds
-            for one in self.functions
-            for function, seconds in one.recorded_behind(seen)
-            if id(function) not in own
-        )
+        return [
+            following
+            for one in functions
+            for following in one.recorded_behind(seen)
+            if id(following.function) not in own
+        ]
 
     def drop_those_gone(self) -> bool:
         """Whether there were any."""

@@ -12,6 +12,9 @@ from optimizations.selection.settings import Settings
 MOST_RESTARTS = 8
 """Times that measuring begins again because graphs changed; then the group is left as it is."""
 
+RECORDING_SHARE = 0.5
+"""Of what a group may cost, for recording others' graphs again. The rest is needed to tell candidates apart."""
+
 NO_SHARE_LEFT = "measuring has taken the share of compile time that it may"
 
 
@@ -43,7 +46,7 @@ class Series:
 
         `settings` are of all compilations that the group is from, and `groups` have still to be measured for them.
         `behind_s` is what recording the graphs of others took that are recorded again where calls are served without
-        one (`Members.recorded_behind_s`). It counts as cost once.
+        one (`Members.recorded_behind`). It counts as cost once.
         """
         current = self.selector
         if current is not None and current.candidates == tuple(candidates) and current.decision is None:
@@ -53,10 +56,10 @@ class Series:
         if allowed_s is not None and allowed_s <= 0:
             return NO_SHARE_LEFT
         recording_s = max(0.0, behind_s - self._recording_s)
-        if allowed_s is not None and recording_s >= allowed_s:
+        if allowed_s is not None and recording_s > RECORDING_SHARE * allowed_s:
             return (
                 f"behind a call without a graph, graphs of other functions would be recorded again, for about "
-                f"{recording_s:.2g} s; measuring may cost {allowed_s:.2g} s"
+                f"{recording_s:.2g} s; measuring may cost {allowed_s:.2g} s, and half of it that way"
             )
         self._recording_s += recording_s
         self.selector = Selector(

@@ -6,6 +6,8 @@ Here are the changes from one state to another; what brings them about is in `gr
 from __future__ import annotations
 
 import itertools
+import weakref
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from optimizations.report.recordings import Direction
@@ -25,10 +27,13 @@ from optimizations.selection.verdict import StoredVerdict
 from optimizations.selection.way import WAY
 
 if TYPE_CHECKING:
-    from optimizations.selection.member import Member
+    from optimizations.selection.member import Followed, Member
 
 LOOK_EVERY = 128
-"""Calls of the leader from one look at the circumstances to the next."""
+"""Calls of the leader from the verdict to the first look at the circumstances. After each look it is twice as long."""
+
+LONGEST_LOOK_EVERY = 1024
+"""Calls of the leader from one look to the next at most."""
 
 LONGEST_PAUSE = 64
 """Calls between two looks of a group that waits."""
@@ -61,6 +66,9 @@ class Served:
         self._together = ranks.Together()
         self._stored_void = False
         self._pauses = self._resting = 0
+        self._rested: Counter[int] = Counter()
+        self._followed: weakref.WeakKeyDictionary[Followed, int] | None = None
+        self._look_every = LOOK_EVERY
         self._retiring = False
         self._gave_way = False
         self._thread: int | None = None
@@ -68,17 +76,35 @@ class Served:
 
     def _pause(self) -> None:
         self._pauses = min(2 * self._pauses + 1, LONGEST_PAUSE)
-        self._resting = len(self.members)
+        self._resting = sum(1 for _ in self.members)
+        self._rested.clear()
         self.members.rest(self._pauses)
 
     def _rests(self, member: Member) -> bool:
         """Whether it is too soon to look again whether measuring may begin: a look is one at all members. It comes
         when pauses were over as often as there are members. One may be called a hundred times in an iteration."""
+        self._rested[member.serial] += 1
         if self._resting <= 1:
             return False
         self._resting -= 1
         member.pause = self._pauses
         return True
+
+    def _recorded_behind_s(self) -> float | None:
+        """How long recording took what would be recorded again behind calls without a graph; None where it is not
+        known yet. Only what was replayed since it was last asked is in use. Other groups may have left recordings in
+        the tree that never come again."""
+        before, self._followed = self._followed, None
+        found = self.members.recorded_behind()
+        if before is None and found:
+            self._followed = weakref.WeakKeyDictionary({one: one.replays for one in found})
+            return None
+        return sum(one.recording_s for one in found if before is not None and one.replays > before.get(one, 0))
+
+    @property
+    def _calls_since_asked(self) -> int:
+        """Of the member that was called most, since it was last looked whether measuring may begin."""
+        return (self._pauses + 1) * max(self._rested.values(), default=1)
 
     def _take(self, decision: Decision) -> None:
         self.decision = decision
@@ -95,6 +121,7 @@ class Served:
             self._memory.keep()
         else:
             self._memory.end()
+        self._look_every = LOOK_EVERY
         self.members.rest(LOOK_EVERY)
 
     def _look_in_store(self, member: Member) -> None:
@@ -148,7 +175,9 @@ class Served:
         self.decision = self._together.voted = self._measurement = None
         self.state, self.reason = "waiting", reason
         self._memory.end()
+        self._followed = None
         self._pauses = self._resting = 0
+        self._rested.clear()
         self.members.rest(0)
 
     def _off(self, reason: str, *, tell: bool = True) -> None:
@@ -190,6 +219,7 @@ class Served:
         """See `way.Measured`."""
         if self.state == "waiting":
             self._pauses = self._resting = 0
+            self._rested.clear()
             self.members.rest(0)
 
     def lose(self, reason: str) -> None:

@@ -227,7 +227,7 @@ class RecordableFunction:
         nodes = self._alive()  # in one pool
         return nodes[0].short_of_memory() if nodes else None
 
-    def recorded_behind(self, seen: set[Any]) -> Iterator[tuple[object, float]]:
+    def recorded_behind(self, seen: set[Any]) -> Iterator[Recording]:
         """See `selection.member.Function`."""
         left: list[Recording] = self._alive()
         own = set(left)
@@ -237,7 +237,7 @@ class RecordableFunction:
                     continue
                 seen.add(following)
                 left.append(following)
-                yield following.function, following.recording_s
+                yield following
 
     def replays(self) -> int:
         """Of all its recordings."""

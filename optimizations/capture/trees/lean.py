@@ -234,7 +234,7 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
             generation = steps.mark_step_counter or generations.generation
             begins = generation != manager.current_gen
             following = calls.get(None if begins else current)
-            if following is None and not begins and not manager.running_forwards_with_pending_backwards:
+            if following is None and not begins and manager.may_begin_within_iteration():
                 following, begins = calls.get(None), True  # Note [Loops]
 
             chosen: SteadyCall | None = None

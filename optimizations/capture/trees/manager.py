@@ -273,6 +273,11 @@ class EncoreManager(PoolManager):
         self._runs_in_a_trial(function_id)
         return True
 
+    def may_begin_within_iteration(self) -> bool:
+        """Whether a steady call may begin a path where results of the one before it are dead: no backward belongs to
+        it, and nothing was tried out, which leaves no place in it."""
+        return not self.running_forwards_with_pending_backwards and not self._tried
+
     def _runs_in_a_trial(self, function_id: Any) -> None:
         self._tried.add(function_id)
         self.update_generation()

@@ -81,7 +81,7 @@ class EncoreNode(ResultsNode):
         replays: how often the graph was replayed for a call; `full_replays`: those in calls that were not steady.
         copied_bytes: data copied into placeholders by these replays.
         copied_per_replay: the same for the next replay, inputs with a tracker left out.
-        is_latest: whether it is the recording that served its function last.
+        is_latest: whether it is the recording that served its function last, or one of an inference.
         state: changes whenever something is changed that a steady call relies on.
     """
 
@@ -107,7 +107,10 @@ class EncoreNode(ResultsNode):
         self.copied_bytes = 0
         self.copied_per_replay = 0
         self.moved_fixed_input = False
-        self.is_latest = False
+        # Of an inference only the program can give results a backward, and stock lets go of none at all
+        # (`EncoreManager.replays_another`).
+        # And a function may serve another place of an iteration in each call.
+        self.is_latest = wrapped_function.model.direction == "inference"
         self.state = 0
         started = time.perf_counter()
         super().__init__(wrapped_function, *args, **kwargs)
