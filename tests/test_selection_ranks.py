@@ -24,6 +24,8 @@ from optimizations.agreement.votes import NO, YES, Question, Topic, Vote, decide
 from optimizations.recording.generated import GeneratedCode
 from optimizations.selection import ranks
 from optimizations.selection.identity import graph_digest
+from optimizations.selection.served import LOOK_EVERY
+from optimizations.selection.validity import WINDOW
 from optimizations.selection.verdict import Compared
 
 __all__ = ["cuda_on_cpu", "make"]
@@ -212,7 +214,7 @@ def test_a_verdict_of_one_alone_ends_when_others_come_and_that_of_all_when_they_
     run(compiled, 400)
     assert selection(compiled).kept == "copy"
     rank.count = 2
-    run(compiled, 140)
+    run(compiled, 2 * LOOK_EVERY + 2 * WINDOW)  # the first look may be over
     assert selection(compiled).state != "decided"
     run(compiled, 500)
     assert selection(compiled).reason == ranks.NOT_YET
