@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -306,17 +306,23 @@ class Unfinished(FakeFunction):
         return Standing("more calls", None, in_place=False, recordings=1, uncaptured=0, threads=1)
 
 
+def grouped(functions: Sequence[FakeFunction], folder: Path) -> list[Member]:
+    """These in one group: all others read results of the first."""
+    settings = Settings("measure", rules=RULES, store=VerdictStore(folder / "none"))
+    members = [Member(one, settings, 0) for one in functions]  # type: ignore[arg-type]
+    for member in members[1:]:
+        member.reads_results_of(members[:1])
+    return members
+
+
 def test_looks_at_a_large_group_of_which_one_is_called_often_take_no_longer_than_its_calls(
     make: Any, tmp_path: Path
 ) -> None:
     """Whether measuring may begin is a question to all of its functions."""
     make()
-    settings = Settings("measure", rules=RULES, store=VerdictStore(tmp_path / "none"))
     functions = [Unfinished() for _ in range(200)]
-    members = [Member(one, settings, 0) for one in functions]  # type: ignore[arg-type]
+    members = grouped(functions, tmp_path)
     calls = [one.served(lambda inputs: None) for one in members]
-    for member in members[1:]:
-        member.reads_results_of([members[0]])
     iterations, often = 60, 100
     for _ in range(iterations):
         called_in_turn(calls, 1)
@@ -330,11 +336,8 @@ def test_looks_at_a_large_group_of_which_one_is_called_often_take_no_longer_than
 def test_a_function_that_stands_still_is_asked_again_after_a_while(make: Any, tmp_path: Path) -> None:
     """Of its group the other one is called no more."""
     make()
-    settings = Settings("measure", rules=RULES, store=VerdictStore(tmp_path / "none"))
     one, other = Unfinished(), Unfinished()
-    members = [Member(one, settings, 0), Member(other, settings, 0)]  # type: ignore[arg-type,list-item]
-    calls = [member.served(lambda inputs: None) for member in members]
-    members[1].reads_results_of(members[:1])
+    calls = [member.served(lambda inputs: None) for member in grouped([one, other], tmp_path)]
     called_in_turn(calls, 3)
     before = one.looks
     called_in_turn(calls[:1], 3 * 64)
@@ -347,14 +350,11 @@ def test_a_group_of_which_one_is_called_gets_its_turn_as_soon_as_one_alone(
 ) -> None:
     """Whether they are gone, or not called."""
     make()
-    settings = Settings("measure", rules=RULES, store=VerdictStore(tmp_path / "none"))
     holder = FakeFunction()
-    silent = Member(holder, settings, 0)  # type: ignore[arg-type]
+    (silent,) = grouped([holder], tmp_path)
     assert way.WAY.take(silent.group)
     functions = [FakeFunction() for _ in range(others + 1)]
-    members = [Member(one, settings, 0) for one in functions]  # type: ignore[arg-type]
-    for member in members[1:]:
-        member.reads_results_of(members[:1])
+    members = grouped(functions, tmp_path)
     call = members[0].served(lambda inputs: None)
     called_in_turn([call], 2 * way.PATIENCE)
     assert members[0].describe().state in ("measuring", "off"), "measured, or found to have no order"
@@ -363,13 +363,10 @@ def test_a_group_of_which_one_is_called_gets_its_turn_as_soon_as_one_alone(
 
 def test_members_that_are_gone_do_not_delay_looks(make: Any, tmp_path: Path) -> None:
     make()
-    settings = Settings("measure", rules=RULES, store=VerdictStore(tmp_path / "none"))
     functions = [Unfinished() for _ in range(200)]
-    members = [Member(one, settings, 0) for one in functions]  # type: ignore[arg-type]
-    for member in members[1:]:
-        member.reads_results_of(members[:1])
+    members = grouped(functions, tmp_path)
     call = members[0].served(lambda inputs: None)
-    del functions[1:], members[1:], member
+    del functions[1:], members[1:]
     gc.collect()
     called_in_turn([call], 300)
     before = functions[0].looks

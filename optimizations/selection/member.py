@@ -72,7 +72,7 @@ class Function(Protocol):
     def standing(self) -> Standing: ...
 
     def recorded_behind(self, seen: set[Any]) -> Iterator[Followed]:
-        """The recordings behind its own, but those in `seen`, to which they are added."""
+        """The recordings behind its own, but those in `seen`, to which these and its own are added."""
 
     def short_of_memory(self) -> str | None:
         """Why calls should not be tried without a graph: memory is short. None where they may be."""

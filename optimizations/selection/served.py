@@ -80,6 +80,11 @@ class Served:
         self._rested.clear()
         self.members.rest(self._pauses)
 
+    def _look_at_once(self) -> None:
+        self._pauses = self._resting = 0
+        self._rested.clear()
+        self.members.rest(0)
+
     def _rests(self, member: Member) -> bool:
         """Whether it is too soon to look again whether measuring may begin: a look is one at all members. It comes
         when pauses were over as often as there are members. One may be called a hundred times in an iteration."""
@@ -176,9 +181,7 @@ class Served:
         self.state, self.reason = "waiting", reason
         self._memory.end()
         self._followed = None
-        self._pauses = self._resting = 0
-        self._rested.clear()
-        self.members.rest(0)
+        self._look_at_once()
 
     def _off(self, reason: str, *, tell: bool = True) -> None:
         """`tell`: other ranks, which then select nothing either."""
@@ -218,9 +221,7 @@ class Served:
     def wake(self) -> None:
         """See `way.Measured`."""
         if self.state == "waiting":
-            self._pauses = self._resting = 0
-            self._rested.clear()
-            self.members.rest(0)
+            self._look_at_once()
 
     def lose(self, reason: str) -> None:
         """A function that was measured with the others is left out. As `give_way`."""

@@ -230,14 +230,13 @@ class RecordableFunction:
     def recorded_behind(self, seen: set[Any]) -> Iterator[Recording]:
         """See `selection.member.Function`."""
         left: list[Recording] = self._alive()
-        own = set(left)
+        seen.update(left)
         while left:
             for following in left.pop().following():
-                if following in seen or following in own:
-                    continue
-                seen.add(following)
-                left.append(following)
-                yield following
+                if following not in seen:
+                    seen.add(following)
+                    left.append(following)
+                    yield following
 
     def replays(self) -> int:
         """Of all its recordings."""

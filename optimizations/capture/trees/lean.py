@@ -6,9 +6,10 @@ one comparison in C++ of everything at a fixed address, one of what is read in p
 somebody might hold, the launch, and the list of results. If anything differs, the call goes the full way before
 anything was done for it, so stock's behaviour is kept.
 
-Note [Loops]. Where nothing of a function follows the current recording, stock ends the path if all of its results are
-dead, and begins anew with the function, in the same iteration. A loop over a compiled block that keeps none of its
-results does so in each round. The steady call begins a path there just as where an iteration begins.
+Note [Loops]. A function may be called where it was never recorded: nothing of it follows the current recording. If
+nobody holds a result of the current path any more, stock then starts a new path with the function, although the
+iteration goes on. This happens in each round of a loop that calls a compiled block and keeps no results. A steady call
+starts a path there in the same way as at the beginning of an iteration.
 
 `SKIPPED` lists what a full call does in PyTorch 2.11, and why a steady call may go without or where it does the same.
 """
