@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from optimizations import torch_internals
 from optimizations.capture.trees import handed_out as handed_out_module
 from optimizations.capture.trees.handed_out import FIRST_CALLS, MOST_LAID_OUT, HandedOut
 from optimizations.report.recordings import Direction
@@ -58,6 +59,31 @@ def test_a_weak_reference_is_found_while_it_is_there(calls: int, direction: Dire
     assert handed_out.changed(results) == [2]
     references.clear()
     assert handed_out.changed(results) == []
+
+
+@pytest.mark.parametrize("direction", ["inference", "forward", "backward"])
+@pytest.mark.parametrize("count", [1, FEW + 1])
+def test_marks_of_aotautograd_are_taken_off_and_nothing_is_made_again(direction: Direction, count: int) -> None:
+    results: list[Any] = [torch.zeros(2, 3) for _ in range(count)]
+    handed_out = HandedOut(results, direction)
+    for _ in range(FIRST_CALLS + 3):
+        assert handed_out.changed(results) == []
+        assert not any(hasattr(result, torch_internals.DYNAMIC_MARK) for result in results)
+        for result in results:
+            torch._dynamo.maybe_mark_dynamic(result, 0)
+    results[-1].name_of_the_callers_own = 1
+    assert handed_out.changed(results) == [count - 1]
+    del results[-1].name_of_the_callers_own
+    results[-1].t_()
+    assert handed_out.changed(results) == [count - 1]
+
+
+def test_the_mark_is_the_one_that_aotautograd_sets() -> None:
+    results = []
+    compiled = torch.compile(lambda x: x + 1, backend="aot_eager", dynamic=True)
+    for size in (3, 5):
+        results.append(compiled(torch.ones(size, 2)))
+    assert [vars(result) for result in results] == [{torch_internals.DYNAMIC_MARK: {0, 1}}] * 2
 
 
 def test_what_surrounds_a_call_changes_nothing() -> None:

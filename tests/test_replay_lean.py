@@ -16,6 +16,7 @@ from trees_on_cpu import Compiled, Model, check, nodes, values
 from optimizations import torch_internals
 from optimizations.capture.trees import lean, manager
 from optimizations.capture.trees.containers import managers
+from optimizations.capture.trees.results_node import ResultsNode
 from optimizations.recording import budget
 from optimizations.replay.swaps import MOST_SETS, SHARE, Swaps
 
@@ -86,6 +87,23 @@ def test_inputs_that_are_copied_are_copied(cuda_on_cpu: CudaOnCpu, full_ways: li
     check(compiled, W, calls=4)
     assert full_ways == []
     assert compiled.reports[0].copied_bytes == W.nbytes
+
+
+def test_results_that_aotautograd_marks_are_handed_out_again_without_the_mark(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where shapes are dynamic it marks each. To make them again takes longer than the launch."""
+    compiled = steady(cuda_on_cpu, full_ways)
+    made_again: list[int] = []
+    monkeypatch.setattr(ResultsNode, "_make_result_again", lambda self, place: made_again.append(place))
+    for _ in range(12):
+        torch.compiler.cudagraph_mark_step_begin()
+        (out,) = compiled.function([values(1), values(2), W])
+        assert not vars(out)
+        torch._dynamo.maybe_mark_dynamic(out, 0)
+        del out
+    assert made_again == []
+    assert full_ways == []
 
 
 def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:

@@ -451,6 +451,9 @@ NAMES: dict[str, Private] = {
     ),
 }
 
+DYNAMIC_MARK = "_dynamo_weak_dynamic_indices"
+"""The attribute in which AOTAutograd and `maybe_mark_dynamic` note the dynamic dimensions of a tensor."""
+
 _NOTES = ("_dynamo_source", "_param_name_to_source")
 """Attributes that Dynamo sets on FX nodes and graph modules, which copies of these do not take along."""
 

@@ -12,6 +12,10 @@ would be found for the next result, which has other values. Python is asked, of 
 inference and of a backward (`torch.autograd.grad` gives out the very tensors), and of a forward those that it returns
 (`RecordableFunction.callers_get`). What a forward saves is nobody's, until hooks of saved tensors get it; where nobody
 tells what that is, all are asked.
+
+Note [Marks of AOTAutograd]. Where shapes are dynamic, AOTAutograd marks each result of each call with its dynamic
+dimensions, in an attribute that `maybe_mark_dynamic` uses too. Programs of changing sizes (detection) would have all
+their results made again in each call. So that mark is taken off what comes back with nothing else attached.
 """
 
 from __future__ import annotations
@@ -116,7 +120,9 @@ class HandedOut:
     def _anything_attached(self, results: list[Any], places: Iterable[int]) -> bool:
         """Note [What is attached to results]. Reading `grad` of a tensor that has a history gives a warning."""
         seen = [results[place] for place in places]
-        if any(map(_attributes, seen)) or any(map(weakref.getweakrefcount, seen)):
+        if any(map(weakref.getweakrefcount, seen)):
+            return True
+        if any(map(_attributes, seen)) and not _only_marked(seen):
             return True
         if self._has_histories:
             if any(map(_retains_grad, seen)):
@@ -138,6 +144,18 @@ class HandedOut:
 _attributes = operator.attrgetter("__dict__")
 _grad = operator.attrgetter("grad")
 _retains_grad = operator.attrgetter("retains_grad")
+
+
+def _only_marked(tensors: Iterable[Any]) -> bool:
+    """Whether none has an attribute but AOTAutograd's mark, which is taken off. Note [Marks of AOTAutograd]."""
+    for tensor in tensors:
+        attributes = tensor.__dict__
+        if not attributes:
+            continue
+        if len(attributes) > 1 or torch_internals.DYNAMIC_MARK not in attributes:
+            return False
+        attributes.clear()
+    return True
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
