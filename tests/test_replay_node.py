@@ -158,20 +158,6 @@ def test_without_a_difference_between_calls_nothing_is_proven(cuda_on_cpu: CudaO
     assert "held the same data" in report.inputs[0].reasons[0]
 
 
-def test_a_mutated_input_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None:
-    """Stock runs such a function without a graph, and so its results may be kept."""
-    model, w = Model(cuda_on_cpu, writes_x=True), values(7)
-    compiled = Compiled(model, mutated_input_idxs=(0,))
-    kept: list[Any] = []
-    for step in range(6):
-        x, y = values(step), values(2 * step)
-        expected = 2 * x + y * w
-        kept.append((compiled.function([x, y, w])[0], expected))
-        assert torch.equal(x, values(step) + 1)
-    assert all(torch.equal(out, expected) for out, expected in kept)
-    assert set(model.runs) == {"plain"}
-
-
 def test_results_that_are_kept_stay_valid_and_are_copied_from_then_on(cuda_on_cpu: CudaOnCpu) -> None:
     model, w = Model(cuda_on_cpu), values(7)
     compiled = Compiled(model)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from optimizations.indirection.plan import Choice
+from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.examination import Findings
 from optimizations.recording.session import Session, one_line
 from optimizations.recording.trial import Candidate, Pending, differs
@@ -149,6 +150,10 @@ class FixedInputs:
         try:
             effects = session.host.effects(inputs)
             changed = [*effects.destroyed, *effects.written]
+            needed = 2 * sum(one.nbytes for one in changed)
+            short = waiting_for_memory(needed, session.examination.tools.free_bytes()) if needed else None
+            if short is not None:
+                raise ValueError(f"not tried out: {short}")
             before = [one.clone() for one in changed]
             after = [torch.empty_like(one) for one in changed]
         except Exception as error:

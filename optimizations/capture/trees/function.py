@@ -4,6 +4,13 @@ It does what `torch._inductor.cudagraph_trees.cudagraphify_impl` does (one recor
 with two differences. Recordings are made by Encore's managers. And inputs that Inductor wants aligned are aligned where
 the function is really run, in warm-up and without a graph, instead of before each replay: a replay aligns what it reads
 in place itself, and what it copies needs no alignment. A mutated input that was copied for that is written back.
+
+Note [Inputs that are written]. Stock leaves a function without a graph that writes an input which is neither a
+parameter nor a result of another graph: a key-value cache that the program passes, say. A graph would write its copy.
+Here such an input is taken for one at a fixed address, as parameters are: the graph writes the caller's memory, and
+where the next call passes another tensor, it is recorded again or patched (`recording.fixed_inputs`). Not so in
+backwards and in programs of several partitions, whose inputs may be at new addresses in each call; and not where
+Inductor does not say that it is written (`GeneratedCode.written`).
 """
 
 from __future__ import annotations
@@ -17,6 +24,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
+
+import torch
 
 from optimizations import torch_internals
 from optimizations.capture.inner_graphs import resting
@@ -111,6 +120,8 @@ class RecordableFunction:
         returned_inputs: by place among the results: the input that it is, for inputs that stock copies.
         callers_get: places of the results that callers get, of a forward; the others are saved for its backward. None
             where they may get all.
+        written_inputs: inputs that it writes where the caller has them, and that are no parameters. Note [Inputs that
+            are written].
         callers: the threads that call functions of its manager.
         without_graph: why the function runs without a graph; None where it does not.
         copies_inputs: whether recordings copy all their inputs, as stock does.
@@ -140,6 +151,7 @@ class RecordableFunction:
         self.kept_outputs: set[int] = set()
         self.returned_inputs: dict[int, int] = {}
         self.callers_get: frozenset[int] | None = None
+        self.written_inputs: Sequence[int] = ()
         self.kept_copies = 0
         self.kept_bytes = 0
         self.without_graph: str | None = None
@@ -420,10 +432,12 @@ class GraphedFunction:
             return aligned(inputs)
         if not self._warned:
             self._warned = trees.maybe_warning_due_to_dynamic_shape(self._recorded, sizes)
-        static = trees.remove_unaligned_input_idxs(inputs, self._static_input_idxs)
-        watched = [index for index, value in enumerate(inputs) if not isinstance(value, int) and index not in static]
         recordable = self._recordable(aligned)
         recordable.callers_get = self._callers_get
+        recordable.written_inputs = self._written_inputs(inputs, recordable)
+        static = trees.remove_unaligned_input_idxs(inputs, self._static_input_idxs)
+        static = sorted({*static, *recordable.written_inputs})
+        watched = [index for index, value in enumerate(inputs) if not isinstance(value, int) and index not in static]
         member = self._admit(recordable, key, watched)
         recorded, outputs = self._record(
             recordable,
@@ -443,6 +457,19 @@ class GraphedFunction:
             recorded if member is None else member.served(recorded, recordable.run_selected, resting, recordable.turn)
         )
         return outputs
+
+    def _written_inputs(self, inputs: Sequence[Any], function: RecordableFunction) -> list[int]:
+        """Note [Inputs that are written]."""
+        if function.direction == "backward" or function.is_one_of_several:
+            return []
+        parameters = set(self._static_input_idxs)
+        found = [
+            index
+            for index in self._mutated_input_idxs
+            if index not in parameters and isinstance(inputs[index], torch.Tensor)
+        ]
+        aligned: list[int] = torch_internals.cudagraph_trees.remove_unaligned_input_idxs(inputs, found)
+        return aligned
 
 
 _LIVE: WeakRegistry[GraphedFunction] = WeakRegistry()

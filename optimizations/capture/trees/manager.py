@@ -89,6 +89,9 @@ INSIDE_CAPTURE = "it was called inside of a capture of the program's own"
 BEHIND_A_TRIAL = "an input at a fixed address of a function before it moved, and patching it was being tried out"
 INSIDE_FUNCTION = "it was called by a backward that an operator of another function runs"
 
+WRITTEN_INPUT_MOVES = "an input that it writes keeps moving, and the graph cannot be patched for it"
+"""Why a function is left as stock leaves it after all. Note [Inputs that are written] in `function`."""
+
 RECORDINGS_BEFORE_FOLLOWING = 2
 """As many recordings differ in nothing but fixed addresses before these are patched instead."""
 
@@ -99,6 +102,9 @@ of an iteration. A forward without a backward, whose last result is held in each
 BACKWARDS_RECORDED_IN_VAIN = 32
 """The same for a backward where results of forwards are copied out: what a forward saved then lies elsewhere each time.
 """
+
+WRITERS_RECORDED_IN_VAIN = 128
+"""The same for a function that stock runs without a graph, because it writes an input."""
 
 MOST_RECORDINGS = 8
 """Recordings of one function at one place for sets of addresses that come back; see `replay.swaps`."""
@@ -369,11 +375,12 @@ class EncoreManager(PoolManager):
             self._checkpoint_due = False
             return followed[0]
         function = self._function(function_id)
-        vain = self._against_one_more_recording(function)
+        vain = self._against_one_more_recording(function, function_id)
         if vain is not None:
             self._checkpoint_due = False
-            function.without_graph = vain
-            tell_ranks(function)
+            if not (function.written_inputs and self._any_follows(function_id)):  # that one serves other calls
+                function.without_graph = vain
+                tell_ranks(function)
             self._note_uncaptured(function_id, vain)
             return function(new_inputs)
         replayed = self._checkpoint_due
@@ -414,10 +421,19 @@ class EncoreManager(PoolManager):
         if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
             self.uncaptured_forwards += 1
 
-    def _against_one_more_recording(self, function: RecordableFunction) -> str | None:
-        """Why a function whose recordings are never replayed is not recorded again."""
+    def _any_follows(self, function_id: Any) -> bool:
+        """Whether a recording for this place is patched where inputs at fixed addresses move."""
+        behind = self._recorded_behind(self.current_node, function_id)
+        return any(one.fixed_inputs is not None and bool(one.fixed_inputs.following) for one in behind)
+
+    def _against_one_more_recording(self, function: RecordableFunction, function_id: Any) -> str | None:
+        """Why a function is not recorded again: its recordings are never replayed, or there are too many."""
         most = RECORDED_IN_VAIN
-        if function.direction == "backward" and self._forwards_are_copied_out:
+        if function.written_inputs:
+            if len(self._recorded_behind(self.current_node, function_id)) >= MOST_RECORDINGS:
+                return WRITTEN_INPUT_MOVES
+            most = WRITERS_RECORDED_IN_VAIN
+        elif function.direction == "backward" and self._forwards_are_copied_out:
             most = BACKWARDS_RECORDED_IN_VAIN
         made = function.recorded_in_vain()
         return f"{made} recordings of it were made, and none was replayed" if made >= most else None

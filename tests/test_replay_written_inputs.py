@@ -1,0 +1,243 @@
+"""Inputs that a function writes and that are no parameters: caches and buffers that the program passes.
+
+Stock runs such functions without a graph. Note [Inputs that are written] in `capture.trees.function`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from simulated_work import aligned
+from trees_on_cpu import COUNT, Compiled, Model, nodes, values
+
+import optimizations
+from optimizations.capture.trees import manager
+from optimizations.capture.trees.manager import MOST_RECORDINGS, WRITERS_RECORDED_IN_VAIN, WRITES_INPUT
+from optimizations.recording import fixed_inputs
+
+__all__ = ["compiled_on_cpu", "cuda_on_cpu"]
+
+W = values(7)
+
+
+def writing(cuda: CudaOnCpu, **keywords: Any) -> tuple[Model, Compiled]:
+    model = Model(cuda, writes_x=True)
+    return model, Compiled(model, **{"mutated_input_idxs": (0,), **keywords})
+
+
+def check(compiled: Compiled, buffers: Sequence[torch.Tensor], calls: int, first: int = 0) -> None:
+    """Calls that write these buffers in turns, with ever new other inputs."""
+    kept = []
+    for step in range(first, first + calls):
+        x, y = buffers[step % len(buffers)], values(2 * step)
+        kept.append(y)
+        before = x.clone()
+        (out,) = compiled(x, y, W)
+        assert torch.equal(out, 2 * before + y * W), step
+        assert torch.equal(x, before + 1), step
+
+
+def reasons(compiled: Compiled) -> dict[str, int]:
+    return {one.reason: one.calls for function in compiled.functions for one in function.uncaptured()}
+
+
+def test_a_buffer_that_stays_is_written_by_the_graph_where_it_is(cuda_on_cpu: CudaOnCpu) -> None:
+    model, compiled = writing(cuda_on_cpu)
+    check(compiled, [values(1)], calls=20)
+    (node,) = nodes()
+    assert node.replays == 18 and node.copied_per_replay == 0
+    assert reasons(compiled) == {}
+    assert model.runs.count("plain") < 5
+    (report,) = compiled.reports
+    assert report.steady_replays > 10
+
+
+@pytest.mark.parametrize("count", [2, 3, 12])
+def test_buffers_that_take_turns_are_written_each_where_it_is(cuda_on_cpu: CudaOnCpu, count: int) -> None:
+    _, compiled = writing(cuda_on_cpu)
+    buffers = [values(10 * number) for number in range(count)]
+    check(compiled, buffers, calls=10 * count)
+    assert len(compiled.reports) <= MOST_RECORDINGS
+    before = sum(report.replays for report in compiled.reports)
+    check(compiled, buffers, calls=4 * count)
+    assert sum(report.replays for report in compiled.reports) >= before + 4 * count - MOST_RECORDINGS
+
+
+def test_a_new_buffer_in_each_call_is_patched_and_not_recorded_again(cuda_on_cpu: CudaOnCpu) -> None:
+    model, compiled = writing(cuda_on_cpu)
+    buffers = [values(number) for number in range(120)]
+    check(compiled, buffers, calls=20)
+    recorded = model.runs.count("captured")
+    check(compiled, buffers, calls=100, first=20)
+    assert model.runs.count("captured") == recorded
+    assert len(compiled.reports) == 2
+    assert compiled.reports[0].fixed_inputs_followed > 0
+
+
+def test_where_it_cannot_be_patched_there_are_a_few_recordings_and_then_none(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fixed_inputs, "differs", None)  # a defect: nothing is followed
+    _, compiled = writing(cuda_on_cpu)
+    buffers = [values(number) for number in range(60)]
+    check(compiled, buffers, calls=60)
+    assert len(compiled.reports) == MOST_RECORDINGS
+    assert reasons(compiled)[manager.WRITTEN_INPUT_MOVES] > 40
+
+
+def test_a_few_buffers_have_a_recording_each_where_it_cannot_be_patched(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fixed_inputs, "differs", None)
+    _, compiled = writing(cuda_on_cpu)
+    buffers = [values(number) for number in range(MOST_RECORDINGS - 1)]
+    check(compiled, buffers, calls=80)
+    assert len(compiled.reports) == len(buffers)
+    assert manager.WRITTEN_INPUT_MOVES not in reasons(compiled)
+
+
+def test_a_call_that_the_patched_recording_does_not_fit_costs_no_graph(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels may rely on how memory is aligned. Such a call has a recording of its own, or runs without one."""
+    _, compiled = writing(cuda_on_cpu)
+    check(compiled, [values(number) for number in range(12)], calls=24)
+    odd = [values(number, offset=1 + number % 3) for number in range(12)]
+    check(compiled, odd, calls=24)
+    before = sum(report.replays for report in compiled.reports)
+    check(compiled, [values(5)], calls=10)
+    assert sum(report.replays for report in compiled.reports) == before + 10
+    assert len(compiled.reports) <= MOST_RECORDINGS
+
+
+def test_one_that_is_not_aligned_at_first_is_left_to_stock(cuda_on_cpu: CudaOnCpu) -> None:
+    _, compiled = writing(cuda_on_cpu)
+    check(compiled, [values(1, offset=1)], calls=8)
+    assert set(reasons(compiled)) == {WRITES_INPUT}
+
+
+@pytest.mark.parametrize("which", ["backward", "several partitions", "not by Inductor"])
+def test_what_else_is_left_to_stock(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    if which == "several partitions":
+        monkeypatch.setattr(manager.RecordableFunction, "is_one_of_several", True)
+    model, compiled = writing(cuda_on_cpu, is_backward=which == "backward", is_inference=which != "backward")
+    if which == "not by Inductor":
+        monkeypatch.setattr(compiled.function, "_mutated_input_idxs", ())
+        monkeypatch.setattr(compiled.function, "_written", lambda: {0})
+    check(compiled, [values(1)], calls=8)
+    assert set(reasons(compiled)) == {WRITES_INPUT}
+    assert set(model.runs) == {"plain"}
+
+
+def test_an_input_in_the_memory_that_is_written_is_read_as_it_was_before(cuda_on_cpu: CudaOnCpu) -> None:
+    """It has to be copied, as stock copies it: the graph may have written over it by then."""
+    _, compiled = writing(cuda_on_cpu)
+    check(compiled, [values(1)], calls=30)
+    both = aligned(2 * COUNT)
+    x, y = both[:COUNT], both[COUNT:]
+    for step in range(12):
+        both.copy_(torch.arange(2 * COUNT) + step)
+        before, other = x.clone(), y.clone()
+        (out,) = compiled(x, y, W)
+        assert torch.equal(out, 2 * before + other * W)
+        assert torch.equal(x, before + 1) and torch.equal(y, other)
+        x.copy_(torch.arange(COUNT))
+        before = x.clone()
+        (out,) = compiled(x, x, W)  # the very same
+        assert torch.equal(out, 2 * before + before * W)
+
+
+def test_a_result_that_is_passed_to_be_written(cuda_on_cpu: CudaOnCpu) -> None:
+    """It lies in the graph's own memory, or in a copy of the caller's."""
+    _, compiled = writing(cuda_on_cpu)
+    x = values(1)
+    for step in range(40):
+        y, before = values(step), x.clone()
+        torch.compiler.cudagraph_mark_step_begin()
+        (out,) = compiled.function([x, y, W])
+        assert torch.equal(out, 2 * before + y * W), step
+        assert torch.equal(x, before + 1), step
+        x = out if step % 3 else out.clone()
+        x.remainder_(100)
+
+
+def test_one_that_is_freed_and_another_in_its_place(cuda_on_cpu: CudaOnCpu) -> None:
+    _, compiled = writing(cuda_on_cpu)
+    for _ in range(8):
+        buffer = values(3)
+        check(compiled, [buffer], calls=5)
+        del buffer
+
+
+def test_many_places_of_an_iteration_are_not_taken_for_recordings_in_vain(cuda_on_cpu: CudaOnCpu) -> None:
+    """One function for all layers, each with a cache of its own: the first iteration replays none of its recordings."""
+    _, compiled = writing(cuda_on_cpu)
+    caches = [values(number) for number in range(24)]
+    for step in range(8):
+        torch.compiler.cudagraph_mark_step_begin()
+        before = sum(report.replays for report in compiled.reports)
+        for cache in caches:
+            was, y = cache.clone(), values(step)
+            (out,) = compiled.function([cache, y, W])
+            assert torch.equal(cache, was + 1)
+            del out
+    assert len(caches) < WRITERS_RECORDED_IN_VAIN
+    assert all(function.without_graph is None for function in compiled.functions)
+    assert sum(report.replays for report in compiled.reports) == before + len(caches)
+
+
+def _write_into(x: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x + 1
+
+
+def _cached(x: torch.Tensor, cache: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    cache.index_copy_(0, place, x[None])
+    return cache.sum(0) + x
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_programs_that_write_what_they_are_passed(compiled_on_cpu: CompiledOnCpu, fresh: bool) -> None:
+    run = torch.compile(_write_into, backend="encore")
+    buffers = [aligned(64).fill_(number) for number in range(40 if fresh else 1)]
+    with torch.no_grad():
+        for step in range(40):
+            buffer = buffers[step % len(buffers)]
+            before = buffer.clone()
+            out = run(buffer)
+            assert torch.equal(buffer, 2 * before) and torch.equal(out, 2 * before + 1), step
+            buffer.remainder_(7)
+            del out
+    assert sum(one.replays for one in optimizations.recordings()) > 25
+
+
+def test_a_cache_for_each_sequence_in_turns(compiled_on_cpu: CompiledOnCpu) -> None:
+    run = torch.compile(_cached, backend="encore")
+    caches = [aligned(8 * 64).view(8, 64).zero_() for _ in range(3)]
+    twins = [cache.clone() for cache in caches]
+    with torch.no_grad():
+        for step in range(60):
+            x = aligned(64).fill_(step + 1)
+            place = torch.tensor([step % 8])
+            out = run(x, caches[step % 3], place)
+            assert torch.equal(out, _cached(x, twins[step % 3], place)), step
+            assert torch.equal(caches[step % 3], twins[step % 3]), step
+            del out
+    assert sum(one.replays for one in optimizations.recordings()) > 40
+
+
+def test_autograd_is_told_of_each_write(compiled_on_cpu: CompiledOnCpu) -> None:
+    """What was saved for a backward and is written is found by its version."""
+    run = torch.compile(_write_into, backend="encore")
+    buffer, counted = aligned(64).fill_(1), []
+    with torch.no_grad():
+        for _ in range(20):
+            before = buffer._version
+            run(buffer)
+            counted.append(buffer._version - before)
+    assert set(counted[2:]) == {1} and min(counted) > 0
