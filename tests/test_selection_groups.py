@@ -22,6 +22,7 @@ from optimizations.capture.trees.maker import release_recordings
 from optimizations.capture.trees.node import EncoreNode
 from optimizations.selection import way
 from optimizations.selection.decide import Rules
+from optimizations.selection.group import Group
 from optimizations.selection.member import Member, Standing
 from optimizations.selection.series import Series
 from optimizations.selection.settings import Settings
@@ -104,6 +105,40 @@ def test_two_forwards_and_their_backwards_are_one_iteration(
         step(number)
     runs, launches, _ = (after - then for after, then in zip(prices.counted(), before, strict=True))
     assert (runs, launches) == ((40, 0) if kept == "none" else (0, 40))
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_measuring_that_begins_in_the_midst_of_a_step_finds_where_steps_begin(
+    make: Any, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """Two forwards with an operator of eager between them: neither reads the other's result in graph memory."""
+    forwards = [
+        make(model=Model(cuda_on_cpu), digest=digest * 64, plain=50e-6, is_inference=False)[1] for digest in "ab"
+    ]
+    backwards = [
+        make(model=Model(cuda_on_cpu), digest=digest * 64, is_inference=False, is_backward=True)[1] for digest in "cd"
+    ]
+    asked = [*forwards, *backwards][first]
+    rests = Group._rests
+    monkeypatch.setattr(
+        Group, "_rests", lambda self, member: member.function is not asked.functions[0] or rests(self, member)
+    )
+    kept_inputs = []
+    for step in range(500):
+        x, y = values(step), values(step + 1)
+        kept_inputs.append((x, y))
+        del kept_inputs[:-4]
+        torch.compiler.cudagraph_mark_step_begin()
+        (one,) = forwards[0].function([x, y, W])
+        (other,) = forwards[1].function([one.clone(), y, W])
+        expected = 2 * (2 * other + y * W) + one * W
+        (gradient,) = backwards[1].function([other, y, W])
+        (gradient,) = backwards[0].function([gradient, one, W])
+        assert torch.equal(gradient, expected), step
+        del one, other, gradient
+    found = [selection(function) for function in [*forwards, *backwards]]
+    assert {(one.group, one.functions) for one in found} == {(found[0].group, 4)}
+    assert {(one.state, one.kept) for one in found} == {("decided", "copy")}
 
 
 def test_one_group_is_measured_at_a_time(make: Any, cuda_on_cpu: CudaOnCpu) -> None:

@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from optimizations.selection.member import Candidate, Member, Standing
 
 GONE = "a function of the group is gone"
+MOST_PASSED_OVER = 64
+"""Calls of functions that may lead, none of them behind a backward, until any of them is taken for the first."""
+
 TOO_LITTLE = "too little was measured to tell candidates apart"
 OUT_OF_MEMORY = "memory: a call without a graph ran out of it"
 
@@ -191,7 +194,7 @@ class Group(Voting):
                 return None
             self._try_to_begin()
         elif self._measurement is not None:
-            if self._leader is None and self.members.leads(member):
+            if self._leader is None and self._begins_with(member):
                 self._leader = member.serial
             if self._leader is None:
                 return None
@@ -200,6 +203,22 @@ class Group(Voting):
                 self._measurement.called(member.serial)
                 return self._measurement if begun else None
         return None
+
+    def _begins_with(self, member: Member) -> bool:
+        """Whether an iteration is taken to begin with this call.
+
+        Measuring begins anywhere in one. In training it is over with a backward. A forward in its midst may read no
+        other's results either, where something else than a graph was done to them. If no function that leads comes
+        behind a backward, any that leads has to do.
+        """
+        behind_a_backward, self._behind_a_backward = self._behind_a_backward, member.direction == "backward"
+        if not self.members.leads(member):
+            return False
+        backwards = self.members.backwards
+        if not backwards or len(backwards) == len(self.members):
+            return True
+        self._passed_over += 1
+        return (behind_a_backward and member.serial not in backwards) or self._passed_over > MOST_PASSED_OVER
 
     def _is_another_thread(self, member: Member) -> bool:
         """Whether this is not the thread of all calls before. A backward has a thread of its own."""
@@ -263,6 +282,7 @@ class Group(Voting):
         self._memory.begin(members[0].device_index)
         self._pauses = 0
         self._leader = None
+        self._behind_a_backward, self._passed_over = False, 0
         timer = timing.timer_for(self._objective, members[0].device_index)
         self._measurement = Measurement(selector, timer, waits=self._objective == "latency")
         self._circumstances.restart()

@@ -60,6 +60,7 @@ class Served:
         self.not_stored: str | None = None
         self._measurement: Measurement | None = None
         self._leader: int | None = None
+        self._behind_a_backward, self._passed_over = False, 0
         self._circumstances = Circumstances()
         self._series = Series()
         self._memory = Borrowed()
