@@ -1,0 +1,217 @@
+"""Functions that write what they are passed, on a GPU: the results and the buffers of the program without graphs.
+
+Stock leaves them without a graph. Note [Inputs that are written] in `optimizations.capture.trees.function`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import optimizations
+from optimizations.capture.trees.manager import MOST_RECORDINGS
+from optimizations.recording.budget import spent_at_once
+
+pytestmark = pytest.mark.gpu
+
+WIDTH, LENGTH, BATCH, LAYERS = 64, 16, 4, 3
+
+
+@pytest.fixture(autouse=True)
+def _from_the_beginning() -> Iterator[None]:
+    torch.compiler.reset()
+    optimizations.reset()
+    with spent_at_once():
+        yield
+    optimizations.reset()
+
+
+class Cached(nn.Module):
+    """Layers that each write one row of the cache that they are passed, and read all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, 2 * WIDTH) for _ in range(LAYERS))
+        self.drop = nn.Dropout(0.25)
+
+    def forward(self, x: torch.Tensor, caches: Sequence[torch.Tensor], place: torch.Tensor) -> torch.Tensor:
+        for layer, cache in zip(self.layers, caches, strict=True):
+            query, row = layer(x).chunk(2, dim=-1)
+            cache.index_copy_(1, place, row[:, None])
+            weights = torch.softmax(torch.einsum("bw,blw->bl", query, cache) / 8, dim=-1)
+            x = x + torch.einsum("bl,blw->bw", weights, cache)
+        return self.drop(torch.tanh(x))
+
+
+def caches(count: int = LAYERS, *, of_one: bool = False) -> list[torch.Tensor]:
+    """One for each layer; `of_one`: parts of one tensor."""
+    if of_one:
+        return list(torch.zeros(count, BATCH, LENGTH, WIDTH, device="cuda").unbind(0))
+    return [torch.zeros(BATCH, LENGTH, WIDTH, device="cuda") for _ in range(count)]
+
+
+def drawn(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+def replays() -> int:
+    return sum(one.replays for one in optimizations.recordings())
+
+
+def decode(
+    call: Callable[..., Any], twin: Callable[..., Any], sets: Callable[[int], tuple[Any, Any]], steps: int
+) -> None:
+    """Steps of both on caches of their own; results and all that was written must be the same bits."""
+    places = [torch.tensor([place], device="cuda") for place in range(LENGTH)]
+    for step in range(steps):
+        mine, its = sets(step)
+        x = drawn(BATCH, WIDTH, seed=step)
+        place = places[step % LENGTH]
+        torch.cuda.manual_seed(step)
+        out = call(x, mine, place)
+        torch.cuda.manual_seed(step)
+        expected = twin(x.clone(), its, place.clone())
+        assert torch.equal(out, expected), step
+        assert all(torch.equal(one, other) for one, other in zip(mine, its, strict=True)), step
+        del out, expected
+
+
+def of(name: str) -> Callable[[int], tuple[Any, Any]]:
+    """The caches of each step: Encore's, and those of its twin."""
+    if name == "one set":
+        both = caches(), caches()
+        return lambda step: both
+    if name == "parts of one tensor":
+        parts = caches(of_one=True), caches(of_one=True)
+        return lambda step: parts
+    if name == "turns":
+        several = [(caches(), caches()) for _ in range(5)]
+        return lambda step: several[step % 5]
+    if name == "new ones":
+        kept: list[Any] = []
+
+        def fresh(step: int) -> tuple[Any, Any]:
+            if step % 4 == 0:
+                kept.append((caches(), caches()))  # all alive: no address comes back
+            return kept[-1]
+
+        return fresh
+    last: list[Any] = [None]
+
+    def freed(step: int) -> tuple[Any, Any]:
+        if step % 4 == 0:
+            last[0] = None
+            last[0] = caches(), caches()
+        return last[0]
+
+    return freed
+
+
+@pytest.mark.parametrize("selection", ["off", "measure"])
+@pytest.mark.parametrize("name", ["one set", "parts of one tensor", "turns", "new ones", "freed ones"])
+def test_decoding_into_caches_that_are_passed(name: str, selection: str) -> None:
+    model = Cached().cuda()
+    call = torch.compile(model, backend="encore", options={"selection": selection})
+    twin = torch.compile(copy.deepcopy(model))
+    with torch.no_grad(), torch._inductor.config.patch(fallback_random=True):
+        decode(call, twin, of(name), steps=160)
+    if selection == "off":
+        assert replays() > 80
+        assert len(optimizations.recordings()) <= MOST_RECORDINGS
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_averages_are_updated_where_they_are(grad: bool) -> None:
+    def update(averages: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:
+        torch._foreach_lerp_(averages, values, 0.1)
+        return torch.stack([average.mean() for average in averages])
+
+    call = torch.compile(update, backend="encore", options={"selection": "off"})
+    mine = [drawn(33, 7 + number, seed=number) for number in range(20)]
+    its = [one.clone() for one in mine]
+    with contextlib.nullcontext() if grad else torch.no_grad():
+        for step in range(60):
+            values = [drawn(33, 7 + number, seed=100 * step + number) for number in range(20)]
+            out = call(mine, values)
+            expected = update(its, values)
+            torch.testing.assert_close(out, expected)
+            for one, other in zip(mine, its, strict=True):
+                torch.testing.assert_close(one, other)
+                other.copy_(one)
+            del out
+    assert replays() > 30
+
+
+def test_what_was_saved_for_a_backward_and_is_written_is_found_as_in_eager() -> None:
+    def write(buffer: torch.Tensor) -> torch.Tensor:
+        buffer.mul_(2)
+        return buffer + 1
+
+    call = torch.compile(write, backend="encore", options={"selection": "off"})
+    buffer = torch.ones(64, device="cuda")
+    weight = torch.ones(64, device="cuda", requires_grad=True)
+    for _ in range(30):
+        loss = (weight * buffer).sum()
+        with torch.no_grad():
+            call(buffer)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+        buffer.fill_(1)
+    assert replays() > 15
+
+
+def test_training_with_statistics_that_are_passed() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+            hidden = self.linear(x).tanh()
+            mean.lerp_(hidden.detach().mean(0), 0.1)
+            return hidden - mean
+
+    model = Normed().cuda()
+    twin = copy.deepcopy(model)
+    call, other = torch.compile(model, backend="encore", options={"selection": "off"}), torch.compile(twin)
+    means = [(torch.zeros(WIDTH, device="cuda"), torch.zeros(WIDTH, device="cuda")) for _ in range(3)]
+    for step in range(90):
+        mine, its = means[step % 3]
+        x = drawn(8, WIDTH, seed=step)
+        model.zero_grad()
+        twin.zero_grad()
+        call(x, mine).square().sum().backward()
+        other(x, its).square().sum().backward()
+        assert torch.equal(mine, its), step
+        for one, its_own in zip(model.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(one.grad, its_own.grad), step  # type: ignore[arg-type]
+    assert replays() > 90
+
+
+def test_on_another_stream_and_behind_writes_of_the_programs_own() -> None:
+    model = Cached().cuda().eval()
+    call = torch.compile(model, backend="encore", options={"selection": "off"})
+    twin = torch.compile(copy.deepcopy(model))
+    mine, its = caches(), caches()
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    place = torch.tensor([3], device="cuda")
+    with torch.inference_mode():
+        for step in range(80):
+            stream = streams[step // 8 % 2]
+            stream.wait_stream(streams[1 - step // 8 % 2])
+            with torch.cuda.stream(stream):
+                for one, other in zip(mine, its, strict=True):
+                    one.mul_(0.5)
+                    other.mul_(0.5)
+                x = drawn(BATCH, WIDTH, seed=step)
+                out, expected = call(x, mine, place), twin(x, its, place)
+                assert torch.equal(out, expected), step
+                assert all(torch.equal(one, other) for one, other in zip(mine, its, strict=True)), step
+                del out, expected
+    assert replays() > 20
