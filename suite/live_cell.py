@@ -547,6 +547,7 @@ class LiveCell:
             self._spec.seed,
             marks_steps=self._marks_steps,
             calls=CALLS_TO_REPLAY,
+            forget=self._forget_compiled,
         )
         self._forget_compiled()
         return replace(verdict, passed=verdict.passed and wide.passed, widened_error=wide.max_relative_error)

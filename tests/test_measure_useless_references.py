@@ -99,4 +99,45 @@ def test_the_program_compiled_in_float32_decides_then(wrong, passed):
 
     verdict = compare_widened(compiled, instance, inputs, State(instance.module, inputs), 1, marks_steps=False, calls=3)
     assert verdict.passed is passed
-    assert calls == [torch.float32] * 3
+    assert calls == [torch.float32] * 3 + ([] if passed else [torch.float64] * 3)
+
+
+class Choosing(torch.nn.Module):
+    """As max pooling does: of two values that differ by rounding, which one is taken decides what comes out."""
+
+    def forward(self, x: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
+        return torch.where(x + shift > x, -x, x)
+
+
+class RefusesFloat64(Choosing):
+    def forward(self, x: torch.Tensor, shift: float = 0.0) -> torch.Tensor:
+        if x.dtype == torch.float64:
+            raise TypeError("not in float64")
+        return super().forward(x, shift)
+
+
+@pytest.mark.parametrize(
+    ("build", "wrong", "passed"),
+    [
+        (Choosing, lambda module, x: module(x, torch.finfo(x.dtype).eps if x.dtype == torch.float32 else 0.0), True),
+        (Choosing, lambda module, x: 1.2 * module(x), False),
+        (RefusesFloat64, lambda module, x: 1.2 * module(x), False),
+    ],
+)
+def test_what_float32_refuses_is_decided_by_float64_where_the_program_runs_in_it(build, wrong, passed, capfd):
+    instance = instance_of(build, dtype_policy="bf16")
+    inputs, forgotten = instance.inputs(0), []
+    verdict = compare_widened(
+        lambda module: lambda x: wrong(module, x),
+        instance,
+        inputs,
+        State(instance.module, inputs),
+        1,
+        marks_steps=False,
+        calls=1,
+        forget=lambda: forgotten.append(True),
+    )
+    assert verdict.passed is passed and forgotten == [True]
+    said = capfd.readouterr()
+    assert "in float64, too" in said.out
+    assert ("not in float64" in said.err) is (build is RefusesFloat64)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from suite.measure.correctness import (
     REFERENCE_FACTOR,
     Agreement,
     Reference,
     combine,
+    has_few,
     judge,
 )
 
@@ -98,6 +100,33 @@ def test_where_eager_is_useless_for_one_gradient_it_is_no_reference_for_those_ne
     reference = Reference(compiled, {"gradient a": own, "gradient b": 1.1, "output": 0.01}, REFERENCE_FACTOR)
     verdict = judge({"gradient a": error}, 0.08, 1e-3, lambda: reference)
     assert (verdict.passed, verdict.undecided) == (passed, undecided)
+
+
+@pytest.mark.parametrize(
+    ("few", "worst", "error", "passed", "undecided"),
+    [
+        (["gradient a"], 1.5, 1.37, True, True),  # as in EfficientDet: float32 or float64 decides
+        ([], 1.5, 1.37, False, False),  # with more elements, eager's error is no luck
+        (["gradient b"], 1.5, 1.37, False, False),
+        (["gradient a"], 0.4, 1.37, False, False),  # eager is useless for no gradient
+        (["gradient a"], 1.5, math.inf, False, False),
+        (["gradient a"], 1.5, 0.28, True, False),
+    ],
+)
+def test_where_eager_is_useless_for_one_gradient_it_is_no_reference_for_those_of_few_elements(
+    few, worst, error, passed, undecided
+):
+    own = {"gradient a": 0.095, "gradient b": worst}
+    reference = Reference({"gradient a": error}, own, 1 + REFERENCE_FACTOR, is_eager=True, few=few)
+    verdict = judge({"gradient a": error}, 0.02, 1e-3, lambda: reference)
+    assert (verdict.passed, verdict.undecided) == (passed, undecided)
+
+
+@pytest.mark.parametrize(
+    ("shape", "few"), [((), True), ((2,), True), ((8, 32, 1, 1), True), ((11,), False), ((88, 1, 3, 3), False)]
+)
+def test_few_are_elements_or_rows(shape, few):
+    assert has_few(torch.zeros(shape)) is few
 
 
 def test_a_useless_gradient_excuses_no_output_and_a_useless_output_no_gradient():

@@ -64,3 +64,21 @@ def test_the_box_loss_is_hubers_over_anchors_with_an_object() -> None:
     torch.testing.assert_close(loss, torch.tensor(0.1 * (0.5 - 0.05) / 8))
     found = one_anchor(1.0, box=0.5)
     torch.testing.assert_close(found["loss"], found["class_loss"] + 50 * found["box_loss"])
+
+
+def test_the_losses_can_be_computed_in_float64() -> None:
+    """A reference of the suite's is: gradients of the whole program in a precision higher than its own."""
+    logits, deltas = torch.randn(1, ANCHORS * 3, 2, 2), torch.randn(1, 4 * ANCHORS, 2, 2)
+    labels, boxes = torch.randint(-1, 3, (1, 2, 2, ANCHORS)).float(), torch.randn(1, 2, 2, 4 * ANCHORS)
+
+    def gradients(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        first, second = (each.to(dtype).requires_grad_() for each in (logits, deltas))
+        losses = detection_loss(
+            [first], [second], [labels.to(dtype)], [boxes.to(dtype)], torch.ones(1, 1, dtype=dtype), 3
+        )
+        assert losses["loss"].dtype == dtype
+        return torch.autograd.grad(losses["loss"], (first, second))
+
+    for short, long in zip(gradients(torch.float32), gradients(torch.float64), strict=True):
+        assert long.dtype == torch.float64
+        torch.testing.assert_close(short, long.float())

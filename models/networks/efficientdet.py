@@ -135,6 +135,11 @@ def focal_loss(logits: Tensor, wanted: Tensor, alpha: float = 0.25, gamma: float
     return weight * (1 - right) ** gamma * entropy
 
 
+def _at_least_float32(x: Tensor) -> Tensor:
+    """For a loss that is float32 under autocast, and float64 where the whole program runs in it, as a reference."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def detection_loss(
     classes: Sequence[Tensor],
     boxes: Sequence[Tensor],
@@ -150,9 +155,9 @@ def detection_loss(
         label = label.long()[..., None]
         is_object = label >= 0
         wanted = functional.one_hot((label * is_object).squeeze(-1), count) * is_object
-        logits = logits.permute(0, 2, 3, 1).unflatten(-1, (ANCHORS, count)).float()
-        class_loss.append((focal_loss(logits, wanted.float()) / total * (label != IGNORED)).sum())
-        deltas = deltas.permute(0, 2, 3, 1).float()
+        logits = _at_least_float32(logits.permute(0, 2, 3, 1).unflatten(-1, (ANCHORS, count)))
+        class_loss.append((focal_loss(logits, wanted.to(logits.dtype)) / total * (label != IGNORED)).sum())
+        deltas = _at_least_float32(deltas.permute(0, 2, 3, 1))
         huber = functional.huber_loss(deltas, wanted_deltas, reduction="none", delta=0.1)
         box_loss.append((huber * (wanted_deltas != 0)).sum() / (total * 4.0))
     class_total, box_total = torch.stack(class_loss).sum(), torch.stack(box_loss).sum()
