@@ -73,6 +73,8 @@ class Recorded:
         copied: inputs that stock copies before each replay.
         fixed: inputs at fixed addresses; results of earlier graphs are not among them.
         written: those of `fixed` that the function writes.
+        passed: those of `written` that are no parameters. Others may write to the same memory meanwhile (a cache in
+            pages), so a trial may not write them, nor put anything back there.
         returned: copied inputs whose placeholder an output shares memory with.
         pool: handle of the graph's memory pool.
         seconds: how long the recording took.
@@ -86,6 +88,7 @@ class Recorded:
     returned: frozenset[int]
     pool: Any
     seconds: float
+    passed: frozenset[int] = frozenset()
 
 
 class Host(Protocol):

@@ -4,7 +4,7 @@ Stock records again whenever one has moved. From the third address on the graph 
 
 1. the function is captured once more, with these inputs elsewhere too, and the graphs are compared;
 2. one call is served by an uncaptured run of the function, next to which a copy of the graph, patched to this call's
-   addresses, runs on the same inputs. Only if it gives the same bits
+   addresses, runs on the same inputs, and on copies of those that it writes. Only if it gives the same bits
 3. the recorded graph is patched from then on (from the host, node by node), like an input that moved.
 
 Until then calls that the recorded graphs do not fit run without a graph. Where anything speaks against it stock's way
@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from optimizations import torch_internals
+from optimizations.captured.displaced import size_bytes
 from optimizations.indirection.plan import Choice
 from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.examination import Findings
@@ -97,6 +99,7 @@ class FixedInputs:
 
     def _look(self) -> None:
         session = self._session
+        self.close()  # of a look that was interrupted
         if session.findings is not None and session.findings.plan.slots and session.committed:
             self._refuse("the graph updates its own nodes, which cannot be set from the host as well")
             return
@@ -121,6 +124,9 @@ class FixedInputs:
             ]
             self._refuse(reasons[0] if reasons else "no input at a fixed address can be followed")
             return
+        if not recorded.passed <= {*indirect, *findings.unused}:
+            self._refuse("an input that it writes cannot be followed")
+            return
         self._candidate = examination.candidate(findings)
         self._findings = findings
 
@@ -143,22 +149,34 @@ class FixedInputs:
         return True
 
     def _trial(self, inputs: list[Any], run: Callable[[list[Any]], Any]) -> Any:
-        """Serve the call without a graph, and run the patched graph next to it. Nobody waits for the device."""
+        """Serve the call without a graph, and run the patched graph next to it. Nobody waits for the device.
+
+        What it writes and follows it writes in copies: the program may write to the same memory meanwhile. What it
+        copies it reads in its placeholders: the call's own may lie where it cannot be read in place.
+        """
         session, candidate = self._session, self._candidate
         assert candidate is not None
+        recorded = session.recorded
         tensors = {index: value for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
         try:
             effects = session.host.effects(inputs)
-            changed = [*effects.destroyed, *effects.written]
-            needed = 2 * sum(one.nbytes for one in changed)
+            written = dict(zip(recorded.written, effects.written, strict=True))
+            followed = [index for index in written if index in candidate.inputs]
+            changed = [*effects.destroyed, *(one for index, one in written.items() if index not in followed)]
+            needed = sum(size_bytes(written[index]) for index in followed) + 2 * sum(one.nbytes for one in changed)
             short = waiting_for_memory(needed, session.examination.tools.free_bytes()) if needed else None
             if short is not None:
                 raise ValueError(f"not tried out: {short}")
+            copies = {index: torch_internals.clone_preserve_strides(written[index]) for index in followed}
             before = [one.clone() for one in changed]
             after = [torch.empty_like(one) for one in changed]
+            session.host.fill({index: tensors[index] for index in recorded.copied if index in tensors})
         except Exception as error:
             self._refuse(one_line(error))
             return run(inputs)
+        addresses = {index: tensors[index].data_ptr() for index in candidate.inputs}
+        addresses |= {index: recorded.inputs[index].data_ptr() for index in recorded.copied if index in addresses}
+        addresses |= {index: one.data_ptr() for index, one in copies.items()}
         given = list(inputs)
         results = run(inputs)
         for kept, now in zip(after, changed, strict=True):
@@ -166,10 +184,12 @@ class FixedInputs:
         try:
             for kept, now in zip(before, changed, strict=True):
                 now.copy_(kept)
-            session.host.fill({index: tensors[index] for index in session.recorded.copied if index in tensors})
-            candidate.launch({index: tensors[index].data_ptr() for index in candidate.inputs})
-            written = after[len(effects.destroyed) :]
-            pairs = [*self._outputs(results, given), *zip(written, effects.written, strict=True)]
+            candidate.launch(addresses)
+            pairs = [
+                *self._outputs(results, given),
+                *zip(after[len(effects.destroyed) :], changed[len(effects.destroyed) :], strict=True),
+                *((written[index], one) for index, one in copies.items()),
+            ]
             self._pending = Pending([differs(one, other) for one, other in pairs], session.device)
         except Exception as error:
             self._refuse(one_line(error))
@@ -201,18 +221,22 @@ class FixedInputs:
         numbers = self._pending.take()
         if numbers is None:
             return
-        self._pending = None
         if any(numbers):
             place = next(index for index, number in enumerate(numbers) if number)
             self._refuse(f"patched to other addresses, tensor {place} of its outcome was not that of an uncaptured run")
             return
-        self.close()
-        self._session.commit(self._findings)
-        fixed = set(self._session.recorded.fixed)
-        self._session.resume_with(one for one in self._findings.in_place if one in fixed)
-        self.following = tuple(
-            sorted(index for index in fixed if index in self._findings.unused or index in self._findings.in_place)
-        )
+        try:
+            self.close()
+            self._session.commit(self._findings)
+            fixed = set(self._session.recorded.fixed)
+            self._session.resume_with(one for one in self._findings.in_place if one in fixed)
+            self.following = tuple(
+                sorted(index for index in fixed if index in self._findings.unused or index in self._findings.in_place)
+            )
+        except BaseException as error:  # an interrupt, and the program goes on
+            self.following = ()
+            self._refuse(one_line(error))
+            raise
 
 
 def _position(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -70,6 +70,10 @@ results of its graphs back to them, or slices that are not aligned, does so in e
 
 NOT_READABLE = "an input was not aligned, or in memory that the graph writes, in each"
 
+WRITES_WHAT_IS_PASSED = (
+    "the function writes an input of the program's, so it cannot be tried out whether this one moves"
+)
+
 
 class Stage(StrEnum):
     WAITING = "waiting"
@@ -281,11 +285,16 @@ class Session:
             for index in unproven
             if not holds_real_numbers(self.recorded.inputs[index])
         }
-        if refused:
+        choice = Choice.HOST if self._fixed else self._choice
+        if self.recorded.passed:  # the copying graph and the candidate would both write them
+            refused, choice = dict.fromkeys(unproven, WRITES_WHAT_IS_PASSED), Choice.HOST
+        if refused or self.recorded.passed:
             analysis = with_reasons(findings.analysis, ReasonCode.UNPROVEN, refused)
-            choice = Choice.HOST if self._fixed else self._choice
             findings = self.findings = self.examination.planned(findings, analysis, choice)
             unproven = [index for index in unproven if index in findings.in_place]
+        if set(findings.in_place) <= set(self._fixed):
+            self._end()
+            return
         if not unproven and not findings.plan.slots:
             self.commit(findings)
             return

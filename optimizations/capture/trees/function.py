@@ -120,6 +120,7 @@ class RecordableFunction:
         returned_inputs: by place among the results: the input that it is, for inputs that stock copies.
         callers_get: places of the results that callers get, of a forward; the others are saved for its backward. None
             where they may get all.
+        calls_on_a_path: how often it is called in an iteration, as far as graphs were recorded.
         written_inputs: inputs that it writes where the caller has them, and that are no parameters. Note [Inputs that
             are written].
         callers: the threads that call functions of its manager.
@@ -162,6 +163,8 @@ class RecordableFunction:
         self.member: Member | None = None
         self.turn: AbstractContextManager[Any] | None = None
         self.latest: weakref.ref[Recording] | None = None
+        self.calls_on_a_path = 1
+        self._misfits = 0, 0
         self._served: Candidate | None = None
         self._replays: weakref.WeakKeyDictionary[Recording, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._uncaptured: Counter[str] = Counter()
@@ -289,6 +292,22 @@ class RecordableFunction:
     def recorded(self, node: Recording) -> None:
         """To be told of each recording."""
         self._recordings.append((weakref.ref(node), []))
+
+    def recorded_on(self, path: Iterable[Recording]) -> None:
+        """To be told of the path of each recording of it, with that one."""
+        if self.written_inputs:
+            self.calls_on_a_path = max(self.calls_on_a_path, sum(1 for one in path if one.function is self))
+
+    def recorded_now(self) -> int:
+        """How many recordings of it there are."""
+        return len(self._alive())
+
+    def misfits_in_a_row(self) -> int:
+        """To be told of a call that fits no recording, and none is made for: how many there were without a replay."""
+        replays = self.replays()
+        known, misfits = self._misfits
+        self._misfits = replays, misfits + 1 if replays == known else 1
+        return self._misfits[1]
 
     def recorded_in_vain(self) -> int:
         """Recordings made since the last one that was ever replayed."""

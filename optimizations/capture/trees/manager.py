@@ -103,11 +103,15 @@ BACKWARDS_RECORDED_IN_VAIN = 32
 """The same for a backward where results of forwards are copied out: what a forward saved then lies elsewhere each time.
 """
 
-WRITERS_RECORDED_IN_VAIN = 128
-"""The same for a function that stock runs without a graph, because it writes an input."""
-
 MOST_RECORDINGS = 8
-"""Recordings of one function at one place for sets of addresses that come back; see `replay.swaps`."""
+"""Recordings of one function at one place for sets of addresses that come back; see `replay.swaps`. A function
+that writes an input has as many for each of its calls in an iteration, wherever they are: each call's buffer may be
+chosen apart from the others', and every choice would lead to other places.
+"""
+
+MOST_MISFITS = 64
+"""Calls in a row that fit no recording of a function which writes an input, and none is made for, until it is left
+without a graph for good."""
 
 
 def container(device_index: int) -> EncoreContainer:
@@ -378,8 +382,12 @@ class EncoreManager(PoolManager):
         vain = self._against_one_more_recording(function, function_id)
         if vain is not None:
             self._checkpoint_due = False
-            if not (function.written_inputs and self._any_follows(function_id)):  # that one serves other calls
+            if vain != WRITTEN_INPUT_MOVES:
                 function.without_graph = vain
+                tell_ranks(function)
+            elif function.misfits_in_a_row() > MOST_MISFITS:
+                function.without_graph = vain
+                function.retire()  # stock would have no graph of it, nor memory for one
                 tell_ranks(function)
             self._note_uncaptured(function_id, vain)
             return function(new_inputs)
@@ -397,6 +405,7 @@ class EncoreManager(PoolManager):
             with self._running_a_function():
                 outputs = self._record_function(new_inputs, function_id)
             tell_ranks(function)
+            function.recorded_on(self.current_node._path_from_root)
             self._expect_steady_calls(self.current_node)
             self._patched_last(function_id, self.current_node.parent)
             function.note_returned_inputs(self.current_node.returned_inputs)
@@ -421,19 +430,13 @@ class EncoreManager(PoolManager):
         if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
             self.uncaptured_forwards += 1
 
-    def _any_follows(self, function_id: Any) -> bool:
-        """Whether a recording for this place is patched where inputs at fixed addresses move."""
-        behind = self._recorded_behind(self.current_node, function_id)
-        return any(one.fixed_inputs is not None and bool(one.fixed_inputs.following) for one in behind)
-
     def _against_one_more_recording(self, function: RecordableFunction, function_id: Any) -> str | None:
         """Why a function is not recorded again: its recordings are never replayed, or there are too many."""
+        behind = self._recorded_behind(self.current_node, function_id)
+        if function.written_inputs and len(behind) >= MOST_RECORDINGS:
+            return WRITTEN_INPUT_MOVES
         most = RECORDED_IN_VAIN
-        if function.written_inputs:
-            if len(self._recorded_behind(self.current_node, function_id)) >= MOST_RECORDINGS:
-                return WRITTEN_INPUT_MOVES
-            most = WRITERS_RECORDED_IN_VAIN
-        elif function.direction == "backward" and self._forwards_are_copied_out:
+        if function.direction == "backward" and self._forwards_are_copied_out:
             most = BACKWARDS_RECORDED_IN_VAIN
         made = function.recorded_in_vain()
         return f"{made} recordings of it were made, and none was replayed" if made >= most else None
@@ -459,15 +462,17 @@ class EncoreManager(PoolManager):
         """The results of a call that no recording fits because parameters moved; None where it is to be recorded."""
         siblings = self._recorded_behind(self.current_node, function_id)
         moved = [(node, node.fixed_inputs) for node in siblings if node.moved_fixed_input and node.fixed_inputs]
-        if not moved or (len(moved) < RECORDINGS_BEFORE_FOLLOWING and not self._behind_one_that_follows()):
+        function = self._function(function_id)
+        many = bool(function.written_inputs) and function.recorded_now() >= MOST_RECORDINGS * function.calls_on_a_path
+        few = len(moved) < RECORDINGS_BEFORE_FOLLOWING and not many
+        if not moved or (few and not self._behind_one_that_follows()):
             return None
         willing = [one for one in moved if one[1].refused is None]
         if not willing:
             return None
         node, fixed_inputs = next((one for one in willing if one[1].following), willing[0])
-        function = self._function(function_id)
         if node.prefers_recording(inputs):
-            if len(siblings) < MOST_RECORDINGS:
+            if len(siblings) < MOST_RECORDINGS and not many:
                 return None
             assert node.swaps is not None
             node.swaps.close()

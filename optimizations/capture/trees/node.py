@@ -213,6 +213,7 @@ class EncoreNode(ResultsNode):
             returned=frozenset(self._returned.values()),
             pool=self.cuda_graphs_pool,
             seconds=seconds,
+            passed=frozenset(self._written).intersection(function.written_inputs),
         )
         # None of these refers to the node: a cycle would keep the graph and its memory.
         device, stream = self.device, self.stream
@@ -418,17 +419,18 @@ class EncoreNode(ResultsNode):
             self.non_static_input_idx = non_static
 
     def use_tracker(self, tracker: AddressTracker, unused: frozenset[int]) -> None:
-        """See `session.Host`."""
+        """See `session.Host`. Ended in between, no call is taken for one that fits and is not followed."""
+        self.state += 1
         followed = {*tracker.indices, *unused}
+        fixed = [index for index in tracker.indices if index in self._fixed]
+        if fixed:
+            tracker.swaps = self.swaps or Swaps(fixed, self.recording_s)
+        self._copying = None
+        self._tracker = tracker
         self._in_place = [index for index in self._copied if index in followed or index in self._in_place]
         managed = set(self.cudagraph_managed_idxs)
         self.static_input_idxs = [one for one in self.static_input_idxs if one not in followed or one in managed]
         self.non_managed_static_input_idxs = [one for one in self.non_managed_static_input_idxs if one not in followed]
-        fixed = [index for index in tracker.indices if index in self._fixed]
-        if fixed:
-            tracker.swaps = self.swaps or Swaps(fixed, self.recording_s)
-        self._tracker = tracker
-        self._copying = None
         self.copy_inputs(self.function.copies_inputs)
 
     # Selection

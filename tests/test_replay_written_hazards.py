@@ -1,0 +1,302 @@
+"""What could go wrong where a graph writes what the program passes: others that write there, interrupts, growth."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from interrupts import interrupted_at
+from simulated_cuda import floats
+from simulated_work import aligned
+from trees_on_cpu import COUNT, Compiled, Model, nodes, values
+
+import optimizations
+from optimizations.capture.trees import containers
+from optimizations.capture.trees.manager import MOST_RECORDINGS
+from optimizations.recording import fixed_inputs
+from optimizations.recording.trial import Candidate
+
+__all__ = ["compiled_on_cpu", "cuda_on_cpu"]
+
+W = values(7)
+PAGE = COUNT // 2
+
+
+def writing(cuda: CudaOnCpu) -> Compiled:
+    return Compiled(Model(cuda, writes_x=True), mutated_input_idxs=(0,))
+
+
+def call(compiled: Compiled, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor = W) -> None:
+    before, other = x.clone(), y.clone()
+    (out,) = compiled(x, y, w)
+    assert torch.equal(out, 2 * before + other * w)
+    assert torch.equal(x, before + 1)
+
+
+class Paged(Model):
+    """out = 2 * x + y * w, then one page of `x` is written, and nothing else of it."""
+
+    def _body(self, x: bytes, y: bytes, w: bytes, out: bytes) -> None:
+        at = [floats(int.from_bytes(pointer, "little"), COUNT) for pointer in (x, y, w, out)]
+        one, other, weight = (list(memory) for memory in at[:3])
+        at[3][:] = [2 * a + b * c for a, b, c in zip(one, other, weight, strict=True)]
+        at[0][:PAGE] = [value + 1 for value in one[:PAGE]]
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        if self.cuda.capturing is not None:
+            return super().__call__(inputs)
+        x, y, w = inputs
+        inputs.clear()
+        out = 2 * x + y * w
+        x[:PAGE] += 1
+        return [out]
+
+
+@pytest.mark.parametrize("buffers", [1, 12])
+def test_what_somebody_else_writes_to_the_same_buffer_meanwhile_stays(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, buffers: int
+) -> None:
+    """A cache in pages: a transfer on another stream writes one while a call that writes another is tried out."""
+    compiled = Compiled(Paged(cuda_on_cpu, writes_x=True), mutated_input_idxs=(0,))
+    caches = [values(number) for number in range(buffers)]
+    current: list[torch.Tensor] = []
+    launch = Candidate.launch
+
+    def launched(self: Candidate, addresses: Any) -> None:
+        for x in current:
+            x[PAGE:] += 100
+        trials.append(1)
+        launch(self, addresses)
+
+    monkeypatch.setattr(Candidate, "launch", launched)
+    trials: list[int] = []
+    for step in range(40):
+        x, y = caches[step % buffers], values(step)
+        before, seen = x.clone(), len(trials)
+        current[:] = [x]
+        (out,) = compiled(x, y, W)
+        assert torch.equal(out, 2 * before + y * W)
+        assert torch.equal(x[:PAGE], before[:PAGE] + 1)
+        assert torch.equal(x[PAGE:], before[PAGE:] + 100 * (len(trials) - seen)), step
+    assert bool(trials) == (buffers > 1), "with one buffer there is nothing to patch, and nothing else is tried out"
+
+
+def test_a_trial_reads_nothing_in_place_that_may_not_be_read_there(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that loads several numbers at a time fails on an address that is not aligned for it."""
+    compiled = Compiled(Model(cuda_on_cpu))
+    kept = []
+    for step in range(20):
+        kept.append((values(step), values(-step)))
+        assert torch.equal(compiled(*kept[-1], W)[0], 2 * kept[-1][0] + kept[-1][1] * W)
+    (node,) = nodes()
+    assert node.in_place, "x and y are read in place from now on"
+    launched: list[int] = []
+    launch = Candidate.launch
+    monkeypatch.setattr(
+        Candidate,
+        "launch",
+        lambda self, addresses: (launched.extend(addresses.values()), launch(self, addresses))[1],
+    )
+    for step in range(12):
+        x, y, w = values(step), values(-step, offset=1), values(step + 5)
+        kept.append((x, y, w))  # type: ignore[arg-type]
+        assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
+    assert launched
+    assert not [address for address in launched if address % 16]
+
+
+def test_buffers_that_fit_no_recording_do_not_end_the_graphs_of_others(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fixed_inputs, "differs", None)  # a defect: nothing is patched
+    compiled = writing(cuda_on_cpu)
+    buffers = [values(number) for number in range(MOST_RECORDINGS)]
+    strays = [values(100 + number) for number in range(5)]
+    for step in range(60):
+        call(compiled, buffers[step % len(buffers)], values(step))
+    for step in range(200):
+        call(compiled, strays[step % 5], values(step))
+        before = cuda_on_cpu.replays
+        call(compiled, buffers[step % len(buffers)], values(step))
+        assert cuda_on_cpu.replays == before + 1, step
+    assert len(nodes()) == MOST_RECORDINGS
+
+
+def test_an_aligned_buffer_has_its_graph_after_many_that_are_not(cuda_on_cpu: CudaOnCpu) -> None:
+    compiled = writing(cuda_on_cpu)
+    kept = [values(number) for number in range(30)]
+    odd = [values(number, offset=1 + number % 3) for number in range(12)]
+    for step in range(30):
+        call(compiled, kept[step], values(step))
+    for step in range(40):
+        call(compiled, odd[step % 12], values(step))
+    before = cuda_on_cpu.replays
+    for step in range(20):
+        call(compiled, kept[step], values(step))
+    assert cuda_on_cpu.replays >= before + 20
+
+
+@pytest.mark.parametrize("places", [2, 66, 130])
+def test_one_function_for_many_layers_each_with_a_cache_of_its_own(cuda_on_cpu: CudaOnCpu, places: int) -> None:
+    """The first iterations replay none of their recordings: what was warmed up first was recorded last."""
+    compiled = writing(cuda_on_cpu)
+    caches = [values(number) for number in range(places)]
+    for step in range(6):
+        torch.compiler.cudagraph_mark_step_begin()
+        before, h = cuda_on_cpu.replays, values(step)
+        for cache in caches:
+            (h,) = compiled.function([cache, h, W])
+        del h
+    assert cuda_on_cpu.replays - before == places
+
+
+def test_recordings_do_not_multiply_from_layer_to_layer(compiled_on_cpu: CompiledOnCpu) -> None:
+    """Each layer's cache is chosen apart from those of the others: there are 1,024 ways through five of them."""
+
+    def layer(h: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        cache.add_(h).remainder_(17)
+        return cache * 2 + h * 0.5
+
+    run = torch.compile(layer, backend="encore")
+    layers, drawn = 5, random.Random(1)
+    caches = [[aligned(16).fill_(number) for number in range(4)] for _ in range(layers)]
+    twins = [[cache.clone() for cache in some] for some in caches]
+    with torch.no_grad():
+        for step in range(600):
+            if step == 400:
+                before = len(optimizations.recordings())
+            torch.compiler.cudagraph_mark_step_begin()
+            h = expected = aligned(16).fill_(step % 7)
+            for some, others in zip(caches, twins, strict=True):
+                which = drawn.randrange(4)
+                h, expected = run(h, some[which]), layer(expected, others[which])
+            assert torch.equal(h, expected), step
+            del h
+    assert before == len(optimizations.recordings()) <= 2 * layers * MOST_RECORDINGS
+
+
+@pytest.mark.parametrize(
+    "file", ["trees/node.py", "recording/fixed_inputs.py", "recording/session.py", "replay/addresses.py"]
+)
+def test_an_interrupt_where_patching_begins_costs_nothing_else(cuda_on_cpu: CudaOnCpu, file: str) -> None:
+    """The program catches it, and goes on: each call writes its own buffer, and no other."""
+    for line in range(1, 130):
+        compiled = writing(cuda_on_cpu)
+        buffers = [values(number) for number in range(6)]
+        for step in range(12):
+            x, y = buffers[step % 6], values(step)
+            before = [buffer.clone() for buffer in buffers]
+            torch.compiler.cudagraph_mark_step_begin()
+            where = None
+            try:
+                if step == 4:
+                    with interrupted_at(line, file) as where:
+                        compiled.function([x, y, W])
+                else:
+                    compiled.function([x, y, W])
+            except KeyboardInterrupt:
+                assert torch.equal(x, before[step % 6]) or torch.equal(x, before[step % 6] + 1), where
+            else:
+                assert torch.equal(x, before[step % 6] + 1), (where, step)
+            others = [index for index in range(6) if index != step % 6]
+            assert all(torch.equal(buffers[index], before[index]) for index in others), (where, step)
+        containers.shut_down()
+
+
+def test_a_buffer_that_the_program_lets_go_of_is_free(compiled_on_cpu: CompiledOnCpu) -> None:
+    def write(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(y)
+        return x * 2
+
+    run = torch.compile(write, backend="encore")
+    let_go = []
+    with torch.no_grad():
+        for step in range(30):
+            x = aligned(16).fill_(step)
+            let_go.append(weakref.ref(x.untyped_storage()))
+            run(x, aligned(16).fill_(1))
+            del x
+    assert sum(one() is not None for one in let_go) <= 1
+
+
+def _itself(x: torch.Tensor, y: torch.Tensor) -> Any:
+    x.add_(y)
+    return x
+
+
+def _a_view(x: torch.Tensor, y: torch.Tensor) -> Any:
+    x.add_(y)
+    return x[2:6]
+
+
+def _transposed(x: torch.Tensor, y: torch.Tensor) -> Any:
+    x.add_(y)
+    return x.view(4, 4).t()
+
+
+@pytest.mark.parametrize("function", [_itself, _a_view, _transposed])
+@pytest.mark.parametrize("buffers", [1, 2, 30])
+def test_results_that_lie_in_the_buffer_that_is_written(
+    compiled_on_cpu: CompiledOnCpu, function: Any, buffers: int
+) -> None:
+    run = torch.compile(function, backend="encore")
+    held = [aligned(16).fill_(number) for number in range(buffers)]
+    with torch.no_grad():
+        for step in range(40):
+            x, y = held[step % buffers], aligned(16).fill_(step)
+            twin = x.clone()
+            out, expected = run(x, y), function(twin, y)
+            assert torch.equal(out, expected) and torch.equal(x, twin), step
+            out.mul_(0.5)
+            expected.mul_(0.5)
+            assert torch.equal(x, twin), "the program writes it through its result"
+            del out
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 30])
+def test_training_with_a_buffer_that_is_written(compiled_on_cpu: CompiledOnCpu, buffers: int) -> None:
+    def loss(x: torch.Tensor, w: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
+        cache.mul_(0.5).add_(x.detach())
+        return (cache * w * x).sum() + (w.exp() * cache).sum()
+
+    run = torch.compile(loss, backend="encore")
+    w = aligned(16).fill_(0.5).requires_grad_()
+    twin = w.detach().clone().requires_grad_()
+    caches = [aligned(16).fill_(number) for number in range(buffers)]
+    for step in range(50):
+        cache, x = caches[step % buffers], aligned(16).fill_(step + 1.0)
+        its = cache.clone()
+        run(x, w, cache).backward()
+        loss(x, twin, its).backward()
+        torch.testing.assert_close(cache, its)
+        torch.testing.assert_close(w.grad, twin.grad)
+        w.grad = twin.grad = None
+
+
+def test_a_call_that_fails_in_the_function(compiled_on_cpu: CompiledOnCpu) -> None:
+    def add(x: torch.Tensor, cache: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        cache.index_add_(0, place, x[None])
+        return cache[place] + 1
+
+    run = torch.compile(add, backend="encore")
+    caches = [aligned(8 * 16).view(8, 16).zero_() for _ in range(12)]
+    with torch.no_grad():
+        for step in range(60):
+            cache, x = caches[step % 12], aligned(16).fill_(step + 1)
+            twin = cache.clone()
+            if step % 7 == 3:
+                with pytest.raises((IndexError, RuntimeError)):
+                    run(x, cache, torch.tensor([80]))
+                cache.copy_(twin)
+                continue
+            place = torch.tensor([step % 8])
+            out, expected = run(x, cache, place), add(x, twin, place)
+            assert torch.equal(out, expected) and torch.equal(cache, twin), step
+            del out
