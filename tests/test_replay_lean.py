@@ -14,7 +14,7 @@ from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
-from optimizations.capture.trees import lean, manager
+from optimizations.capture.trees import following, lean, manager
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.results_node import ResultsNode
 from optimizations.recording import budget
@@ -272,7 +272,7 @@ def test_parameters_that_come_back_get_a_recording_when_patching_has_cost_one(
     for _ in range(40):
         for w in weights:
             call(compiled, w)
-    assert len(compiled.reports) == manager.MOST_RECORDINGS, "and no more than that"
+    assert len(compiled.reports) == following.MOST_RECORDINGS, "and no more than that"
     full_ways.clear()
     moves = sum(report.moves for report in compiled.reports)
     settings = [node.replays for node in nodes()]

@@ -17,7 +17,7 @@ from trees_on_cpu import COUNT, Compiled, Model, nodes, values
 
 import optimizations
 from optimizations.capture.trees import containers
-from optimizations.capture.trees.manager import MOST_RECORDINGS
+from optimizations.capture.trees.following import MOST_RECORDINGS
 from optimizations.recording import fixed_inputs
 from optimizations.recording.trial import Candidate
 

@@ -17,7 +17,8 @@ from trees_on_cpu import COUNT, Compiled, Model, nodes, values
 
 import optimizations
 from optimizations.capture.trees import manager
-from optimizations.capture.trees.manager import MOST_MISFITS, MOST_RECORDINGS, WRITES_INPUT
+from optimizations.capture.trees.following import MOST_MISFITS, MOST_RECORDINGS, WRITTEN_INPUT_MOVES
+from optimizations.capture.trees.manager import WRITES_INPUT
 from optimizations.recording import fixed_inputs
 
 __all__ = ["compiled_on_cpu", "cuda_on_cpu"]
@@ -89,8 +90,8 @@ def test_where_it_cannot_be_patched_there_are_a_few_recordings_and_then_none(
     buffers = [values(number) for number in range(calls)]
     check(compiled, buffers, calls=calls)
     assert len(compiled.reports) == MOST_RECORDINGS
-    assert reasons(compiled)[manager.WRITTEN_INPUT_MOVES] > MOST_MISFITS
-    assert compiled.functions[0].without_graph == manager.WRITTEN_INPUT_MOVES
+    assert reasons(compiled)[WRITTEN_INPUT_MOVES] > MOST_MISFITS
+    assert compiled.functions[0].without_graph == WRITTEN_INPUT_MOVES
     assert not nodes(), "stock has no memory for its graphs either"
 
 
@@ -102,7 +103,7 @@ def test_a_few_buffers_have_a_recording_each_where_it_cannot_be_patched(
     buffers = [values(number) for number in range(MOST_RECORDINGS - 1)]
     check(compiled, buffers, calls=80)
     assert len(compiled.reports) == len(buffers)
-    assert manager.WRITTEN_INPUT_MOVES not in reasons(compiled)
+    assert WRITTEN_INPUT_MOVES not in reasons(compiled)
 
 
 def test_a_call_that_the_patched_recording_does_not_fit_costs_no_graph(

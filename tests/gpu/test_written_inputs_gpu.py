@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import optimizations
-from optimizations.capture.trees.manager import MOST_RECORDINGS
+from optimizations.capture.trees.following import MOST_RECORDINGS
 from optimizations.recording.budget import spent_at_once
 
 pytestmark = pytest.mark.gpu

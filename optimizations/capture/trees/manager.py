@@ -42,9 +42,6 @@ lets go of models anywhere, also in the midst of a call: results that are found 
 capture would be under way. So a call that is under way does so at its end. Whoever holds a result at that moment may be
 about to go as well (the model itself, or what is collected with it), so the next call looks once more.
 
-Note [Trials of moved inputs]. A call in which `recording.fixed_inputs` tries something out leaves no place in the tree,
-so a function that comes behind it would be recorded where it never comes again. Each function runs without a graph once
-until the next iteration begins.
 """
 
 from __future__ import annotations
@@ -62,13 +59,12 @@ from optimizations.capture.inner_graphs import resting
 from optimizations.capture.trees.alike import tell_ranks
 from optimizations.capture.trees.containers import managers, shut_down, thread_containers
 from optimizations.capture.trees.endings import free_before_process_groups_end, in_a_process_group
+from optimizations.capture.trees.following import BEHIND_A_TRIAL, FollowingManager
 from optimizations.capture.trees.function import RecordableFunction, WarmUp, forget_recordings
 from optimizations.capture.trees.lean import MOST_KEPT, SteadyCall, steadily, steady_call
 from optimizations.capture.trees.node import EncoreNode, NotFollowed, NotLaunched
-from optimizations.capture.trees.pool_manager import PoolManager
 from optimizations.capture.trees.results import with_inputs
 from optimizations.captured.pools import end_failed_capture
-from optimizations.recording.fixed_inputs import Answer
 from optimizations.replay.bound import when_a_root_is_gone
 from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream
 from optimizations.replay.turns import is_lent
@@ -86,32 +82,7 @@ RECORDED_TOO_OFTEN = "inputs at fixed addresses moved more often than Inductor's
 """Why stock's code leaves a function without a graph."""
 
 INSIDE_CAPTURE = "it was called inside of a capture of the program's own"
-BEHIND_A_TRIAL = "an input at a fixed address of a function before it moved, and patching it was being tried out"
 INSIDE_FUNCTION = "it was called by a backward that an operator of another function runs"
-
-WRITTEN_INPUT_MOVES = "an input that it writes keeps moving, and the graph cannot be patched for it"
-"""Why a function is left as stock leaves it after all. Note [Inputs that are written] in `function`."""
-
-RECORDINGS_BEFORE_FOLLOWING = 2
-"""As many recordings differ in nothing but fixed addresses before these are patched instead."""
-
-RECORDED_IN_VAIN = 512
-"""Recordings in a row of which none was ever replayed, before a function is left without a graph: more than the calls
-of an iteration. A forward without a backward, whose last result is held in each call, would be recorded in each."""
-
-BACKWARDS_RECORDED_IN_VAIN = 32
-"""The same for a backward where results of forwards are copied out: what a forward saved then lies elsewhere each time.
-"""
-
-MOST_RECORDINGS = 8
-"""Recordings of one function at one place for sets of addresses that come back; see `replay.swaps`. A function
-that writes an input has as many for each of its calls in an iteration, wherever they are: each call's buffer may be
-chosen apart from the others', and every choice would lead to other places.
-"""
-
-MOST_MISFITS = 64
-"""Calls in a row that fit no recording of a function which writes an input, and none is made for, until it is left
-without a graph for good."""
 
 
 def container(device_index: int) -> EncoreContainer:
@@ -121,7 +92,7 @@ def container(device_index: int) -> EncoreContainer:
     return by_device.setdefault(device_index, EncoreContainer(device_index)) if found is None else found
 
 
-class EncoreManager(PoolManager):
+class EncoreManager(FollowingManager):
     """CUDAGraph Trees whose functions are `RecordableFunction`s and whose nodes are `EncoreNode`s."""
 
     running_forwards_with_pending_backwards: bool
@@ -139,8 +110,6 @@ class EncoreManager(PoolManager):
         self.uncaptured_forwards = 0
         self.running = False
         self._runs_function = self._took_part = False
-        self._tried: set[Any] = set()
-        self._tried_at: tuple[Any, int] = None, 0
         super().__init__(device_index)
 
     # Calls
@@ -250,10 +219,6 @@ class EncoreManager(PoolManager):
         else:
             found.pop(node.parent, None)
 
-    def _function(self, function_id: Any) -> RecordableFunction:
-        function: RecordableFunction = self.ids_to_funcs[function_id].model
-        return function
-
     def _against_a_graph(self, function_id: Any, function: RecordableFunction, inputs: Sequence[Any]) -> str | None:
         if self.current_node is not None and self._at_boundary() and not self.inside_capture:
             self._look_for_held_results()
@@ -270,28 +235,6 @@ class EncoreManager(PoolManager):
             if not self._any_from_the_pool(inputs):
                 return FORWARD_UNCAPTURED
         return None
-
-    def _is_behind_a_trial(self, function_id: Any) -> bool:
-        """Note [Trials of moved inputs]."""
-        if not self._tried:
-            return False
-        # A steady call does not pass here: where one was made since, that iteration is over.
-        replayed = self._tried_at != (self._get_node_id(), self.current_gen)
-        if replayed or self._at_boundary() or function_id in self._tried:
-            self._tried.clear()
-            return False
-        self._runs_in_a_trial(function_id)
-        return True
-
-    def may_begin_within_iteration(self) -> bool:
-        """Whether a steady call may begin a path where results of the one before it are dead: no backward belongs to
-        it, and nothing was tried out, which leaves no place in it."""
-        return not self.running_forwards_with_pending_backwards and not self._tried
-
-    def _runs_in_a_trial(self, function_id: Any) -> None:
-        self._tried.add(function_id)
-        self.update_generation()
-        self._tried_at = self._get_node_id(), self.current_gen
 
     def run_without_graph(self, inputs: list[Any], function_id: Any, reason: str) -> Any:
         """Serve a call without a graph, on inputs that need not lie where a graph has them."""
@@ -379,17 +322,10 @@ class EncoreManager(PoolManager):
             self._checkpoint_due = False
             return followed[0]
         function = self._function(function_id)
-        vain = self._against_one_more_recording(function, function_id)
-        if vain is not None:
+        refused = self._not_recorded_again(function_id)
+        if refused is not None:
             self._checkpoint_due = False
-            if vain != WRITTEN_INPUT_MOVES:
-                function.without_graph = vain
-                tell_ranks(function)
-            elif function.misfits_in_a_row() > MOST_MISFITS:
-                function.without_graph = vain
-                function.retire()  # stock would have no graph of it, nor memory for one
-                tell_ranks(function)
-            self._note_uncaptured(function_id, vain)
+            self._note_uncaptured(function_id, refused)
             return function(new_inputs)
         replayed = self._checkpoint_due
         self._histories_forgotten()
@@ -430,17 +366,6 @@ class EncoreManager(PoolManager):
         if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
             self.uncaptured_forwards += 1
 
-    def _against_one_more_recording(self, function: RecordableFunction, function_id: Any) -> str | None:
-        """Why a function is not recorded again: its recordings are never replayed, or there are too many."""
-        behind = self._recorded_behind(self.current_node, function_id)
-        if function.written_inputs and len(behind) >= MOST_RECORDINGS:
-            return WRITTEN_INPUT_MOVES
-        most = RECORDED_IN_VAIN
-        if function.direction == "backward" and self._forwards_are_copied_out:
-            most = BACKWARDS_RECORDED_IN_VAIN
-        made = function.recorded_in_vain()
-        return f"{made} recordings of it were made, and none was replayed" if made >= most else None
-
     def _kept_for_a_failure(self, inputs: Sequence[Any], mutated: Collection[int]) -> list[tuple[Any, bool]]:
         """Inputs to run on if the recording fails, each with whether it must be copied first.
 
@@ -457,59 +382,6 @@ class EncoreManager(PoolManager):
             else:
                 kept.append((value, False))
         return kept
-
-    def _followed(self, inputs: list[Any], function_id: Any) -> tuple[Any] | None:
-        """The results of a call that no recording fits because parameters moved; None where it is to be recorded."""
-        siblings = self._recorded_behind(self.current_node, function_id)
-        moved = [(node, node.fixed_inputs) for node in siblings if node.moved_fixed_input and node.fixed_inputs]
-        function = self._function(function_id)
-        many = bool(function.written_inputs) and function.recorded_now() >= MOST_RECORDINGS * function.calls_on_a_path
-        few = len(moved) < RECORDINGS_BEFORE_FOLLOWING and not many
-        if not moved or (few and not self._behind_one_that_follows()):
-            return None
-        willing = [one for one in moved if one[1].refused is None]
-        if not willing:
-            return None
-        node, fixed_inputs = next((one for one in willing if one[1].following), willing[0])
-        if node.prefers_recording(inputs):
-            if len(siblings) < MOST_RECORDINGS and not many:
-                return None
-            assert node.swaps is not None
-            node.swaps.close()
-
-        def run(arguments: list[Any]) -> Any:
-            function.ran_without_graph("an input at a fixed address moved, and patching it was being tried out")
-            if self.id_to_mode[function_id] is trees.CompilationMode.FORWARD:
-                self.uncaptured_forwards += 1
-            return function(arguments)
-
-        answer, results = fixed_inputs.moved(inputs, run)
-        node.look_at_session()
-        self._patched_last(function_id, node.parent)
-        if answer is Answer.SERVED:
-            self._tried.clear()
-            self._runs_in_a_trial(function_id)
-            return (results,)
-        if answer is Answer.REPLAY:
-            statuses = torch_internals.cudagraph_utils.CheckInvariantStatus
-            if node.check_invariants(inputs)[0] is statuses.SUCCESS:
-                return (self.execute_node(node, inputs),)
-        return None
-
-    def _behind_one_that_follows(self) -> bool:
-        """Whether the call comes behind a recording whose inputs at fixed addresses are patched.
-
-        There is one recording for all their addresses then, and what follows it has to get along with them too.
-        """
-        node = self.current_node
-        return isinstance(node, EncoreNode) and any(
-            one.fixed_inputs is not None and one.fixed_inputs.following for one in node._path_from_root
-        )
-
-    def _patched_last(self, function_id: Any, parent: EncoreNode | None) -> None:
-        """A recording that was made for a call's addresses comes before one that would have to be patched to them."""
-        siblings = self._recorded_behind(parent, function_id)
-        siblings.sort(key=lambda one: one.fixed_inputs is not None and bool(one.fixed_inputs.following))
 
     # Note [Threads]
 
