@@ -17,8 +17,11 @@ from trees_on_cpu import COUNT, Compiled, Model, nodes, values
 
 import optimizations
 from optimizations.capture.trees import containers
-from optimizations.capture.trees.following import MOST_RECORDINGS
+from optimizations.capture.trees.following import MOST_MISFITS, MOST_RECORDINGS
+from optimizations.capture.trees.function import MOST_SIZES_OF_WRITERS
 from optimizations.recording import fixed_inputs
+from optimizations.recording.examination import Examination
+from optimizations.recording.fixed_inputs import MOST_PUT_OFF
 from optimizations.recording.trial import Candidate
 
 __all__ = ["compiled_on_cpu", "cuda_on_cpu"]
@@ -129,6 +132,53 @@ def test_buffers_that_fit_no_recording_do_not_end_the_graphs_of_others(
     assert len(nodes()) == MOST_RECORDINGS
 
 
+def test_one_iteration_with_other_caches_does_not_end_the_graphs_of_others(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the layers fits no recording in it."""
+    monkeypatch.setattr(fixed_inputs, "differs", None)
+    compiled = writing(cuda_on_cpu)
+    sets = [[values(10 * number + layer) for layer in range(MOST_MISFITS + 6)] for number in range(5)]
+
+    def iteration(caches: list[torch.Tensor]) -> int:
+        torch.compiler.cudagraph_mark_step_begin()
+        before, h = cuda_on_cpu.replays, values(1)
+        for cache in caches:
+            (h,) = compiled.function([cache, h, W])
+        return cuda_on_cpu.replays - before
+
+    for number in range(4):
+        for _ in range(6):
+            iteration(sets[number])
+    iteration(sets[4])
+    assert iteration(sets[0]) > MOST_MISFITS
+    assert compiled.functions[0].without_graph is None
+
+
+def test_a_cache_for_which_memory_is_short_is_tried_out_later(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = [True]
+    waiting = Examination.short_of_memory_for
+    monkeypatch.setattr(
+        Examination,
+        "short_of_memory_for",
+        lambda self, size_bytes: "memory" if short and size_bytes < 4096 else waiting(self, size_bytes),
+    )
+    compiled = writing(cuda_on_cpu)
+    kept = [values(number) for number in range(60)]
+    for step in range(MOST_PUT_OFF):
+        call(compiled, kept[step], values(step))
+    short.clear()
+    for step in range(MOST_PUT_OFF, 40):
+        call(compiled, kept[step], values(step))
+    assert len(compiled.reports) == 2
+    before = cuda_on_cpu.replays
+    for step in range(40, 60):
+        call(compiled, kept[step], values(step))
+    assert cuda_on_cpu.replays == before + 20
+
+
 def test_an_aligned_buffer_has_its_graph_after_many_that_are_not(cuda_on_cpu: CudaOnCpu) -> None:
     compiled = writing(cuda_on_cpu)
     kept = [values(number) for number in range(30)]
@@ -157,8 +207,13 @@ def test_one_function_for_many_layers_each_with_a_cache_of_its_own(cuda_on_cpu: 
     assert cuda_on_cpu.replays - before == places
 
 
-def test_recordings_do_not_multiply_from_layer_to_layer(compiled_on_cpu: CompiledOnCpu) -> None:
+@pytest.mark.parametrize("patched", [True, False])
+def test_recordings_do_not_multiply_from_layer_to_layer(
+    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch, patched: bool
+) -> None:
     """Each layer's cache is chosen apart from those of the others: there are 1,024 ways through five of them."""
+    if not patched:
+        monkeypatch.setattr(fixed_inputs, "differs", None)
 
     def layer(h: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
         cache.add_(h).remainder_(17)
@@ -224,6 +279,24 @@ def test_a_buffer_that_the_program_lets_go_of_is_free(compiled_on_cpu: CompiledO
             run(x, aligned(16).fill_(1))
             del x
     assert sum(one() is not None for one in let_go) <= 1
+
+
+def test_a_place_that_is_passed_as_a_number_is_not_recorded_for_ever(compiled_on_cpu: CompiledOnCpu) -> None:
+    """Stock makes no graph at all of such a function. Each place is another number."""
+
+    def step(x: torch.Tensor, cache: torch.Tensor, place: int) -> torch.Tensor:
+        cache.mul_(0.5).add_(x * place)
+        return cache.sum(0) + x
+
+    run = torch.compile(step, backend="encore", dynamic=True)
+    cache = aligned(4 * 16).view(4, 16).fill_(1)
+    twin = cache.clone()
+    with torch.no_grad():
+        for number in range(3 * 40):
+            x, place = aligned(16).fill_(number), number % 40 + 2
+            assert torch.equal(run(x, cache, place), step(x, twin, place)), number
+            assert torch.equal(cache, twin), number
+    assert 0 < len(optimizations.recordings()) <= MOST_SIZES_OF_WRITERS
 
 
 def _itself(x: torch.Tensor, y: torch.Tensor) -> Any:

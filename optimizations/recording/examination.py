@@ -227,8 +227,12 @@ class Examination:
 
     def short_of_memory(self, candidates: Mapping[int, MemoryRange]) -> str | None:
         """What of memory a capture has to wait for; None where it may be made."""
+        return self.short_of_memory_for(buffer_bytes(candidates))
+
+    def short_of_memory_for(self, size_bytes: int) -> str | None:
+        """The same for this much, beside a run of the function: that takes at most as much as the graph's pool has."""
         pool = sum(one.size_bytes for one in pool_memory(self.recorded.pool))
-        return waiting_for_memory(pool + buffer_bytes(candidates), self.tools.free_bytes())
+        return waiting_for_memory(pool + size_bytes, self.tools.free_bytes())
 
     def compare(self, candidates: Mapping[int, MemoryRange], choice: Choice) -> Findings:
         """One more capture with the candidates elsewhere, and what the two graphs say.

@@ -24,10 +24,12 @@ import torch
 from optimizations import torch_internals
 from optimizations.captured.displaced import size_bytes
 from optimizations.indirection.plan import Choice
-from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.examination import Findings
 from optimizations.recording.session import Session, one_line
 from optimizations.recording.trial import Candidate, Pending, differs
+
+MOST_PUT_OFF = 8
+"""Calls that are not tried out because memory is short, before that is final."""
 
 
 class Answer(StrEnum):
@@ -56,6 +58,7 @@ class FixedInputs:
         self._findings: Findings | None = None
         self._candidate: Candidate | None = None
         self._pending: Pending | None = None
+        self._put_off = 0
         self.refused: str | None = None
         self.following: tuple[int, ...] = ()
 
@@ -164,9 +167,10 @@ class FixedInputs:
             followed = [index for index in written if index in candidate.inputs]
             changed = [*effects.destroyed, *(one for index, one in written.items() if index not in followed)]
             needed = sum(size_bytes(written[index]) for index in followed) + 2 * sum(one.nbytes for one in changed)
-            short = waiting_for_memory(needed, session.examination.tools.free_bytes()) if needed else None
+            short = session.examination.short_of_memory_for(needed) if needed else None
             if short is not None:
-                raise ValueError(f"not tried out: {short}")
+                self._refuse_in_the_end(f"not tried out: {short}")
+                return run(inputs)
             copies = {index: torch_internals.clone_preserve_strides(written[index]) for index in followed}
             before = [one.clone() for one in changed]
             after = [torch.empty_like(one) for one in changed]
@@ -197,6 +201,12 @@ class FixedInputs:
             for kept, now in zip(after, changed, strict=True):
                 now.copy_(kept)
         return results
+
+    def _refuse_in_the_end(self, reason: str) -> None:
+        """Memory may be short for a moment only."""
+        self._put_off += 1
+        if self._put_off >= MOST_PUT_OFF:
+            self._refuse(reason)
 
     def _outputs(self, results: Sequence[Any], inputs: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Pairs to compare: the results of an uncaptured run on these inputs, and what the graph leaves.
@@ -229,13 +239,13 @@ class FixedInputs:
             self.close()
             self._session.commit(self._findings)
             fixed = set(self._session.recorded.fixed)
-            self._session.resume_with(one for one in self._findings.in_place if one in fixed)
             self.following = tuple(
                 sorted(index for index in fixed if index in self._findings.unused or index in self._findings.in_place)
             )
+            self._session.resume_with(one for one in self._findings.in_place if one in fixed)
         except BaseException as error:  # an interrupt, and the program goes on
-            self.following = ()
-            self._refuse(one_line(error))
+            if not self.following:
+                self._refuse(one_line(error))
             raise
 
 

@@ -11,6 +11,7 @@ until the next iteration begins.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from optimizations import torch_internals
@@ -45,8 +46,8 @@ chosen apart from the others', and every choice would lead to other places.
 """
 
 MOST_MISFITS = 64
-"""Calls in a row that fit no recording of a function which writes an input, and none is made for, until it is left
-without a graph for good."""
+"""Iterations in a row in which calls of a function that writes an input fit no recording, and none is made for them,
+until it is left without a graph for good."""
 
 
 class FollowingManager(PoolManager):
@@ -56,7 +57,7 @@ class FollowingManager(PoolManager):
     running_forwards_with_pending_backwards: bool
 
     def __init__(self, device_index: int) -> None:
-        self._tried: set[Any] = set()
+        self._tried: Counter[Any] = Counter()
         self._tried_at: tuple[Any, int] = None, 0
         super().__init__(device_index)
 
@@ -72,7 +73,8 @@ class FollowingManager(PoolManager):
             return False
         # A steady call does not pass here: where one was made since, that iteration is over.
         replayed = self._tried_at != (self._get_node_id(), self.current_gen)
-        if replayed or self._at_boundary() or function_id in self._tried:
+        again = self._tried[function_id] >= self._function(function_id).calls_on_a_path
+        if replayed or self._at_boundary() or again:
             self._tried.clear()
             return False
         self._runs_in_a_trial(function_id)
@@ -84,7 +86,7 @@ class FollowingManager(PoolManager):
         return not self.running_forwards_with_pending_backwards and not self._tried
 
     def _runs_in_a_trial(self, function_id: Any) -> None:
-        self._tried.add(function_id)
+        self._tried[function_id] += 1
         self.update_generation()
         self._tried_at = self._get_node_id(), self.current_gen
 
@@ -98,17 +100,21 @@ class FollowingManager(PoolManager):
             return None
         if reason != WRITTEN_INPUT_MOVES:
             function.without_graph = reason
-        elif function.misfits_in_a_row() > MOST_MISFITS:
+        elif function.misfits_in_a_row() > MOST_MISFITS * function.calls_on_a_path:
             function.without_graph = reason
-            function.retire()  # stock would have no graph of it, nor memory for one
+            function.retire()  # as where selection finds that graphs do not pay
         if function.without_graph is not None:
             tell_ranks(function)
         return reason
 
+    def _has_many(self, function: RecordableFunction) -> bool:
+        """Whether there are as many recordings of a function that writes an input as there may be."""
+        return function.recorded_now() >= MOST_RECORDINGS * function.calls_on_a_path
+
     def _against_one_more_recording(self, function: RecordableFunction, function_id: Any) -> str | None:
         """Why a function is not recorded again: its recordings are never replayed, or there are too many."""
         behind = self._recorded_behind(self.current_node, function_id)
-        if function.written_inputs and len(behind) >= MOST_RECORDINGS:
+        if function.written_inputs and (len(behind) >= MOST_RECORDINGS or self._has_many(function)):
             return WRITTEN_INPUT_MOVES
         most = RECORDED_IN_VAIN
         if function.direction == "backward" and self._forwards_are_copied_out:
@@ -121,7 +127,7 @@ class FollowingManager(PoolManager):
         siblings = self._recorded_behind(self.current_node, function_id)
         moved = [(node, node.fixed_inputs) for node in siblings if node.moved_fixed_input and node.fixed_inputs]
         function = self._function(function_id)
-        many = bool(function.written_inputs) and function.recorded_now() >= MOST_RECORDINGS * function.calls_on_a_path
+        many = bool(function.written_inputs) and self._has_many(function)
         few = len(moved) < RECORDINGS_BEFORE_FOLLOWING and not many
         if not moved or (few and not self._behind_one_that_follows()):
             return None

@@ -9,8 +9,9 @@ Note [Inputs that are written]. Stock leaves a function without a graph that wri
 parameter nor a result of another graph: a key-value cache that the program passes, say. A graph would write its copy.
 Here such an input is taken for one at a fixed address, as parameters are: the graph writes the caller's memory, and
 where the next call passes another tensor, it is recorded again or patched (`recording.fixed_inputs`). Not so in
-backwards and in programs of several partitions, whose inputs may be at new addresses in each call; and not where
-Inductor does not say that it is written (`GeneratedCode.written`).
+backwards and in programs of several partitions, whose inputs may be at new addresses in each call; where Inductor does
+not say that it is written (`GeneratedCode.written`); with collectives, whose ranks may pass buffers apart; and for more
+than a few values of integer inputs: a place in a cache that is passed as a number is another one in each call.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ SELECTED = "selection: served without a graph"
 
 
 NO_GRAPH = "no graph was recorded yet"
+
+MOST_SIZES_OF_WRITERS = 8
+"""Values of the integer inputs for which a function that writes an input is recorded. Stock records none."""
 
 IDLE_REPLAYS = 64
 """Of a function's other recordings, without one of it, after which a recording is not waited for."""
@@ -203,8 +207,8 @@ class RecordableFunction:
         if candidate == self._served:
             return
         self._served = None
-        self.retired = self.retiring = False
         if self.without_graph in (None, SELECTED):
+            self.retired = self.retiring = False
             self.without_graph = SELECTED if candidate == "none" else None
         self.copies_inputs = candidate == "copy"
         for node in self._alive():
@@ -479,7 +483,9 @@ class GraphedFunction:
 
     def _written_inputs(self, inputs: Sequence[Any], function: RecordableFunction) -> list[int]:
         """Note [Inputs that are written]."""
-        if function.direction == "backward" or function.is_one_of_several:
+        if function.direction == "backward" or function.is_one_of_several or function.code().collective:
+            return []
+        if len(self._recorded) >= MOST_SIZES_OF_WRITERS:
             return []
         parameters = set(self._static_input_idxs)
         found = [
