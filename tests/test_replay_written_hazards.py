@@ -159,10 +159,10 @@ def test_a_cache_for_which_memory_is_short_is_tried_out_later(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = [True]
-    waiting = Examination.short_of_memory_for
+    waiting = Examination.short_of_memory_beside_a_run
     monkeypatch.setattr(
         Examination,
-        "short_of_memory_for",
+        "short_of_memory_beside_a_run",
         lambda self, size_bytes: "memory" if short and size_bytes < 4096 else waiting(self, size_bytes),
     )
     compiled = writing(cuda_on_cpu)
@@ -177,6 +177,35 @@ def test_a_cache_for_which_memory_is_short_is_tried_out_later(
     for step in range(40, 60):
         call(compiled, kept[step], values(step))
     assert cuda_on_cpu.replays == before + 20
+
+
+def test_a_call_that_fails_while_memory_is_short_is_made_once(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of all when memory is short: what the function raises is the program's, and its inputs are gone by then."""
+    asked: list[int] = []
+    monkeypatch.setattr(
+        Examination,
+        "short_of_memory_beside_a_run",
+        lambda self, size_bytes: (asked.append(size_bytes), "memory")[1] if size_bytes < 4096 else None,
+    )
+    compiled = writing(cuda_on_cpu)
+    kept = [values(number) for number in range(6)]
+    for step in range(5):
+        call(compiled, kept[step], values(step))
+    assert asked, "calls are not tried out for that reason"
+    asked.clear()
+    failed: list[int] = []
+
+    def fails(self: Model, inputs: list[Any]) -> list[Any]:
+        failed.append(len(inputs))
+        inputs.clear()
+        raise torch.OutOfMemoryError("of the program's")
+
+    monkeypatch.setattr(Model, "__call__", fails)
+    with pytest.raises(torch.OutOfMemoryError, match="of the program's"):
+        compiled(kept[5], values(5), W)
+    assert asked and failed == [3]
 
 
 def test_an_aligned_buffer_has_its_graph_after_many_that_are_not(cuda_on_cpu: CudaOnCpu) -> None:

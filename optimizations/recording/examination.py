@@ -227,10 +227,13 @@ class Examination:
 
     def short_of_memory(self, candidates: Mapping[int, MemoryRange]) -> str | None:
         """What of memory a capture has to wait for; None where it may be made."""
-        return self.short_of_memory_for(buffer_bytes(candidates))
+        return self.short_of_memory_beside_a_run(buffer_bytes(candidates))
 
-    def short_of_memory_for(self, size_bytes: int) -> str | None:
-        """The same for this much, beside a run of the function: that takes at most as much as the graph's pool has."""
+    def short_of_memory_beside_a_run(self, size_bytes: int) -> str | None:
+        """What has to be waited for before the function runs, or is captured, while this much more is taken.
+
+        None where nothing has to be. The function itself needs at most as much as its graph's pool has.
+        """
         pool = sum(one.size_bytes for one in pool_memory(self.recorded.pool))
         return waiting_for_memory(pool + size_bytes, self.tools.free_bytes())
 

@@ -164,23 +164,27 @@ class FixedInputs:
         try:
             effects = session.host.effects(inputs)
             written = dict(zip(recorded.written, effects.written, strict=True))
-            followed = [index for index in written if index in candidate.inputs]
-            changed = [*effects.destroyed, *(one for index, one in written.items() if index not in followed)]
-            needed = sum(size_bytes(written[index]) for index in followed) + 2 * sum(one.nbytes for one in changed)
-            short = session.examination.short_of_memory_for(needed) if needed else None
-            if short is not None:
-                self._refuse_in_the_end(f"not tried out: {short}")
-                return run(inputs)
-            copies = {index: torch_internals.clone_preserve_strides(written[index]) for index in followed}
+            followed = {index: one for index, one in written.items() if index in candidate.inputs}
+            others = [one for index, one in written.items() if index not in followed]
+            changed = [*effects.destroyed, *others]
+            needed = sum(map(size_bytes, followed.values())) + 2 * sum(one.nbytes for one in changed)
+            short = session.examination.short_of_memory_beside_a_run(needed) if needed else None
+        except Exception as error:
+            self._refuse(one_line(error))
+            return run(inputs)
+        if short is not None:
+            self._refuse_in_the_end(f"not tried out: {short}")
+            return run(inputs)
+        try:
+            copies = {index: torch_internals.clone_preserve_strides(one) for index, one in followed.items()}
             before = [one.clone() for one in changed]
             after = [torch.empty_like(one) for one in changed]
             session.host.fill({index: tensors[index] for index in recorded.copied if index in tensors})
         except Exception as error:
             self._refuse(one_line(error))
             return run(inputs)
-        addresses = {index: tensors[index].data_ptr() for index in candidate.inputs}
-        addresses |= {index: recorded.inputs[index].data_ptr() for index in recorded.copied if index in addresses}
-        addresses |= {index: one.data_ptr() for index, one in copies.items()}
+        read = {**tensors, **{index: recorded.inputs[index] for index in recorded.copied}, **copies}
+        addresses = {index: read[index].data_ptr() for index in candidate.inputs}
         given = list(inputs)
         results = run(inputs)
         for kept, now in zip(after, changed, strict=True):
@@ -191,8 +195,8 @@ class FixedInputs:
             candidate.launch(addresses)
             pairs = [
                 *self._outputs(results, given),
-                *zip(after[len(effects.destroyed) :], changed[len(effects.destroyed) :], strict=True),
-                *((written[index], one) for index, one in copies.items()),
+                *zip(after[len(effects.destroyed) :], others, strict=True),
+                *zip(followed.values(), copies.values(), strict=True),
             ]
             self._pending = Pending([differs(one, other) for one, other in pairs], session.device)
         except Exception as error:
