@@ -106,7 +106,7 @@ def test_where_eager_is_useless_for_one_gradient_it_is_no_reference_for_those_ne
     ("few", "worst", "error", "passed", "undecided"),
     [
         (["gradient a"], 1.5, 1.37, True, True),  # as in EfficientDet: float32 or float64 decides
-        ([], 1.5, 1.37, False, False),  # with more elements, eager's error is no luck
+        ([], 1.5, 1.37, False, False),  # of more elements eager's error says enough
         (["gradient b"], 1.5, 1.37, False, False),
         (["gradient a"], 0.4, 1.37, False, False),  # eager is useless for no gradient
         (["gradient a"], 1.5, math.inf, False, False),

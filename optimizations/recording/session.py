@@ -70,6 +70,11 @@ results of its graphs back to them, or slices that are not aligned, does so in e
 
 NOT_READABLE = "an input was not aligned, or in memory that the graph writes, in each"
 
+MAY_HOLD_INDICES = (
+    "kernels of unknown construction read it, and it may hold indices: trying it out could use values that the program "
+    "never passed together"
+)
+
 WRITES_WHAT_IS_PASSED = (
     "the function writes an input of the program's, so it cannot be tried out whether this one moves"
 )
@@ -273,28 +278,26 @@ class Session:
     def _take(self, findings: Findings) -> None:
         """Carry out what needs no proof, or begin the proof."""
         self.findings = findings
+        inputs = self.recorded.inputs
         if set(findings.in_place) <= set(self._fixed):
             self._end()
             return
         unproven = self.examination.unproven(
             findings, [index for index in findings.in_place if index not in self._fixed]
         )
-        refused = {
-            index: "kernels of unknown construction read it, and it may hold indices: trying it out could use values "
-            "that the program never passed together"
-            for index in unproven
-            if not holds_real_numbers(self.recorded.inputs[index])
-        }
-        choice = Choice.HOST if self._fixed else self._choice
-        if self.recorded.passed:  # the copying graph and the candidate would both write them
-            refused, choice = dict.fromkeys(unproven, WRITES_WHAT_IS_PASSED), Choice.HOST
-        if refused or self.recorded.passed:
+        no_trials = bool(self.recorded.passed)  # the copying graph and the candidate would both write them
+        if no_trials:
+            refused = dict.fromkeys(unproven, WRITES_WHAT_IS_PASSED)
+        else:
+            refused = {index: MAY_HOLD_INDICES for index in unproven if not holds_real_numbers(inputs[index])}
+        if refused or no_trials:
             analysis = with_reasons(findings.analysis, ReasonCode.UNPROVEN, refused)
+            choice = Choice.HOST if self._fixed or no_trials else self._choice
             findings = self.findings = self.examination.planned(findings, analysis, choice)
             unproven = [index for index in unproven if index in findings.in_place]
-        if set(findings.in_place) <= set(self._fixed):
-            self._end()
-            return
+            if set(findings.in_place) <= set(self._fixed):
+                self._end()
+                return
         if not unproven and not findings.plan.slots:
             self.commit(findings)
             return

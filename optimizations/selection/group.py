@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from optimizations.selection.member import Candidate, Member, Standing
 
 GONE = "a function of the group is gone"
-MOST_PASSED_OVER = 64
-"""Calls of functions that may lead, none of them behind a backward, until any of them is taken for the first."""
-
 TOO_LITTLE = "too little was measured to tell candidates apart"
 OUT_OF_MEMORY = "memory: a call without a graph ran out of it"
+
+MOST_PASSED_OVER = 64
+"""Calls of functions that may lead, none of them behind a backward, until any of them is taken for the first."""
 
 
 class Group(Voting):

@@ -32,7 +32,8 @@ Note [Few elements]: eager's error is measured once for each tensor. Over many e
 over two it is luck: of two programs that round equally much, one differs from the other by more than three times its
 own error in more than a quarter of all gradients that are a single number. EfficientDet has 32 weights of fusion nodes,
 whose gradients are one number with either sign: a sum of thousands of terms of which nearly nothing is left. So where
-eager is useless for any gradient, it is no reference for gradients of few elements, however near to the truth it was.
+eager is useless for any gradient of a program, gradients of few elements are not judged by it either, even where it
+happened to be nearly right.
 Nor is it for those with few rows, one for each output of a layer: of one sample, the gradient of the weight that
 squeezes channels is that of its bias, times the same numbers in each row.
 
@@ -382,7 +383,7 @@ def higher_precision(instance: Instance, inputs: Inputs, state: State, seed: int
         return None
     try:
         state.restore()
-        precise, wide_inputs = widened(instance, inputs, dtype)
+        precise, wide_inputs = widened(instance, inputs, wider_than(dtype))
         with full_precision():
             run = iteration(precise, precise.module, marks_steps=False)
             return run_checked(precise, run, wide_inputs, State(precise.module, wide_inputs), seed)
@@ -393,11 +394,13 @@ def higher_precision(instance: Instance, inputs: Inputs, state: State, seed: int
         return None
 
 
-def widened(
-    instance: Instance, inputs: Inputs, dtype: str, wider: torch.dtype | None = None
-) -> tuple[Instance, Inputs]:
-    """A copy of the program and its inputs in `wider`, else in float32 (of float32: in float64), without autocast."""
-    wider = wider or (torch.float64 if dtype in ("float32", "tf32") else torch.float32)
+def wider_than(dtype: str) -> torch.dtype:
+    """float32; of float32, float64."""
+    return torch.float64 if dtype in ("float32", "tf32") else torch.float32
+
+
+def widened(instance: Instance, inputs: Inputs, wider: torch.dtype) -> tuple[Instance, Inputs]:
+    """A copy of the program and its inputs in this precision, without autocast."""
 
     def widen(tensor: torch.Tensor) -> torch.Tensor:
         narrow = tensor.is_floating_point() and tensor.element_size() < wider.itemsize
@@ -443,9 +446,9 @@ def compare_widened(
         Exception: whatever a program does in a dtype that it was not written for.
     """
 
-    def verdict_in(wider: torch.dtype | None) -> Agreement:
+    def verdict_in(wider: torch.dtype) -> Agreement:
         state.restore()
-        precise, wide_inputs = widened(instance, inputs, compute_dtype(instance, inputs), wider)
+        precise, wide_inputs = widened(instance, inputs, wider)
         start = State(precise.module, wide_inputs)
         eager = run_checked(precise, iteration(precise, precise.module, marks_steps=False), wide_inputs, start, seed)
         run = iteration(precise, compile_module(precise.module), marks_steps=marks_steps)
@@ -455,8 +458,9 @@ def compare_widened(
         return compare_with_eager(compiled, eager, precise, wide_inputs, start, seed)
 
     with full_precision():
-        verdict = verdict_in(None)
-        if verdict.passed or compute_dtype(instance, inputs) in ("float32", "tf32"):
+        wider = wider_than(compute_dtype(instance, inputs))
+        verdict = verdict_in(wider)
+        if verdict.passed or wider is torch.float64:
             return verdict
         print(f"in float32 {verdict.worst} differs by {verdict.max_relative_error:.2g}: compiled in float64, too")
         forget()

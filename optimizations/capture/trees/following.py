@@ -108,13 +108,14 @@ class FollowingManager(PoolManager):
         return reason
 
     def _has_many(self, function: RecordableFunction) -> bool:
-        """Whether there are as many recordings of a function that writes an input as there may be."""
-        return function.recorded_now() >= MOST_RECORDINGS * function.calls_on_a_path
+        """Whether it writes an input, and there are as many recordings of it as there may be of such a function."""
+        most = MOST_RECORDINGS * function.calls_on_a_path
+        return bool(function.written_inputs) and function.recorded_now() >= most
 
     def _against_one_more_recording(self, function: RecordableFunction, function_id: Any) -> str | None:
         """Why a function is not recorded again: its recordings are never replayed, or there are too many."""
         behind = self._recorded_behind(self.current_node, function_id)
-        if function.written_inputs and (len(behind) >= MOST_RECORDINGS or self._has_many(function)):
+        if self._has_many(function) or (function.written_inputs and len(behind) >= MOST_RECORDINGS):
             return WRITTEN_INPUT_MOVES
         most = RECORDED_IN_VAIN
         if function.direction == "backward" and self._forwards_are_copied_out:
@@ -127,7 +128,7 @@ class FollowingManager(PoolManager):
         siblings = self._recorded_behind(self.current_node, function_id)
         moved = [(node, node.fixed_inputs) for node in siblings if node.moved_fixed_input and node.fixed_inputs]
         function = self._function(function_id)
-        many = bool(function.written_inputs) and self._has_many(function)
+        many = self._has_many(function)
         few = len(moved) < RECORDINGS_BEFORE_FOLLOWING and not many
         if not moved or (few and not self._behind_one_that_follows()):
             return None

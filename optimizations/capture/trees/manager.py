@@ -41,7 +41,6 @@ model that is let go of may be the last that is called, so this is when they are
 lets go of models anywhere, also in the midst of a call: results that are found held would not be a moment later, or a
 capture would be under way. So a call that is under way does so at its end. Whoever holds a result at that moment may be
 about to go as well (the model itself, or what is collected with it), so the next call looks once more.
-
 """
 
 from __future__ import annotations
@@ -94,8 +93,6 @@ def container(device_index: int) -> EncoreContainer:
 
 class EncoreManager(FollowingManager):
     """CUDAGraph Trees whose functions are `RecordableFunction`s and whose nodes are `EncoreNode`s."""
-
-    running_forwards_with_pending_backwards: bool
 
     _add_function = with_globals(CUDAGraphTreeManager.add_function, get_container=container)
     _record_function = with_globals(CUDAGraphTreeManager.record_function, CUDAGraphNode=EncoreNode)
