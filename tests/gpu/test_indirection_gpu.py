@@ -164,7 +164,7 @@ def test_inputs_that_overlap_stay_correct() -> None:
         assert same(call(function, x, y), [x * 2 + y]), (first, second)
 
 
-def test_a_mutated_input_is_left_to_stock_and_the_caller_sees_it() -> None:
+def test_a_mutated_input_is_written_where_the_caller_has_it() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.add_(y)
         return x * 2
@@ -175,7 +175,7 @@ def test_a_mutated_input_is_left_to_stock_and_the_caller_sees_it() -> None:
         (result,) = call(compiled, x, y)
         assert torch.equal(x, torch.full_like(x, step + 1.0)), step
         assert torch.equal(result, 2 * x)
-    assert recordings() == []
+    assert [one.steady_replays > 0 for one in recordings()].count(True), "captured, although stock skips it"
 
 
 def test_a_view_of_a_buffer_that_is_written_is_copied_as_stock_copies_it() -> None:

@@ -1,9 +1,9 @@
 """One program in one mode, in a process of its own: `python -m real_programs.worker PROGRAM MODE DEVICE SIZE RESULTS`.
 
 It answers JSON lines to JSON lines. What the program prints is log. The first line comes unasked, when the calls that
-are compared are through; then {"settle": SECONDS} is answered when Encore has nothing pending, after so much time at
-most (a graph that is not called any more never gets there), {"time": SECONDS} with times, {"end": true} with memory and
-counts.
+are compared are through; then {"settle": SECONDS} is answered after a few rounds more, and when Encore has nothing
+pending, but after so much time at most (a graph that is not called any more never gets there), {"time": SECONDS} with
+times, {"end": true} with memory and counts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from real_programs.record import Body, Program, Setting, Skipped, programs
 COMPARED_ROUNDS = 6
 """Rounds before anything is timed; the results of the first and of the last one are compared. The same number in every
 mode, for a program that trains is elsewhere after each call."""
+
+ROUNDS_AS_TIMED = 3
+"""Rounds of each mode before it is timed whose results are not read, as in those that are timed: what a program reads
+and lets go of decides where its next tensors lie, and so what is recorded."""
 
 
 def main(arguments: list[str]) -> int:
@@ -83,9 +87,9 @@ def _run(
             break
         if "settle" in command:
             settled = _settled()
-            end = time.perf_counter() + command["settle"]
-            while settled is False and time.perf_counter() < end:
-                _round(program, body, number)
+            end, least = time.perf_counter() + command["settle"], number + ROUNDS_AS_TIMED
+            while number < least or (settled is False and time.perf_counter() < end):
+                _timed(program, body, number, 0.0, meter)
                 number, settled = number + 1, _settled()
             learning = meter.peak()
             say({"settled": settled, "rounds": number})
