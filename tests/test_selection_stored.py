@@ -42,6 +42,28 @@ def test_a_stored_copy_is_not_captured_again(make: Any, cuda_on_cpu: CudaOnCpu) 
     assert optimizations.settled()
 
 
+@pytest.mark.parametrize("change", ["rests", "stream"])
+def test_what_was_not_captured_again_for_a_stored_copy_is_when_that_is_void(
+    make: Any, cuda_on_cpu: CudaOnCpu, change: str
+) -> None:
+    """A verdict may be another program's, with the same function and other inputs: there is more to choose from now."""
+    _, compiled = make(plain=50e-6)
+    run(compiled, 400)
+    assert selection(compiled).kept == "copy"
+    _, again = make(plain=50e-6, copied_byte=1e-7)
+    run(again, 30 if change == "rests" else 200)  # the first look is where a stream is learned
+    assert (selection(again).kept, selection(again).source) == ("copy", "stored")
+    cuda_on_cpu.stream += change == "stream"
+    run(again, 900, moving=change == "stream")
+    report = selection(again)
+    assert report.source == "measured"
+    assert [one.candidate for one in report.candidates] == ["none", "copy", "indirection"]
+    assert (report.state, report.kept, report.outcome) == ("decided", "indirection", "faster")
+    assert again.reports[0].off is None
+    assert any(one.indirect for one in again.reports[0].inputs)
+    assert optimizations.settled()
+
+
 def test_stored_mode_measures_nothing(make: Any) -> None:
     prices, compiled = make(mode="stored", digest="c" * 64)
     run(compiled, 200)

@@ -75,6 +75,9 @@ MAY_HOLD_INDICES = (
     "never passed together"
 )
 
+COPYING_SELECTED = "selection found that copying the inputs costs no more"
+"""Why a recording is left as stock made it that was made under such a verdict. The verdict may end."""
+
 WRITES_WHAT_IS_PASSED = (
     "the function writes an input of the program's, so it cannot be tried out whether this one moves"
 )
@@ -207,6 +210,13 @@ class Session:
         """Leave the recording as stock made it."""
         if self.stage is not Stage.DONE:
             self._give_up(reason)
+
+    def look_again(self) -> None:
+        """The verdict ended that this was declined for (`COPYING_SELECTED`): what was left out then is done now."""
+        if self.stage is Stage.DONE and self.off == COPYING_SELECTED and self._may_gain():
+            self.waiting = self.use.plan(READ_COST * self.recorded.seconds)
+            self.stage = Stage.WAITING
+            self.off = None
 
     def resume_with(self, fixed: Iterable[int]) -> None:
         """Look at the copied inputs again, now that these inputs at fixed addresses are followed."""

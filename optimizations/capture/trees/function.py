@@ -74,6 +74,10 @@ class Recording(Protocol):
     def copy_inputs(self, copying: bool) -> None:
         """Let replays copy all inputs, as stock does, instead of reading some in place. Under the manager's turn."""
 
+    def look_again(self) -> None:
+        """To be told where inputs may be read in place again: what was recorded while they were to be copied was not
+        looked at."""
+
     def short_of_memory(self) -> str | None:
         """Why a call should not be tried without the graph: memory is short. None where it may be."""
 
@@ -213,6 +217,8 @@ class RecordableFunction:
         self.copies_inputs = candidate == "copy"
         for node in self._alive():
             node.copy_inputs(self.copies_inputs)
+            if candidate == "indirection":
+                node.look_again()
         self._served = candidate
 
     def retire(self) -> None:

@@ -43,7 +43,7 @@ from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.description import Counted, describe
 from optimizations.recording.examination import Recorded
 from optimizations.recording.fixed_inputs import FixedInputs
-from optimizations.recording.session import Session, one_line
+from optimizations.recording.session import COPYING_SELECTED, Session, one_line
 from optimizations.recording.trial import Effects
 from optimizations.replay.addresses import AddressTracker
 from optimizations.replay.swaps import Swaps
@@ -241,7 +241,7 @@ class EncoreNode(ResultsNode):
             self._session.decline(function.not_followed)
             self.fixed_inputs.refused = function.not_followed
         elif function.copies_inputs:
-            self._session.decline("selection found that copying the inputs costs no more")
+            self._session.decline(COPYING_SELECTED)
         self._active = self._session.active
 
     def _tell_selection(self) -> None:
@@ -448,6 +448,12 @@ class EncoreNode(ResultsNode):
         )
         self.non_static_input_idx = copied
         self._copying = copying
+
+    def look_again(self) -> None:
+        """See `function.Recording`."""
+        if self._session is not None and self.function.not_followed is None:
+            self._session.look_again()
+            self.look_at_session()
 
     def short_of_memory(self) -> str | None:
         """See `function.Recording`. Without a graph a call takes at most as much as the pool has for all of them."""
