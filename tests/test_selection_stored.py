@@ -9,9 +9,10 @@ import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from selection_on_cpu import W, make, pair, run, selection
-from trees_on_cpu import Compiled, Model, values
+from trees_on_cpu import Compiled, Model, nodes, values
 
 import optimizations
+from optimizations.recording.session import Stage
 
 __all__ = ["cuda_on_cpu", "make"]
 
@@ -62,6 +63,26 @@ def test_what_was_not_captured_again_for_a_stored_copy_is_when_that_is_void(
     assert again.reports[0].off is None
     assert any(one.indirect for one in again.reports[0].inputs)
     assert optimizations.settled()
+
+
+def test_a_stored_copy_that_ends_while_moved_weights_are_tried_out_leaves_them_to_that(make: Any) -> None:
+    """Both change the addresses in one graph; what copied inputs gain is looked at once weights are followed."""
+    _, compiled = make(plain=50e-6)
+    run(compiled, 400)
+    _, again = make(plain=50e-6, copied_byte=1e-7)
+    run(again, 30)
+    weights = [values(number) for number in range(20, 28)]
+    for w in weights[:2]:
+        run(again, 1, w=w)
+    (trying,) = [one for one in nodes() if one.fixed_inputs.refused is None and one.fixed_inputs._findings is not None]
+    assert not trying.fixed_inputs.following
+    group = again.functions[-1].member.group
+    group._void("for this test")
+    assert trying.session.stage is Stage.DONE and not trying.waiting
+    for number in range(120):
+        run(again, 4, w=weights[number % 8])
+    assert trying.fixed_inputs.following
+    assert selection(again).kept == "indirection"
 
 
 def test_stored_mode_measures_nothing(make: Any) -> None:

@@ -203,7 +203,7 @@ class Session:
 
     def stop(self) -> None:
         """End what is under way; inputs that are not proven yet stay copied."""
-        if self.stage is not Stage.DONE:
+        if self.stage is not Stage.DONE or self.off == COPYING_SELECTED:  # nor to be looked at again meanwhile
             self._give_up("it was not proven before an input at a fixed address moved")
 
     def decline(self, reason: str) -> None:
