@@ -337,3 +337,25 @@ def test_a_defect_in_what_is_told_of_a_recording_costs_the_call_nothing(
     (node,) = nodes()
     assert node.in_place, "the recording is looked after all the same"
     assert len(compiled.reports) == 1
+
+
+def test_whose_turn_it_is_leaves_calls_steady(make: Any) -> None:
+    """Two sets of weights have a recording each. If each went the full way once whenever the candidate changes, what
+    counts of a block would not be what the program gets after the verdict."""
+    _, compiled = make(plain=50e-6)
+    weights = [values(7), values(9)]
+
+    def calls(count: int) -> None:
+        for step in range(count):
+            x, y, w = values(step), values(-step), weights[step % 2]
+            assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w), step
+
+    def full_ways() -> int:
+        return sum(way.calls for way in compiled.functions[0].full_ways())
+
+    calls(60)
+    before = full_ways()
+    assert selection(compiled).state == "measuring"
+    calls(60)
+    assert selection(compiled).state == "measuring"
+    assert full_ways() == before

@@ -19,6 +19,7 @@ right, and the caller's tensor was not written.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +52,9 @@ from optimizations.report.recordings import RecordingReport
 
 WRITTEN = "the function writes it and returns it as well"
 """Why an input is not followed if it moves."""
+
+_CHANGES = itertools.count(1)
+"""Of how recordings are served."""
 
 
 class NotLaunched(Exception):
@@ -440,7 +444,9 @@ class EncoreNode(ResultsNode):
         if self._tracker is None or self._copying is copying:
             return
         self._copying = None
-        self.state += 1  # before anything changes: steady calls end
+        # Steady calls ask in each call for all that changes here, so they hold again afterwards. A state that never
+        # comes again ends them if this is ended in between.
+        state, self.state = self.state, -next(_CHANGES)
         self._tracker.rest(copying)
         copied = self._copied if copying else [one for one in self._copied if one not in self._in_place]
         self.copied_per_replay = sum(
@@ -448,6 +454,7 @@ class EncoreNode(ResultsNode):
         )
         self.non_static_input_idx = copied
         self._copying = copying
+        self.state = state
 
     def look_again(self) -> None:
         """See `function.Recording`."""
