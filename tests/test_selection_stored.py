@@ -12,6 +12,7 @@ from selection_on_cpu import W, make, pair, run, selection
 from trees_on_cpu import Compiled, Model, nodes, values
 
 import optimizations
+from optimizations.recording.examination import Examination
 from optimizations.recording.session import Stage
 
 __all__ = ["cuda_on_cpu", "make"]
@@ -83,6 +84,28 @@ def test_a_stored_copy_that_ends_while_moved_weights_are_tried_out_leaves_them_t
         run(again, 4, w=weights[number % 8])
     assert trying.fixed_inputs.following
     assert selection(again).kept == "indirection"
+
+
+@pytest.mark.parametrize("later", ["in the same process", "in the next one"])
+def test_where_nothing_could_be_read_in_place_that_is_measured_once_it_can(
+    make: Any, monkeypatch: pytest.MonkeyPatch, later: str
+) -> None:
+    """Memory may be short for a moment, and the verdict of that moment is stored."""
+    short: list[str | None] = ["memory: this much is needed"]
+    monkeypatch.setattr(Examination, "short_of_memory", lambda self, candidates: short[0])
+    _, compiled = make(plain=50e-6, copied_byte=1e-7)
+    run(compiled, 400)
+    report = selection(compiled)
+    assert (report.kept, [one.candidate for one in report.candidates]) == ("copy", ["none", "copy"])
+    assert optimizations.settled()
+    short[0] = None
+    if later == "in the next one":
+        _, compiled = make(plain=50e-6, copied_byte=1e-7)
+    run(compiled, 900)
+    report = selection(compiled)
+    assert (report.state, report.kept, report.outcome) == ("decided", "indirection", "faster")
+    assert [one.candidate for one in report.candidates] == ["none", "copy", "indirection"]
+    assert optimizations.settled()
 
 
 def test_stored_mode_measures_nothing(make: Any) -> None:

@@ -42,7 +42,7 @@ from optimizations.selection.members import (
 )
 from optimizations.selection.selector import Selector
 from optimizations.selection.served import LONGEST_LOOK_EVERY, LOOK_EVERY
-from optimizations.selection.validity import ANOTHER_STREAM
+from optimizations.selection.validity import ANOTHER_STREAM, READ_IN_PLACE_NOW
 from optimizations.selection.verdict import compared
 from optimizations.selection.voting import NOT_STORED, Voting
 from optimizations.selection.way import WAY
@@ -390,6 +390,8 @@ class Group(Voting):
         self._look_every = min(2 * self._look_every, LONGEST_LOOK_EVERY)
         member.pause = self._look_every
         changed = self._circumstances.changed()
+        if changed is None and not self._compared_in_place and any(one.in_place for one in self.members.standings()):
+            changed = READ_IN_PLACE_NOW
         if changed is not None:
             self._void(changed)
 

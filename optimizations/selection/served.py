@@ -119,7 +119,9 @@ class Served:
         self._together.voted = None
         self._circumstances.restart()
         WAY.leave(self)
-        self.members.serve(candidate(decision.kept))
+        # Where nothing could be read in place both are served alike, and later recordings are looked at all the same.
+        left_open = decision.kept == "copy" and not self._compared_in_place
+        self.members.serve(UNSELECTED if left_open else candidate(decision.kept))
         if decision.kept == "none":
             self._retiring = True  # the manager is to see the next call: it frees what is not needed any more
             for one in self.members.functions:
@@ -129,6 +131,14 @@ class Served:
             self._memory.end()
         self._look_every = LOOK_EVERY
         self.members.rest(LOOK_EVERY)
+
+    @property
+    def _compared_in_place(self) -> bool:
+        """Whether the verdict was chosen from a graph that reads inputs in place, too. Ranks go by what they agreed."""
+        if ranks.count() > 1:
+            return True
+        measured = self.selector.candidates if self.selector is not None else CANDIDATES
+        return UNSELECTED in (measured if self.stored is None else self.stored.candidates)
 
     def _look_in_store(self, member: Member) -> None:
         found = stored_for(member, CANDIDATES) if ranks.count() == 1 else None

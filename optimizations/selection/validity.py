@@ -3,7 +3,8 @@
 Note [What makes a verdict void]. Inputs whose addresses moved from call to call and do not any more, or the other way
 round: reading in place may pay off now. Another stream, for as many calls as a look has: a program that goes from one
 stream to another and back in each iteration has always been on both. A new shape is another function, with a verdict of
-its own.
+its own. And a graph that could only copy its inputs when it was measured, for memory was short then, may read them in
+place later: that is one more candidate.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ WINDOW = 9
 ANOTHER_STREAM = "the program went on to another stream"
 MOVES_NOW = "inputs move from call to call now"
 RESTS_NOW = "inputs do not move from call to call any more"
+READ_IN_PLACE_NOW = "a graph reads inputs in place now, which none could when it was measured"
 
 
 class Circumstances:
