@@ -96,18 +96,22 @@ def test_encores_own_counts_are_told_by_versions_that_have_them(monkeypatch: pyt
     old = SimpleNamespace(indirection_s=0.5, copied_bytes=8)
     reported.append(SimpleNamespace(recordings=[old, old]))
     assert worker._encore() == {"recordings": 2, "indirection_s": 1.0, "copied_bytes": 16}
-    new = SimpleNamespace(stage="waiting", waiting="more calls", recording_s=0.1, replays=3)
+    new = SimpleNamespace(
+        stage="waiting", waiting="more calls", recording_s=0.1, replays=3, steady_replays=2, off="why"
+    )
     reported[:] = [
         SimpleNamespace(
             recordings=[new],
             kept=[SimpleNamespace(outputs=(0, 2), copied_bytes=64)],
             uncaptured=[SimpleNamespace(reason="kept", calls=2), SimpleNamespace(reason="kept", calls=1)],
+            full_ways=[SimpleNamespace(reason="changed", calls=4)],
         )
     ]
     told = worker._encore()
     assert told is not None
     assert (told["kept_results"], told["kept_copied_bytes"], told["uncaptured"]) == (2, 64, {"kept": 3})
     assert (told["stages"], told["waiting"], told["replays"]) == ({"waiting": 1}, {"more calls": 1}, 3)
+    assert (told["steady_replays"], told["full_ways"], told["off"]) == (2, {"changed": 4}, {"why": 1})
     monkeypatch.delitem(sys.modules, "optimizations.backend")
     assert worker._encore() is None
 

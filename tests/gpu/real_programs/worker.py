@@ -210,12 +210,15 @@ def _encore() -> dict[str, Any] | None:
     graphs = optimizations.report()
     recordings = [recording for graph in graphs for recording in graph.recordings]
     told: dict[str, Any] = {"recordings": len(recordings)}
-    for name in ("recording_s", "indirection_s", "replays", "moves", "copied_bytes", "total_copied_bytes"):
+    bytes_copied = "copied_bytes", "total_copied_bytes"
+    for name in ("recording_s", "indirection_s", "replays", "steady_replays", "moves", *bytes_copied):
         if all(hasattr(recording, name) for recording in recordings):
             told[name] = sum(getattr(recording, name) for recording in recordings)
     if all(hasattr(recording, "stage") for recording in recordings):
         told["stages"] = dict(Counter(recording.stage for recording in recordings))
         told["waiting"] = dict(Counter(recording.waiting for recording in recordings if recording.waiting))
+    if all(hasattr(recording, "off") for recording in recordings):
+        told["off"] = dict(Counter(recording.off for recording in recordings if recording.off))
     if all(hasattr(graph, "kept") for graph in graphs):
         kept = [one for graph in graphs for one in graph.kept]
         told["kept_results"] = sum(len(one.outputs) for one in kept)
@@ -225,17 +228,19 @@ def _encore() -> dict[str, Any] | None:
         told["selection"] = [
             {
                 **{name: getattr(one, name) for name in ("state", "reason", "kept", "outcome", "source", "calls")},
-                **{name: getattr(one, name) for name in ("excess_s", "budget_s")},
+                **{name: getattr(one, name) for name in ("excess_s", "budget_s", "waiting_s", "rounds", "ended_by")},
+                "voided": list(one.voided),
                 "median_us": {each.candidate: each.median_us for each in one.candidates},
             }
             for one in groups.values()
         ]
-    if all(hasattr(graph, "uncaptured") for graph in graphs):
-        calls: Counter[str] = Counter()
-        for graph in graphs:
-            for one in graph.uncaptured:
-                calls[one.reason] += one.calls
-        told["uncaptured"] = dict(calls)
+    for name in ("uncaptured", "full_ways"):
+        if all(hasattr(graph, name) for graph in graphs):
+            calls: Counter[str] = Counter()
+            for graph in graphs:
+                for one in getattr(graph, name):
+                    calls[one.reason] += one.calls
+            told[name] = dict(calls)
     return told
 
 
