@@ -310,6 +310,28 @@ def tensor_from_python_values(device: str) -> Refused:
 
 
 @refused
+def nested_tensors(device: str) -> Refused:
+    """Of those that are no class of their own, nobody but PyTorch knows the sizes."""
+    model = network(device)
+    train = trained(model)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        rows = torch.nested.nested_tensor([batch["x"][0], batch["x"][1, :3]])
+        return train(batch) * rows.to_padded_tensor(0.0).sum()
+
+    return Refused(step, model, "computes with a nested tensor")
+
+
+@refused
+def a_nested_tensor_from_before(device: str) -> Refused:
+    model = network(device)
+    train, rows = trained(model), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=device)
+    return Refused(
+        lambda batch: train(batch) * rows.to_padded_tensor(0.0).sum(), model, "computes with a nested tensor"
+    )
+
+
+@refused
 def seeds_itself(device: str) -> Refused:
     model = network(device, dropout=0.1)
     train = trained(model)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from graphs_on_cpu import CpuDevice
 from transformers import BatchEncoding
 from transformers.modeling_outputs import CausalLMOutput
 
@@ -18,6 +19,7 @@ from optimizations.capture.device import any_word_in
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import copies, names, refused_tensor, replaced, signature
 from optimizations.capture.step.forbidden_calls import Asked, watched
+from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.capture.step.progress import MOST_SIGNATURES, PATIENCE, Action, Plan, Progress
@@ -134,6 +136,17 @@ def test_arguments_that_no_graph_takes_are_refused_by_name() -> None:
     assert "not a dense tensor" in refusal(torch.ones(2, 2).to_sparse())
     assert "lazy conjugate" in refusal(torch.ones(2, dtype=torch.complex64).conj())
     assert refused_tensor("x", torch.ones(2), lambda _: True) is None
+
+
+@pytest.mark.filterwarnings("ignore")  # what PyTorch says of sparse and nested tensors
+def test_tensors_without_strides_have_signatures_and_are_refused() -> None:
+    compressed, nested = torch.eye(3).to_sparse_csr(), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for tensor, words in [(compressed, "not a dense tensor"), (nested, "is a nested tensor")]:
+        assert signature(tensor, []) == signature(tensor.clone(), []) != signature(torch.ones(2), [])
+        assert words in str(refused_tensor("x", tensor, lambda _: True))
+        step = GraphedStep(lambda given: given * 2, device=CpuDevice())
+        assert step(tensor).layout is tensor.layout
+        assert words in step.report().refusals[0].reason
 
 
 def test_one_fused_copy_brings_inputs_of_any_layout_to_their_placeholders() -> None:

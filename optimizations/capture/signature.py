@@ -257,7 +257,10 @@ def copies(nest: Any) -> bool:
 
 def tensor_key(tensor: torch.Tensor) -> Hashable:
     """Class, shape, strides, dtype, device, and whether it takes part in differentiation."""
-    return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+    try:
+        return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+    except RuntimeError:  # compressed and nested tensors have no strides; no graph takes them
+        return type(tensor), tensor.layout, tensor.is_nested, tensor.dtype, tensor.device, tensor.requires_grad
 
 
 def alias_pattern(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -281,6 +284,8 @@ def refused_tensor(name: str, tensor: torch.Tensor, holds: Callable[[torch.Tenso
     """Why a call with this tensor among its arguments cannot be recorded. `holds`: whether it lies on the GPU."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return Refusal(f"{name} is a {type(tensor).__qualname__}", "pass plain tensors")
+    if tensor.is_nested:
+        return Refusal(f"{name} is a nested tensor", "pass it padded, with its lengths")
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return Refusal(f"{name} is not a dense tensor ({tensor.layout})", "pass strided tensors")
     if tensor.is_conj() or tensor.is_neg():

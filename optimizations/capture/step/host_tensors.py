@@ -27,6 +27,7 @@ def on_the_host(tensors: Mapping[str, torch.Tensor], holds: Callable[[torch.Tens
         if tensor.device.type == "cpu"
         and type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
+        and not tensor.is_nested  # no operator on such is recorded
         and size_bytes(tensor)
         and not holds(tensor)
     }

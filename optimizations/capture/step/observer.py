@@ -210,6 +210,12 @@ class Observer(torch_internals.TorchDispatchMode):
                 "reads a value of the GPU on the host (`.item()`, `float()`, `print` or `if` of a tensor)",
                 "return the tensor and read it after the step, or decide on the GPU with torch.where",
             )
+        if any(tensor.is_nested for tensor in inputs):
+            self.refuse(
+                "computes with a nested tensor, whose sizes lie in CPU memory",
+                "pad it, and pass the lengths or a mask, or use torch.nested with layout=torch.jagged",
+            )
+            return
         if on_gpu and _size_depends_on_values(name, tags, args, kwargs):
             self.refuse(
                 f"{_short(name)} has a result whose size depends on values",
@@ -281,7 +287,7 @@ class Observer(torch_internals.TorchDispatchMode):
 
     def _summaries(self, nest: Any) -> Iterator[Any]:
         if isinstance(nest, torch.Tensor):
-            yield str(nest.dtype), tuple(nest.shape), self._known.get(storage(nest), "")
+            yield str(nest.dtype), () if nest.is_nested else tuple(nest.shape), self._known.get(storage(nest), "")
         elif isinstance(nest, (list, tuple)):
             for member in nest:
                 yield from self._summaries(member)
