@@ -54,7 +54,7 @@ class CpuGraph:
         self.replays += 1
         for other in self.later:
             other.overwrite()
-        with torch.no_grad():
+        with torch.inference_mode():  # what was made in that mode may be written
             for operator, arguments, keywords, results in self.operators:
                 values = _flat(operator(*arguments, **keywords))
                 for result, value in zip(results, values, strict=True):

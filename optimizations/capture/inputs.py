@@ -266,4 +266,7 @@ def _by_dtype(
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    """A placeholder. In inference mode it is such a tensor only where the input is: compiled code looks at that, and
+    writes into others are counted."""
+    with torch.inference_mode(torch.is_inference_mode_enabled() and tensor.is_inference()):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)

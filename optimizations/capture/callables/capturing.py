@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ from optimizations.capture.step.observer import StepRefused, storage
 from optimizations.capture.step.observing import Given, changed_itself
 from optimizations.capture.step.outputs import view_of
 from optimizations.capture.step.tensor_marks import TensorMarks
-from optimizations.capture.step.written_memory import WrittenMemory, refuse_shared
+from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared
 from optimizations.captured.displaced import overlaps
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.autograd_graph import depending_on
@@ -164,8 +164,8 @@ class Captures:
                 self._device.capturing(graph, handle, run.generators),
             ):
                 inputs.capture_copies({index: (of, to.detach()) for index, (of, to) in to_carry.items()})
-                watched = [*state.tensors.values(), *placeholders]
-                versions = {id(tensor): tensor._version for tensor in watched if not tensor.is_inference()}
+                writes = Writes([*state.tensors.values(), *placeholders], compiled=state.compiled)
+                forbidding.observer.before_write = writes.note
                 with forbidding:
                     nest = call(member.function, arguments)
             torch.clear_autocast_cache()
@@ -186,8 +186,8 @@ class Captures:
             returned = len(outputs)
             kept = bound_results(bound)
             outputs += [entry.new for entry in kept]
-            written = [index for index, tensor in enumerate(placeholders) if _was_written(tensor, versions)]
-            mutated = [tensor for tensor in state.tensors.values() if _was_written(tensor, versions)]
+            written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
+            mutated = [tensor for tensor in state.tensors.values() if writes.include(tensor)]
             refuse_shared(
                 tensors, [f"tensor {index} of its arguments" for index in range(len(tensors))], written, mutated
             )
@@ -308,7 +308,3 @@ def _passed(outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_inference()
-
-
-def _was_written(tensor: torch.Tensor, versions: Mapping[int, int]) -> bool:
-    return id(tensor) in versions and bool(tensor._version != versions[id(tensor)])

@@ -88,7 +88,8 @@ class LearningRates:
             if value != one.seen:
                 one.seen = value
                 if takes_a_tensor(group) and (device := _device(group)) is not None:
-                    self.standing[id(group)] = torch.full((), float(value), dtype=torch.float32, device=device)
+                    with torch.inference_mode(False):  # it is written in calls of other modes, too
+                        self.standing[id(group)] = torch.full((), float(value), dtype=torch.float32, device=device)
                     found = True
         return found
 

@@ -40,7 +40,7 @@ from optimizations.capture.step.source_lines import line_of
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.watch import Watch
-from optimizations.capture.step.written_memory import WrittenMemory, refuse_shared, shared_with_written
+from optimizations.capture.step.written_memory import Writes, WrittenMemory, refuse_shared, shared_with_written
 from optimizations.captured.displaced import memory_of
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.replay.addresses import TrackedInput
@@ -186,11 +186,8 @@ def capture(
             observer.launches = launches = Launches(device.node_count)
             with launches.copying():
                 inputs.capture_copies(to_carry)
-            versions = {
-                id(tensor): tensor._version
-                for tensor in [*call.state.tensors.values(), *placeholders]
-                if not tensor.is_inference()
-            }
+            writes = Writes([*call.state.tensors.values(), *placeholders], compiled=call.state.compiled)
+            observer.before_write = writes.note
             with (
                 compilations.noticed(observer, forbid=True),
                 forbidden_calls.watched(observer, asked, capturing=True, compiled=call.state.compiled),
@@ -198,7 +195,7 @@ def capture(
                 observer,
             ):
                 returned = step(*args, **kwargs)
-            observer.launches = None
+            observer.launches = observer.before_write = None
             if carry:
                 carried = carried_out(returned, device.holds, call.known(placeholders))
         results = kept_results(call.state, snapshot, observer)
@@ -227,8 +224,8 @@ def capture(
         for address, (reference, _) in observer.outside.items()
         if address in progress.outside and address not in unread and (tensor := reference()) is not None
     ]
-    written = [index for index, tensor in enumerate(placeholders) if _was_written(tensor, versions)]
-    mutated = [tensor for tensor in call.state.tensors.values() if _was_written(tensor, versions)]
+    written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
+    mutated = [tensor for tensor in call.state.tensors.values() if writes.include(tensor)]
     refuse_shared(call.tensors, call.labels, written, mutated)
     state = [tensor for tensor in call.state.tensors.values() if not any(tensor is entry.old for entry in results)]
     static = [*state, *(gradient for gradient in call.before if gradient is not None)]
@@ -472,7 +469,3 @@ def _both(before: Sequence[torch.Tensor | None], after: Sequence[torch.Tensor | 
 
 def _storages(tensors: Any) -> set[int]:
     return {storage(tensor) for tensor in tensors if tensor is not None}
-
-
-def _was_written(tensor: torch.Tensor, versions: dict[int, int]) -> bool:
-    return id(tensor) in versions and bool(tensor._version != versions[id(tensor)])

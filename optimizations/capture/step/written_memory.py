@@ -12,12 +12,38 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from optimizations.capture.step.observer import StepRefused, storage
-from optimizations.captured.displaced import memory_of, size_bytes
+from optimizations.captured.displaced import memory_of, overlaps, size_bytes
 from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.report.steps import Refusal
 
 MOST_CLEAR = 256
 """Calls whose inputs lay elsewhere are remembered up to so many: batches come from few places, in turn."""
+
+
+class Writes:
+    """Which tensors a captured call writes. Made before the call, of the `tensors` to be asked about.
+
+    PyTorch counts versions, but not of tensors that were made in inference mode. Of these the operators tell that write
+    them (`note` is for `Observer.before_write`). Compiled code tells nothing: where there is some, each of these is
+    taken to be written, but those whose elements overlap, which nothing can write.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor], *, compiled: bool) -> None:
+        self._versions = {id(tensor): tensor._version for tensor in tensors if not tensor.is_inference()}
+        self._compiled = compiled
+        self._storages: set[int] = set()
+
+    def note(self, tensor: torch.Tensor) -> None:
+        if tensor.is_inference():
+            self._storages.add(storage(tensor))
+
+    def include(self, tensor: torch.Tensor) -> bool:
+        """Behind the call: whether it wrote this one."""
+        if tensor.is_inference():
+            return storage(tensor) in self._storages or (
+                self._compiled and _has_memory(tensor) and not overlaps(tensor)
+            )
+        return bool(tensor._version != self._versions.get(id(tensor), tensor._version))
 
 
 class WrittenMemory:
