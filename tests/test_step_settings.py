@@ -473,3 +473,53 @@ def test_numbers_that_look_alike_have_graphs_of_their_own(pair: tuple[Any, Any])
         number = pair[index % 2]
         assert torch.equal(graphed(batch, number), step(batch, number))
     assert len(graphed.report().recordings) == 2
+
+
+@pytest.fixture
+def precision() -> Iterator[None]:
+    yield
+    torch.backends.fp32_precision = "none"
+    for of in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
+        of.fp32_precision = "none"
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.usefixtures("precision")
+@pytest.mark.parametrize(
+    ("of", "name", "value"),
+    [
+        (torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+        (torch.backends, "fp32_precision", "tf32"),
+        (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", False),
+    ],
+)
+def test_another_precision_of_products_has_a_graph_of_its_own(of: Any, name: str, value: Any) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    step = GraphedStep(lambda x: x * 2, device=CpuDevice())
+    for index in range(12):
+        if index == 6:
+            setattr(of, name, value)
+        x = torch.full((3,), float(index))
+        assert torch.equal(step(x), x * 2)
+    report = step.report()
+    assert (report.refusals, len(report.recordings), report.replays) == ((), 2, 12 - 3 - 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_a_step_that_leaves_gradients_off_is_refused_where_it_does() -> None:
+    def step(x: torch.Tensor, train: bool) -> torch.Tensor:
+        torch.set_grad_enabled(train)
+        return x * 2
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    try:
+        for index in range(20):
+            train = index % 5 < 3
+            graphed(torch.ones(3), train)
+            assert torch.is_grad_enabled() is train
+    finally:
+        torch.set_grad_enabled(True)
+    report = graphed.report()
+    assert "leaves a setting of PyTorch other than it found it" in report.refusals[0].reason
+    assert report.replays > 0

@@ -228,8 +228,20 @@ NAMES: dict[str, Private] = {
         "torch._C._dynamo.guards", "_empty_strided_cuda", _CHECKED_HERE, "allocate results in one call of C++"
     ),
     "increment_version": Private("torch", "_C._increment_version", _CHECKED_HERE, "tell autograd what a graph wrote"),
-    "get_float32_matmul_precision": Private(
-        "torch", "_C._get_float32_matmul_precision", _CHECKED_HERE, "ask C++ whether settings are as they were"
+    "fp32_precision": Private(
+        "torch", "_C._get_fp32_precision_getter", _CHECKED_HERE, "see the precision of products, however it was set"
+    ),
+    "cublas_allows_fp16_reduction": Private(
+        "torch",
+        "_C._get_cublas_allow_fp16_reduced_precision_reduction",
+        _CHECKED_HERE,
+        "see the precision of sums in products",
+    ),
+    "cublas_allows_bf16_reduction": Private(
+        "torch",
+        "_C._get_cublas_allow_bf16_reduced_precision_reduction",
+        _CHECKED_HERE,
+        "see the precision of sums in products",
     ),
     "dispatch_keys": Private("torch", "_C._dispatch_keys", _CHECKED_HERE, "compare what a tensor goes through"),
     "get_function_stack_at": Private(

@@ -19,6 +19,7 @@ from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
+from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal
 
@@ -35,6 +36,10 @@ NO_COPY = Refusal(
 GRADIENT_OF_A_RESULT = Refusal(
     "returns, or keeps in an attribute, a tensor that has a gradient (`.grad`), and a result of a graph has none",
     "return the gradient itself (`x.grad`), and the tensor detached",
+)
+LEAVES_SETTINGS = Refusal(
+    "leaves a setting of PyTorch other than it found it (gradients on or off, autocast, default dtype, precision)",
+    "set it before the step, or for a block of it (`with torch.set_grad_enabled(...)`)",
 )
 RETURNS_RATE = Refusal(
     "returns the learning rate of an optimizer, a number that changes from call to call",
@@ -84,7 +89,7 @@ def observe(
     given = Given(call.args, call.kwargs)
     of_state = TensorMarks(call.state.tensors)
     marks = [_mark(tensor) for tensor in call.tensors]
-    states = device.random_states()
+    states, settings = device.random_states(), ambient()
     with device.warming_up(), rates.as_tensors():
         snapshot = call.state.snapshot()
         with (
@@ -95,6 +100,8 @@ def observe(
             with_tensors = step(*call.args, **call.kwargs)
         kept = kept_results(call.state, snapshot, observer)
         findings = [*observer.refusals, *(host_change(change) for change in call.state.changes(snapshot, kept))]
+    if ambient() != settings:
+        findings.append(LEAVES_SETTINGS)
     findings += _around_operators(call, host_random, marks)
     findings += [*map(changed_itself, of_state.changed()), *given.changes(call.args, call.kwargs)]
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))

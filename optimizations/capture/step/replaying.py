@@ -19,8 +19,8 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.step.learning_rates import LearningRates
-from optimizations.capture.step.steady import anomalies_now, precision_now
-from optimizations.capture.step.surroundings import watched_by_others
+from optimizations.capture.step.steady import anomalies_now
+from optimizations.capture.step.surroundings import precision_now, watched_by_others
 from optimizations.capture.step.watch import PROBE_EVERY, SLOW, UNREADABLE
 from optimizations.torch_internals import hook_registry
 from optimizations.torch_internals.argument_guard import Found, same_call

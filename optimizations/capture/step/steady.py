@@ -18,7 +18,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.signature import NUMPY, PLAIN, alias_pattern, attributes, exact, fields, is_dataclass
-from optimizations.capture.step.surroundings import modes
+from optimizations.capture.step.surroundings import modes, precision_now
 from optimizations.torch_internals.argument_guard import same_looks
 
 _Take = Callable[[Any, list[Any]], bool]
@@ -78,7 +78,6 @@ class Arguments:
         return modes() == self._modes and (self.distinct or alias_pattern(found) == self._aliases)
 
 
-precision_now: Callable[[], str] = torch_internals.get_float32_matmul_precision
 anomalies_now: Callable[[], bool] = torch.is_anomaly_enabled
 """Whether a backward looks for NaN, which ends it with an error."""
 

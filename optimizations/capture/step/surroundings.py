@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -63,6 +64,10 @@ def saved_tensors_are_watched() -> bool:
     return hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("torch.")
 
 
+precision_now: Callable[[], str] = functools.partial(torch_internals.fp32_precision, "cuda", "matmul")
+"""Of float32 products. `torch.get_float32_matmul_precision` raises where it was set by `torch.backends`."""
+
+
 def ambient() -> Hashable:
     """Settings outside of the step that its operators depend on."""
     return (
@@ -75,7 +80,10 @@ def ambient() -> Hashable:
         torch.is_autocast_cache_enabled(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        precision_now(),
+        torch_internals.cublas_allows_fp16_reduction(),
+        torch_internals.cublas_allows_bf16_reduction(),
         torch.is_anomaly_enabled(),
         modes(),
     )
