@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
-from step_parts import batches, network, training_step
+from step_parts import batches, loss_of, network, training_step
 from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.parallel import DDP_WARM_UP
+from optimizations.capture.step.reach import reach
+from optimizations.capture.step.watch import Watch
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +71,21 @@ def test_distributed_data_parallel_over_nccl_runs_as_it_is_eleven_times(monkeypa
         step(*batch)
     report = step.report()
     assert (report.refusals, report.eager_calls, report.recordings) == ((), DDP_WARM_UP - 1, ())
+
+
+def test_whether_a_backward_exchanges_gradients_is_part_of_what_a_recording_was_made_with() -> None:
+    model = nn.parallel.DistributedDataParallel(network("cpu"))
+    for batch in batches("cpu", 3):
+        training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))(*batch)
+    state = reach([("model", model)])
+    watch = Watch(state, lambda held, key: False, lambda tensor: True, [])
+    assert watch.unchanged()
+    with model.no_sync():
+        assert not watch.unchanged()
+        assert watch.host_key() == (("model.require_backward_grad_sync", (bool, False)),)
+    assert watch.unchanged()
+    before = state.snapshot()
+    loss_of(model, *batches("cpu", 1)[0]).backward()
+    assert list(state.changes(before)) == []  # what it notes for itself is none
+    model.eval()
+    assert not watch.unchanged()

@@ -63,6 +63,8 @@ _LOOKED_INTO = ("configparser", "concurrent.futures._base")
 """Modules of Python whose objects hold what programs decide by."""
 _KEEPS_BOOKS = ("torch.nn.parallel",)
 """Modules of PyTorch whose modules note something for themselves in every call, which no graph needs."""
+_SETTINGS_OF_THESE = ("training", "require_backward_grad_sync")
+"""What such a module is told: the latter by `no_sync()`, whether a backward exchanges gradients."""
 _NOT_LOOKED_INTO = (*sorted(sys.stdlib_module_names - {"__main__"}), "torch", "numpy", "optimizations", "triton")
 _KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
 
@@ -310,6 +312,8 @@ class _Walk:
             for name, member in list(attributes.items()):
                 if not name.startswith("_"):
                     yield f"{path}.{name}", member
+        else:
+            self.state.containers.append(Container(Slots(module, _SETTINGS_OF_THESE), path, is_attributes=True))
         if "_orig_mod" in attributes.get("_modules", {}) or attributes.get("_compiled_call_impl") is not None:
             self.state.compiled = True
         for kind in _KEPT_BY_MODULES:
