@@ -287,6 +287,49 @@ def a_variable_of_the_thread() -> Case:
     return lambda: held.weight, lambda: setattr(held, "weight", 3.0)
 
 
+class Terms:
+    """`epoch` counts for itself."""
+
+    def __init__(self) -> None:
+        self.alpha, self.beta, self.epoch = 1.0, 2.0, 0
+        self.names = ["alpha", "beta"]
+        self.weights = {"beta": 1.0}
+
+    def change(self) -> None:
+        self.beta, self.epoch = 3.0, self.epoch + 1
+
+
+@case
+def attributes_whose_names_stand_in_a_list() -> Case:
+    terms = Terms()
+    return lambda: sum(getattr(terms, name) for name in terms.names), terms.change
+
+
+@case
+def attributes_whose_names_are_keys() -> Case:
+    terms = Terms()
+    return lambda: sum(getattr(terms, name) * weight for name, weight in terms.weights.items()), terms.change
+
+
+@case
+def attributes_whose_names_are_put_together() -> Case:
+    given, key = argparse.Namespace(beta_weight=2.0), "beta"
+    return lambda: getattr(given, f"{key}_weight"), lambda: setattr(given, "beta_weight", 3.0)
+
+
+@case
+def all_values_of_a_namespace() -> Case:
+    given = types.SimpleNamespace(alpha=1.0, beta=2.0)
+    return lambda: sum(vars(given).values()), lambda: setattr(given, "beta", 3.0)
+
+
+@case
+def an_object_behind_a_proxy() -> Case:
+    held = WithDefault()
+    proxy = weakref.proxy(held)
+    return lambda: proxy.weight, lambda: setattr(held, "weight", 3.0)
+
+
 @case
 def an_attribute_of_a_tensor() -> Case:
     held: Any = torch.ones(1)
@@ -523,3 +566,33 @@ def test_a_step_that_leaves_gradients_off_is_refused_where_it_does() -> None:
     report = graphed.report()
     assert "leaves a setting of PyTorch other than it found it" in report.refusals[0].reason
     assert report.replays > 0
+
+
+def test_an_attribute_whose_name_is_an_argument_is_seen_and_others_are_not() -> None:
+    terms = Terms()
+
+    def step(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x * getattr(terms, name)
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index in range(12):
+        x = torch.full((3,), float(index))
+        assert torch.equal(graphed(x, "beta"), step(x, "beta"))
+        terms.epoch = index
+        if index == 6:
+            terms.beta = 5.0
+    report = graphed.report()
+    assert (report.refusals, report.replays) == ((), 12 - 3 - 2)
+
+
+def test_a_proxy_of_an_object_that_is_gone_is_nothing() -> None:
+    held = WithDefault()
+    proxies = [weakref.proxy(held)]
+    del held
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * len(proxies)
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index in range(5):
+        assert graphed(torch.full((1,), float(index))).item() == index

@@ -387,10 +387,10 @@ class GraphedStep:
 
     def _roots(self, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
         yield getattr(self._step, "__qualname__", type(self._step).__name__), self._step
-        for index, value in enumerate(args):
-            yield from objects(value, f"args[{index}]")
-        for name, value in kwargs.items():
+        for name, value in [*((f"args[{index}]", one) for index, one in enumerate(args)), *kwargs.items()]:
             yield from objects(value, name)
+            if isinstance(value, str):
+                yield name, value  # that of an attribute, perhaps
 
     def _as_it_is(self, args: Any, kwargs: Any, refusal: Refusal | None) -> Any:
         if refusal is not None and self._options.on_refusal == "raise":

@@ -6,6 +6,7 @@ that code uses of the object is known by its names, and it may call whatever the
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import sys
@@ -115,6 +116,27 @@ def names(code: types.CodeType) -> Iterator[str]:
             yield constant
         if isinstance(constant, types.CodeType):
             yield from names(constant)
+
+
+@functools.lru_cache(maxsize=4096)
+def looks_up_by_variable(code: types.CodeType) -> bool:
+    """Whether code asks `getattr` for a name that does not stand there: a variable, or put together."""
+    if any(looks_up_by_variable(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)):
+        return True
+    stands_there = True
+    inside = False
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "getattr":
+            inside, stands_there = True, False
+        elif inside and step.opname == "LOAD_CONST":
+            stands_there = stands_there or isinstance(step.argval, str)
+        elif inside and step.opname in ("BINARY_OP", "BUILD_STRING"):
+            return True
+        elif inside and step.opname.startswith("CALL"):
+            if not stands_there:
+                return True
+            inside = False
+    return False
 
 
 @functools.lru_cache(maxsize=4096)

@@ -3,7 +3,8 @@
 Note [How far it looks]. Variables of the step and of the functions it calls (closures, defaults, globals they name),
 what containers hold, modules, optimizers, schedulers and scalers, and attributes of the program's own objects by names
 that occur in this code; likewise what its classes, modules, functions and containers have as attributes. What a
-training loop keeps in the same object as the step (a counter, a data loader) has another name, and may change. Of
+training loop keeps in the same object as the step (a counter, a data loader) has another name, and may change. Where
+code asks `getattr` for a variable, strings that it reaches are such names, and of namespaces all values count. Of
 objects of installed libraries all attributes count, and of their functions all variables around them, since their code
 is not followed. What a C extension keeps is not seen.
 """
@@ -46,6 +47,7 @@ from optimizations.capture.step.program_code import (
     is_implicit,
     is_users,
     is_users_file,
+    looks_up_by_variable,
     methods,
     names,
     slots,
@@ -92,12 +94,17 @@ class _Object:
 
 
 class _Walk:
-    """`names` are all that occur in code of the step; objects are looked at again when there are more."""
+    """`names` are all that occur in code of the step; objects are looked at again when there are more.
+
+    `strings` are what it reaches in data: names too, where code looks attributes up `by_variable`.
+    """
 
     def __init__(self, hooks_of_tensors: bool) -> None:
         self._hooks_of_tensors = hooks_of_tensors
         self.state = HostState()
         self.names: set[str] = set()
+        self.strings: set[str] = set()
+        self.by_variable = False
         self._objects: list[_Object] = []
         self._sparse: list[Container] = []
         self._classes: set[type] = set()
@@ -109,6 +116,9 @@ class _Walk:
         self._waiting.extend(roots)
         while self._waiting:
             path, value = self._waiting.popleft()
+            value = _behind(value)
+            if isinstance(value, str) and value.isidentifier():
+                self.strings.add(value)
             if not _is_a_number(value) and id(value) not in self._seen:
                 if len(self._seen) >= MOST_OBJECTS:
                     self.state.complete = False
@@ -121,6 +131,9 @@ class _Walk:
 
     def _look_again(self) -> None:
         """Attributes, methods and properties of the program's objects whose names have occurred since."""
+        if self.by_variable:
+            self.names |= self.strings
+        in_whole = self.by_variable or not self.names.isdisjoint(("vars", "__dict__"))
         self._look_at_sparse()
         for one in self._objects:
             of_libraries = self._inherited[one.kind]
@@ -128,6 +141,8 @@ class _Walk:
                 assert container.names is not None
                 content = container.content()
                 used = self.names | used_by(of_libraries, self.names) if of_libraries else self.names
+                if in_whole and issubclass(one.kind, _PLAIN_OBJECTS):
+                    used = used.union(content)
                 for name in used - container.names:
                     if name in content:
                         container.names.add(name)
@@ -182,6 +197,8 @@ class _Walk:
             yield from self._of_module(path, value)
         elif isinstance(value, (dict, list, set, collections.deque)):
             state.containers.append(Container(value, path))
+            if isinstance(value, dict):
+                self.strings.update(key for key in list(value) if isinstance(key, str) and key.isidentifier())
             yield from _of_container(path, value)
             self._of_subclass(path, value)
         elif isinstance(value, (tuple, frozenset)):
@@ -345,6 +362,7 @@ class _Walk:
                 yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
             return
         self.names |= named
+        self.by_variable = self.by_variable or looks_up_by_variable(function.__code__)
         if vars(function):
             self._sparse.append(Container(vars(function), path, is_attributes=True, names=set()))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
@@ -371,6 +389,16 @@ def is_generator(value: Any) -> bool:
         return not isinstance(value, torch.Generator) or value.device.type == "cpu"
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState))
+
+
+def _behind(value: Any) -> Any:
+    """The object that a weak proxy stands for, None if it is gone; all else itself."""
+    if type(value) not in weakref.ProxyTypes:
+        return value
+    try:
+        return value.__repr__.__self__
+    except ReferenceError:
+        return None
 
 
 def _is_a_number(value: Any) -> bool:
