@@ -360,3 +360,23 @@ def objects_that_move_on(device: str) -> Program:
     # Of four calls after a change one is a capture that is not what was observed, two are observed.
     step, replays = training_step(model, optimizer), 2 + 3 + 3 + 3
     return Program(step, batches(device, 20), lambda: state_of(model), between, replays)
+
+
+@program
+def parameters_that_share_a_gradient(device: str) -> Program:
+    """From the seventh call on what is computed for either is added to the same tensor."""
+    one, other = (nn.Parameter(torch.ones(8, device=device)) for _ in range(2))
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = ((one * 2 + other) * batch["x"]).sum()
+        loss.backward()
+        return loss.detach()
+
+    def between(index: int) -> None:
+        if index == 6:
+            other.grad = one.grad
+
+    def state() -> list[torch.Tensor]:
+        return [gradient for gradient in (one.grad, other.grad) if gradient is not None]
+
+    return Program(step, batches(device, 14), state, between, replays=4 + 5, recordings=2)

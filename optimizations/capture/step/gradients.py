@@ -88,8 +88,8 @@ class Gradients:
         if self._in_place:
             return True
         now = gradients(self.parameters)
-        if pattern(now) != self._pattern:
-            return False
+        if pattern(now) != self._pattern or len(_distinct(now)) != len(_distinct(self._before)):
+            return False  # gradients are there for others, or parameters share one
         return all(
             there is expected
             or (there.shape == expected.shape and there.dtype == expected.dtype and there.layout == expected.layout)
@@ -125,6 +125,10 @@ class Gradients:
         self._stood = self._as_after(self.parameters)
         if not self._stood:
             put(self.parameters, self._after)
+
+
+def _distinct(found: Iterable[torch.Tensor | None]) -> set[int]:
+    return {id(gradient) for gradient in found if gradient is not None}
 
 
 def _places(found: Iterable[torch.Tensor]) -> set[int]:
