@@ -17,6 +17,8 @@ from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.copy_nodes import MOST_CARRIED, NotCarried, find_copies
 from optimizations.capture.step import outputs
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.observer import storage
+from optimizations.capture.step.outputs import Outputs
 
 
 @pytest.fixture(autouse=True)
@@ -239,3 +241,11 @@ def test_forwards_of_callables_copy_their_inputs_themselves(nodes: bool, copied:
         result.sum().backward()
     assert copied == ([] if nodes else [1] * 3)
     assert CpuCopy.settings - before == (2 if nodes else 0)  # the first is where the capture read it
+
+
+def test_a_sparse_result_is_copied_out_where_the_step_reaches_a_tensor_without_elements() -> None:
+    returned = torch.eye(2).to_sparse()
+    outputs = Outputs(returned, [], {storage(torch.empty(0))})
+    result = outputs.take([], outputs.prepare())
+    returned._values().zero_()  # as the next launch writes it
+    assert torch.equal(result.to_dense(), torch.eye(2))

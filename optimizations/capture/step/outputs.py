@@ -68,7 +68,7 @@ class Outputs:
         self._nest = returned if not tensors else replaced(returned, iter([tensor.detach() for tensor in tensors]))
         by_id = {id(placeholder): index for index, placeholder in enumerate(placeholders)}
         by_storage = {storage(placeholder): index for index, placeholder in enumerate(placeholders)}
-        static = set(static) - set(by_storage)
+        static = set(static) - set(by_storage) - {0}  # where tensors without elements lie, and what no storage tells of
         self._copied: list[torch.Tensor] = []
         self._nodes: list[tuple[CopyNode, torch.Tensor]] = []
         self._plan: list[tuple[str, Any]] = []
