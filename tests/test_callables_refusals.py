@@ -214,6 +214,13 @@ def test_what_gives_something_else_each_time_is_refused_before_it_is_asked(kind:
     assert kind == "a queue" or [next(numbers) for _ in range(5)] == [1.0, 1.0, 1.0, 1.0, 2.0]
 
 
+@pytest.mark.filterwarnings("ignore")  # what PyTorch says of sparse and nested tensors
+def test_arguments_without_strides_are_refused_by_name() -> None:
+    for sample in (torch.eye(3).to_sparse_csr(), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])):
+        with pytest.raises(StepRefused, match=r"tensor 0 of callable 1 is (not a dense|a nested) tensor"):
+            graphed(lambda x: x * 2, (sample,))
+
+
 def test_arguments_whose_copies_share_what_they_hold_are_refused() -> None:
     sample = Store({"x": torch.ones(3, requires_grad=True)})
     with pytest.raises(StepRefused, match="callable 1 is given an object of a class of which no copy can be made"):

@@ -65,6 +65,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     ) -> None:
         self._callables = list(callables)
         self._device = device
+        check_callables(self._callables, samples, device.holds)
         self._order = order
         self._outputs = outputs
         self._follower = Follower(order)
@@ -80,7 +81,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._warned: set[int] = set()
         self._left: dict[int, list[weakref.ref[torch.Tensor]]] = {}
         self.updates = 0
-        check_callables(self._callables, samples, device.holds)
         self._installed = [Installed(self._serve(number), one) for number, one in enumerate(callables, start=1)]
         self._states = [
             reached_by(number, *pair) for number, pair in enumerate(zip(callables, samples, strict=True), start=1)
