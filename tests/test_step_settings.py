@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from value_changes import Case, Cases
 
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.program_code import looks_up_by_variable
 
 CASES = case = Cases()
 
@@ -312,6 +313,12 @@ def attributes_whose_names_are_keys() -> Case:
 
 
 @case
+def attributes_whose_names_are_keys_of_a_dict_of_attributes() -> Case:
+    terms = Terms()
+    return lambda: sum(vars(terms)[name] for name in terms.names), terms.change
+
+
+@case
 def attributes_whose_names_are_put_together() -> Case:
     given, key = argparse.Namespace(beta_weight=2.0), "beta"
     return lambda: getattr(given, f"{key}_weight"), lambda: setattr(given, "beta_weight", 3.0)
@@ -566,6 +573,25 @@ def test_a_step_that_leaves_gradients_off_is_refused_where_it_does() -> None:
     report = graphed.report()
     assert "leaves a setting of PyTorch other than it found it" in report.refusals[0].reason
     assert report.replays > 0
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (lambda one: getattr(one, "alpha"), False),  # noqa: B009
+        (lambda one: getattr(one.terms, "alpha", None), False),
+        (lambda one: one.alpha + one.beta, False),
+        (lambda one, name: getattr(one, name), True),
+        (lambda one, key: getattr(one, key + "_weight"), True),
+        (lambda one, key: getattr(one, f"{key}_weight", 1.0), True),
+        (lambda one, name: getattr(getattr(one, "alpha"), name), True),  # noqa: B009
+        (lambda one, name: getattr(one.of("alpha"), name), True),
+        (lambda one, names: [getattr(one, name) for name in names], True),
+        (lambda one, names: [*map(functools.partial(getattr, one), names)], True),
+    ],
+)
+def test_code_that_looks_attributes_up_by_a_variable_is_found(code: Any, expected: bool) -> None:
+    assert looks_up_by_variable(code.__code__) is expected
 
 
 def test_an_attribute_whose_name_is_an_argument_is_seen_and_others_are_not() -> None:

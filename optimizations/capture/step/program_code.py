@@ -120,22 +120,22 @@ def names(code: types.CodeType) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=4096)
 def looks_up_by_variable(code: types.CodeType) -> bool:
-    """Whether code asks `getattr` for a name that does not stand there: a variable, or put together."""
+    """Whether code may ask `getattr` for a name that does not stand there: a variable, or put together."""
     if any(looks_up_by_variable(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)):
         return True
-    stands_there = True
-    inside = False
+    inside = stands_there = False
     for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "getattr":
-            inside, stands_there = True, False
-        elif inside and step.opname == "LOAD_CONST":
-            stands_there = stands_there or isinstance(step.argval, str)
-        elif inside and step.opname in ("BINARY_OP", "BUILD_STRING"):
-            return True
-        elif inside and step.opname.startswith("CALL"):
+        if not inside:
+            inside = step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "getattr"
+            stands_there = False
+        elif step.opname.startswith("CALL"):
             if not stands_there:
                 return True
             inside = False
+        elif step.opname in ("BINARY_OP", "BUILD_STRING", "LOAD_METHOD", "PUSH_NULL") or "NULL" in step.argrepr:
+            return True  # put together; or a call among its arguments, behind which its own is not looked for
+        elif step.opname == "LOAD_CONST":
+            stands_there = stands_there or isinstance(step.argval, str)
     return False
 
 

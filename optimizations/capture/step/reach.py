@@ -131,9 +131,9 @@ class _Walk:
 
     def _look_again(self) -> None:
         """Attributes, methods and properties of the program's objects whose names have occurred since."""
-        if self.by_variable:
-            self.names |= self.strings
         in_whole = self.by_variable or not self.names.isdisjoint(("vars", "__dict__"))
+        if in_whole:
+            self.names |= self.strings
         self._look_at_sparse()
         for one in self._objects:
             of_libraries = self._inherited[one.kind]
