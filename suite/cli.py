@@ -20,6 +20,7 @@ from suite.console import console
 from suite.errors import EXIT_FINDING, EXIT_INTERRUPTED, EXIT_OK, EncoreError, WrongUse
 from suite.interrupt import Interrupted, interruptible
 from suite.settings import FULL
+from suite.supervise import kill_children
 
 if TYPE_CHECKING:
     from suite.report.build import Report
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except Interrupted as signal:
         _say(f"encore: ended by {signal}")
+        kill_children()
         sys.exit(EXIT_INTERRUPTED)
     except OSError as error:
         _say(f"encore: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")

@@ -40,6 +40,12 @@ RUN_MARK = secrets.token_hex(8)
 _numbers = itertools.count()
 _lock = threading.Lock()
 _pipe_fd: int | None = None
+_process_id: int | None = None
+
+
+def process_id() -> int | None:
+    """Of the guard, if there is one."""
+    return _process_id
 
 
 def new_mark() -> str:
@@ -132,11 +138,11 @@ def _await_end(descriptors: Sequence[int]) -> None:
 
 def _started() -> int:
     """The descriptor on which the guard listens; starts the guard if there is none."""
-    global _pipe_fd
+    global _pipe_fd, _process_id
     if _pipe_fd is None:
         read, write = os.pipe()
         try:
-            subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-I", "-S", __file__, RUN_MARK],
                 stdin=read,
                 stdout=subprocess.DEVNULL,
@@ -149,7 +155,7 @@ def _started() -> int:
             raise
         finally:
             os.close(read)
-        _pipe_fd = write
+        _pipe_fd, _process_id = write, process.pid
     return _pipe_fd
 
 

@@ -20,6 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
+from suite import guard
 from suite.bytecode import bytecode_environment
 from suite.guard import MARK, RUN_MARK, kill_marked, make_folder, new_mark, remove_folder
 
@@ -143,6 +146,17 @@ def await_exit(processes: Iterable[Supervised], grace_s: float) -> None:
         while selector.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 selector.unregister(key.fileobj)
+
+
+def kill_children() -> None:
+    """Kills what this program has started and what that started: an interrupted command needs none of it.
+
+    PyTorch waits for its compile workers when Python ends, up to five minutes. The guard is left to its work.
+    """
+    for child in psutil.Process().children(recursive=True):
+        if child.pid != guard.process_id():
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
 
 
 def kill_strays(marks: set[str] | None = None) -> None:

@@ -488,6 +488,37 @@ def test_an_interrupted_run_leaves_no_process_and_resumes(fake: Fake, number: si
     assert len(read_run(run).cells) == 4
 
 
+def test_an_interrupted_command_does_not_wait_for_what_it_started(tmp_path: Path) -> None:
+    """As PyTorch's compile workers: Python waits for them when it ends."""
+    code = (
+        "import atexit, pathlib, subprocess, sys, time\n"
+        "from suite import cli, guard\n"
+        "def command(*arguments, **keywords):\n"
+        "    folder = guard.make_folder('encore-test-')\n"
+        "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'], start_new_session=True)\n"
+        "    atexit.register(child.wait, 300)\n"
+        "    pathlib.Path(sys.argv[1]).write_text(f'started {child.pid} {guard.process_id()} {folder}')\n"
+        "    time.sleep(300)\n"
+        "cli.app = command\n"
+        "cli.main([])\n"
+    )
+    told = tmp_path / "told"
+    running = subprocess.Popen([sys.executable, "-c", code, str(told)], stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(told, "started")
+        running.send_signal(signal.SIGTERM)
+        _, err = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert (running.returncode, err) == (130, "encore: ended by SIGTERM\n")
+    _, child, watching, folder = told.read_text().split()
+    assert living([int(child)]) == []
+    deadline = time.monotonic() + 30  # the guard lived on, and removed what was left
+    while living([int(watching)]) or Path(folder).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_a_killed_run_resumes_with_what_was_written(fake: Fake) -> None:
     running = fake.start("run", "EOS", "ST", *CPU, behave={"ST/compile": "slow:30"})
     deadline = time.monotonic() + 60
