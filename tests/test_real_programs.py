@@ -233,6 +233,24 @@ def test_findings_are_ours_not_stocks_and_not_those_of_a_program_that_fails_in_e
     assert [finding.split(":")[0] for finding in found] == ["b, encore", "c, encore", "d, eager", "f, eager"]
 
 
+def test_runs_are_pooled_by_the_median_of_their_ratios():
+    def run(**encore_us: float) -> list[dict[str, Any]]:
+        rows = []
+        for program, whole in encore_us.items():
+            rows.append({"program": program, "mode": "stock", "status": "ok", "turns_us": [100.0] * 3})
+            rows.append({"program": program, "mode": "encore", "status": "ok", "turns_us": [whole] * 3})
+        return rows
+
+    lost = [{"program": "c", "mode": "encore", "status": "ok", "turns_us": [1.0]}]  # stock has no such row
+    text = rows_of.pooled([run(a=50.0, b=100.0), run(a=200.0, b=125.0), [*run(a=100.0), *lost]])
+    lines = [line.split() for line in text.splitlines()]
+    assert ["a", "encore", "3", "1.00", "2.00", "0.50", "1.00"] in lines
+    assert ["b", "encore", "2", "0.90", "1.00", "0.80"] in lines
+    assert "encore: by medians 0.95 times as fast as stock" in text
+    assert "of 2 programs; lowest 0.90 (b); below 0.95: 1" in text
+    assert "no run has" in rows_of.pooled([lost])
+
+
 def test_the_table_has_ratios_of_turns_and_their_geometric_mean():
     rows = [
         row("a", "eager", whole_us=40.0, turns_us=[40.0, 44.0]),
@@ -425,6 +443,7 @@ def test_the_script_compares_and_times_real_programs(tmp_path: Path):
     compiled = rows["side_stream", "aot_eager"]
     assert (compiled["status"], compiled["verdict"], compiled["size"]) == ("ok", "right", "tiny")
     assert 0 < compiled["issue_us"] <= compiled["whole_us"]
+    assert "over stock in each" in script("--table", str(out), str(out)).stdout
     drawn = script("--table", str(out))
     assert drawn.returncode == 0
     assert drawn.stdout == done.stdout

@@ -4,6 +4,7 @@
     python tests/gpu/programs.py --out programs.jsonl              on a GPU, all of them
     python tests/gpu/programs.py --device cpu --tiny --only NAME   the script itself, anywhere (eager and aot_eager)
     python tests/gpu/programs.py --table programs.jsonl            the table of rows that were written before
+    python tests/gpu/programs.py --table a.jsonl b.jsonl           speeds over stock in several runs, with their medians
 
 Rows (JSON lines, one per program and mode) are written when their program is through; the table follows at the end.
 Exit codes: 0 fine; 1 a result other than eager's, no result where eager has one, a program that was not run; 2 wrong
@@ -53,9 +54,13 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0
     if given.table:
         try:
-            return _verdict(rows_of.read(given.table))
+            runs = [rows_of.read(file) for file in given.table]
         except (OSError, ValueError) as error:
             parser.error(str(error))
+        if len(runs) > 1:
+            print(rows_of.pooled(runs))
+            return 0
+        return _verdict(runs[0])
     chosen = _chosen(given.only, parser)
     modes = tuple(dict.fromkeys(given.modes.split(","))) if given.modes else MODES[given.device]
     for mode in modes:
@@ -177,7 +182,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--alive", type=_count, default=14, metavar="N", help="programs that are timed together (14)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the rows to this file")
     parser.add_argument("--list", action="store_true", help="name the programs and end")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="draw the table of these rows and end")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="draw the table of these rows and end; of several files, how fast each program was in each",
+    )
     return parser
 
 

@@ -116,6 +116,35 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*drawn, "", *_summary(by_key, programs, ours), *_remarks(rows)])
 
 
+def pooled(runs: Sequence[Sequence[Row]]) -> str:
+    """Several runs of the script as text: for each program and mode how many times as fast as stock it was in each run
+    that has both, with the median. A process may be a third slower than another of the same program on the same day,
+    so one run does not say of one program that it is slow."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for rows in runs:
+        by_key = {(row["program"], row["mode"]): row for row in rows}
+        for (program, mode), row in by_key.items():
+            value = None if mode in (BASE, STOCK) else ratio(row, by_key.get((program, STOCK)))
+            if value is not None:
+                found.setdefault((program, mode), []).append(value)
+    lines = [["program", "mode", "runs", "median", "over stock in each"]]
+    for (program, mode), values in found.items():
+        each = " ".join(f"{value:.2f}" for value in values)
+        lines.append([program, mode, str(len(values)), f"{statistics.median(values):.2f}", each])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    drawn = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    summary = []
+    for mode in dict.fromkeys(mode for _, mode in found):
+        medians = {program: statistics.median(values) for (program, its), values in found.items() if its == mode}
+        low = min(medians, key=lambda program: medians[program])
+        summary.append(
+            f"{mode}: by medians {statistics.geometric_mean(medians.values()):.2f} times as fast as stock in the "
+            f"geometric mean of {len(medians)} programs; lowest {medians[low]:.2f} ({low}); "
+            f"below 0.95: {sum(value < 0.95 for value in medians.values())}"
+        )
+    return "\n".join([*drawn, "", *(summary or ["no run has a program under stock and another mode"])])
+
+
 def _summary(by_key: Mapping[tuple[str, str], Row], programs: Sequence[str], ours: Sequence[str]) -> list[str]:
     lines = []
     for mode in ours:
