@@ -110,6 +110,7 @@ class AddressTracker:
         self._all_checks = self._checks
         self.fixed = [(one.index, one.alignment_bytes - 1) for one in inputs if one.placeholder is None]
         self._geometry = {one.index: one.geometry for one in inputs if one.geometry is not None}
+        self._strides: dict[int, tuple[int, ...]] = {}
         self._fixed_indices = [index for index, _ in self.fixed]
         self._moving = [one for one in self._checks if one[2] is not None]
         self._moving_indices = [index for index, _, _ in self._moving]
@@ -132,18 +133,30 @@ class AddressTracker:
         """Whether an input at a fixed address has moved to where it cannot be read in place, or is another one."""
         if self.fixed_in_place(inputs):
             return False
-        # One that did not move lies where the graph was recorded, or was pointed, to read it.
-        addresses = self.addresses
-        return any(
-            (address := inputs[index].data_ptr()) != addresses[index]
-            and (address & below_alignment or not self._may_lie_at(address, index, inputs[index]))
-            for index, below_alignment in self.fixed
-        )
+        addresses, borders, geometry = self.addresses, self._owned.borders, self._geometry
+        for index, below_alignment in self.fixed:
+            value = inputs[index]
+            address = value.data_ptr()
+            # One that did not move lies where the graph was recorded, or was pointed, to read it.
+            if address == addresses[index]:
+                continue
+            if address & below_alignment or bisect_right(borders, address) & 1:
+                return True
+            if index in geometry and not self._has_geometry(index, value):
+                return True
+        return False
 
-    def _may_lie_at(self, address: int, index: int, value: torch.Tensor) -> bool:
-        geometry = self._geometry.get(index)
-        outside = not bisect_right(self._owned.borders, address) & 1
-        return outside and (geometry is None or geometry == geometry_of(value))
+    def _has_geometry(self, index: int, value: torch.Tensor) -> bool:
+        """Whether an input has the geometry that was recorded; quickly where its strides are those of the last that
+        had."""
+        wanted = self._geometry[index]
+        strides = value.stride()
+        if strides == self._strides.get(index) and value.dtype is wanted[0] and value.shape == wanted[1]:
+            return True
+        if wanted != geometry_of(value):
+            return False
+        self._strides[index] = strides
+        return True
 
     def fixed_in_place(self, inputs: Sequence[Any]) -> bool:
         """Whether each input at a fixed address lies where the graph reads it now."""
