@@ -450,6 +450,12 @@ def test_the_script_compares_and_times_real_programs(tmp_path: Path):
     assert "aot_eager: 1 right" in drawn.stdout
 
 
+def test_rows_need_not_be_kept():
+    done = script("--device", "cpu", "--tiny", "--only", "side_stream", "--modes", "eager", "--turn", "0.01")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "side_stream" in done.stdout
+
+
 def loaded_script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("programs_script", SCRIPT)
     assert spec and spec.loader
@@ -465,6 +471,7 @@ def loaded_script() -> ModuleType:
         (["--modes", "fast"], "unknown mode 'fast'"),
         (["--device", "cpu", "--modes", "eager,encore"], "needs --device cuda"),
         (["--budget", "0"], "above 0"),
+        (["--turn", "0"], "above 0"),
         (["--budget", "soon"], "invalid"),
         (["--jobs", "0"], "above 0"),
         (["--table", "none.jsonl"], "none.jsonl"),

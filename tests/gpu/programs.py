@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import difflib
 import json
 import os
@@ -90,15 +91,17 @@ def _run(given: argparse.Namespace, chosen: list[Program], modes: tuple[str, ...
         alive=given.alive,
         timeout_s=given.timeout,
         budget_s=given.budget,
-        turn_s=0.05 if given.tiny else 0.12,
+        turn_s=given.turn or (0.05 if given.tiny else 0.12),
         settle_s=given.settle,
     )
     rows: list[dict[str, Any]] = []
     common = _common()
-    with given.out.open("a", encoding="utf-8") if given.out else _Nowhere() as out:
+    with given.out.open("a", encoding="utf-8") if given.out else contextlib.nullcontext() as out:
 
         def tell(row: dict[str, Any]) -> None:
             rows.append(row)
+            if out is None:
+                return
             # An infinite error is a string, for JSON has no such number; `float` reads it back.
             valid = {name: "Infinity" if value == float("inf") else value for name, value in row.items()}
             out.write(json.dumps(valid, allow_nan=False) + "\n")
@@ -178,6 +181,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--settle", type=_seconds, default=4.8, metavar="SECONDS", help="for Encore to have nothing pending (4.8)"
     )
+    parser.add_argument(
+        "--turn", type=_seconds, metavar="SECONDS", help="for a mode's turn, of which it has nine (0.12)"
+    )
     parser.add_argument("--jobs", type=_count, metavar="N", help="processes at a time; default: cores less two")
     parser.add_argument("--alive", type=_count, default=14, metavar="N", help="programs that are timed together (14)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="append the rows to this file")
@@ -204,25 +210,6 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is no whole number above 0")
     return value
-
-
-class _Nowhere:
-    """For rows that nobody asked to keep."""
-
-    def __enter__(self) -> _Nowhere:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def write(self, text: str) -> None:
-        return None
-
-    def flush(self) -> None:
-        return None
-
-    def fileno(self) -> int:
-        return sys.stderr.fileno()
 
 
 if __name__ == "__main__":
