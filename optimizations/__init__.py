@@ -13,9 +13,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from optimizations.capture.callables.order import WrongOrder
 from optimizations.options import Options, WrongOption
 from optimizations.report import GraphReport, recordings, report
-from optimizations.report.steps import Refusal, StepReport
+from optimizations.report.steps import Refusal, StepRefused, StepReport
 from optimizations.torch_internals import UnsupportedTorch
 
 if TYPE_CHECKING:
@@ -25,9 +26,11 @@ __all__ = [
     "GraphReport",
     "Options",
     "Refusal",
+    "StepRefused",
     "StepReport",
     "UnsupportedTorch",
     "WrongOption",
+    "WrongOrder",
     "explain",
     "graph_callables",
     "graph_step",
@@ -70,20 +73,22 @@ def graph_step(
     calls run as they are. Then two calls of a signature (structure of the arguments; shape, strides and dtype of their
     tensors; numbers and strings) are observed, and if a graph could repeat them the next is recorded. Results are
     copied out and stay valid. What a graph cannot repeat is refused with a reason and a line, as a warning and in
-    `.report()`, and runs as it is. `.close()` frees the graphs. `docs/capture.md` tells what works.
+    `.report()`, and runs as it is. `.reset()` frees the graphs and begins again, `.close()` frees them for good.
+    `docs/capture.md` tells what works.
 
     Args:
         step: a function or method, its modules and optimizers reached through its variables and attributes.
         warm_up: calls before the first recording, at least 3; DistributedDataParallel gets 11.
-        limit: recordings alive at one time; calls of further signatures run as they are.
+        limit: recordings alive at one time, at least 1; calls of further signatures run as they are.
         memory_budget_bytes: most memory that the graphs' pool may hold; None for what is free.
         learning_rate: "auto" hands a learning rate that changes to the graph as a float32 tensor, where the optimizer
             takes one (`capturable=True`, `fused=True`); "number" never does, and such a step is not recorded.
         on_refusal: "run" runs a refused step as it is, "raise" raises `StepRefused` before it does anything.
 
     Raises:
-        TypeError, ValueError: the step is not a function, or an option is out of range; the message says what is
-        allowed.
+        TypeError: the step is not a function, or a number is not a whole one.
+        ValueError: an option is out of range; the message says what is allowed.
+        StepRefused: in a call, with `on_refusal="raise"`.
     """
     from optimizations.capture.step.graphed_step import graph_step as make
 
@@ -122,14 +127,15 @@ def graph_callables(
             `[1, 1, 2, -2, -1, 2, -2, -1]`; numbers stand for the entries of `callables`. Default: all forwards, then
             all backwards in reverse; without the latter under `torch.no_grad()`.
         sample_kwargs: keyword arguments of each, where it is called with such.
-        warm_up: runs of each before its capture. What they change (buffers, the random state) is put back.
+        warm_up: runs of each before its capture, at least 1. What they change (buffers, the random state) is put back.
         outputs: "static" hands out results where the graph writes them, and gives those that are still held memory of
             their own before the next launch; "copied" copies all of them.
         after_step: what updates extra state once per step, such as the scales of an FP8 recipe from its amax history;
             captured, and launched behind the last graph of each step.
 
     Raises:
-        WrongOrder, ValueError, TypeError: an argument is wrong; the message says what is allowed.
+        WrongOrder: no training loop can follow `order`; later, a call that is not the next of the order.
+        ValueError, TypeError: an argument is wrong; the message says what is allowed.
         StepRefused: a graph could not repeat what a callable does; nothing was recorded.
     """
     from optimizations.capture.callables.graph_callables import graph_callables as make
@@ -150,8 +156,6 @@ def settled() -> bool:
 
     A graph that is not called any more never settles.
     """
-    import sys
-
     containers = sys.modules.get("optimizations.capture.trees.containers")  # not imported where nothing was compiled
     groups = sys.modules.get("optimizations.selection.group")
     return (containers is None or bool(containers.settled())) and (groups is None or bool(groups.settled()))

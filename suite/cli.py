@@ -112,13 +112,17 @@ def run(
         str | None, typer.Option("--set", metavar="SET", help="Workloads of a set, such as grace or all.")
     ] = None,
     modes: Annotated[
-        str | None, typer.Option(help="Modes, separated by commas; default: all the device can run.")
+        str | None,
+        typer.Option(help="Modes, separated by commas; default: all the device can run, without step and callables."),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(help="Starts of each mode; default: 3 on a GPU, 1 on a CPU.", min=1)
     ] = None,
     most_processes: Annotated[
-        int | None, typer.Option(help="Starts of each mode where they differ much; default: 5 of 3 or more.", min=1)
+        int | None,
+        typer.Option(
+            help="Starts of each mode where they differ much; default: 5 where --processes is 3 or more.", min=1
+        ),
     ] = None,
     blocks: Annotated[int, typer.Option(help="Blocks that each process measures at least.", min=1)] = DEFAULTS.blocks,
     samples: Annotated[int, typer.Option(help="Samples of a block at least.", min=1)] = DEFAULTS.samples,
@@ -136,7 +140,10 @@ def run(
     ] = False,
     warm_cache: Annotated[
         bool,
-        typer.Option("--warm-cache", help="Keep compiled kernels from run to run; default: of a workload."),
+        typer.Option(
+            "--warm-cache",
+            help="Keep compiled kernels for later runs; without it each workload compiles and tunes afresh.",
+        ),
     ] = False,
     device: Annotated[
         Device, typer.Option(help="Where to run; on a CPU nothing about CUDA graphs is measured.")
@@ -176,7 +183,7 @@ def run(
     report: Annotated[bool, typer.Option("--report", help="Afterwards do `encore report` for this run.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure workloads in modes, one process per cell, and write rows to results/runs."""
+    """Measure workloads in modes, each in processes of its own, and write rows to results/runs."""
     from suite.launch import NEWEST, Request, launch
     from suite.matrix import parse_degrees
     from suite.schedule import parse_shard
@@ -244,7 +251,7 @@ def report(
         ),
     ] = None,
     recorded: Annotated[
-        bool, typer.Option("--recorded", help="All runs in results/recorded; none: explanations alone.")
+        bool, typer.Option("--recorded", help="All runs in results/recorded; where there are none, explanations alone.")
     ] = False,
     explanations: Annotated[
         Path | None, typer.Option(metavar="DIR", help="What `encore explain --out DIR` wrote.")

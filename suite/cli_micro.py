@@ -236,7 +236,9 @@ def step(
     ways: Annotated[
         list[str] | None,
         typer.Option(
-            "--way", metavar="WAY", help="Only this way to run the step; several may be given. All by default."
+            "--way",
+            metavar="WAY",
+            help="Only this way to run the step; several may be given. Default: all; a wrong one lists them.",
         ),
     ] = None,
     samples: Annotated[int, typer.Option(help="Iterations that are timed, of each kind.", min=1)] = 60,

@@ -24,6 +24,14 @@ class Refusal:
         return f"{self.reason}{place}; {self.advice}"
 
 
+class StepRefused(RuntimeError):
+    """A step or a callable cannot be captured. `refusal` says why."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
     """One CUDA graph of a whole step.

@@ -29,18 +29,10 @@ from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.source_lines import advice_by_caller, called_by_the_compiler, current_line
-from optimizations.report.steps import Refusal
+from optimizations.report.steps import Refusal, StepRefused
 
 Holds = Callable[[torch.Tensor], bool]
 """Whether a tensor lies on the GPU."""
-
-
-class StepRefused(RuntimeError):
-    """A step cannot be captured. `refusal` says why."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(str(refusal))
-        self.refusal = refusal
 
 
 class StepDiffers(StepRefused):

@@ -1,0 +1,42 @@
+"""What `import optimizations` offers is enough to use it: what its functions raise can be caught by public names."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import re
+
+import pytest
+
+import optimizations
+
+FUNCTIONS = [name for name in optimizations.__all__ if inspect.isfunction(getattr(optimizations, name))]
+EXCEPTIONS = {
+    name
+    for name in optimizations.__all__
+    if inspect.isclass(found := getattr(optimizations, name)) and issubclass(found, Exception)
+}
+
+
+def told(function: str) -> set[str]:
+    """The exceptions that the docstring of a public function says it raises."""
+    text = inspect.getdoc(getattr(optimizations, function)) or ""
+    listed = re.findall(r"^    ([A-Z]\w+(?:, [A-Z]\w+)*):", text.partition("Raises:\n")[2], re.MULTILINE)
+    return {name for names in listed for name in names.split(", ")} | set(re.findall(r"raises `(\w+)`", text))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_what_a_function_says_it_raises_can_be_imported_from_the_package(function: str) -> None:
+    assert {name for name in told(function) if not hasattr(builtins, name)} <= EXCEPTIONS
+
+
+def test_a_refused_step_and_a_wrong_order_are_the_public_exceptions() -> None:
+    from optimizations.capture.callables.order import events
+
+    assert told("graph_step") >= {"StepRefused"} and told("graph_callables") >= {"StepRefused", "WrongOrder"}
+    with pytest.raises(optimizations.WrongOrder):
+        events([1, -1, -1], 1)
+    refusal = optimizations.Refusal("reads a value of the GPU on the host", "return the tensor", "train.py:3 in step")
+    with pytest.raises(RuntimeError, match=r"host \(train\.py:3 in step\); return the tensor") as raised:
+        raise optimizations.StepRefused(refusal)
+    assert raised.value.refusal is refusal
