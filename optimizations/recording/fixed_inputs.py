@@ -4,8 +4,8 @@ Stock records again whenever one has moved. From the third address on the graph 
 
 1. the function is captured once more, with these inputs elsewhere too, and the graphs are compared;
 2. one call is served by an uncaptured run of the function, next to which a copy of the graph, patched to this call's
-   addresses, runs on the same inputs, and on copies of those that it writes. Only if it gives the same bits
-3. the recorded graph is patched from then on (from the host, node by node), like an input that moved.
+   addresses, runs on the same inputs, and on copies of those that it writes;
+3. if both gave the same bits, the recorded graph is patched from then on (from the host, node by node).
 
 Until then calls that the recorded graphs do not fit run without a graph. Where anything speaks against it stock's way
 is taken: another recording, with the reason in the report. An output in the memory of an input that moved is handed out
