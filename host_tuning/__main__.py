@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,17 @@ from host_tuning.tune import restore, tune
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
-    options = _parser().parse_args(arguments)
+    """Runs one command and returns its exit code. Says nothing of a reader that leaves early, as `head` does."""
+    try:
+        code = _run(_parser().parse_args(arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more at its end
+        return EXIT_FINDING
+    return code
+
+
+def _run(options: argparse.Namespace) -> int:
     machine, gpus = Machine(options.root), Nvml()
     state = options.state or (STATE if machine.is_real else options.root / STATE.relative_to("/"))
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -387,6 +389,16 @@ def test_lists_of_cpus_are_read_and_printed_as_the_kernel_does(text: str) -> Non
     cpus = parse_cpus(text)
     assert parse_cpus(format_cpus(cpus)) == cpus
     assert format_cpus(cpus) == text.replace("2-2", "2")
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path: Path) -> None:
+    FakeHost(tmp_path)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        command = [sys.executable, "-m", "host_tuning", "check", "--root", str(tmp_path), "--json"]
+        done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_this_process_is_not_ended_by_the_crash_tests() -> None:

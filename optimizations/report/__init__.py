@@ -174,11 +174,17 @@ class CompiledGraph:
 class GraphReport:
     """One FX graph that went through the backend, numbered in the order of compilation since the last `reset`.
 
-    `recordings` holds a record for each CUDA graph, in the order they were recorded. `kept` are the results that are
-    copied out of graph memory because the program keeps them, `uncaptured` the calls that ran without a graph,
-    `full_ways` those that were not steady, by reason, the first reason first (none are counted without `lean`).
-    `selection` tells, for each function that graphs are recorded of, how its calls are served and by what times that
-    was decided; it is empty where nothing is selected.
+    Attributes:
+        placement: what was done with values on the CPU.
+        compiled: what Inductor made of each direction; a backward is there once it was compiled.
+        recordings: a record for each CUDA graph, in the order they were recorded.
+        binding: parameters and buffers that calls do not load; `shortcut` says whether calls pass PyTorch's wrappers by.
+            Both are None where nothing was tried, as without `lean`.
+        kept: results that are copied out of graph memory because the program keeps them.
+        uncaptured: calls that ran without a graph, by reason.
+        selection: for each function that graphs are recorded of, how its calls are served and by what times that was
+            decided; empty where nothing is selected.
+        full_ways: calls that were not steady, by reason, the first reason first; none are counted without `lean`.
     """
 
     index: int

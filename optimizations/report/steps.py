@@ -65,10 +65,13 @@ class StepReport:
     """One step given to `graph_step`.
 
     Attributes:
-        name: the function's qualified name and line.
-        calls: all calls; `eager_calls` those that ran as they are, for warm-up or because of a refusal.
+        name: the function's qualified name.
+        calls: all calls; `eager_calls` those that ran as they are, for warm-up or because of a refusal; `replays` those
+            that a launch served.
+        recordings: the graphs that are alive; `dropped_recordings` counts those that became unusable.
         patched_learning_rates: parameter groups whose number is handed to the graph as a tensor (float32), because it
             changes between calls.
+        refusals: each reason once, in the order in which they came up.
     """
 
     name: str
@@ -87,6 +90,7 @@ class CallableReport:
 
     Attributes:
         callable: its number, from 1; `micro_batch` counts from 0.
+        direction: "forward" or "backward".
         pool: graphs of one number share memory.
         copied_bytes: data copied into placeholders before each replay.
     """
