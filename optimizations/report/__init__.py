@@ -178,8 +178,8 @@ class GraphReport:
         placement: what was done with values on the CPU.
         compiled: what Inductor made of each direction; a backward is there once it was compiled.
         recordings: a record for each CUDA graph, in the order they were recorded.
-        binding: parameters and buffers that calls do not load; `shortcut` says whether calls pass PyTorch's wrappers by.
-            Both are None where nothing was tried, as without `lean`.
+        binding: parameters and buffers that calls do not load; None without `lean`.
+        shortcut: whether calls pass PyTorch's wrappers by; None without `lean`.
         kept: results that are copied out of graph memory because the program keeps them.
         uncaptured: calls that ran without a graph, by reason.
         selection: for each function that graphs are recorded of, how its calls are served and by what times that was
