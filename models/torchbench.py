@@ -1,16 +1,19 @@
 """Any model of an installed TorchBench as a workload: `torchbench:NAME` for inference, `torchbench:NAME-train`.
 
 The model is built as TorchBench's own runner builds it, where it will run, with its own example inputs and the batch of
-its class, and measured by the published runner's rules: bfloat16 in inference, automatic mixed precision and Adam in
-training, the mean as loss.
+its class, and measured by the rules of PyTorch's published runner (`benchmarks/dynamo`): bfloat16 in inference,
+automatic mixed precision and Adam in training, the mean as loss, and its exceptions from these.
 
 Note [TorchBench's interface]. A `Model` takes (test: "train" | "eval", device: "cpu" | "cuda", batch_size) and compares
 `device` with these very strings. No default device is set around it, so that what it leaves on the CPU stays there and
 its data loaders draw from CPU generators. `get_module()` gives an `nn.Module` and its inputs: a tuple, a list, a single
 tensor, or a mapping of keyword arguments. A class with `ALLOW_CUSTOMIZE_BSIZE = False` refuses any batch but its own; a
 test that a model does not have raises `NotImplementedError`. An unknown name raises `ModelNotFoundError`, which is a
-`RuntimeError`. Importing or building a model may set global flags of PyTorch (cuDNN's choice of algorithms, the default
-device; `torch.manual_seed` is replaced by one that ignores its argument): they are put back.
+`RuntimeError`. Models of the folder `canary_models` have a function of their own for that. All models of TorchBench's
+lists of further models (of Hugging Face and timm) share a class, which keeps the name of the first it was asked for.
+Importing or building a model may set global flags of PyTorch (cuDNN's choice of algorithms, the default device;
+`torch.manual_seed` is replaced by one that ignores its argument) and variables of the environment that PyTorch reads
+(modded_nanogpt: the allocator's): they are put back. Some models call `sys.exit` where something is missing.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import os
 import pkgutil
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from models.losses import mean_loss
 from models.registry import DtypePolicy, Inputs, Size, Task, UnknownWorkload, Workload
 
 if TYPE_CHECKING:
@@ -33,12 +38,27 @@ PREFIX = "torchbench"
 TRAINING_SUFFIX = "-train"
 TINY_BATCH = 1
 
+_INFERENCE_UNDER_AMP = (
+    "DALLE2_pytorch", "Super_SloMo", "detectron2_fcos_r_50_fpn", "doctr_det_predictor", "doctr_reco_predictor",
+    "pyhpc_turbulent_kinetic_energy", "sam_fast", "tts_angular",
+)  # fmt: skip
+
 INFERENCE_DTYPE_EXCEPTIONS: Mapping[str, DtypePolicy] = {
-    "DALLE2_pytorch": "amp",
-    "pyhpc_turbulent_kinetic_energy": "amp",
+    **dict.fromkeys(_INFERENCE_UNDER_AMP, "amp"),
     "vision_maskrcnn": "fp16",
 }
 """Models that the published runner does not convert to bfloat16."""
+
+TRAINED_WITH_SGD = frozenset({
+    "BERT_pytorch", "LearningToPaint", "alexnet", "dcgan", "demucs", "densenet121", "dlrm", "fastNLP_Bert", "hf_T5",
+    "mobilenet_v2", "phlippe_densenet", "phlippe_resnet", "pytorch_stargan", "resnet18", "shufflenet_v2_x1_0",
+    "speech_transformer", "squeezenet1_1", "stable_diffusion_text_encoder", "timm_efficientdet", "timm_nfnet",
+    "timm_regnet", "timm_vision_transformer", "timm_vovnet", "vgg16",
+})  # fmt: skip
+"""Models that the published runner trains with SGD; the sparse gradients of dlrm are nothing for Adam."""
+
+SETTING_PREFIXES = ("PYTORCH_", "TORCH", "TRITON_", "CUDA_", "CUBLAS_", "NCCL_", "OMP_", "MKL_")
+"""Of variables of the environment by which PyTorch, its libraries and its compilers are set."""
 
 
 class TorchBenchUnavailable(UnknownWorkload):
@@ -47,6 +67,34 @@ class TorchBenchUnavailable(UnknownWorkload):
 
 class TorchBenchRefuses(RuntimeError):
     """A model of TorchBench cannot be built like this; the message has TorchBench's own reason."""
+
+
+def dtype_policy(name: str, *, training: bool) -> DtypePolicy:
+    """What the published runner converts this model to."""
+    return "amp" if training else INFERENCE_DTYPE_EXCEPTIONS.get(name, "bf16")
+
+
+def optimizer(name: str, *, training: bool) -> Literal["sgd", "adam"] | None:
+    """What the published runner trains this model with; None in inference."""
+    if not training:
+        return None
+    return "sgd" if name in TRAINED_WITH_SGD else "adam"
+
+
+def published_loss(output: Any) -> torch.Tensor:
+    """The published runner's loss: `mean_loss`, but of three of Hugging Face's outputs that of the logits alone, and of
+    a distribution over actions (drq, soft_actor_critic) the sum of its means.
+
+    Raises:
+        TypeError: as `mean_loss`.
+    """
+    kind = type(output).__name__
+    if kind in ("MaskedLMOutput", "Seq2SeqLMOutput", "CausalLMOutputWithCrossAttentions"):
+        return mean_loss(output.logits)
+    if kind == "SquashedNormal":
+        total: torch.Tensor = output.mean.sum()
+        return total
+    return mean_loss(output)
 
 
 def workload(name: str) -> Workload:
@@ -73,11 +121,12 @@ def workload(name: str) -> Workload:
         suite=PREFIX,
         task=task,
         batch=batches[test] or 1,
-        dtype_policy="amp" if training else INFERENCE_DTYPE_EXCEPTIONS.get(model_name, "bf16"),
+        dtype_policy=dtype_policy(model_name, training=training),
         build=program.build,
         inputs=program.inputs,
+        loss=published_loss,
         stochastic=training,
-        optimizer="adam" if training else None,
+        optimizer=optimizer(model_name, training=training),
         builds_on_device=True,
         notes="" if batches[test] else "TorchBench gives no default batch; 1 stands for what its example inputs hold",
     )
@@ -102,10 +151,13 @@ class _Program:
         from torch import nn
 
         with _global_state_kept():
-            model = self._model(size, device.type)
+            try:
+                model = self._model(size, device.type)
+            except SystemExit as error:
+                raise self._refusal("ends the process instead of being built", error) from error
             try:
                 module, example = model.get_module()
-            except (NotImplementedError, AttributeError, TypeError, ValueError) as error:
+            except (NotImplementedError, AttributeError, TypeError, ValueError, SystemExit) as error:
                 raise self._refusal("hands out no module", error) from error
         if not isinstance(module, nn.Module):
             raise self._refusal(f"hands out a {type(module).__name__} and no nn.Module")
@@ -172,10 +224,14 @@ def _global_state_kept() -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     manual_seed, default_device = torch.manual_seed, torch.get_default_device()
+    settings = _settings()
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
+        for name in _settings().keys() - settings:
+            del os.environ[name]
+        os.environ.update(settings)
         torch.manual_seed = manual_seed
         if torch.get_default_device() != default_device:
             torch.set_default_device(None)
@@ -186,23 +242,33 @@ def _global_state_kept() -> Iterator[None]:
             restore(value)
 
 
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith(SETTING_PREFIXES)}
+
+
 def _model_class(name: str) -> Any:
     """TorchBench's `Model` class of this name."""
     try:
-        torchbenchmark = importlib.import_module("torchbenchmark")
-    except ImportError as error:
+        with _global_state_kept():
+            torchbenchmark = importlib.import_module("torchbenchmark")
+    except (Exception, SystemExit) as error:
         raise TorchBenchUnavailable(
-            f"{PREFIX}:{name} needs TorchBench, which cannot be imported ({error}); get it by "
+            f"{PREFIX}:{name} needs TorchBench, which cannot be imported ({_reason(error)}); get it by "
             "`git clone https://github.com/pytorch/benchmark && cd benchmark && pip install -e . && "
             f"python install.py models {name}`"
         ) from error
+    models, canary = _names("models"), _names("canary_models")
+    found = models.get(name.lower()) or canary.get(name.lower())
     try:
         with _global_state_kept():
-            model_class = torchbenchmark.load_model_by_name(name)
-    except Exception as error:
+            if name.lower() in canary and name.lower() not in models:
+                model_class = torchbenchmark.load_canary_model_by_name(found)
+            else:
+                model_class = torchbenchmark.load_model_by_name(name)
+    except (Exception, SystemExit) as error:
         if isinstance(error, getattr(torchbenchmark, "ModelNotFoundError", ())):
             raise _unknown(name) from error
-        if name.lower() not in map(str.lower, _model_names()):  # TorchBench went on to its lists of further models
+        if found is None:  # TorchBench went on to its lists of further models
             raise _unknown(name, f", and its lists of further models cannot be read ({_reason(error)})") from error
         raise TorchBenchUnavailable(
             f"TorchBench's model {name} cannot be imported ({_reason(error)}); install what it needs by "
@@ -210,6 +276,9 @@ def _model_class(name: str) -> Any:
         ) from error
     if model_class is None:  # what TorchBench has no class for, it gives None for
         raise _unknown(name)
+    if getattr(model_class, "name", name).lower() != name.lower():  # another one's: Note [TorchBench's interface]
+        own = {"name": name, "__module__": model_class.__module__}
+        model_class = type(model_class)(model_class.__name__, (model_class,), own)
     return model_class
 
 
@@ -218,11 +287,16 @@ def _reason(error: BaseException) -> str:
 
 
 def _unknown(name: str, more: str = "") -> UnknownWorkload:
-    near = difflib.get_close_matches(name, _model_names(), n=3, cutoff=0.4)
+    known = [*_names("models").values(), *_names("canary_models").values()]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {', '.join(near)}?" if near else "its folder torchbenchmark/models lists them"
     return UnknownWorkload(f"TorchBench has no model {name!r}{more}; {hint}")
 
 
-def _model_names() -> list[str]:
-    models = importlib.import_module("torchbenchmark.models")
-    return [module.name for module in pkgutil.iter_modules(models.__path__)]
+def _names(folder: str) -> dict[str, str]:
+    """Names of the models in a folder of TorchBench's, by their lower case."""
+    try:
+        package = importlib.import_module(f"torchbenchmark.{folder}")
+    except ImportError:
+        return {}
+    return {module.name.lower(): module.name for module in pkgutil.iter_modules(package.__path__)}

@@ -102,7 +102,7 @@ class Server:
                 self._send(answer)
         except BrokenPipeError:
             return 1
-        except Exception as error:  # whatever ends a cell becomes a status; the traceback is in the log
+        except (Exception, SystemExit) as error:  # whatever ends a cell becomes a status; the traceback is in the log
             traceback.print_exc()
             sys.stderr.flush()
             self._send(failure(error, self._phase))
@@ -160,7 +160,7 @@ class Server:
             correctness = try_apart(spec, self._announce) if cell is None else cell.try_out(spec.mode)
         except Inaccurate as error:
             return Tried(correctness=error.correctness)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a program may end the process that runs it
             traceback.print_exc()
             require_living_gpu(spec.device)
             return Tried(correctness=None, error=_summary(error))
@@ -229,7 +229,7 @@ def enter_environment(spec: CellSpec) -> None:
     }
 
 
-def failure(error: Exception, phase: str) -> Failed:
+def failure(error: Exception | SystemExit, phase: str) -> Failed:
     """What the runner is told of an exception: a status, and one line that names phase and cause."""
     return Failed(
         status=status_of(error, phase),
@@ -270,7 +270,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _summary(error: Exception) -> str:
+def _summary(error: BaseException) -> str:
     """The message's first line, and the second if the first ends with a colon, as those of failed backends do."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:

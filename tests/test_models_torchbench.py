@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import torch
 from fixtures.fake_torchbench import install
 
+from models import torchbench
 from models.instance import instantiate
-from models.registry import UnknownWorkload, find
+from models.registry import UnknownWorkload, find, find_set
 from models.torchbench import TorchBenchRefuses, TorchBenchUnavailable
 from suite.errors import WrongUse
 from suite.explain.build import build_workload, replaced_on_move
@@ -48,6 +50,57 @@ def test_the_suffix_makes_it_a_training_row() -> None:
     row = find("torchbench:ranking_net-train")
     described = (row.name, row.task, row.batch, row.dtype_policy, row.optimizer, row.stochastic)
     assert described == ("ranking_net", "training", 6, "amp", "adam", True)
+
+
+def test_the_exceptions_of_the_published_runner_are_taken_over() -> None:
+    assert find("torchbench:dlrm-train").optimizer == "sgd"
+    assert torchbench.dtype_policy("Super_SloMo", training=False) == "amp"
+
+
+def test_a_model_that_gives_a_distribution_trains_on_its_mean() -> None:
+    instance = instantiate(find("torchbench:acting-train"), device="cpu", seed=0)
+    output = instance.module(*instance.inputs(0).args)
+    assert torch.equal(instance.loss(output), output.mean.sum())
+
+
+def test_of_an_output_of_hugging_face_the_loss_is_that_of_its_logits() -> None:
+    class MaskedLMOutput(dict):
+        logits = torch.tensor([1.0, 3.0])
+
+    assert torchbench.published_loss(MaskedLMOutput(loss=torch.tensor(9.0))) == 2
+    assert torchbench.published_loss({"loss": torch.tensor(9.0), "logits": MaskedLMOutput.logits}) == 5.5
+
+
+def test_a_canary_model_is_found_in_any_case_and_not_in_the_set() -> None:
+    row = find("torchbench:rare_net")
+    assert row.acronym == "torchbench:Rare_Net"
+    assert instantiate(row, device="cpu", seed=0).inputs(0).args[0].shape == (2, 3)
+    assert "torchbench:Rare_Net" not in {listed.acronym for listed in find_set("torchbench")}
+
+
+def test_further_models_share_a_class_and_not_a_name() -> None:
+    """Whichever was looked up first, a name is that model."""
+    for name, width in (("further_one", 3), ("further_two", 4), ("further_one", 3)):
+        row = find(f"torchbench:{name}")
+        assert row.acronym == f"torchbench:{name}"
+        assert instantiate(row, device="cpu", seed=0).inputs(0).args[0].shape == (2, width)
+
+
+def test_a_model_that_ends_the_process_is_a_refusal() -> None:
+    with pytest.raises(TorchBenchRefuses, match="exits_when_built ends the process instead of being built: SystemExit"):
+        instantiate(find("torchbench:exits_when_built"), device="cpu", seed=0)
+    with pytest.raises(TorchBenchUnavailable, match=r"exits_when_imported cannot be imported \(SystemExit: ERROR: no"):
+        find("torchbench:exits_when_imported")
+
+
+def test_how_pytorch_is_set_by_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("OF_ITS_OWN", "")
+    find("torchbench:allocates_otherwise")
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+    assert os.environ["OF_ITS_OWN"] == "kept", "what the model's own libraries read may still be needed"
 
 
 def test_a_model_trains_on_its_own_example_inputs() -> None:

@@ -63,7 +63,7 @@ def test_what_a_run_is_to_hold_is_not_imported_again(poisoned: Path):
         ("torchbench:Both-train", "published"),
         ("EOS", "published"),
     ]
-    with pytest.raises(SystemExit):
+    with pytest.raises(WrongUse, match="SystemExit: listing imports nothing"):
         select_workloads(["torchbench:Both-train"], None)
 
 
@@ -85,7 +85,18 @@ def test_a_listed_model_is_built_as_the_named_one(tmp_path: Path, monkeypatch: p
     try:
         (row,) = [row for row in torchbench_models.listed() if row.acronym == "torchbench:ranking_net"]
         named = registry.find("torchbench:ranking_net")
-        same = ("acronym", "name", "suite", "task", "batch", "dtype_policy", "optimizer", "stochastic", "variants")
+        same = (
+            "acronym",
+            "name",
+            "suite",
+            "task",
+            "batch",
+            "dtype_policy",
+            "optimizer",
+            "stochastic",
+            "variants",
+            "loss",
+        )
         assert [getattr(row, field) for field in same] == [getattr(named, field) for field in same]
         assert row.builds_on_device and named.builds_on_device
         instance = instantiate(row, size="tiny", device="cpu", seed=0)

@@ -106,6 +106,23 @@ def spec(cache_dir):
     return make
 
 
+def test_a_program_that_ends_its_process_is_a_failure_with_its_reason(spec, tmp_path):
+    code = """
+        import sys
+        from suite import worker
+        worker.enter_environment = lambda spec: sys.exit("ERROR: no data")
+        worker.main()
+    """
+    peer = Peer(sys.executable, "-c", textwrap.dedent(code), log=tmp_path / "log")
+    try:
+        peer.send(Prepare(spec=spec()))
+        failed = peer.answer()
+        assert isinstance(failed, Failed), peer.log.read_text()
+        assert (failed.status, failed.error) == (Status.MODEL_FAIL_TO_LOAD, "build: SystemExit: ERROR: no data")
+    finally:
+        peer.close()
+
+
 @pytest.mark.parametrize(("workload", "mode"), [("EOS", "eager"), ("ALNET", "eager"), ("EOS", "compile")])
 def test_a_real_workload_from_prepare_to_stop(worker, spec, workload, mode):
     worker.send(Prepare(spec=spec(workload, mode)))
