@@ -203,6 +203,45 @@ def test_two_modes_of_one_run_are_paired_block_by_block(tmp_path: Path) -> None:
     assert found.ratio is not None and found.ratio.high - found.ratio.low > 0.1, "they did not alternate"
 
 
+def processes(factors: Sequence[float], blocks: int = 12) -> list[Any]:
+    """Blocks of as many processes as factors: those of one process agree to a tenth of a percent."""
+    return [
+        block(k, [100 * factor * (1 + 0.0005 * (k % 3))] * 2, k).model_copy(update={"process": process})
+        for process, factor in enumerate(factors)
+        for k in range(blocks)
+    ]
+
+
+def test_what_a_process_has_of_its_own_is_not_counted_once_for_each_block(tmp_path: Path) -> None:
+    """Two modes of the same speed, whose processes differ by 3 %: the run's report says that nothing is known."""
+    ours, theirs = processes([1.0, 1.03, 0.98]), processes([1.05, 1.02, 1.01])
+    run = write_run(tmp_path / "run", [cell("EOS", "graph", blocks=ours), cell("EOS", "placement", blocks=theirs)])
+    (found,) = compare_sides(find_side(f"{run}:graph"), find_side(f"{run}:placement")).pairs
+    assert found.ratio is not None and found.ratio.value == pytest.approx(0.976, abs=0.002)
+    assert found.verdict is stats.Verdict.AMBG
+    theirs = processes([1.25, 1.28, 1.22])
+    run = write_run(tmp_path / "slow", [cell("EOS", "graph", blocks=ours), cell("EOS", "placement", blocks=theirs)])
+    (found,) = compare_sides(find_side(f"{run}:graph"), find_side(f"{run}:placement")).pairs
+    assert (found.verdict, found.outcome) == (stats.Verdict.SLOW, PairKind.REGRESSION)
+
+
+def test_single_processes_of_two_modes_have_no_verdict(tmp_path: Path) -> None:
+    modes = [cell("EOS", "graph", blocks=processes([1.0])), cell("EOS", "placement", blocks=processes([1.1]))]
+    run = write_run(tmp_path / "run", modes)
+    (found,) = compare_sides(find_side(f"{run}:graph"), find_side(f"{run}:placement")).pairs
+    assert found.ratio is not None and found.verdict is stats.Verdict.AMBG
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "AMBG"), (1.04, "AMBG"), (1.1, "SLOW")])
+def test_single_processes_of_two_runs_may_differ_as_processes_do(
+    compare: Callable[..., Comparison], factor: float, verdict: str
+) -> None:
+    base, new = ([cell("EOS", "placement", blocks=processes([each]))] for each in (1.0, factor))
+    assert pair(compare(base, new), "placement").verdict == verdict
+    three = [[cell("EOS", "placement", blocks=processes([each] * 3))] for each in (1.0, factor)]
+    assert pair(compare(*three), "placement").verdict == {1.0: "SAME", 1.04: "SLOW", 1.1: "SLOW"}[factor]
+
+
 def test_a_mode_of_one_run_is_compared_with_one_of_another(tmp_path: Path) -> None:
     base = write_run(tmp_path / "a", cells(), environment(run_id="a"))
     new = write_run(tmp_path / "b", cells({"placement": 0.5}), environment(run_id="b"))

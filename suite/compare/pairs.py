@@ -4,7 +4,13 @@ Note [Same against same]: two runs never alternated, so whatever drifted between
 within a run can know it. What tells is cells that are the same program in both: modes that Encore has no part in, where
 PyTorch, driver and GPU are equal. Their ratios should be 1; the 95th percentile of how far they are from it is the
 floor for all the others (each of them has the floor of the rest). The floor is never below the drift of the sides' own
-blocks. Where no cell is known to be the same program, that is said, and the sides' drift alone is the floor.
+blocks. Where no cell is known to be the same program, that is said, and the sides' drift alone is the floor; where a
+side has too few processes to show what these differ by, it is what processes were seen to differ by, and nothing is
+called the same.
+
+Note [Modes of one run]: two modes that alternated are compared as the run's report compares them (`suite.stats`). Their
+blocks are not independent: what a process has of its own is in all of its blocks. An interval over blocks took modes
+for different, by 3 % and more, in one case of three where processes differ by 3 %.
 
 Where Inductor tuned the kernels of the two runs otherwise, the ratio is one of two results of tuning and not of the
 code: it is shown, has no verdict, and is in no mean (`suite.report.compare.Kernels`).
@@ -25,15 +31,18 @@ from suite.compare.sides import Side
 from suite.compare.surroundings import STOCK_SOFTWARE, Difference, differences
 from suite.errors import EncoreError, WrongUse
 from suite.modes import MODES
-from suite.report.compare import COMPARABLE, Kernels, TimeKind, compare_kernels
-from suite.report.load import cell_label, mode_order
+from suite.report.compare import COMPARABLE, Kernels, TimeKind, against, compare_kernels
+from suite.report.load import Run, cell_label, mode_order
 from suite.report.provenance import of_run
 from suite.schema import Block, Cell, Grouping, Status
-from suite.stats import GeometricMean, geometric_mean
+from suite.stats import MARGIN, MINIMUM_PROCESSES, GeometricMean, Ratio, geometric_mean
+from suite.stats import judge as judge_within_run
 
 DEFAULT_THRESHOLD = 0.05
 LEAST_CONTROLS = 3
 """Fewer cells that are the same program in both say little about the spread."""
+FEW_PROCESSES_FLOOR = 0.06
+"""Of cells with fewer than `MINIMUM_PROCESSES` processes: what those of one program were seen to differ by."""
 _SHAPE = ("task", "batch", "dtype_policy", "device", "parameters", "input_bytes")
 """Fields of a cell that must agree: with another batch it is another workload."""
 
@@ -130,7 +139,9 @@ def compare_sides(
     if not any(ours and theirs for _, ours, theirs in matched):
         raise WrongUse(_nothing_in_common(base, new))
     known = {
-        id(ours): _ratio(ours, theirs, metric, same_run) for _, ours, theirs in matched if _comparable(ours, theirs)
+        id(ours): _ratio(ours, theirs, metric, base.run if same_run else None)
+        for _, ours, theirs in matched
+        if _comparable(ours, theirs)
     }
     controls = {} if same_run else _controls(matched, known, differ)
     if not same_run:
@@ -148,13 +159,16 @@ def compare_sides(
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """A ratio with the floor that the two cells' own blocks give."""
+    """A ratio with the floor that the two cells' own blocks give. `processes` is the lower number of the two cells;
+    `verdict` that of the run's report, of modes that alternated."""
 
     ratio: stats.RatioAcrossRuns
     floor: float | None
     base_us: float
     new_us: float
     kernels: Kernels
+    processes: int
+    verdict: stats.Verdict | None = None
 
     @property
     def is_retuned(self) -> bool:
@@ -227,15 +241,21 @@ def _samples(blocks: Sequence[Block], metric: TimeKind) -> dict[tuple[int, int],
     return {(block.process, block.index): samples for block in blocks if (samples := of(block))}
 
 
-def _ratio(ours: Cell | None, theirs: Cell | None, metric: TimeKind, same_run: bool) -> _Measured | None:
-    """How many times faster NEW is. Only modes of one run that alternated are paired block by block."""
+def _ratio(ours: Cell | None, theirs: Cell | None, metric: TimeKind, one_run: Run | None) -> _Measured | None:
+    """How many times faster NEW is. `one_run`: what both are of; only modes that alternated in it are paired."""
     if ours is None or theirs is None:
         return None
     sides = [_samples(cell.blocks, metric) for cell in (ours, theirs)]
     if not all(sides):
         return None
+    base_us, new_us = (float(np.median([time for block in side.values() for time in block])) for side in sides)
+    processes = min(len({process for process, _ in side}) for side in sides)
+    if one_run is not None and (of := _within(one_run, ours, theirs, metric)) is not None:
+        ratio = stats.RatioAcrossRuns(of.value, of.low, of.high, of.blocks, of.log_replicates)
+        kernels = compare_kernels(theirs, ours, of.value)
+        return _Measured(ratio, MARGIN, base_us, new_us, kernels, of.processes, judge_within_run(of))
     alternating = (
-        same_run
+        one_run is not None
         and (ours.grouping, ours.group) == (theirs.grouping, theirs.group)
         and ours.grouping in (Grouping.TOGETHER, Grouping.HALVES)
     )
@@ -257,8 +277,15 @@ def _ratio(ours: Cell | None, theirs: Cell | None, metric: TimeKind, same_run: b
         raise EncoreError(f"the recorded {metric} samples of {name} cannot be compared: {error}") from error
     known = [floor for floor in floors if floor is not None]
     floor = max(known) if len(known) == len(floors) else None
-    base_us, new_us = (float(np.median([sample for block in side for sample in block])) for side in (reference, blocks))
-    return _Measured(ratio, floor, base_us, new_us, compare_kernels(theirs, ours, ratio.value))
+    verdict = stats.Verdict.AMBG if alternating else None
+    kernels = compare_kernels(theirs, ours, ratio.value)
+    return _Measured(ratio, floor, base_us, new_us, kernels, processes, verdict)
+
+
+def _within(run: Run, ours: Cell, theirs: Cell, metric: TimeKind) -> Ratio | None:
+    """The ratio by several processes of modes that alternated: see Note [Modes of one run]."""
+    found = against(run, theirs, ours.mode, metric)
+    return found.ratio if found.alternating and found.ratio is not None and found.ratio.processes > 1 else None
 
 
 def _controls(
@@ -304,9 +331,12 @@ def _about_controls(controls: Mapping[int, float], differ: Sequence[Difference])
 def _judged(
     label: str, ours: Cell, theirs: Cell, measured: _Measured, control_floor: float | None, threshold: float
 ) -> Pair:
-    floors = [floor for floor in (measured.floor, control_floor) if floor is not None]
-    floor = None if measured.floor is None else max(floors)
-    verdict = None if measured.is_retuned else stats.judge(measured.ratio, floor)
+    few = measured.processes < MINIMUM_PROCESSES and control_floor is None
+    floors = (measured.floor, control_floor, FEW_PROCESSES_FLOOR if few and measured.verdict is None else None)
+    floor = None if measured.floor is None else max(each for each in floors if each is not None)
+    verdict = measured.verdict or stats.judge(measured.ratio, floor)
+    if few and verdict is stats.Verdict.SAME:
+        verdict = stats.Verdict.AMBG
     slower = verdict is stats.Verdict.SLOW and measured.ratio.value < 1 / (1 + threshold)
     return Pair(
         label,
@@ -315,7 +345,7 @@ def _judged(
         PairKind.OTHER_KERNELS if measured.is_retuned else PairKind.REGRESSION if slower else PairKind.COMPARED,
         measured.ratio,
         floor,
-        verdict,
+        None if measured.is_retuned else verdict,
         measured.base_us,
         measured.new_us,
         kernels=measured.kernels,
