@@ -48,6 +48,21 @@ def test_ratio_is_of_the_undisturbed_half_of_each_process():
     assert item.verdict is stats.Verdict.FAST
 
 
+def test_modes_that_were_measured_one_after_another_tell_nothing_of_how_processes_differ():
+    """They are in no ratio of modes that alternated, and these are not known better because there are such modes."""
+
+    def apart(mode, *times, **changes):
+        blocks = [block(i, [t] * 3, i).model_copy(update={"process": p}) for p, t in enumerate(times) for i in range(5)]
+        return cell(mode=mode, blocks=blocks, **changes)
+
+    in_turn = [apart("compile", 100, 103, 98), apart("graph", 99, 101, 101), apart("placement", 101, 98, 100)]
+    alone = [
+        apart(mode, 90, 95, 100, grouping=Grouping.SEQUENTIAL) for mode in ("eager", "lean", "encore", "indirection")
+    ]
+    few, many = (compare.spread_of(run_of(*cells), "EOS", TimeKind.LATENCY) for cells in (in_turn, [*in_turn, *alone]))
+    assert few == many and few.freedom == 4
+
+
 def test_processes_are_compared_with_those_that_were_alive_beside_them():
     """The second process of both was on a slower host; one that only one side has does not count."""
     slow = [block(i, [300.0], i).model_copy(update={"process": 1}) for i in range(6)]

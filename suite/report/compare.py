@@ -133,14 +133,15 @@ def spread_of(run: Run, label: str, metric: TimeKind) -> stats.Spread:
         EncoreError: a recorded time is not positive.
     """
     passed = {cell.mode: cell for cell in run.cells if cell_label(cell) == label and cell.status is Status.PASS}
-    by_process = []
+    by_process, modes = [], set()
     for cell in passed.values():
         for reference in (passed[mode] for mode in baselines(cell) if mode in passed):
             ours, theirs, alternating = _samples(cell, reference, metric)
             if ours and alternating:
                 with _naming(cell, reference, metric):
                     by_process.append(stats.log_ratios(theirs, ours))
-    return stats.spread_of(by_process, len(passed))
+                modes |= {cell.mode, reference.mode}  # others tell nothing: those measured one after another
+    return stats.spread_of(by_process, len(modes))
 
 
 @contextmanager
