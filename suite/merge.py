@@ -17,7 +17,8 @@ from suite.store import RecordedRun, describe
 def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> int:
     """Joins runs into a new one in the folder `out`; returns its number of cells.
 
-    A cell that several runs have must be the same row in each: two measurements of one cell are not joined.
+    A cell that several runs have must be the same row in each: two measurements of one cell are not joined. Rows of
+    failed cells that were run again are kept, too.
 
     Raises:
         WrongUse: a run is unknown, the runs differ in settings or environment, two of them measured the same cell,
@@ -34,7 +35,10 @@ def merge_runs(names: Sequence[str], out: Path, command_line: Sequence[str]) -> 
             raise WrongUse(f"{where}: its last line was cut short; repair it by `encore run --resume {where}`")
     _check_one_environment(runs)
     cells = _joined(runs)
+    retried = [cell for run in runs for cell in store.read_retried(run.path)]
     with RunWriter.create(out, _environment(runs, out.resolve().name, command_line)) as writer:
+        if retried:
+            store.write_atomically(writer.path / store.RETRIED, store.lines_of(retried))
         store.write_atomically(writer.path / store.CELLS, store.lines_of(cells))
     return len(cells)
 

@@ -154,8 +154,9 @@ class RunWriter:
         if not path.exists():
             return False
         known = {cell.key for cell in cells}
-        rows = [row for row in parse_lines(path) if row.key not in known]
-        write_atomically(self.path / CELLS, lines_of([*cells, *rows]))
+        # A cell stands there twice if it was measured again before the file was moved here; the later row counts.
+        rows = {row.key: row for row in parse_lines(path) if row.key not in known}
+        write_atomically(self.path / CELLS, lines_of([*cells, *rows.values()]))
         path.unlink()
         return True
 

@@ -103,6 +103,16 @@ def test_rows_go_to_another_folder_if_the_whole_disk_is_full(
     assert not (run / UNSAVED).exists()
 
 
+def test_rows_that_were_saved_elsewhere_twice_are_taken_in_once(run: Path) -> None:
+    """The disk was full, the cell was measured again without them, and the disk was full again."""
+    rows = [cell("ST", "compile", host_us=1.0), cell("ST", "graph"), cell("ST", "compile", host_us=2.0)]
+    (run / UNSAVED).write_text(store.lines_of(rows))
+    writer, recorded = RunWriter.reopen(run)
+    writer.close()
+    assert [each.key[::3] for each in recorded.cells] == [("EOS", "compile"), ("ST", "compile"), ("ST", "graph")]
+    assert recorded.cells[1] == rows[2]
+
+
 def test_where_there_is_no_room_anywhere_nothing_is_left_behind(
     run: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

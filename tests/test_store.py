@@ -333,6 +333,16 @@ def test_merged_shards_hold_the_rows_of_both(tmp_path: Path) -> None:
     assert whole.missing() == [("EOS", "graph")]
 
 
+def test_a_merge_keeps_the_rows_of_cells_that_were_run_again(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "one", cell("EOS"))
+    second = make_run(tmp_path / "two", cell("ST"))
+    (second / store.RETRIED).write_text(store.lines_of([failed_cell("ST", "compile", Status.CRASH)]))
+    merge_runs([str(first), str(second)], tmp_path / "whole", [])
+    assert [each.key[0] for each in store.read_retried(tmp_path / "whole")] == ["ST"]
+    plain = merge_runs([str(first), str(make_run(tmp_path / "three", cell("LP")))], tmp_path / "plain", [])
+    assert plain == 2 and not (tmp_path / "plain" / store.RETRIED).exists()
+
+
 def test_a_merge_of_overlapping_runs_wants_identical_rows(tmp_path: Path) -> None:
     first = make_run(tmp_path / "one", cell("EOS"))
     same = make_run(tmp_path / "same", cell("EOS"), cell("ST"))
