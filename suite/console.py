@@ -16,10 +16,11 @@ def console(*, stderr: bool = False) -> Console:
     """The console of stdout, for tables, or of stderr, for remarks.
 
     Lines of remarks are never wrapped, for they hold commands to copy. COLUMNS, where it is set, is the width of both.
+    Brackets in a text are no markup: a folder may have any name.
     """
     from rich.console import Console
 
-    made = Console(stderr=stderr, highlight=False, soft_wrap=stderr)
+    made = Console(stderr=stderr, highlight=False, markup=False, soft_wrap=stderr)
     if not made.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
-        return Console(stderr=stderr, highlight=False, soft_wrap=stderr, width=UNLIMITED)
+        return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=stderr, width=UNLIMITED)
     return made

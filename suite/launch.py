@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -116,13 +117,24 @@ def launch(request: Request, console: Console, worker_command: Sequence[str] = W
             try:
                 outcome = _measure(request, console, run, jobs, worker_command)
             except Interrupted:
-                console.print(f"interrupted; go on with: encore run --resume {where}")
+                console.print(f"interrupted; go on with: {_again(request, where)}")
                 raise
             except OSError as error:
                 raise store.write_error(run.writer.path / store.CELLS, error) from error
     finished = Finished(run.writer.path, [*run.done, *outcome.cells], len(outcome.cells), outcome.not_started)
-    _say_result(console, finished)
+    _say_result(console, finished, _again(request, where))
     return finished
+
+
+def _again(request: Request, where: str) -> str:
+    """The command that goes on with this start of a run, with what it was to hold beyond the run's own plan."""
+    words = ["encore", "run", "--resume", where]
+    if request.resume not in (None, NEWEST):
+        words += request.workloads
+        words += ["--set", request.workload_set] if request.workload_set is not None else []
+        words += ["--modes", ",".join(request.modes)] if request.modes else []
+        words += ["--tp", ",".join(map(str, request.tp))] if request.tp else []
+    return shlex.join(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +203,15 @@ def _runs_again(request: Request, plan: RunPlan, cell: Cell) -> bool:
 
 def _new_plan(request: Request) -> RunPlan:
     settings = request.preset.settings.model_copy(update=dict(request.given)).checked()
-    names = request.workloads or (() if request.workload_set or request.tp else request.preset.workloads)
+    elsewhere = request.workload_set is not None or request.tp
+    names = request.workloads or (() if elsewhere else request.preset.workloads)
     if request.tp:
         names = split_names(names, request.tp, request.workload_set)
         workloads = select_workloads(names, settings.variant)
     else:
-        workloads = select_workloads(names, settings.variant, request.workload_set or (None if names else DEFAULT_SET))
+        default = None if names else DEFAULT_SET
+        chosen = default if request.workload_set is None else request.workload_set
+        workloads = select_workloads(names, settings.variant, chosen)
     if request.shard:
         whole, workloads = workloads, request.shard.of(workloads)
         if not workloads:
@@ -227,12 +242,12 @@ def _resumed_plan(request: Request, recorded: RecordedRun) -> RunPlan:
             f"{describe(recorded.path)} was made with other settings or in another environment, and its rows would not "
             f"compare: {_listed(found)}. Leave these options out or restore that environment, or start a new run."
         )
-    names = request.workloads or (() if request.workload_set else plan.workloads)
+    names = request.workloads or (plan.workloads if request.workload_set is None else ())
     if request.tp and not request.workloads:
         raise WrongUse("--tp with --resume needs names of workloads; the run itself says over how many GPUs each is")
     if request.tp:
         names = split_names(names, request.tp, None)
-    wanted = bool(names or request.workload_set)
+    wanted = bool(names or request.workload_set is not None)
     kept = names is plan.workloads
     chosen = select_workloads(names, plan.variant, request.workload_set, planned=kept) if wanted else ()
     workloads = [workload.acronym for workload, _ in chosen]
@@ -314,14 +329,15 @@ def _listed(found: Sequence[str]) -> str:
     return "; ".join(found[:MOST_DIFFERENCES]) + more
 
 
-def _say_result(console: Console, finished: Finished) -> None:
+def _say_result(console: Console, finished: Finished, again: str) -> None:
+    """`again`: the command that goes on."""
     where = describe(finished.path)
     passed = len(finished.cells) - len(finished.failed)
     console.print(f"{where}: {passed} of {len(finished.cells)} cells passed")
     for cell in finished.failed:
         console.print(f"  {cell.workload} {cell.mode}: {cell.status}, see {where}/logs", markup=False)
     if finished.failed:
-        console.print(f"run the failed ones again with: encore run --resume {where} --retry-failed")
+        console.print(f"run the failed ones again with: {again} --retry-failed")
     if finished.not_started:
         names = ", ".join(finished.not_started)
-        console.print(f"not started for lack of time: {names}; go on with: encore run --resume {where}")
+        console.print(f"not started for lack of time: {names}; go on with: {again}")

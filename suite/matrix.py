@@ -27,7 +27,8 @@ def select_workloads(
         raise WrongUse(f"--set {workload_set} chooses the workloads itself; leave it or {', '.join(names)} out")
     try:
         find = registry.planned if planned else registry.find
-        wanted = [find(name) for name in names] or registry.find_set(workload_set or registry.ALL)
+        chosen = registry.ALL if workload_set is None else workload_set
+        wanted = [find(name) for name in names] or registry.find_set(chosen)
     except UnknownWorkload as error:
         raise WrongUse(f"{error} (`encore list` shows all)") from error
     unique = {workload.acronym: workload for workload in wanted}

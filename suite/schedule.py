@@ -150,7 +150,7 @@ def parse_shard(text: str) -> Shard:
     Raises:
         WrongUse: it is not i/n with 1 <= i <= n.
     """
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise WrongUse(f"--shard {text!r} is not a shard: write i/n with i from 1 to n, for example 2/3")
     return Shard(int(match[1]), int(match[2]))

@@ -161,6 +161,10 @@ def test_env_as_json_is_the_record_of_a_run() -> None:
         (("run", "--budget", "soon"), ("--budget 'soon'", "9m")),
         (("run", "--timeout", "0"), ("--timeout '0'", "1h30m")),
         (("run", "--shard", "3/2"), ("--shard '3/2'", "2/3")),
+        (("run", "EOS", "--device", "cpu", "--shard", ""), ("--shard ''", "2/3")),
+        (("run", "EOS", "--device", "cpu", "--shard", f"1/{'9' * 5000}"), ("--shard", "2/3")),
+        (("run", "EOS", "--device", "cpu", "--budget", ""), ("--budget ''", "9m")),
+        (("run", "--device", "cpu", "--set", ""), ("unknown set ''", "grace")),
         (("run", "--device", "cpu", "--modes", "graph"), ("graph", "--device cuda")),
         (("run", "--variant", "curent"), ("'curent'", "published")),
         (("run", "--set", "graze"), ("'graze'", "grace", "pygraph", "all")),
@@ -267,6 +271,26 @@ def test_a_resumed_run_can_take_more_modes_and_workloads(fake: Fake) -> None:
     cells = {(c.workload, c.mode): c for c in read_run(run).cells}
     assert len(cells) == 4
     assert list(cells["EOS", "eager"].baseline_blocks) == ["compile"]
+
+
+def test_the_command_to_go_on_with_names_what_the_run_itself_does_not(fake: Fake) -> None:
+    fake("run", "EOS", *CPU, "--modes", "compile")
+    run = fake.only_run()
+    failing = {"ST/eager": "exit:9"}
+    done = fake("run", "--resume", str(run), "EOS", "ST", "--modes", "eager,compile", behave=failing)
+    command = f"--resume {run} EOS ST --modes eager,compile --retry-failed"
+    assert done.returncode == 1 and command in done.stderr, done.stderr
+    again = fake("run", *command.split())
+    assert again.returncode == 0, again.stderr
+    assert all(cell.status is Status.PASS for cell in read_run(run).cells)
+
+
+def test_a_folder_may_have_brackets_and_spaces_in_its_name(fake: Fake) -> None:
+    out = fake.folder / "a [red] [" / "b] run"
+    done = fake("run", "EOS", *CPU, "--modes", "compile", "--out", str(out), behave={"EOS/compile": "exit:9"})
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert f"{out}: 1 cells to measure" in done.stderr
+    assert f"encore run --resume '{out}' --retry-failed" in done.stderr
 
 
 @pytest.mark.parametrize(
