@@ -54,7 +54,8 @@ case $status in
     encore run --resume newest --report "$@" || status=$?
     if [ -n "$torchbench" ] && [ "$status" -le 1 ] && [[ "${1:--}" = -* ]]; then
         second=0
-        encore run --set torchbench --resume newest "$@" || second=$?
+        # --set comes last, so that a --set given here is that of the first run.
+        encore run --resume newest "$@" --set torchbench || second=$?
         [ "$status" -ne 0 ] || status=$second
         [ "$second" -le 1 ] || status=$second
     fi

@@ -47,7 +47,7 @@ case "$*" in
     [ -n "${STUB_GPU:-}" ] && echo "$STUB_GPU" && exit
     echo "encore: no NVIDIA GPU: no driver. Without one: do something else." >&2
     exit ${STUB_ENV:-2} ;;
-*"suite run --set torchbench"*) exit ${STUB_TORCHBENCH:-0} ;;
+*"--set torchbench"*) exit ${STUB_TORCHBENCH:-0} ;;
 *"suite run"*) echo "rows are written" >&2; exit ${STUB_RUN:-0} ;;
 *"suite explain"*) exit ${STUB_EXPLAIN:-0} ;;
 "-m ruff check"*) echo "a line too long"; exit ${STUB_RUFF:-0} ;;
@@ -195,9 +195,19 @@ def test_a_torchbench_checkout_is_on_the_path_and_measured_in_a_run_of_its_own(c
     assert done.returncode == 0, done.stderr
     own, torchbench = checkout.calls()[-2:]
     assert own.endswith("<suite><run><--resume><newest><--report><--budget><9m>")
-    assert torchbench.endswith("<suite><run><--set><torchbench><--resume><newest><--budget><9m>")
+    assert torchbench.endswith("<suite><run><--resume><newest><--budget><9m><--set><torchbench>")
     paths = (checkout.folder / "calls.paths").read_text().splitlines()
     assert [path.split(os.pathsep)[0] for path in paths[-2:]] == 2 * [str(folder)]
+
+
+def test_a_set_given_with_a_torchbench_checkout_does_not_replace_its_models(checkout: Checkout) -> None:
+    """Of an option that is given twice, the last counts."""
+    folder = torchbench_checkout(checkout)
+    arguments = ("--with-torchbench", str(folder), "--set", "all")
+    assert checkout.run("run_all.sh", *arguments, STUB_GPU="NVIDIA H200").returncode == 0
+    own, torchbench = checkout.calls()[-2:]
+    assert own.endswith("<--report><--set><all>")
+    assert torchbench.endswith("<--set><torchbench>")
 
 
 def test_named_workloads_alone_are_measured_with_a_torchbench_checkout_too(checkout: Checkout) -> None:
