@@ -81,7 +81,7 @@ NAMED = (
     Named("suite/stats.py", "if beyond_chance <= 0:", "if True:", ("tests/test_stats.py",)),
     Named("suite/stats.py", "stdtrit(freedom, (1 + confidence) / 2)", "stdtrit(1e9, (1 + confidence) / 2)",
           ("tests/test_stats.py",)),
-    Named("suite/report/compare.py", "return stats.spread_of(by_process, len(passed))", "return stats.UNKNOWN",
+    Named("suite/report/compare.py", "return stats.spread_of(by_process, len(modes))", "return stats.UNKNOWN",
           ("tests/test_report_compare.py",)),
     Named("suite/group.py", "return  # they will be measured in smaller groups", "pass  # they will be measured in",
           ("tests/test_runner.py",)),
