@@ -20,12 +20,16 @@ class Held:
 
     def __init__(self) -> None:
         self.values: list[tuple[Any, torch.Tensor]] = []
+        self.storages: list[tuple[Any, int, torch.Tensor]] = []
 
     def check(self, step: int) -> None:
         for value, expected in self.values:
             assert torch.equal(value, expected), step
-        if len(self.values) > MOST_HELD:
-            self.values.clear()
+        for storage, offset, expected in self.storages:
+            assert torch.equal(torch.empty(0).set_(storage, offset, expected.shape, (1,)), expected), step
+        for held in (self.values, self.storages):
+            if len(held) > MOST_HELD:
+                held.clear()
 
 
 @pytest.mark.parametrize("marks", [True, False])
@@ -48,6 +52,37 @@ def test_a_result_is_held_that_another_graph_reads(cuda_on_cpu: CudaOnCpu, marks
             held.values.append((b, 4 * x + 3 * y * w))
         del b
         held.check(step)
+
+
+@pytest.mark.parametrize("marks", [True, False])
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("every", [3, 6, 15])
+@pytest.mark.parametrize("others", [0, 5])
+def test_of_a_result_its_storage_is_held(
+    cuda_on_cpu: CudaOnCpu, marks: bool, lean: bool, every: int, others: int
+) -> None:
+    """With few results, and with many, which are asked about together."""
+
+    def several(inputs: list[Any]) -> list[Any]:
+        given = [list(inputs) for _ in models]
+        inputs.clear()
+        return [result for model, own in zip(models, given, strict=True) for result in model(own)]
+
+    models = [Model(cuda_on_cpu) for _ in range(1 + others)]
+    compiled = Compiled(several, outputs=len(models), lean=lean)
+    w, held = values(7), Held()
+    for step in range(CALLS):
+        if marks:
+            torch.compiler.cudagraph_mark_step_begin()
+        x, y = values(step), values(2 * step)
+        results = compiled.function([x, y, w])
+        assert torch.equal(results[0], 2 * x + y * w), step
+        if step % every == every - 1:
+            storage = results[0].untyped_storage()
+            held.storages.append((storage, int(results[0].storage_offset()), 2 * x + y * w))
+        results.clear()
+        held.check(step)
+    assert cuda_on_cpu.replays
 
 
 @pytest.mark.parametrize("marks", ["each", "once", "never"])

@@ -100,6 +100,7 @@ def test_results_that_nobody_holds_are_not_asked_about_one_by_one(
 HOLDS: dict[str, Callable[[list[torch.Tensor]], Any]] = {
     "the result": lambda saved: saved[3],
     "a view of it": lambda saved: saved[3][4:8],
+    "its storage": lambda saved: saved[3].untyped_storage(),
     "a backward": lambda saved: torch.ones(COUNT, requires_grad=True) * saved[3],
 }
 

@@ -57,8 +57,9 @@ ANOTHER_FOLLOWS = "it was recorded as a second call of an iteration, too"
 WORK_IS_DUE = "work on its recording was due"
 """Why a call went the full way, in addition to a function's own reason to run without a graph."""
 
-Reference = tuple[list[Any], int, list[Any]]
-"""To a result of a recording: a list of stock's references, the place in it, and stock's tensors at the same places."""
+Reference = tuple[list[Any], int, list[Any], list[Any]]
+"""To a result of a recording: a list of stock's references, the place in it, and at the same places stock's tensors and
+the storages of these, as objects of Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,16 +363,17 @@ def rearranged() -> None:
 class Idle:
     """Counts of references to results of one recording while nobody holds them."""
 
-    __slots__ = ("_cached", "_pick", "_storages", "_tensor_counts", "_weak")
+    __slots__ = ("_cached", "_objects", "_pick", "_storage_counts", "_storages", "_tensor_counts", "_weak")
 
     def __init__(self, references: Sequence[Reference]) -> None:
-        known = [(held[place], place) for held, place, _ in references if held[place] is not None]
+        known = [(held[place], place) for held, place, _, _ in references if held[place] is not None]
         kept = [place for reference, place in known if reference.extra_ref_check is not None]
         self._weak = [reference.ref for reference, _ in known]
-        self._cached = references[0][2]
+        self._cached, self._objects = references[0][2:]
         self._pick = _picker(kept)
         self._storages = list(map(_storage_use_count, map(_cdata, self._weak)))
         self._tensor_counts = list(map(sys.getrefcount, self._pick(self._cached)))
+        self._storage_counts = list(map(sys.getrefcount, self._pick(self._objects)))
 
     @staticmethod
     def of(references: Sequence[Reference]) -> list[Idle]:
@@ -386,6 +388,7 @@ class Idle:
         return (
             list(map(_storage_use_count, map(_cdata, self._weak))) == self._storages
             and list(map(sys.getrefcount, self._pick(self._cached))) == self._tensor_counts
+            and list(map(sys.getrefcount, self._pick(self._objects))) == self._storage_counts
         )
 
 
@@ -409,7 +412,7 @@ def any_alive(references: Sequence[Reference]) -> bool:
     many = type(references) is Many and _HOLDERS_ARE_COUNTED
     if many and references.idle():  # type: ignore[attr-defined]
         return False
-    for held, place, cached in references:
+    for held, place, cached, storages in references:
         reference = held[place]
         if reference is None:
             continue
@@ -420,7 +423,12 @@ def any_alive(references: Sequence[Reference]) -> bool:
         if still_unused is None:
             continue
         # What nobody but stock's list refers to needs no closer look, which takes longer.
-        if _HOLDERS_ARE_COUNTED and place < len(cached) and _references(cached, place) == _UNUSED:
+        if (
+            _HOLDERS_ARE_COUNTED
+            and place < len(cached)
+            and _references(cached, place) == _UNUSED
+            and _references(storages, place) == _UNUSED_STORAGE
+        ):
             continue
         if not still_unused():
             return True
@@ -429,9 +437,17 @@ def any_alive(references: Sequence[Reference]) -> bool:
     return False
 
 
-def nobody_holds(cached: list[Any], place: int) -> bool:
-    """Whether only this list refers to a tensor in it, in Python and in C++."""
-    return _references(cached, place) == _UNUSED and torch_internals.tensor_use_count(cached[place]) == 1
+def nobody_holds(cached: list[Any], storages: list[Any], place: int) -> bool:
+    """Whether only this list refers to a tensor in it, in Python and in C++, and only the other one to its storage.
+
+    Who has nothing but the storage (`y.untyped_storage()`) holds the memory, too. That does not show in the counts of
+    C++: the object of Python is there as long as the storage, whether somebody refers to it or not.
+    """
+    return (
+        _references(cached, place) == _UNUSED
+        and _references(storages, place) == _UNUSED_STORAGE
+        and torch_internals.tensor_use_count(cached[place]) == 1
+    )
 
 
 def _references(values: list[Any], place: int) -> int:
@@ -449,7 +465,15 @@ def _holders_are_counted() -> bool:
     return counted
 
 
+def _references_to_storage() -> int:
+    with torch_internals.disable_current_modes():
+        held = torch.zeros(1, device="cpu")
+        return _references([held.untyped_storage()], 0)
+
+
 _storage_use_count = torch_internals.storage_use_count
 _UNUSED = _references([object()], 0)
 """References to something that only a list refers to, as this Python counts them."""
+_UNUSED_STORAGE = _references_to_storage()
+"""The same for the storage of a tensor, to whose object C++ may refer as well."""
 _HOLDERS_ARE_COUNTED = _holders_are_counted()

@@ -64,6 +64,10 @@ class ResultsNode(CUDAGraphNode):
     _handed_on: Sequence[int] = ()
     """Places of outputs that are inputs which an earlier graph made."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._cached_storages: list[Any] = []  # of stock's cached tensors, at the same places
+        super().__init__(*args, **kwargs)
+
     @property
     def function(self) -> RecordableFunction:
         """What is recorded here."""
@@ -101,14 +105,14 @@ class ResultsNode(CUDAGraphNode):
 
     def forget_own_histories(self) -> bool:
         """The same for the results of this node alone. Note [Whatever the program does meanwhile]."""
-        cached = self.cached_tensor_outputs
+        cached, storages = self.cached_tensor_outputs, self._cached_storages
         with torch_internals.disable_torch_function():
-            places = [place for place in range(len(cached)) if _is_last_of_its_history(cached, place)]
+            places = [place for place in range(len(cached)) if _is_last_of_its_history(cached, storages, place)]
         if not places:
             return False
         with apart_from_the_program():
             for place in places:
-                if place < len(cached) and _is_last_of_its_history(cached, place):
+                if place < len(cached) and _is_last_of_its_history(cached, storages, place):
                     cached[place].detach_()
         return True
 
@@ -245,12 +249,13 @@ class ResultsNode(CUDAGraphNode):
             self._is_now(place, made)
         torch_internals.add_cached_tensor(made)
         self.cached_tensor_outputs[place] = made
+        self._cached_storages[place] = made.untyped_storage()
 
     def is_unused(self, place: int) -> bool:
         """Whether nobody holds what was handed out there. What was given other memory is nobody's any more."""
         if self._handed_out is not None and self._handed_out.has_moved(self.cached_tensor_outputs, place):
             self._make_result_again(place)
-        return nobody_holds(self.cached_tensor_outputs, place)
+        return nobody_holds(self.cached_tensor_outputs, self._cached_storages, place)
 
     @functools.cached_property
     def results_alive(self) -> Sequence[Reference]:
@@ -259,13 +264,16 @@ class ResultsNode(CUDAGraphNode):
 
     def references(self, indices: Sequence[tuple[int, int]]) -> Sequence[Reference]:
         """Where the references to these results are, given as stock does (depth in the path, place)."""
-        cached = [node.cached_tensor_outputs for node in self._path_from_root]
-        found = [(self.path_weakrefs[depth], place, cached[depth]) for depth, place in indices]
+        cached = [(node.cached_tensor_outputs, node._cached_storages) for node in self._path_from_root]
+        found = [(self.path_weakrefs[depth], place, *cached[depth]) for depth, place in indices]
         return Many(found) if len(found) > MANY else found
 
     def _initialize_cached_tensors(self) -> None:
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
         super()._initialize_cached_tensors()
+        self._cached_storages[:] = [
+            None if tensor is None else tensor.untyped_storage() for tensor in self.cached_tensor_outputs
+        ]
         rearranged()
         for place, tensor in enumerate(self.cached_tensor_outputs):
             if tensor is not None:
@@ -297,6 +305,7 @@ class ResultsNode(CUDAGraphNode):
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
         self._handed_out = None
         self._constant = self._made = ()
+        self._cached_storages.clear()
         rearranged()
         super().remove_node_cached_tensors()
 
@@ -337,9 +346,9 @@ def _unused(reference: weakref.ref[ResultsNode], place: int) -> bool:
     return node is not None and node.is_unused(place)
 
 
-def _is_last_of_its_history(cached: list[Any], place: int) -> bool:
+def _is_last_of_its_history(cached: list[Any], storages: list[Any], place: int) -> bool:
     """Whether a result refers to a backward, and nobody holds it. No variable may hold it here, either."""
-    return cached[place] is not None and cached[place].grad_fn is not None and nobody_holds(cached, place)
+    return cached[place] is not None and cached[place].grad_fn is not None and nobody_holds(cached, storages, place)
 
 
 _hooks = operator.attrgetter("_backward_hooks")
