@@ -260,6 +260,25 @@ def test_a_view_of_a_result_stays_valid_and_costs_the_graph_of_one_call_unless_r
         call.close()
 
 
+def test_a_result_of_which_only_the_storage_is_kept_stays_valid() -> None:
+    module = nn.Linear(4, 4)
+    call = graph_callables([module], [(torch.randn(2, 4),)], device=CpuDevice())
+    for _ in range(2):
+        out = call[0](torch.randn(2, 4))
+        kept = out.untyped_storage()
+        value = kept.tolist()
+        out.sum().backward()
+        del out
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            call[0](torch.randn(2, 4)).sum().backward()
+        assert kept.tolist() == value
+        del kept
+    assert call.calls_without_graph == 2
+    call[0](torch.randn(2, 4)).sum().backward()
+    assert call.calls_without_graph == 2
+
+
 def test_a_function_gets_the_gradients_of_what_it_closes_over() -> None:
     weight = torch.randn(4, requires_grad=True)
     device = CpuDevice()

@@ -9,6 +9,7 @@ an error before anything is overwritten.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -133,6 +134,7 @@ def _over(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _uses(tensor: torch.Tensor) -> int:
+    """How many hold its memory, in C++, and in Python by the storage alone: that does not show in the count of C++."""
     storage = tensor.untyped_storage()
     count: int = torch_internals.storage_use_count(storage._cdata)
-    return count
+    return count + sys.getrefcount(storage)
