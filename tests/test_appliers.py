@@ -375,6 +375,31 @@ def test_a_table_that_is_as_it_should_be_is_not_written_again(program: Program, 
     assert expected == [1, 1, 1, 2, 3, 3]
 
 
+@pytest.mark.parametrize("choice", [Choice.PTX, Choice.PRELUDE])
+def test_an_interrupt_where_the_table_is_left_alone_does_not_leave_it_so(program: Program, choice: Choice) -> None:
+    driver, tools = program.driver, tools_for(program)
+    switch, interrupting = driver.cuGraphNodeSetEnabled, [True]
+
+    def interrupted(executable: Any, node: Any, enabled: int) -> tuple[Any, ...]:
+        result: tuple[Any, ...] = switch(executable, node, enabled)
+        if interrupting.pop():
+            raise KeyboardInterrupt
+        interrupting.append(False)
+        return result
+
+    driver.cuGraphNodeSetEnabled = interrupted
+    applied, graph = apply(program, choice, tools, tools.available(read_graph(driver, real.CUgraph(program.graph))))
+    applied.point({0: program.x.data_ptr(), 1: program.y.data_ptr()})
+    graph.replay()
+    with pytest.raises(KeyboardInterrupt):
+        applied.settle()
+    interrupting.append(False)
+    x, y = program.x + 1, program.y - 1
+    applied.point({0: x.data_ptr(), 1: y.data_ptr()})
+    graph.replay()
+    assert all(map(torch.equal, program.results(), program.expected(x, y)))
+
+
 def test_a_failing_call_is_named(program: Program) -> None:
     program.driver.failing = {"cuGraphAddDependencies"}
     with pytest.raises(CudaCallFailed, match="cuGraphAddDependencies"):

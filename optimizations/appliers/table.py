@@ -146,8 +146,8 @@ class TableNode:
     def rest(self, executable: Any) -> None:
         """The table is as it should be: do nothing in the next launches."""
         if self._enabled:
+            self._enabled = False  # first: an interrupt behind the call must not leave it off and taken for on
             check(self._set_enabled, executable, self.handle, 0)
-            self._enabled = False
 
 
 def _parts(slots: Sequence[Slot]) -> list[list[Slot]]:
