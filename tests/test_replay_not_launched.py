@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from cuda_on_cpu import CudaOnCpu, FakeGraph, cuda_on_cpu
 from simulated_cuda import fails
 from trees_on_cpu import Compiled, Model, check, nodes, values
 
@@ -14,6 +14,8 @@ from optimizations.capture.trees.containers import managers, shut_down
 from optimizations.capture.trees.function import forget_recordings
 from optimizations.capture.trees.manager import INSIDE_CAPTURE, EncoreManager
 from optimizations.capture.trees.node import StillHeld
+from optimizations.captured.editing import EditableGraph
+from optimizations.indirection.plan import Choice
 
 __all__ = ["cuda_on_cpu"]
 
@@ -56,6 +58,67 @@ def test_addresses_that_the_driver_does_not_change_cost_indirection(
     assert [in_place(compiled) for compiled in functions] == [index != which for index in range(2)]
     (uncaptured,) = functions[which].functions[0].uncaptured()
     assert (uncaptured.reason, uncaptured.calls) == (report.off, 1)
+
+
+def after_an_end_while_the_graph_is_changed(cuda_on_cpu: CudaOnCpu, lean: bool, ended: list[str]) -> None:
+    """A program that goes on behind whatever `ended` a call has right results, and copies its inputs."""
+    compiled, w, kept = Compiled(Model(cuda_on_cpu), Choice.PRELUDE, lean=lean), values(7), []
+    raised = 0
+    for number in range(30):
+        x, y = values(number), values(-3 * number)
+        kept.append((x, y))
+        try:
+            (result,) = compiled(x, y, w)
+        except KeyboardInterrupt:
+            raised += 1
+            continue
+        assert torch.equal(result, 2 * x + y * w), (ended, number)
+    assert len(ended) == 1 and raised == (ended != ["out of memory"])
+    assert not any(one.indirect for one in compiled.reports[-1].inputs)
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_nodes_that_were_added_before_an_interrupt_are_not_added_again(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, lean: bool
+) -> None:
+    ended: list[str] = []
+    begin_with, graphs = EditableGraph.begin_with, []
+
+    def interrupted(self: EditableGraph, added: Any) -> None:
+        graphs.append(self)
+        if len(graphs) > 2:
+            raise RuntimeError("what was added before would write to memory that is free")
+        begin_with(self, added)
+        if len(graphs) == 2:  # the first was the candidate's
+            ended.append("interrupt")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(EditableGraph, "begin_with", interrupted)
+    after_an_end_while_the_graph_is_changed(cuda_on_cpu, lean, ended)
+    assert len(graphs) == 2
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("how", ["interrupt", "out of memory"])
+def test_a_graph_whose_change_was_not_finished_is_not_launched(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, lean: bool, how: str
+) -> None:
+    ended: list[str] = []
+    instantiate = FakeGraph.instantiate
+
+    def fail(self: FakeGraph) -> None:
+        again = self._executable is not None
+        self._executable = None  # PyTorch lets go of the one there was first
+        if again and not ended and how == "out of memory":
+            ended.append(how)
+            raise torch.OutOfMemoryError(how)
+        instantiate(self)
+        if again and not ended:
+            ended.append(how)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeGraph, "instantiate", fail)
+    after_an_end_while_the_graph_is_changed(cuda_on_cpu, lean, ended)
 
 
 def test_what_a_reset_cannot_free_does_not_keep_the_rest(cuda_on_cpu: CudaOnCpu) -> None:

@@ -103,7 +103,7 @@ class FixedInputs:
     def _look(self) -> None:
         session = self._session
         self.close()  # of a look that was interrupted
-        if session.findings is not None and session.findings.plan.slots and session.committed:
+        if session.edited:
             self._refuse("the graph updates its own nodes, which cannot be set from the host as well")
             return
         examination, recorded = session.examination, session.recorded

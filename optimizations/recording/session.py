@@ -13,6 +13,11 @@ Note [Doubt]. Whatever goes wrong on the way (no memory, a driver call that fail
 indirection and nothing else: the recorded graph is not touched before stage 4, and the call it happens in is served by
 the recorded graph. `Session.run` lets no exception of its own reach the program, only those of the replay.
 
+Note [What is changed once]. A plan with a pointer table adds nodes to the recorded graph, or exchanges some, and the
+graph is instantiated anew. Whatever ends that, an interrupt too, it is not begun again: nodes that were added would
+write into a table that is gone. And from the new executable on, until a tracker keeps its addresses, the graph reads
+what nobody wrote, or, where instantiating it failed, there is none. A recording that is left like that serves no call.
+
 Inputs at fixed addresses (parameters) are not looked at here; see `fixed_inputs`.
 """
 
@@ -101,6 +106,10 @@ class Session:
         tools: gives what is needed of the device.
         alone: whether one thread calls the function, so that no other draws random numbers while it is captured.
         inside: whether the call lies inside a capture of the program's own, where nothing may be added.
+
+    Attributes:
+        edited: nodes of the recorded graph were added or exchanged, or that was begun.
+        unusable: why the recording can serve no call; None where it can. Note [What is changed once].
     """
 
     def __init__(
@@ -132,6 +141,8 @@ class Session:
         self.trial_calls = 0
         self._not_readable = 0
         self.committed = False
+        self.edited = False
+        self.unusable: str | None = None
         self.in_place: frozenset[int] = frozenset()
         self._candidate: Candidate | None = None
         self._applied: list[AppliedPlan] = []
@@ -169,6 +180,8 @@ class Session:
 
     def rests(self) -> bool:
         """Whether `run` would do nothing but replay in this call. The call is counted here."""
+        if self.unusable is not None:
+            return False
         if self.stage is Stage.DONE:
             return True
         self.use.called(self._clock())
@@ -455,20 +468,25 @@ class Session:
 
         Raises:
             CudaCallFailed: it could not be changed as its copy could.
+            ValueError: it was changed before, or that was begun; Note [What is changed once].
         """
+        if self.edited:
+            raise ValueError("nodes of the graph were added or exchanged before")
         tools = self.examination.tools
         self.findings = findings
+        self.edited = bool(findings.plan.slots)
         applied = AppliedPlan(self.examination.editable, findings.plan, tools)
         self._applied.append(applied)
         graph = self.recorded.graph
-        if findings.plan.slots:  # nodes were added, or exchanged
+        if self.edited:
+            self.unusable = "its changed graph was not put to use"
             graph.instantiate()
         applied.instantiated(tools.driver.CUgraphExec(graph.raw_cuda_graph_exec()), tools.stream())
         tracked = self.examination.tracked(findings)
         addresses: list[int | None] = [None] * len(self.recorded.inputs)
         for one in tracked:
             addresses[one.index] = self.recorded.inputs[one.index].data_ptr()
-        if findings.plan.slots or self.committed:  # the pointer table is empty, or the graph was patched before
+        if self.edited or self.committed:  # the pointer table is empty, or the graph was patched before
             for one in tracked:
                 addresses[one.index] = 0
         owned = self.examination.owned()
@@ -477,9 +495,12 @@ class Session:
             self.host.fill({index: value})
 
         written = self.examination.written()
-        self.host.use_tracker(AddressTracker(tracked, addresses, applied, owned, fill, written), findings.unused)
+        tracker = AddressTracker(tracked, addresses, applied, owned, fill, written)
+        # Ended in between, by an interrupt say, it counts as patched: a tracker may have been at work when it is again.
         self.committed = True
         self.in_place = frozenset(one.index for one in tracked) & frozenset(self.recorded.copied)
+        self.host.use_tracker(tracker, findings.unused)
+        self.unusable = None
         self._end()
 
 

@@ -298,6 +298,7 @@ class EncoreNode(ResultsNode):
     def check_invariants(self, inputs: list[Any]) -> Any:
         """As stock's; notes whether it was an input at a fixed address that spoke against this recording."""
         statuses = torch_internals.cudagraph_utils.CheckInvariantStatus
+        self._require_usable()
         if self._copying is None:
             try:
                 self.copy_inputs(self.function.copies_inputs)
@@ -333,7 +334,16 @@ class EncoreNode(ResultsNode):
                 seen = self._seen[index]
                 inputs[index] = seen if index in mutated else torch_internals.clone_preserve_strides(seen)
 
+    def _require_usable(self) -> None:
+        """
+        Raises:
+            NotFollowed: changing the graph was begun, and did not end well.
+        """
+        if self._session is not None and self._session.unusable is not None:
+            raise NotFollowed(self, RuntimeError(self._session.off or self._session.unusable))
+
     def _copy_inputs_and_remove_from_src(self, dsts: list[Any], srcs: list[Any]) -> None:
+        self._require_usable()
         if self._tracker is not None:
             try:
                 self._tracker.follow(srcs)
