@@ -218,6 +218,29 @@ def test_a_view_of_what_the_graph_writes_is_copied(follows: bool) -> None:
     assert (tracker.addresses[0], filled) == (apart.data_ptr(), [0, 0])
 
 
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize(("begins", "copied"), [(0, True), (12, True), (28, False)])
+def test_an_input_that_reaches_into_what_the_graph_writes_is_copied(follows: bool, begins: int, copied: bool) -> None:
+    """It begins before the memory of the buffer, which is a view with a storage of its own, as DLPack makes it."""
+    pointers, filled = FakePointers(), []  # type: ignore[var-annotated]
+    whole = aligned(64)
+    weight, x = whole[32:], whole[begins:][: 40 if copied else 4]
+    inputs = [
+        TrackedInput(0, 16, PLACEHOLDER, size_bytes=x.nbytes),
+        *([TrackedInput(1, 16, None)] if follows else []),
+    ]
+    tracker = AddressTracker(
+        inputs,
+        [PLACEHOLDER, weight.data_ptr() if follows else None],
+        pointers,
+        MemoryRanges([]),
+        lambda index, value: filled.append(index),
+        {1: memory(weight)},
+    )
+    tracker.follow([x, weight])
+    assert (tracker.addresses[0], filled) == ((PLACEHOLDER, [0]) if copied else (x.data_ptr(), []))
+
+
 def test_what_the_graph_writes_may_move_onto_an_input_and_away_again() -> None:
     pointers, filled = FakePointers(), []  # type: ignore[var-annotated]
     weight, other = aligned(64), aligned(64)

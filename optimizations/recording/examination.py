@@ -397,7 +397,7 @@ class Examination:
             if one.indirect:
                 value, is_copied = self.recorded.inputs[one.input], one.input in self.recorded.copied
                 placeholder, geometry = (value.data_ptr(), None) if is_copied else (None, geometry_of(value))
-                found.append(TrackedInput(one.input, one.alignment_bytes, placeholder, geometry))
+                found.append(TrackedInput(one.input, one.alignment_bytes, placeholder, geometry, size_bytes(value)))
         return found
 
 

@@ -457,7 +457,8 @@ class Session:
         overwritten = owned.joined(self.examination.written().values())
         for one in self.examination.tracked(self.findings):
             address = inputs[one.index].data_ptr()
-            if address % one.alignment_bytes or address in (owned if one.placeholder is None else overwritten):
+            memory = owned if one.placeholder is None else overwritten
+            if address % one.alignment_bytes or memory.overlap(address, one.size_bytes):
                 return False
         return True
 

@@ -4,9 +4,11 @@ Note [When an input is copied after all]. An input that moved is copied into its
 does, and the graph reads that, when
 
 * its address is not aligned as the kernels may rely on, or
-* it lies in the memory the graph itself writes: a result of an earlier replay that is passed back in, or a view of a
-  buffer that the function changes. Stock copies an input before the graph runs; a graph that reads it in place may have
-  overwritten it by then.
+* a part of it lies in the memory the graph itself writes: a result of an earlier replay that is passed back in, or a
+  view of a buffer that the function changes. Stock copies an input before the graph runs; a graph that reads it in
+  place may have overwritten it by then. It may begin before that memory: a storage need not be all of an allocation
+  (DLPack gives views storages of their own), and the buffer of this call may be a view of a larger one at the same
+  address.
 
 An input at a fixed address (a parameter) has no placeholder. Where such an input cannot be followed the recording does
 not fit the call (`refuses`), and stock records again. So it is where the input has another shape than was recorded:
@@ -28,7 +30,7 @@ and values between partitions are made by generated code.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -48,18 +50,24 @@ class TrackedInput:
 
     `placeholder`: the address it is copied to where it cannot be read in place; None for an input at a fixed address.
     `geometry`: what `geometry_of` says of it, for an input at a fixed address; None where that does not matter.
+    `size_bytes`: from its first element to the end of its last.
     """
 
     index: int
     alignment_bytes: int
     placeholder: int | None
     geometry: tuple[object, ...] | None = None
+    size_bytes: int = 1
 
 
 def geometry_of(tensor: torch.Tensor) -> tuple[object, ...]:
     """Type, shape, and the strides of what has more than one element in a dimension."""
     steps = tuple(step for extent, step in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1)
     return tensor.dtype, tensor.shape, steps
+
+
+_Check = tuple[int, int, int | None, int]
+"""Of a `TrackedInput`: its index, the bits its address must not have, its placeholder, and its size in bytes."""
 
 
 class Pointers(Protocol):
@@ -106,14 +114,14 @@ class AddressTracker:
         written: Mapping[int, MemoryRange] | None = None,
     ) -> None:
         inputs = sorted(inputs, key=lambda one: one.index)
-        self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder) for one in inputs]
+        self._checks = [(one.index, one.alignment_bytes - 1, one.placeholder, one.size_bytes) for one in inputs]
         self._all_checks = self._checks
         self.fixed = [(one.index, one.alignment_bytes - 1) for one in inputs if one.placeholder is None]
         self._geometry = {one.index: one.geometry for one in inputs if one.geometry is not None}
         self._strides: dict[int, tuple[int, ...]] = {}
         self._fixed_indices = [index for index, _ in self.fixed]
         self._moving = [one for one in self._checks if one[2] is not None]
-        self._moving_indices = [index for index, _, _ in self._moving]
+        self._moving_indices = [one[0] for one in self._moving]
         self._pointers = pointers
         self._owned = owned
         self._written = dict(written or {})
@@ -174,16 +182,20 @@ class AddressTracker:
             self._pointers.settle()
             self._launched = False
 
-    def _move(self, inputs: Sequence[Any], checks: Sequence[tuple[int, int, int | None]]) -> None:
+    def _move(self, inputs: Sequence[Any], checks: Sequence[_Check]) -> None:
         again = bool(self._followed_and_written) and self._written_moved(inputs)
         addresses, borders = self.addresses, self._overwritten.borders
         self._launched = False
         moved: dict[int, int] = {}
-        for index, below_alignment, placeholder in checks:
+        for index, below_alignment, placeholder, size in checks:
             address = inputs[index].data_ptr()
             if address == addresses[index] and not again:
                 continue
-            if placeholder is not None and (address & below_alignment or bisect_right(borders, address) & 1):
+            if placeholder is not None and (
+                address & below_alignment
+                or (below := bisect_right(borders, address)) & 1
+                or bisect_left(borders, address + size) != below
+            ):
                 # Note [When an input is copied after all]
                 self._fill(index, inputs[index])
                 self.placeholder_bytes += inputs[index].nbytes
@@ -234,12 +246,12 @@ class AddressTracker:
         """
         checks = [one for one in self._all_checks if one[2] is None] if resting else self._all_checks
         self._checks = checks
-        self.indices = [index for index, _, _ in checks]
+        self.indices = [one[0] for one in checks]
         self._moving = [one for one in checks if one[2] is not None]
-        self._moving_indices = [index for index, _, _ in self._moving]
+        self._moving_indices = [one[0] for one in self._moving]
         moved = {
             index: placeholder
-            for index, _, placeholder in self._all_checks
+            for index, _, placeholder, _ in self._all_checks
             if placeholder is not None and self.addresses[index] != placeholder
         }
         if resting and moved:
