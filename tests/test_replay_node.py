@@ -18,7 +18,9 @@ from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
 from optimizations import torch_internals
 from optimizations.capture.trees import pool_manager
 from optimizations.capture.trees.containers import managers
+from optimizations.indirection.exclusions import with_reasons
 from optimizations.indirection.plan import Choice
+from optimizations.indirection.pointers import ReasonCode
 from optimizations.recording import budget, examination, fixed_inputs, session
 from optimizations.recording.generated import GeneratedCode
 from optimizations.replay.swaps import Swaps
@@ -334,6 +336,26 @@ def test_parameters_whose_address_hides_are_recorded_as_stock_does(cuda_on_cpu: 
         (out,) = compiled(x, y, w)
         assert torch.equal(out, 2 * x + y * w), step
     assert all(report.fixed_inputs_followed == 0 for report in compiled.reports)
+
+
+def test_inputs_that_are_read_in_place_stay_so_where_parameters_are_looked_at(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second comparison finds a reason against one of them that the first did not find."""
+    compiled, w = Compiled(Model(cuda_on_cpu)), values(7)
+    check(compiled, w)
+    assert nodes()[0].tracker is not None
+    find = examination.find_pointer_uses
+
+    def doubtful(*captures: Any, **keywords: Any) -> Any:
+        return with_reasons(find(*captures, **keywords), ReasonCode.OUTSIDE, {0: "a word moved with it"})
+
+    monkeypatch.setattr(examination, "find_pointer_uses", doubtful)
+    weights = [values(7 + swap) for swap in range(4)]
+    for _ in range(4):
+        for w in weights:
+            check(compiled, w, calls=2)
+    assert "input 0 is read in place, and" in str(compiled.reports[0].fixed_inputs_refused)
 
 
 def test_a_defect_after_the_capture_costs_indirection_and_not_the_call(

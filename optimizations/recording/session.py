@@ -144,6 +144,7 @@ class Session:
         self.edited = False
         self.unusable: str | None = None
         self.in_place: frozenset[int] = frozenset()
+        self._tracked: frozenset[int] = frozenset()
         self._candidate: Candidate | None = None
         self._applied: list[AppliedPlan] = []
         self._proof: Proof | None = None
@@ -469,10 +470,14 @@ class Session:
 
         Raises:
             CudaCallFailed: it could not be changed as its copy could.
-            ValueError: it was changed before, or that was begun; Note [What is changed once].
+            ValueError: it was changed before, or that was begun; Note [What is changed once]. Or an input that is read
+                in place would be left where the graph read it last.
         """
         if self.edited:
             raise ValueError("nodes of the graph were added or exchanged before")
+        left = self._tracked.difference(findings.in_place)
+        if left:
+            raise ValueError(f"input {min(left)} is read in place, and what was found now speaks against it")
         tools = self.examination.tools
         self.findings = findings
         self.edited = bool(findings.plan.slots)
@@ -499,7 +504,8 @@ class Session:
         tracker = AddressTracker(tracked, addresses, applied, owned, fill, written)
         # Ended in between, by an interrupt say, it counts as patched: a tracker may have been at work when it is again.
         self.committed = True
-        self.in_place = frozenset(one.index for one in tracked) & frozenset(self.recorded.copied)
+        self._tracked = frozenset(one.index for one in tracked)
+        self.in_place = self._tracked & frozenset(self.recorded.copied)
         self.host.use_tracker(tracker, findings.unused)
         self.unusable = None
         self._end()
