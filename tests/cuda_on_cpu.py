@@ -31,6 +31,10 @@ from optimizations.recording.generated import GeneratedCode
 QUICK = {"triton.slow_path_cudagraph_asserts": False, "triton.fast_path_cudagraph_asserts": False}
 
 
+ALL_MEMORY = [{"address": 0, "total_size": 2**63, "segment_pool_id": (0, 0)}]
+"""What the allocator has, as far as anybody asks."""
+
+
 class FakeStream:
     def __init__(self, cuda_stream: int = 7) -> None:
         self.cuda_stream = cuda_stream
@@ -251,7 +255,7 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (torch_internals, "release_pool", lambda *_: None),
         (torch.cuda, "graph", cuda.capture),
         (torch.cuda, "graph_pool_handle", cuda.new_pool),
-        (torch.cuda, "memory_snapshot", lambda pool=None, **_: cuda.segments(pool) if pool else []),
+        (torch.cuda, "memory_snapshot", lambda pool=None, **_: cuda.segments(pool) if pool else ALL_MEMORY),
         (trees, "torch", TorchOfTrees()),
         (trees, "_use_cuda_memory_pool_manager", nothing),
         (trees, "clear_cublas_manager", nothing),

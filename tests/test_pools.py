@@ -12,7 +12,8 @@ import torch
 from cuda_on_cpu import FakeStream
 
 from optimizations import torch_internals
-from optimizations.captured.pools import Pool, end_failed_capture, joined, scratch_pool
+from optimizations.captured.graph import MemoryRange
+from optimizations.captured.pools import Pool, end_failed_capture, is_allocated, joined, scratch_pool
 
 STREAM: Any = FakeStream(50)
 
@@ -75,6 +76,18 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     monkeypatch.setattr(torch_internals, "release_pool", found.release)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", found.segments)
     return found
+
+
+@pytest.mark.parametrize(
+    ("address", "size", "expected"),
+    [(4096, 8192, True), (8192, 4096, True), (8192, 4097, False), (4095, 8, False), (12288, 4, False)],
+)
+def test_memory_is_looked_at_only_where_the_allocator_has_all_of_it(
+    monkeypatch: pytest.MonkeyPatch, address: int, size: int, expected: bool
+) -> None:
+    segments = [{"address": 4096 * place, "total_size": 4096} for place in (1, 2, 7)]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *_, **__: segments)
+    assert is_allocated(MemoryRange(address=address, size_bytes=size)) is expected
 
 
 def test_a_pool_is_one_reference_until_it_goes(allocator: Allocator) -> None:

@@ -5,6 +5,7 @@ Everything is called as Inductor calls it: a function from `EncoreMaker.cudagrap
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 import weakref
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from simulated_cuda import Function, Node, word
 from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
@@ -336,6 +338,65 @@ def test_parameters_whose_address_hides_are_recorded_as_stock_does(cuda_on_cpu: 
         (out,) = compiled(x, y, w)
         assert torch.equal(out, 2 * x + y * w), step
     assert all(report.fixed_inputs_followed == 0 for report in compiled.reports)
+
+
+class HasTwoUses(Model):
+    """Its kernel is given y's address, and reads y at the one that it finds in memory of its own."""
+
+    def __init__(self, cuda: CudaOnCpu) -> None:
+        super().__init__(cuda)
+        self.reads_table = Function("reads_table", (8, 8, 8, 8, 8), self._reads_table)
+        cuda.driver.add_function(self.reads_table)
+
+    def _reads_table(self, x: bytes, y: bytes, w: bytes, out: bytes, table: bytes) -> None:
+        self._body(x, bytes((ctypes.c_uint8 * 8).from_address(int.from_bytes(table, "little"))), w, out)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        if self.cuda.capturing is None:
+            return super().__call__(inputs)
+        x, y, w = inputs
+        inputs.clear()
+        out, table = self.cuda.allocate(COUNT), self.cuda.allocate(COUNT)
+        table.view(torch.int64)[0] = y.data_ptr()
+        pointers = [word(one.data_ptr()) for one in (x, y, w, out, table)]
+        self.cuda.driver.add_node(self.cuda.capturing.graph, Node("KERNEL", self.reads_table, pointers))
+        return [out]
+
+
+def test_parameters_that_were_moved_as_they_are_prove_nothing(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they lay there is still what they hold, until training goes on: a graph that reads it looks right."""
+    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
+    compiled = Compiled(HasTwoUses(cuda_on_cpu), static_inputs=(1, 2))
+    parameters = [values(3) for _ in range(6)]
+    w = values(7)
+    for step in range(60):
+        y = parameters[step % 6]
+        if step >= 40:
+            y.add_(1.0)
+        x = values(step)
+        (out,) = compiled(x, y, w)
+        assert torch.equal(out, 2 * x + y * w), step
+    assert all(report.fixed_inputs_followed == 0 for report in compiled.reports)
+    assert any("the same data" in str(report.fixed_inputs_refused) for report in compiled.reports)
+
+
+def test_parameters_are_followed_once_they_hold_something_else_than_what_lies_where_they_were(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
+    compiled = Compiled(Model(cuda_on_cpu), static_inputs=(1, 2))
+    parameters = [values(3) for _ in range(6)]
+    w = values(7)
+    for step in range(40):
+        y = parameters[step % 6]
+        if step % 2:
+            y.add_(step)
+        x = values(step)
+        (out,) = compiled(x, y, w)
+        assert torch.equal(out, 2 * x + y * w), step
+    assert compiled.reports[0].fixed_inputs_followed == 1, "w never moved"
 
 
 def test_inputs_that_are_read_in_place_stay_so_where_parameters_are_looked_at(

@@ -240,13 +240,16 @@ def test_weights_that_were_swapped_are_let_go(compiled_on_cpu: CompiledOnCpu) ->
     training = Training(Net)
     sets = [list(training.net.parameters()), [nn.Parameter(memory(one, 7)) for one in training.net.parameters()]]
     gone: list[weakref.ref[torch.Tensor]] = []
-    for step in range(30):
+    taken: list[torch.Tensor] = []
+    for step in range(44):
         if step < 16:
             training.net.first, training.net.second = sets[step // 4 % 2]
             training.twin.load_state_dict(training.net.state_dict())
             training.both(lambda net: net.zero_grad())
         else:
             sets.clear()
+            # Or a twin's, which are the same, may lie where those of a recording did. Note [Moved as they are].
+            taken += [memory(one, step) for one in training.net.parameters()]
             training.both(lambda net, step=step: as_other_parameters(net, 10 * step))  # type: ignore[misc]
         training.step()
         gone += map(weakref.ref, training.net.parameters())

@@ -113,6 +113,13 @@ def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
     return joined((segment["address"], segment["total_size"]) for segment in segments)
 
 
+def is_allocated(memory: MemoryRange) -> bool:
+    """Whether the allocator has this memory from the device: reading it is no fault, whoever has it now."""
+    segments = joined((segment["address"], segment["total_size"]) for segment in memory_segments())
+    end = memory.address + memory.size_bytes
+    return any(one.address <= memory.address and end <= one.address + one.size_bytes for one in segments)
+
+
 def joined(segments: Iterable[tuple[int, int]]) -> tuple[MemoryRange, ...]:
     """(address, size in bytes) pairs as ranges, ascending, those that adjoin joined."""
     ranges: list[list[int]] = []

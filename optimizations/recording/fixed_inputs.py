@@ -7,6 +7,12 @@ Stock records again whenever one has moved. From the third address on the graph 
    addresses, runs on the same inputs, and on copies of those that it writes;
 3. if both gave the same bits, the recorded graph is patched from then on (from the host, node by node).
 
+Note [Moved as they are]. An address that was missed would be read where it was recorded. That shows in a trial only if
+something else lies there than what the input holds now. Weights that were moved as they are (to the CPU and back, say)
+leave their bytes behind. So where the generated code does not name every use, the two are compared, and calls are tried
+until they differed. What never did, and what never moved, is not followed. Memory that was recorded may be gone; what
+the allocator does not have is not looked at.
+
 Until then calls that the recorded graphs do not fit run without a graph. Where anything speaks against it stock's way
 is taken: another recording, with the reason in the report. An output in the memory of an input that moved is handed out
 in the memory of the call's own; the call that an uncaptured run serves shows whether it lies there. Where it is not
@@ -16,13 +22,15 @@ known how the two lie to each other, the input is not followed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import torch
 
 from optimizations import torch_internals
-from optimizations.captured.displaced import size_bytes
+from optimizations.captured.displaced import memory_of, size_bytes
+from optimizations.captured.pools import is_allocated
 from optimizations.indirection.plan import Choice
 from optimizations.recording.examination import Findings
 from optimizations.recording.session import Session, one_line
@@ -32,12 +40,26 @@ MOST_PUT_OFF = 8
 """Calls that are not tried out because memory is short, before that is final."""
 
 
+MOST_TRIALS = 8
+"""Calls that are tried out until inputs hold something else than what lies where they were recorded."""
+
+MOVED_AS_IT_IS = "it held the same data as what lies where it was recorded, in each trial call in which it had moved"
+
+
 class Answer(StrEnum):
     """What is to be done with a call that no recording fits because an input at a fixed address moved."""
 
     SERVED = "served"
     REPLAY = "replay"
     RECORD = "record"
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A trial: numbers for each tensor of the outcome, then for each of the inputs `compared`."""
+
+    numbers: Pending
+    compared: tuple[int, ...]
 
 
 class FixedInputs:
@@ -57,7 +79,11 @@ class FixedInputs:
         self._excluded = excluded
         self._findings: Findings | None = None
         self._candidate: Candidate | None = None
-        self._pending: Pending | None = None
+        self._pending: _UnderWay | None = None
+        self._trials = 0
+        self._unproven: frozenset[int] = frozenset()
+        self._moved: set[int] = set()
+        self._differed: set[int] = set()
         self._put_off = 0
         self.refused: str | None = None
         self.following: tuple[int, ...] = ()
@@ -130,6 +156,8 @@ class FixedInputs:
         if not recorded.passed <= {*indirect, *findings.unused}:
             self._refuse("an input that it writes cannot be followed")
             return
+        fixed = [index for index in findings.in_place if index in recorded.fixed]
+        self._unproven = frozenset(examination.unproven(findings, fixed))
         self._candidate = examination.candidate(findings)
         self._findings = findings
 
@@ -167,7 +195,9 @@ class FixedInputs:
             followed = {index: one for index, one in written.items() if index in candidate.inputs}
             others = [one for index, one in written.items() if index not in followed]
             changed = [*effects.destroyed, *others]
+            moved = self._moved_unproven(tensors)
             needed = sum(map(size_bytes, followed.values())) + 2 * sum(one.nbytes for one in changed)
+            needed += 2 * max((size_bytes(tensors[index]) for index in moved), default=0)
             short = session.examination.short_of_memory_beside_a_run(needed) if needed else None
         except Exception as error:
             self._refuse(one_line(error))
@@ -192,19 +222,28 @@ class FixedInputs:
         try:
             for kept, now in zip(before, changed, strict=True):
                 now.copy_(kept)
+            compared = tuple(index for index in moved if is_allocated(memory_of(recorded.inputs[index])))
+            held = [differs(read[index], recorded.inputs[index]) for index in compared]
             candidate.launch(addresses)
             pairs = [
                 *self._outputs(results, given),
                 *zip(after[len(effects.destroyed) :], others, strict=True),
                 *zip(followed.values(), copies.values(), strict=True),
             ]
-            self._pending = Pending([differs(one, other) for one, other in pairs], session.device)
+            numbers = Pending([*(differs(one, other) for one, other in pairs), *held], session.device)
+            self._moved |= set(moved)
+            self._pending = _UnderWay(numbers, compared)
         except Exception as error:
             self._refuse(one_line(error))
         finally:
             for kept, now in zip(after, changed, strict=True):
                 now.copy_(kept)
         return results
+
+    def _moved_unproven(self, tensors: Mapping[int, torch.Tensor]) -> list[int]:
+        """Inputs that moved and whose uses are not known by construction."""
+        recorded = self._session.recorded.inputs
+        return [index for index in sorted(self._unproven) if tensors[index].data_ptr() != recorded[index].data_ptr()]
 
     def _refuse_in_the_end(self, reason: str) -> None:
         """Memory may be short for a moment only."""
@@ -232,25 +271,48 @@ class FixedInputs:
 
     def _judge(self) -> None:
         assert self._pending is not None and self._findings is not None
-        numbers = self._pending.take()
+        numbers = self._pending.numbers.take()
         if numbers is None:
             return
-        if any(numbers):
+        compared, self._pending = self._pending.compared, None
+        tensors = len(numbers) - len(compared)
+        if any(numbers[:tensors]):
             place = next(index for index, number in enumerate(numbers) if number)
             self._refuse(f"patched to other addresses, tensor {place} of its outcome was not that of an uncaptured run")
             return
+        self._trials += 1
+        self._differed |= {index for index, number in zip(compared, numbers[tensors:], strict=True) if number}
+        if not self._moved <= self._differed and self._trials < MOST_TRIALS:
+            return
         try:
             self.close()
-            self._session.commit(self._findings)
+            findings = self._proven(self._findings)
             fixed = set(self._session.recorded.fixed)
+            if fixed.isdisjoint(findings.in_place) or not self._session.recorded.passed <= {
+                *findings.in_place,
+                *findings.unused,
+            }:
+                self._refuse(MOVED_AS_IT_IS)
+                return
+            self._findings = findings
+            self._session.commit(findings)
             self.following = tuple(
-                sorted(index for index in fixed if index in self._findings.unused or index in self._findings.in_place)
+                sorted(index for index in fixed if index in findings.unused or index in findings.in_place)
             )
-            self._session.resume_with(one for one in self._findings.in_place if one in fixed)
+            self._session.resume_with(one for one in findings.in_place if one in fixed)
         except BaseException as error:  # an interrupt, and the program goes on
             if not self.following:
                 self._refuse(one_line(error))
             raise
+
+    def _proven(self, findings: Findings) -> Findings:
+        """What of them the trials have proven. Note [Moved as they are]."""
+        left = self._unproven - self._differed
+        if not left:
+            return findings
+        keep = set(findings.in_place) - left
+        reasons = dict.fromkeys(left, MOVED_AS_IT_IS)
+        return self._session.examination.restricted(findings, keep, Choice.HOST, reasons)
 
 
 def _position(tensor: torch.Tensor) -> tuple[Any, ...]:
