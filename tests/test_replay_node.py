@@ -5,6 +5,7 @@ Everything is called as Inductor calls it: a function from `EncoreMaker.cudagrap
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import threading
@@ -15,6 +16,7 @@ import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from simulated_cuda import Function, Node, word
+from simulated_work import aligned
 from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
@@ -25,6 +27,7 @@ from optimizations.indirection.plan import Choice
 from optimizations.indirection.pointers import ReasonCode
 from optimizations.recording import budget, examination, fixed_inputs, session
 from optimizations.recording.generated import GeneratedCode
+from optimizations.recording.trial import Candidate
 from optimizations.replay.swaps import Swaps
 from suite.measure import copies
 
@@ -397,6 +400,29 @@ def test_parameters_are_followed_once_they_hold_something_else_than_what_lies_wh
         (out,) = compiled(x, y, w)
         assert torch.equal(out, 2 * x + y * w), step
     assert compiled.reports[0].fixed_inputs_followed == 1, "w never moved"
+
+
+def test_parameters_of_another_shape_are_not_tried_out(cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph would read as much as was recorded, past the end of what there is."""
+    launch, launched = Candidate.launch, []
+
+    def noted(self: Candidate, addresses: Any) -> None:
+        launched.append(addresses.get(2))
+        launch(self, addresses)
+
+    monkeypatch.setattr(Candidate, "launch", noted)
+    compiled = Compiled(Model(cuda_on_cpu))
+    weights = [values(7), values(8), aligned(1).fill_(9.0).expand(COUNT), values(10), values(11)]
+    for w in weights:
+        for step in range(2):
+            x, y = values(step), values(2 * step)
+            if w.stride() == (1,):
+                (out,) = compiled(x, y, w)
+                assert torch.equal(out, 2 * x + y * w)
+            else:
+                with contextlib.suppress(AssertionError):  # the kernel of this model has one stride
+                    compiled(x, y, w)
+    assert weights[2].data_ptr() not in launched
 
 
 def test_inputs_that_are_read_in_place_stay_so_where_parameters_are_looked_at(
