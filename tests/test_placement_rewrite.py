@@ -239,6 +239,37 @@ def test_what_the_cpu_computes_from_arguments_is_computed_there_before_the_graph
         assert bits(list(placed(torch.ones(3), t))) == bits(list(program(torch.ones(3), t)))
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_views_that_are_made_before_the_graph_are_those_of_the_program(grad: bool) -> None:
+    """One that was made without gradients could not be written with a tensor that requires them."""
+    switched = torch.ones(3, requires_grad=True)
+
+    def program(x: torch.Tensor, t: torch.Tensor) -> Any:
+        with torch.no_grad():
+            fixed = switched * 2
+        return x * t.exp().to(x.device), t[1:], fixed
+
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    ones = torch.ones(3)
+    with torch.set_grad_enabled(grad):
+        ((graph_module, inputs),) = graphs_of(program, fake_cuda(ones, mode), ones, mode=mode)
+        placement = place(graph_module, inputs)
+        assert {"getitem", "fixed"} <= set(placement.report.before)
+        placed = placed_runner(graph_module, placement, inputs)
+        names = [node.target for node in graph_module.graph.nodes if node.op == "placeholder"]
+        values = {"L_x_": torch.ones(3), "L_t_": torch.rand(3)}
+        _, view, fixed = placed(*(values.get(str(name), switched) for name in names))
+        assert torch.is_grad_enabled() is grad
+    assert not fixed.requires_grad
+    learned = torch.ones((), requires_grad=True)
+    if grad:
+        view.mul_(learned)
+        assert view.requires_grad
+    else:
+        with pytest.raises(RuntimeError, match="view was created in no_grad mode"):
+            view.mul_(learned)
+
+
 def test_what_stays_in_the_graph_reads_what_was_computed_before_it() -> None:
     counter = torch.zeros(3)
 

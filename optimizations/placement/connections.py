@@ -94,16 +94,20 @@ def _evaluation_before(original: Original, connections: Connections) -> Evaluati
         return None
     inputs = original.inputs_of(wanted)
     sources = [Source("argument", original.placeholders.index(name)) for name in inputs]
-    return original.evaluation(wanted, inputs, sources, connections.before_results)
+    return original.evaluation(_with_switches(original, wanted), inputs, sources, connections.before_results)
 
 
 def _evaluation_behind(original: Original, connections: Connections) -> Evaluation | None:
     if not original.plan.after:
         return None
-    # Gradients are switched on and off there as in the original graph.
-    switches = (name for name, node in original.nodes.items() if node.target is torch_internals.set_grad_enabled)
-    wanted = {*original.plan.after, *switches}
+    wanted = _with_switches(original, original.plan.after)
     return original.evaluation(wanted, connections.after_inputs, connections.after_sources, connections.after_results)
+
+
+def _with_switches(original: Original, wanted: Collection[str]) -> set[str]:
+    """Gradients are switched on and off before and behind the graph as in the original graph."""
+    switches = (name for name, node in original.nodes.items() if node.target is torch_internals.set_grad_enabled)
+    return {*wanted, *switches}
 
 
 def _apart(original: Original, connections: Connections) -> tuple[tuple[int, int], ...]:

@@ -103,8 +103,7 @@ class Feeds:
         part = self._plan.before
         if part is None:
             return ()
-        with torch.no_grad():
-            return _evaluated(part, arguments, (), ())
+        return _evaluated(part, arguments, (), ())
 
     def bind(self, arguments: tuple[Any, ...], values: tuple[Any, ...] = ()) -> tuple[Any, ...]:
         """The rewritten graph's arguments for this call; `values` are those of `before`."""
@@ -132,8 +131,7 @@ class Feeds:
             return tuple(given)
         behind: tuple[Any, ...] = ()
         if plan.after is not None:
-            with torch.set_grad_enabled(torch.is_grad_enabled()):
-                behind = _evaluated(plan.after, arguments, values, given)
+            behind = _evaluated(plan.after, arguments, values, given)
         return tuple(_found(source, arguments, values, given, behind) for source in plan.results)
 
     def release(self) -> None:
@@ -253,9 +251,11 @@ class _StreamOrder:
 def _evaluated(
     part: Evaluation, arguments: Sequence[Any], values: Sequence[Any], results: Sequence[Any]
 ) -> tuple[Any, ...]:
-    # `forward`: hooks and checks of a module's call are not the program's.
     inputs = [_found(source, arguments, values, results, ()) for source in part.inputs]
-    found: tuple[Any, ...] = part.compute.forward(*inputs)
+    # As the program has it, which may switch gradients: views that the caller gets remember whether they were on.
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        # `forward`: hooks and checks of a module's call are not the program's.
+        found: tuple[Any, ...] = part.compute.forward(*inputs)
     return found
 
 
