@@ -343,9 +343,39 @@ def _switches_autocast(x: torch.Tensor) -> torch.Tensor:
         return x + (TABLE @ TABLE.t()).sum().to(x.device)
 
 
+def _switches_inference_mode(x: torch.Tensor) -> Any:
+    with torch.inference_mode():
+        score = x.cpu() * 2
+    return x * TABLE.exp().sum().to(x.device), score
+
+
+def _switches_default_dtype(x: torch.Tensor) -> torch.Tensor:
+    torch.set_default_dtype(torch.float64)
+    try:
+        return x * torch.tensor(0.1).exp().to(x.device)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _switches_determinism(x: torch.Tensor) -> torch.Tensor:
+    torch.use_deterministic_algorithms(True)
+    result = x * TABLE.exp().sum().to(x.device)
+    torch.use_deterministic_algorithms(False)
+    return result
+
+
+def _negative_by_a_flag(x: torch.Tensor) -> Any:
+    angles = torch.complex(TABLE, TABLE).conj().imag
+    return x * angles.sum().to(x.device), x + (x.cpu().sin() * angles.flatten()[:3]).to(x.device)
+
+
 @pytest.mark.parametrize(
     ("program", "options", "reason"),
     [
+        (_switches_inference_mode, {}, "_enter_inference_mode: changes what the operations after it do"),
+        (_switches_default_dtype, {}, "set_default_dtype: changes what the operations after it do"),
+        (_switches_determinism, {}, "_set_deterministic_algorithms: changes what the operations after it do"),
+        (_negative_by_a_flag, {"attributes": "stage"}, "conjugate or negative only by a flag"),
         (lambda x: x + 1, {}, "nothing is on the CPU"),
         (lambda x: x + TABLE.to(x.device), {"placement": False}, "placement is switched off"),
         (lambda x: x + (x.cpu() / 3).to(x.device), {}, "nothing could be moved"),

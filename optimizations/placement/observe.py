@@ -8,6 +8,7 @@ the operators that each node dispatches to answer these questions through their 
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,6 +112,8 @@ def observe(
         # Before anything is run: they change state of the process, and a run that breaks off would leave it so.
         if node.op == "call_function" and _is_functorch(node.target):
             raise CannotObserve(node.name, "function transforms change what all other nodes mean")
+        if node.op == "call_function" and _changes_state(node.target):
+            raise CannotObserve(node.name, "changes what the operations after it do")
     if not torch.cuda.is_available():
         # PyTorch's own guard for tracing CUDA programs without a device; without it, indexing asks for the driver.
         torch_internals.ensure_cuda_device_guard_set()
@@ -270,6 +273,16 @@ def _operator_log() -> type:
 def _is_functorch(target: Any) -> bool:
     module = getattr(target, "__module__", None) or ""
     return module.startswith(("torch._C._functorch", "torch._functorch"))
+
+
+def _changes_state(target: Any) -> bool:
+    """Whether PyTorch's function `target` sets what operations depend on besides their operands: default dtype,
+    inference mode, deterministic algorithms. Gradients and autocast are looked after (`ResidentNode.switches`)."""
+    if target in (torch_internals.set_grad_enabled, torch_internals.enter_autocast, torch_internals.exit_autocast):
+        return False
+    is_torchs = (getattr(target, "__module__", None) or "torch").startswith("torch")
+    is_function = isinstance(target, (types.BuiltinFunctionType, types.FunctionType))
+    return is_torchs and is_function and target.__name__.lstrip("_").startswith(("set_", "enter_", "exit_"))
 
 
 def _fake_like(value: Any, mode: Any) -> Any:

@@ -234,6 +234,10 @@ class _Surgery:
             if not self.original.written_by(self.original.nodes).isdisjoint(self.original.storages(name)):
                 raise RewriteFailed(name, "is evaluated before the graph and written in it")
             return
+        value = self.before.values[name]
+        if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
+            # Generated code reads the memory as it is.
+            raise RewriteFailed(name, "is evaluated before the graph, and conjugate or negative only by a flag")
         passed = self._placeholder(
             f"{PASSED}_{len(self.connections.passed)}",
             self.original.cpu_layout(name),
