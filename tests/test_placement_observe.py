@@ -12,6 +12,7 @@ import torch.fx
 from placement_on_cpu import fake_cuda, graphs_of
 
 from optimizations import torch_internals
+from optimizations.placement import place
 from optimizations.placement.observe import CannotObserve, Effects, Observation, observe
 from optimizations.placement.operators import tensors_in
 
@@ -287,6 +288,41 @@ def test_function_transforms_are_left_alone(call: Callable[..., Any]) -> None:
         observe(graph_module, inputs)
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
         pass  # a run that broke off would have left them forbidden
+
+
+def _cuda_synchronize() -> None:
+    """Stands for PyTorch's."""
+
+
+def _wait(graph: torch.fx.Graph) -> None:
+    graph.call_function(_cuda_synchronize)
+
+
+def _wait_for_stream(graph: torch.fx.Graph) -> None:
+    graph.call_method("synchronize", (graph.call_function(torch.cuda.current_stream),))
+
+
+def _choose_stream(graph: torch.fx.Graph) -> None:
+    graph.call_function(torch.ops.streams.fork, (1, 2, []))
+
+
+def _wait_for_event(graph: torch.fx.Graph) -> None:
+    graph.call_function(torch.ops.streams.wait_event.default, (1, 2))
+
+
+@pytest.mark.parametrize("ordering", [_wait, _wait_for_stream, _choose_stream, _wait_for_event])
+def test_graphs_that_wait_for_copies_or_choose_streams_are_left(ordering: Callable[[torch.fx.Graph], None]) -> None:
+    """What is done behind the graph would come after the wait: the copy would be read before it is there."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    copy = graph.call_method("to", (x, "cpu"), {"non_blocking": True})
+    ordering(graph)
+    graph.output((graph.call_function(operator.mul, (copy, 2)),))
+    with torch_internals.FakeTensorMode():
+        inputs = [torch.ones(3, device="cuda:0")]
+    placement = place(torch.fx.GraphModule(torch.nn.Module(), graph), inputs)
+    assert placement.feeds is None
+    assert "orders the host's work and the GPU's" in (placement.report.untouched or "")
 
 
 def test_global_modes_are_as_before_even_if_the_run_breaks_off() -> None:

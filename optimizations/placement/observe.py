@@ -30,6 +30,11 @@ from optimizations.placement.operators import (
     written,
 )
 
+_STREAM_METHODS = frozenset(
+    ("synchronize", "query", "wait", "wait_stream", "wait_event", "record", "record_event", "record_stream")
+)
+"""Methods of streams and events, and the method of tensors that names a stream."""
+
 
 class CannotObserve(RuntimeError):
     """The graph cannot be run on fake tensors, or does what such a run would not show. `node` is where."""
@@ -114,6 +119,8 @@ def observe(
             raise CannotObserve(node.name, "function transforms change what all other nodes mean")
         if node.op == "call_function" and _changes_state(node.target):
             raise CannotObserve(node.name, "changes what the operations after it do")
+        if _orders_streams(node):
+            raise CannotObserve(node.name, "orders the host's work and the GPU's, of which nothing else here tells")
     if not torch.cuda.is_available():
         # PyTorch's own guard for tracing CUDA programs without a device; without it, indexing asks for the driver.
         torch_internals.ensure_cuda_device_guard_set()
@@ -283,6 +290,16 @@ def _changes_state(target: Any) -> bool:
     is_torchs = (getattr(target, "__module__", None) or "torch").startswith("torch")
     is_function = isinstance(target, (types.BuiltinFunctionType, types.FunctionType))
     return is_torchs and is_function and target.__name__.lstrip("_").startswith(("set_", "enter_", "exit_"))
+
+
+def _orders_streams(node: torch.fx.Node) -> bool:
+    """Whether a node waits for the GPU, chooses a stream or records an event: copies that nobody waits for are then
+    where and when the program can tell that they are done."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    by_name = name in _STREAM_METHODS if node.op == "call_method" else name.endswith("_synchronize")
+    return by_name or str(node.target).startswith("streams.")
 
 
 def _fake_like(value: Any, mode: Any) -> Any:
