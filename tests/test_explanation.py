@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from placement_examples import WIDTH, TimedDenoiser
@@ -61,3 +64,26 @@ def test_a_call_without_a_graph_says_so() -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(WrongOption, match="hoist_limit"):
         optimizations.explain(lambda: 3, options={"hoist_limit": 1})
+
+
+def test_an_explanation_changes_nothing_for_the_compilation_after_it() -> None:
+    """Traces count against Dynamo's limit, behind which code runs uncompiled, and sizes that differ become symbols."""
+    seen: list[list[Any]] = []
+
+    def backend(graph_module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        seen.append([list(value.shape) if isinstance(value, torch.Tensor) else value for value in inputs])
+        return graph_module.forward
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x * 2
+
+    for _ in range(torch_internals.dynamo_config.recompile_limit + 1):
+        assert len(optimizations.explain(program, torch.ones(3)).graphs) == 1
+    compiled = torch.compile(program, backend=backend)
+    compiled(torch.ones(5))
+    assert seen == [[[5]]]
+    with torch_internals.dynamo_config.patch(error_on_recompile=True):
+        assert len(optimizations.explain(program, torch.ones(7)).graphs) == 1
+        compiled(torch.ones(5))
+    assert seen == [[[5]]], "what was compiled before is kept"

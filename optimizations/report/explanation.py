@@ -14,9 +14,10 @@ from optimizations.byte_units import format_bytes
 from optimizations.options import Options
 from optimizations.placement.placing import place
 from optimizations.report import Copy, PlacementReport
+from optimizations.torch_internals.traces import traces_forgotten
 
 _RECOMPILES = 256
-"""Each explanation traces again, and Dynamo counts that as a recompilation of the same code."""
+"""Each explanation traces again, and Dynamo counts that as a recompilation of code that was compiled before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ def explain(
         graphs.append(place(graph_module, example_inputs, settings).report)
         return graph_module.forward
 
-    with torch_internals.dynamo_config.patch(recompile_limit=_RECOMPILES):
+    traced_again = torch_internals.dynamo_config.patch(recompile_limit=_RECOMPILES, error_on_recompile=False)
+    with traces_forgotten(), traced_again:
         torch.compile(program, backend=collect)(*args, **kwargs)
     return PlacementExplanation(tuple(graphs))
 

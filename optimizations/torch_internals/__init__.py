@@ -69,6 +69,15 @@ NAMES: dict[str, Private] = {
         "torch.utils._python_dispatch", "TorchDispatchMode", _CHECKED, "see which operators a node really runs"
     ),
     "list_mode_options": Private("torch._inductor", "list_mode_options", _CHECKED, "take Inductor's modes"),
+    # explanations, which trace and compile nothing
+    "input_codes": Private("torch._dynamo.convert_frame", "input_codes", _CHECKED_HERE, "see what was traced"),
+    "cache_entries": Private(
+        "torch._C._dynamo.eval_frame", "_debug_get_cache_entry_list", _CHECKED_HERE, "see what was compiled before"
+    ),
+    "reset_code": Private(
+        "torch._C._dynamo.eval_frame", "reset_code", _CHECKED_HERE, "forget traces of an explanation"
+    ),
+    "sizes_seen": Private("torch._dynamo.pgo", "get_code_state", _CHECKED_HERE, "forget sizes that it saw"),
     # results on the CPU: Inductor's pass that moves CPU scalars to the GPU, and how its cache tells passes apart
     "ConstructorMoverPass": Private(
         "torch._inductor.fx_passes.post_grad", "ConstructorMoverPass", _CHECKED_HERE, "leave CPU results on the CPU"
