@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import torch
 import torch.fx
 from placement_on_cpu import fake_cuda, graphs_of
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from optimizations import torch_internals
 from optimizations.placement import place
@@ -330,11 +333,32 @@ def test_global_modes_are_as_before_even_if_the_run_breaks_off() -> None:
     x = graph.placeholder("x")
     graph.call_function(torch_internals.set_grad_enabled, (False,))
     graph.call_function(torch_internals.enter_autocast, ("cpu", torch.bfloat16, True, None))
+    graph.call_function(_without_flash_attention)
     graph.output((graph.call_function(operator.matmul, (x, x)),))
     with pytest.raises(CannotObserve):
         observe(torch.fx.GraphModule(torch.nn.Module(), graph), [torch.ones(2, 3)])
     assert torch.is_grad_enabled()
     assert not torch.is_autocast_enabled("cpu")
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def _without_flash_attention() -> None:
+    torch.backends.cuda.enable_flash_sdp(False)
+
+
+def test_attention_on_the_cpu_stays_where_the_graph_chooses_its_kernel() -> None:
+    def program(x: torch.Tensor, heads: torch.Tensor, chosen: bool) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH) if chosen else contextlib.nullcontext():
+            scores = functional.scaled_dot_product_attention(heads, heads, heads)
+        return x * scores.to(x.device)
+
+    mode = torch_internals.FakeTensorMode(allow_non_fake_inputs=True)
+    heads = torch.ones(1, 1, 2, 3)
+    for chosen in (True, False):
+        ((graph_module, inputs),) = graphs_of(program, fake_cuda(heads, mode), heads, chosen, mode=mode)
+        placement = place(graph_module, inputs)
+        assert placement.report.before == (() if chosen else ("scores",))
+        assert chosen is any("a kernel that the graph chooses" in left.reason for left in placement.report.left)
 
 
 def test_tensors_in_nested_values() -> None:

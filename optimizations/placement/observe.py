@@ -156,6 +156,7 @@ class _Observer(torch.fx.Interpreter):
         self.mode = mode
         self.log = log
         self.current = "inputs"
+        self.chooses_attention = any(_name_of(node) == "_sdpa_kernel" for node in graph_module.graph.nodes)
         self.named_values: dict[str, Any] = {}
         self.tensors: dict[str, tuple[TensorFacts, ...]] = {}
         self.effects: dict[str, Effects] = {}
@@ -182,6 +183,9 @@ class _Observer(torch.fx.Interpreter):
             value = self._not_run(n, effects)
         else:
             value = self._run(n, effects)
+        on_cpu = any(tensor.device.type == "cpu" for tensor in tensors_in(value))
+        if self.chooses_attention and on_cpu and _name_of(n) == "scaled_dot_product_attention":
+            effects.opaque = "is attention on the CPU, by a kernel that the graph chooses"
         self.named_values[n.name] = value
         self.tensors[n.name] = tuple(self._facts(tensor) for tensor in tensors_in(value))
         return value
@@ -292,12 +296,16 @@ def _changes_state(target: Any) -> bool:
     return is_torchs and is_function and target.__name__.lstrip("_").startswith(("set_", "enter_", "exit_"))
 
 
+def _name_of(node: torch.fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
 def _orders_streams(node: torch.fx.Node) -> bool:
     """Whether a node waits for the GPU, chooses a stream or records an event: copies that nobody waits for are then
     where and when the program can tell that they are done."""
     if node.op not in ("call_function", "call_method"):
         return False
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = _name_of(node)
     by_name = name in _STREAM_METHODS if node.op == "call_method" else name.endswith("_synchronize")
     return by_name or str(node.target).startswith("streams.")
 
@@ -339,14 +347,23 @@ def _shape_env(inputs: Sequence[Any]) -> Any:
 
 @contextlib.contextmanager
 def _global_state_kept() -> Iterator[None]:
-    """Graphs enter and leave autocast and gradient modes by calls; one that breaks off in between leaks nothing."""
+    """Graphs switch autocast, gradients and attention's kernels by calls; one that breaks off leaks nothing."""
     devices = ("cpu", "cuda")
     autocast = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices]
     cache = torch.is_autocast_cache_enabled()
     grad = torch.is_grad_enabled()
+    cuda = torch.backends.cuda
+    attention = [
+        (cuda.enable_flash_sdp, cuda.flash_sdp_enabled()),
+        (cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled()),
+        (cuda.enable_math_sdp, cuda.math_sdp_enabled()),
+        (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled()),
+    ]
     try:
         yield
     finally:
+        for enable, enabled in attention:
+            enable(enabled)
         for device, (enabled, dtype) in zip(devices, autocast, strict=True):
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
