@@ -40,11 +40,31 @@ def test_arguments_of_triton_kernels_are_counted_and_others_unknown() -> None:
     assert code.opaque is None
     assert not code.random
     assert code.triton_uses == {0: 3, 2: 0}
+    assert code.products == {0, 1, 2}, "nothing else uses them"
     assert code.launches == (
         Launch("triton_poi_a_0_of_the_driver", (0, 0)),
         Launch("triton_red_b_1_of_the_driver", (0,)),
     )
     assert code.reused == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("use", "only"),
+    [
+        ("extern_kernels.addmm(arg0_1, buf0, reinterpret_tensor(arg0_1, (8, 8), (1, 8), 0), out=buf0)", True),
+        ("buf1 = extern_kernels.convolution(buf0, arg0_1, stride=(1, 1), bias=None)", True),
+        ("buf1 = torch.ops.aten._scaled_mm.default(buf0, arg0_1)", True),
+        ("triton_poi_a_0.run(arg0_1, buf0, 64, stream=stream0)\nextern_kernels.mm(buf0, arg0_1, out=buf0)", True),
+        ("buf1 = torch.ops.aten._grouped_mm.default(buf0, arg0_1)", False),
+        ("extern_kernels._grouped_mm(buf0, arg0_1, out=buf0)", False),
+        ("buf1 = arg0_1\nextern_kernels.mm(buf0, buf1, out=buf0)", False),
+        ("extern_kernels.mm(buf0, arg0_1, out=buf0)\nbuf1 = torch.ops.aten.sort.default(arg0_1)", False),
+        ("extern_kernels.mm(buf0, torch.ops.aten.sort.default(arg0_1), out=buf0)", False),
+        ("arg0_1 = buf0", False),
+    ],
+)
+def test_inputs_that_only_kernels_and_products_use_are_known(use: str, only: bool) -> None:
+    assert (0 in read(f"\n{use}\n").products) is only
 
 
 @pytest.mark.parametrize(

@@ -385,6 +385,20 @@ def test_parameters_that_were_moved_as_they_are_prove_nothing(
     assert any("the same data" in str(report.fixed_inputs_refused) for report in compiled.reports)
 
 
+def test_parameters_of_products_are_followed_although_they_were_moved_as_they_are(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a library is given as parameters of its kernels is in no table. So it is with models that are offloaded."""
+    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
+    compiled = Compiled(Model(cuda_on_cpu, code=GeneratedCode(None, products=frozenset({1, 2}))), static_inputs=(1, 2))
+    w = [values(7) for _ in range(6)]
+    for step in range(40):
+        x, y = values(step), values(3)
+        (out,) = compiled(x, y, w[step % 6])
+        assert torch.equal(out, 2 * x + y * w[step % 6]), step
+    assert compiled.reports[0].fixed_inputs_followed == 2
+
+
 def test_parameters_are_followed_once_they_hold_something_else_than_what_lies_where_they_were(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:

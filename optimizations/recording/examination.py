@@ -356,10 +356,15 @@ class Examination:
         return replace(findings, analysis=analysis, plan=plan, available=available)
 
     def unproven(self, findings: Findings, indices: Iterable[int]) -> list[int]:
-        """Inputs whose uses the generated code does not name one and all."""
+        """Inputs that may be used by more than what the generated code names: Triton kernels, and products."""
         verdicts = {verdict.input: verdict for verdict in findings.analysis.verdicts}
-        known = self.code.triton_uses
-        return [index for index in indices if not is_as_named(verdicts[index], known.get(index), findings.triton)]
+        code = self.code
+        return [
+            index
+            for index in indices
+            if index not in code.products
+            and not is_as_named(verdicts[index], code.triton_uses.get(index), findings.triton)
+        ]
 
     def restricted(
         self, findings: Findings, keep: Collection[int], choice: Choice, reasons: Mapping[int, str]

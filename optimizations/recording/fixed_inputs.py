@@ -9,9 +9,9 @@ Stock records again whenever one has moved. From the third address on the graph 
 
 Note [Moved as they are]. An address that was missed would be read where it was recorded. That shows in a trial only if
 something else lies there than what the input holds now. Weights that were moved as they are (to the CPU and back, say)
-leave their bytes behind. So where the generated code does not name every use, the two are compared, and calls are tried
-until they differed. What never did, and what never moved, is not followed. Memory that was recorded may be gone; what
-the allocator does not have is not looked at.
+leave their bytes behind. So where an input is used by more than Triton kernels and products (`GeneratedCode.products`),
+the two are compared, and calls are tried until they differed. What never did, and what never moved, is not followed.
+Memory that was recorded may be gone; what the allocator does not have is not looked at.
 
 Until then calls that the recorded graphs do not fit run without a graph. Where anything speaks against it stock's way
 is taken: another recording, with the reason in the report. An output in the memory of an input that moved is handed out

@@ -84,6 +84,15 @@ _RANDOM = re.compile(
 
 _CHECKS = frozenset(("assert_size_stride", "assert_alignment"))
 
+_PRODUCTS = frozenset(
+    f"{owner}.{name}"
+    for owner in ("extern_kernels", "aten", "torch.ops.aten")
+    for operator in ("mm", "addmm", "bmm", "baddbmm", "bias_addmm", "_scaled_mm", "convolution", "cudnn_convolution")
+    for name in (operator, f"{operator}.default", f"{operator}.out")
+)
+"""Operators whose libraries are given addresses as parameters of kernels, or in tensor maps among these, and keep none
+in the GPU's memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -104,6 +113,8 @@ class GeneratedCode:
         collective: whether it involves other processes.
         triton_uses: by position among the inputs, how often Triton kernels are given it, for inputs that nothing else
             uses. An input that is not here has uses that are unknown.
+        products: positions of inputs that nothing but Triton kernels and products (`mm`, `convolution`, ...) uses.
+            Their addresses are among the parameters of kernels, and nowhere else on the GPU.
         launches: the launches of Triton kernels, in the order of the source.
         reused: positions of inputs whose memory the function takes for something else once they are dead; None where
             that is not known.
@@ -120,6 +131,7 @@ class GeneratedCode:
     collectives: tuple[str, ...] = ()
     launches: tuple[Launch, ...] = ()
     written: frozenset[int] = frozenset()
+    products: frozenset[int] = frozenset()
 
 
 def read_generated(function: Callable[..., Any]) -> GeneratedCode:
@@ -167,7 +179,8 @@ def read_function(definition: ast.FunctionDef, kernels: Mapping[str, str]) -> Ge
         if name not in uses.unknown
     }
     written = written_through_views(definition, inputs)
-    return GeneratedCode(opaque, random, bool(collectives), known, reused, collectives, launches, written)
+    products = frozenset(position for name, position in inputs.items() if name not in uses.elsewhere)
+    return GeneratedCode(opaque, random, bool(collectives), known, reused, collectives, launches, written, products)
 
 
 def _is_launch(name: str, kernels: Collection[str]) -> bool:
@@ -240,15 +253,17 @@ def _objection(name: str, kernels: Collection[str]) -> str | None:
 class _Uses(ast.NodeVisitor):
     """Collects which inputs are used otherwise than as arguments of Triton kernels.
 
-    `unknown`: names with any such use. `reused`: names whose memory another name was given to, in another shape or the
-    same.
+    `unknown`: names with any such use; `elsewhere`: those that are used by more than products, too. `reused`: names
+    whose memory another name was given to, in another shape or the same.
     """
 
     def __init__(self, kernels: Collection[str], inputs: Mapping[str, int]) -> None:
         self._kernels = kernels
         self._inputs = inputs
         self.unknown: set[str] = set()
+        self.elsewhere: set[str] = set()
         self.reused: set[str] = set()
+        self._in_product = False
 
     def visit_Call(self, node: ast.Call) -> None:
         name = dotted(node.func)
@@ -262,7 +277,10 @@ class _Uses(ast.NodeVisitor):
             for argument in node.args[1:]:
                 self.visit(argument)
         else:
+            outer = self._in_product
+            self._in_product = name in _PRODUCTS or (outer and name == "reinterpret_tensor")
             self.generic_visit(node)
+            self._in_product = outer
 
     def visit_Assign(self, node: ast.Assign) -> None:
         renamed = node.value
@@ -274,7 +292,9 @@ class _Uses(ast.NodeVisitor):
             # A second binding of an input's name would make later uses somebody else's.
             named = [target] if isinstance(target, ast.Name) else getattr(target, "elts", [])
             defines = isinstance(node.value, ast.Name) and node.value.id == "args"
-            self.unknown.update(one.id for one in named if isinstance(one, ast.Name) and not defines)
+            bound = [one.id for one in named if isinstance(one, ast.Name) and not defines]
+            self.unknown.update(bound)
+            self.elsewhere.update(bound)
         self.visit(node.value)
 
     def visit_Delete(self, node: ast.Delete) -> None:
@@ -283,6 +303,8 @@ class _Uses(ast.NodeVisitor):
     def visit_Name(self, node: ast.Name) -> None:
         if node.id in self._inputs:
             self.unknown.add(node.id)
+            if not self._in_product:
+                self.elsewhere.add(node.id)
 
 
 def dotted(node: ast.expr) -> str:
