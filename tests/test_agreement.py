@@ -8,15 +8,22 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks_on_cpu import RankProgram
+from selection_on_cpu import ranks
+from torch.distributed import FileStore, HashStore, Store, TCPStore
 
+from optimizations import torch_internals
 from optimizations.agreement.ballot import Ballot
+from optimizations.agreement.store_exchange import StoreExchange, close_current, current_ballot
 from optimizations.agreement.votes import NO, YES, Decision, Question, Topic, Vote, decide, read_vote
+from optimizations.selection.ranks import not_ready, refusal
 
 RECORDED = Topic(Question.RECORDED, "f.0", (0, 1, 2))
 FASTEST = Topic(Question.FASTEST, "f.0", (0, 1))
@@ -174,6 +181,83 @@ def test_the_thread_tells_and_a_vote_does_not_wait_for_a_slow_exchange() -> None
         time.sleep(0.01)
     ballot.close("the test is over")
     assert told == [Decision(NO, "no memory", 1)]
+
+
+def eventually(holds: Callable[[], object]) -> bool:
+    """Whether this came to hold within ten seconds."""
+    deadline = time.monotonic() + 10
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(holds())
+
+
+def test_looking_for_news_leaves_no_trace_in_a_file_store(tmp_path: Path) -> None:
+    store = FileStore(str(tmp_path / "store"), 1)
+    exchange = StoreExchange(store)
+    assert exchange.news() == 0
+    exchange.post("f.0", 0, Vote(YES).encode())
+    before = (tmp_path / "store").stat().st_size
+    assert [exchange.news() for _ in range(100)] == [1] * 100
+    assert exchange.read("f.0", 1) is None
+    assert (tmp_path / "store").stat().st_size == before
+
+
+@pytest.mark.parametrize("kind", ["file", "tcp"])
+def test_a_destroyed_process_group_leaves_nothing_at_its_address(tmp_path: Path, kind: str) -> None:
+    """Another one at the same address would find the keys of this one."""
+
+    def made() -> Store:
+        if kind == "file":
+            return FileStore(str(tmp_path / "store"), 1)
+        return TCPStore("127.0.0.1", port, 1, True, wait_for_workers=False)
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.distributed.init_process_group("fake", store=made(), rank=0, world_size=2)
+    try:
+        ballot = current_ballot()
+        assert ballot is not None
+        topic = ballot.topic(Question.RECORDED, ["all_reduce"], (0, 1))
+        ballot.vote(topic, Vote(NO, "of before"), lambda decision: None)
+        assert eventually(lambda: ballot.works)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert ballot.closed == "the process group was destroyed"
+    ballot.wait_for_end(10)
+    if kind == "file":
+        assert not (tmp_path / "store").exists()
+    else:
+        assert made().num_keys() <= 1, "the server is another one"
+
+
+class Unreachable(HashStore):
+    """A store whose server does not answer those who connect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+
+    def clone(self) -> Store:
+        assert self.answers.wait(60)
+        return HashStore()
+
+
+def test_nobody_waits_for_a_store_that_cannot_be_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that serves it is stopped, in a debugger say."""
+    store = Unreachable()
+    monkeypatch.setattr(torch_internals, "default_store", lambda: store)
+    with ranks(2):
+        began = time.monotonic()
+        ballot = current_ballot()
+        assert ballot is not None and time.monotonic() - began < 30
+        assert not ballot.works and ballot.closed is None
+        assert refusal(collectives=False) is None
+        assert not_ready() == "2 ranks compute together, and are not known yet to be able to exchange votes"
+        store.answers.set()
+        assert eventually(lambda: ballot.works)
+        assert not_ready() is None
+        close_current("the test is over", 10)
 
 
 PROGRAM = """

@@ -115,6 +115,23 @@ def test_nothing_is_kept_before_all_ranks_have_voted_and_nobody_waits(make: Any,
     assert report.calls > 0
 
 
+def test_nothing_is_measured_before_it_is_known_that_ranks_can_exchange_votes(make: Any, rank: Rank) -> None:
+    rank.ballot.works = False
+    prices, compiled = make(plain=50e-6)
+    run(compiled, 100)
+    assert (selection(compiled).state, selection(compiled).reason) == ("waiting", ranks.not_ready())
+    assert prices.timed == 0
+    rank.ballot.works = True
+    run(compiled, 100)
+    assert selection(compiled).state == "measuring"
+    rank.ballot.works = False  # the process group is another one
+    run(compiled, 2)
+    assert (selection(compiled).state, selection(compiled).reason) == ("waiting", ranks.not_ready())
+    rank.ballot.works = True
+    run(compiled, 400)
+    assert selection(compiled).reason == ranks.NOT_YET
+
+
 @pytest.mark.parametrize(
     ("plain", "costs", "kept"),
     [
@@ -196,6 +213,28 @@ def test_a_verdict_of_one_alone_is_its_vote_and_nothing_is_measured(make: Any, r
         rank.vote(["a" * 64], none=15.0, copy=16.0)
         run(again, 80)
         assert (selection(again).kept, prices.timed) == ("none", timed)
+
+
+@pytest.mark.parametrize("change", ["another vote", "inputs rest"])
+def test_what_ranks_agreed_on_by_stored_verdicts_is_looked_at(make: Any, rank: Rank, change: str) -> None:
+    rank.count = 1
+    _, compiled = make(plain=50e-6)
+    run(compiled, 400)
+    assert selection(compiled).kept == "copy"
+    rank.count = 2
+    _, again = make()
+    run(again, 30)
+    rank.vote(["a" * 64], none=60.0, copy=16.0)
+    run(again, 80)
+    assert (selection(again).state, selection(again).source) == ("decided", "stored")
+    if change == "another vote":
+        rank.vote(["a" * 64], NO, "it ran out of memory")
+    run(again, 2 * LOOK_EVERY + 4 * WINDOW, moving=change != "inputs rest")
+    report = selection(again)
+    if change == "another vote":
+        assert (report.state, report.reason) == ("off", "rank 1 does not select: it ran out of memory")
+    else:
+        assert (report.state, report.source) != ("decided", "stored"), "inputs moved when it was stored"
 
 
 def test_without_a_stored_verdict_the_option_stored_selects_nothing_on_any_rank(make: Any, rank: Rank) -> None:

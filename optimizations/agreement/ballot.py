@@ -3,7 +3,8 @@
 Note [In the background]. `vote` puts a vote into a list and returns. A daemon thread carries it out, looks for others'
 and tells what was decided by calling back. The callback must do no more than note it: the next call of the function
 reads the note. Whatever goes wrong in the exchange (the store's process is gone) ends the thread, and what is
-undecided stays so.
+undecided stays so. The thread opens the exchange, too: connecting to a store takes as long as the process that serves
+it, which may be stopped, in a debugger say, or gone.
 
 Note [Names]. Ranks compile the same program, but not always the same functions at the same time. So a function is
 named by the collectives it takes part in, which are the same on all ranks that take part, and by how many functions
@@ -41,6 +42,19 @@ class Exchange(Protocol):
         """A number that grows with each vote of any rank."""
 
 
+class _Nothing:
+    """The exchange of a ballot that is closed."""
+
+    def post(self, key: str, rank: int, vote: bytes) -> None:
+        raise RuntimeError("this ballot is closed, and nothing is exchanged for it")
+
+    def read(self, key: str, rank: int) -> bytes | None:
+        raise RuntimeError("this ballot is closed, and nothing is exchanged for it")
+
+    def news(self) -> int:
+        raise RuntimeError("this ballot is closed, and nothing is exchanged for it")
+
+
 @dataclass(slots=True)
 class _Open:
     """A topic this rank has voted on. `posted`: the vote is out."""
@@ -63,7 +77,7 @@ class Ballot:
 
     def __init__(self, rank: int, exchange: Exchange, *, threaded: bool = True) -> None:
         self._rank = rank
-        self._exchange = exchange
+        self._exchange: Exchange = exchange
         self._threaded = threaded
         self._lock = threading.RLock()  # a finalizer may vote, in a thread that holds it
         self._wake: SimpleQueue[None] = SimpleQueue()  # whose `put` may come in the middle of another
@@ -74,6 +88,8 @@ class Ballot:
         self._process = os.getpid()
         self.closed: str | None = None
         """Why nothing is exchanged any more; None while it is."""
+        self.works = not threaded
+        """Whether it is known that votes can be exchanged. Note [In the background]."""
 
     def topic(self, question: Question, collectives: Sequence[str], ranks: Sequence[int]) -> Topic:
         """A new topic about a function with these collectives. Note [Names]."""
@@ -91,6 +107,10 @@ class Ballot:
             before = self._open.get(topic)
             self._open[topic] = _Open(vote, told, decision=before.decision if before else None)
         self._wake.put(None)
+        self.begin()
+
+    def begin(self) -> None:
+        """Find out whether votes can be exchanged, and exchange them from now on. Returns at once."""
         if self._threaded and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="encore-agreement", daemon=True)
             self._thread.start()
@@ -103,14 +123,17 @@ class Ballot:
     def step(self) -> bool:
         """Post what is to be posted and look for others' votes, once. Whether there was anything new."""
         try:
-            return self._step()
+            fresh = self._step()
+            self.works = True
+            return fresh
         except Exception as error:  # the store's process is gone, the network is, the interpreter is ending
             self.close(f"{type(error).__name__}: {error}".splitlines()[0])
             return False
 
     def close(self, reason: str) -> None:
-        """Exchange no more."""
+        """Exchange no more, and hold no connection."""
         self.closed = self.closed or reason
+        self._exchange = _Nothing()
         self._wake.put(None)
 
     def wait_for_end(self, within_s: float) -> None:

@@ -4,6 +4,13 @@ A store answers at once whether a key is there, so nobody has to take part at th
 collective would ask for: a rank that never compiles the function is never waited for. It serves every backend of
 process groups, and puts nothing on the GPUs.
 
+Note [A store that is let go]. A store ends with its last reference: the server of rank 0 closes its port, a file is
+removed. A program that destroys its process group and makes another one at the same address counts on that, or the
+new group would find the old one's keys. So a store is referred to weakly, and when it goes, the connection goes.
+
+Note [Looking leaves no trace]. A file store appends whatever is set or added, by nothing too, so that looking for news
+once a second would let its file grow for as long as the program runs.
+
 Note [The interpreter's end]. A thread that comes back from the store, in C++, to an interpreter that is ending would
 end the whole process with `terminate called without an active exception`. So the ballot's thread is waited for before.
 """
@@ -12,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -32,29 +40,44 @@ _NEWS = _PREFIX + "news"
 
 _lock = threading.RLock()
 """What a finalizer calls while this thread holds it must not wait for it."""
-_current: tuple[Any, Ballot] | None = None
+_current: tuple[weakref.ref[Any], Ballot] | None = None
+"""Note [A store that is let go]."""
 
 
 class StoreExchange:
-    """`ballot.Exchange` over a `torch.distributed.Store`."""
+    """`ballot.Exchange` over a `torch.distributed.Store`, which is connected to by the first that asks or tells."""
 
     def __init__(self, store: Any) -> None:
-        self._store = store.clone()  # the program's own connection may be in a wait of minutes
-        self._store.set_timeout(LONGEST_ANSWER)
+        self._programs = weakref.ref(store)
+        self._own: Any = None
 
     def post(self, key: str, rank: int, vote: bytes) -> None:
-        self._store.set(f"{_PREFIX}{key}/{rank}", vote.decode())
-        self._store.add(_NEWS, 1)
+        store = self._store()
+        store.set(f"{_PREFIX}{key}/{rank}", vote.decode())
+        store.add(_NEWS, 1)
 
     def read(self, key: str, rank: int) -> bytes | None:
-        name = f"{_PREFIX}{key}/{rank}"
-        if not self._store.check([name]):
-            return None
-        found: bytes = self._store.get(name)
-        return found
+        return self._get(f"{_PREFIX}{key}/{rank}")
 
     def news(self) -> int:
-        return int(self._store.add(_NEWS, 0))
+        return int(self._get(_NEWS) or 0)  # Note [Looking leaves no trace]
+
+    def _get(self, name: str) -> bytes | None:
+        store = self._store()
+        if not store.check([name]):
+            return None
+        found: bytes = store.get(name)
+        return found
+
+    def _store(self) -> Any:
+        if self._own is None:
+            programs = self._programs()
+            if programs is None:
+                raise RuntimeError("the process group is gone")
+            own = programs.clone()  # the program's own connection may be in a wait of minutes
+            own.set_timeout(LONGEST_ANSWER)
+            self._own = own
+        return self._own
 
 
 def current_ballot() -> Ballot | None:
@@ -68,37 +91,17 @@ def current_ballot() -> Ballot | None:
     except (RuntimeError, ValueError):
         return None
     with _lock:
-        if _current is None or _current[0] is not store:
+        if _current is None or _current[0]() is not store:
             if _current is not None:
                 _current[1].close("the process group is another one")
-            made = _ballot(store, distributed.get_rank())
-            if _current is None or _current[0] is not store:
-                _current = (store, made)
+            made = Ballot(distributed.get_rank(), StoreExchange(store))
+            known = weakref.ref(store, lambda store: made.close("the process group was destroyed"))
+            if _current is None or _current[0]() is not store:
+                _current = (known, made)
+                made.begin()
             else:
                 made.close("a finalizer has made another one")
         return _current[1]
-
-
-def _ballot(store: Any, rank: int) -> Ballot:
-    try:
-        return Ballot(rank, StoreExchange(store))
-    except Exception as error:  # a store that cannot be cloned
-        unusable = Ballot(rank, _Nothing(), threaded=False)
-        unusable.close(f"{type(error).__name__}: {error}".splitlines()[0])
-        return unusable
-
-
-class _Nothing:
-    """An exchange for a ballot that is closed from the beginning."""
-
-    def post(self, key: str, rank: int, vote: bytes) -> None:
-        raise RuntimeError("this ballot is closed, and nothing is exchanged for it")
-
-    def read(self, key: str, rank: int) -> bytes | None:
-        raise RuntimeError("this ballot is closed, and nothing is exchanged for it")
-
-    def news(self) -> int:
-        raise RuntimeError("this ballot is closed, and nothing is exchanged for it")
 
 
 def close_current(reason: str, wait_s: float = 0.0) -> None:

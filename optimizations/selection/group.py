@@ -248,7 +248,7 @@ class Group(Voting):
         if refused is not None:
             self._off(refused)
             return
-        self.reason = next((one.waiting for one in standings if one.waiting is not None), None)
+        self.reason = next((one.waiting for one in standings if one.waiting is not None), None) or ranks.not_ready()
         if self.reason is None and ranks.count() > 1:
             self._vote_as_stored(members)
             if self.reason is not None or self.state == "off":
@@ -351,6 +351,8 @@ class Group(Voting):
             self._off(for_this)
         elif any(one.waiting is not None for one in standings):
             self._begin_again("its graphs were recorded again while it was measured")
+        elif (reason := ranks.not_ready()) is not None:
+            self._wait(reason)
         else:
             return False
         return True

@@ -61,6 +61,15 @@ def refusal(*, collectives: bool) -> str | None:
     return None
 
 
+def not_ready() -> str | None:
+    """Why it is not known yet whether ranks can decide together; None where it is, or where there is only one."""
+    ranks = count()
+    ballot = current_ballot() if ranks > 1 else None
+    if ballot is None or ballot.works or ballot.closed is not None:
+        return None
+    return f"{ranks} ranks compute together, and are not known yet to be able to exchange votes"
+
+
 def costs_us(kept: str, candidates: Sequence[str], compared: Sequence[Compared], median_s: float) -> dict[str, float]:
     """What each of the candidates (simplest first) costs this rank, in microseconds. Note [What a rank says of its
     noise]. `compared` are ratios to the one that is kept, `median_s` is its time."""
