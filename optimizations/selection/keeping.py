@@ -24,14 +24,17 @@ def stored_for(member: Member, candidates: Sequence[str]) -> StoredVerdict | Non
     return found if found is not None and found.kept in candidates else None
 
 
-def stored_together(members: Sequence[Member], candidates: Sequence[str]) -> StoredVerdict | None:
-    """The verdict on exactly these functions together."""
+def stored_together(members: Sequence[Member], candidates: Sequence[str]) -> tuple[Member, StoredVerdict] | None:
+    """The verdict on exactly these functions together, as it is stored for the one that an iteration begins with; for
+    the first where that is not known."""
     graphs = sorted({one.circumstances.graph for one in members if one.circumstances is not None})
+    known = []
     for member in members:
         found = stored_for(member, candidates)
         if found is None or list(found.group) != graphs or found.kept not in found.median_s:
             return None
-    return found
+        known.append((member, found))
+    return next((one for one in known if one[1].leads), known[0]) if known else None
 
 
 def store(members: Sequence[Member], selector: Selector, *, leader: int | None, moving: bool) -> str | None:
