@@ -144,6 +144,26 @@ def test_a_verdict_begins_the_count_of_calls_again(kept: str) -> None:
         series.forget_times()
 
 
+@pytest.mark.parametrize("end", ["memory is short", "out of memory", "another is measured"])
+def test_what_was_measured_without_a_verdict_counts_for_all_groups(
+    make: Any, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    _, compiled = make(plain=20e-6, launch=10e-6)
+    run(compiled, 60)
+    settings = compiled.functions[0].member.settings
+    assert (selection(compiled).state, settings.excess_s) == ("measuring", 0.0)
+    if end == "memory is short":
+        monkeypatch.setattr(cuda_on_cpu.tools, "free_bytes", lambda: 64)
+        run(compiled, 20)
+    elif end == "out of memory":
+        compiled.functions[0].member.group.ran_out_of_memory(compiled.functions[0].member)
+    else:
+        _, other = make(model=Model(cuda_on_cpu), digest="e" * 64)
+        run(other, 500)
+    assert selection(compiled).state in ("off", "waiting")
+    assert settings.excess_s == pytest.approx(selection(compiled).excess_s) != 0
+
+
 def test_a_verdict_that_says_little_is_not_stored(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
     """Or each later process would keep what a budget of a warm compile cache had no room to tell."""
     _, compiled = make(plain=20.0, launch=15.0)

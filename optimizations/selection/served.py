@@ -187,6 +187,7 @@ class Served:
 
     def _stop_measuring(self, reason: str) -> None:
         self._lose_turn()
+        self._series.charge()
         WAY.leave(self)
         self.decision = self._together.voted = self._measurement = None
         self.state, self.reason = "waiting", reason
