@@ -13,7 +13,7 @@ from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks_on_cpu import RankProgram
-from selection_on_cpu import make, run, selection
+from selection_on_cpu import make, pair, run, run_pair, selection
 from selection_on_cpu import ranks as process_group
 from test_agreement import Dictionary
 from trees_on_cpu import Compiled, Model
@@ -261,6 +261,36 @@ def test_a_verdict_of_one_alone_ends_when_others_come_and_that_of_all_when_they_
     rank.count = 1
     run(compiled, 100)
     assert (selection(compiled).state, selection(compiled).kept) == ("decided", "copy")
+
+
+@pytest.mark.parametrize("plain", [5e-6, 50e-6])
+def test_a_stored_verdict_on_several_functions_ends_for_all_of_them_when_others_come(
+    make: Any, rank: Rank, cuda_on_cpu: CudaOnCpu, plain: float
+) -> None:
+    """Of those without graphs it is not known that they belong together, and only one of them is known to lead."""
+    rank.count = 1
+    _, first, second = pair(make, cuda_on_cpu, plain=plain)
+    run_pair(first, second, 500)
+    _, first, second = pair(make, cuda_on_cpu, plain=plain)
+    run_pair(first, second, 30)
+    assert [(selection(one).state, selection(one).source) for one in (first, second)] == [("decided", "stored")] * 2
+    rank.count = 2
+    run_pair(first, second, 2 * LOOK_EVERY + 4 * WINDOW)
+    assert [(selection(one).state, selection(one).reason) for one in (first, second)] == [
+        ("waiting", ranks.NOT_YET)
+    ] * 2
+    assert len({selection(one).group for one in (first, second)}) == 1
+
+
+def test_others_that_come_are_seen_though_the_leader_is_gone(make: Any, rank: Rank, cuda_on_cpu: CudaOnCpu) -> None:
+    rank.count = 1
+    _, first, second = pair(make, cuda_on_cpu, plain=50e-6)
+    run_pair(first, second, 500)
+    assert selection(second).state == "decided"
+    first.functions[0].member.leave()
+    rank.count = 2
+    run(second, 4 * LOOK_EVERY)
+    assert selection(second).state != "decided"
 
 
 def test_a_function_that_holds_collectives_is_not_selected_for(make: Any, rank: Rank, cuda_on_cpu: CudaOnCpu) -> None:

@@ -381,7 +381,9 @@ class Group(Voting):
     def _look(self, member: Member, inputs: Sequence[Any]) -> None:
         """Whether the verdict still holds. See `validity`."""
         if member.serial != self._leader:
-            member.pause = self._look_every
+            # Of a stored verdict it may not be known who leads, and the leader may be gone. Ranks come all the same.
+            if self._leader in self.members.serials or self._look_at_ranks():
+                member.pause = self._look_every
             return
         if self._circumstances.begins_look and not self._look_at_ranks():
             return
