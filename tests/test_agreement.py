@@ -231,6 +231,17 @@ def test_a_destroyed_process_group_leaves_nothing_at_its_address(tmp_path: Path,
         assert made().num_keys() <= 1, "the server is another one"
 
 
+def test_there_is_one_ballot_of_a_store_whatever_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another would name its first function as this one has named a function before."""
+    store = HashStore()
+    monkeypatch.setattr(torch_internals, "default_store", lambda: store)
+    with ranks(2):
+        ballot = current_ballot()
+        close_current("a function could not be told of", 10)
+        assert current_ballot() is ballot is not None
+        assert ballot.closed == "a function could not be told of"
+
+
 class Unreachable(HashStore):
     """A store whose server does not answer those who connect."""
 

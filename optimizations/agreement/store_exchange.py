@@ -105,10 +105,11 @@ def current_ballot() -> Ballot | None:
 
 
 def close_current(reason: str, wait_s: float = 0.0) -> None:
-    """Exchange no more: the process group goes, or the process. Wait so many seconds for the thread to end."""
-    global _current
-    with _lock:
-        current, _current = _current, None
+    """Exchange no more: the process group goes, or the process. Wait so many seconds for the thread to end.
+
+    The ballot stays the one of its store: another would give the names of topics that there were to new ones.
+    """
+    current = _current
     if current is not None:
         current[1].close(reason)
         if wait_s:
