@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
 import threading
 import time
@@ -229,6 +230,21 @@ def test_a_destroyed_process_group_leaves_nothing_at_its_address(tmp_path: Path,
         assert not (tmp_path / "store").exists()
     else:
         assert made().num_keys() <= 1, "the server is another one"
+
+
+def test_a_forked_child_leaves_the_connection_to_its_parent(tmp_path: Path) -> None:
+    """A file store says in its file that it ends, and the last one removes it."""
+    store = FileStore(str(tmp_path / "store"), 1)
+    ballot = Ballot(0, StoreExchange(store), threaded=False)
+    ballot.step()
+    before = (tmp_path / "store").stat().st_size
+    child = os.fork()
+    if child == 0:
+        ballot.close("the child ends")
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "store").stat().st_size == before
+    assert ballot.closed is None and not ballot.step()
 
 
 def test_there_is_one_ballot_of_a_store_whatever_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

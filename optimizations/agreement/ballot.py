@@ -131,9 +131,10 @@ class Ballot:
             return False
 
     def close(self, reason: str) -> None:
-        """Exchange no more, and hold no connection."""
+        """Exchange no more, and hold no connection; a forked child leaves it to its parent."""
         self.closed = self.closed or reason
-        self._exchange = _Nothing()
+        if self._process == os.getpid():
+            self._exchange = _Nothing()
         self._wake.put(None)
 
     def wait_for_end(self, within_s: float) -> None:
