@@ -34,7 +34,7 @@ from statistics import median
 from typing import Literal
 
 from optimizations.selection.interval import Interval, fewest, paired_interval
-from optimizations.selection.totals import LIKELY, Means, doubtful, errors_against, seeming_errors_against, sure
+from optimizations.selection.totals import LIKELY, PLAIN, Means, doubtful, errors_against, seeming_errors_against, sure
 
 Outcome = Literal["faster", "same", "unresolved"]
 EndedBy = Literal["certainty", "calls", "time", "cost"]
@@ -302,7 +302,9 @@ class _Pairs:
         if found is None or not self.means:
             return 0.0
         margin = self._margin(one, other)
-        return seeming_errors_against(one, other, self.means, self.rounds, found.ratio.estimate, margin)
+        seeming = seeming_errors_against(one, other, self.means, self.rounds, found.ratio.estimate, margin)
+        plain = errors_against(one, other, self.means, margin)
+        return max(seeming, plain) if plain > PLAIN else seeming
 
 
 def _without_slower(left: tuple[str, ...], pairs: _Pairs) -> tuple[str, ...]:

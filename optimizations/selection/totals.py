@@ -32,6 +32,11 @@ SINGLE = 0.15
 single slow call is one, less what the candidate gains in its other calls. After four times as many rounds it takes
 twice as many, up to `DOUBTED`, or slow calls that all candidates have would leave a doubt for ever."""
 
+PLAIN = 1.6
+"""Standard errors of sums as they are beyond which there is a doubt, too. Where several calls of a block are slow, its
+median is slow with them, and the block says nothing of what is seldom. Slow regimes are in these sums, so less than
+this says nothing either."""
+
 FEWEST = 8
 """Rounds: the standard error of fewer is not known well enough."""
 
