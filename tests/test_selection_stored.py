@@ -12,6 +12,7 @@ from selection_on_cpu import W, make, pair, run, selection
 from trees_on_cpu import Compiled, Model, nodes, values
 
 import optimizations
+from optimizations.recording.budget import spent_at_once
 from optimizations.recording.examination import Examination
 from optimizations.recording.session import Stage
 
@@ -73,15 +74,17 @@ def test_a_stored_copy_that_ends_while_moved_weights_are_tried_out_leaves_them_t
     _, again = make(plain=50e-6, copied_byte=1e-7)
     run(again, 30)
     weights = [values(number) for number in range(20, 28)]
-    for w in weights[:2]:
-        run(again, 1, w=w)
+    with spent_at_once():
+        for w in weights[:2]:
+            run(again, 1, w=w)
     (trying,) = [one for one in nodes() if one.fixed_inputs.refused is None and one.fixed_inputs._findings is not None]
     assert not trying.fixed_inputs.following
     group = again.functions[-1].member.group
     group._void("for this test")
     assert trying.session.stage is Stage.DONE and not trying.waiting
-    for number in range(120):
-        run(again, 4, w=weights[number % 8])
+    with spent_at_once():
+        for number in range(120):
+            run(again, 4, w=weights[number % 8])
     assert trying.fixed_inputs.following
     assert selection(again).kept == "indirection"
 
