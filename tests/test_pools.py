@@ -13,7 +13,7 @@ from cuda_on_cpu import FakeStream
 
 from optimizations import torch_internals
 from optimizations.captured.graph import MemoryRange
-from optimizations.captured.pools import Pool, end_failed_capture, is_allocated, joined, scratch_pool
+from optimizations.captured.pools import Pool, are_allocated, end_failed_capture, joined, scratch_pool
 
 STREAM: Any = FakeStream(50)
 
@@ -86,8 +86,10 @@ def test_memory_is_looked_at_only_where_the_allocator_has_all_of_it(
     monkeypatch: pytest.MonkeyPatch, address: int, size: int, expected: bool
 ) -> None:
     segments = [{"address": 4096 * place, "total_size": 4096} for place in (1, 2, 7)]
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *_, **__: segments)
-    assert is_allocated(MemoryRange(address=address, size_bytes=size)) is expected
+    asked: list[None] = []
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda *_, **__: asked.append(None) or segments)
+    assert are_allocated([MemoryRange(address=address, size_bytes=size)] * 3) == [expected] * 3
+    assert len(asked) == 1
 
 
 def test_a_pool_is_one_reference_until_it_goes(allocator: Allocator) -> None:

@@ -113,11 +113,19 @@ def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
     return joined((segment["address"], segment["total_size"]) for segment in segments)
 
 
-def is_allocated(memory: MemoryRange) -> bool:
-    """Whether the allocator has this memory from the device: reading it is no fault, whoever has it now."""
+def are_allocated(memory: Iterable[MemoryRange]) -> list[bool]:
+    """Of each whether the allocator has it from the device: reading it is no fault, whoever has it now.
+
+    The allocator is asked once, which takes longer the more it has.
+    """
     segments = joined((segment["address"], segment["total_size"]) for segment in memory_segments())
-    end = memory.address + memory.size_bytes
-    return any(one.address <= memory.address and end <= one.address + one.size_bytes for one in segments)
+    return [
+        any(
+            segment.address <= one.address and one.address + one.size_bytes <= segment.address + segment.size_bytes
+            for segment in segments
+        )
+        for one in memory
+    ]
 
 
 def joined(segments: Iterable[tuple[int, int]]) -> tuple[MemoryRange, ...]:

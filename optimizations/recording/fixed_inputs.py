@@ -30,7 +30,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.captured.displaced import memory_of, size_bytes
-from optimizations.captured.pools import is_allocated
+from optimizations.captured.pools import are_allocated
 from optimizations.indirection.plan import Choice
 from optimizations.recording.examination import Findings
 from optimizations.recording.session import Session, one_line
@@ -225,7 +225,8 @@ class FixedInputs:
         try:
             for kept, now in zip(before, changed, strict=True):
                 now.copy_(kept)
-            compared = tuple(index for index in moved if is_allocated(memory_of(recorded.inputs[index])))
+            readable = are_allocated(memory_of(recorded.inputs[index]) for index in moved) if moved else ()
+            compared = tuple(index for index, is_there in zip(moved, readable, strict=True) if is_there)
             held = [differs(read[index], recorded.inputs[index]) for index in compared]
             candidate.launch(addresses)
             pairs = [
