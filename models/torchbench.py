@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from models.losses import mean_loss
+from models.precision import precision_kept
 from models.registry import DtypePolicy, Inputs, Size, Task, UnknownWorkload, Workload
 
 if TYPE_CHECKING:
@@ -211,7 +212,6 @@ def _global_state_kept() -> Iterator[None]:
     values: dict[Callable[[Any], object], Any] = {
         torch.set_default_dtype: torch.get_default_dtype(),
         torch.set_grad_enabled: torch.is_grad_enabled(),
-        torch.set_float32_matmul_precision: torch.get_float32_matmul_precision(),
         torch.set_num_threads: torch.get_num_threads(),
         torch.autograd.set_detect_anomaly: torch.is_anomaly_enabled(),
         torch.backends.cuda.enable_flash_sdp: torch.backends.cuda.flash_sdp_enabled(),
@@ -220,13 +220,13 @@ def _global_state_kept() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp: torch.backends.cuda.cudnn_sdp_enabled(),
     }
     cudnn = torch.backends.cudnn
-    flags = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "deterministic", "allow_tf32")}
+    flags = {name: getattr(cudnn, name) for name in ("enabled", "benchmark", "deterministic")}
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     manual_seed, default_device = torch.manual_seed, torch.get_default_device()
     settings = _settings()
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), precision_kept():
             yield
     finally:
         for name in _settings().keys() - settings:

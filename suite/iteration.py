@@ -18,6 +18,7 @@ import torch
 
 from models.instance import Instance
 from models.parts import CompiledInParts
+from models.precision import precision_kept
 from models.registry import Inputs
 from suite.modes import Mode
 from suite.settings import MATMUL_PRECISION
@@ -100,15 +101,12 @@ def set_numerics() -> None:
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
     """No TF32, in matmuls or convolutions: for runs that serve as a reference."""
-    matmul = torch.get_float32_matmul_precision()
-    convolution = torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
+    with precision_kept():
+        torch.set_float32_matmul_precision("highest")
+        cudnn: Any = torch.backends.cudnn
+        # `allow_tf32 = False` would leave them to `torch.backends.fp32_precision`.
+        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "ieee"
         yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = convolution
 
 
 def seed_all(seed: int) -> None:

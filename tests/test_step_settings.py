@@ -25,6 +25,7 @@ from step_parts import batches
 from torch.utils._python_dispatch import TorchDispatchMode
 from value_changes import Case, Cases
 
+from models.precision import precision_kept
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.program_code import looks_up_by_variable
 
@@ -527,12 +528,9 @@ def test_numbers_that_look_alike_have_graphs_of_their_own(pair: tuple[Any, Any])
 
 @pytest.fixture
 def precision() -> Iterator[None]:
-    yield
-    torch.backends.fp32_precision = "none"
-    for of in (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
-        of.fp32_precision = "none"
+    with precision_kept():
+        yield
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
-    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.usefixtures("precision")

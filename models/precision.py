@@ -1,0 +1,35 @@
+"""The precision of float32 products and convolutions, put back whoever changed it, by either of PyTorch's interfaces.
+
+`torch.set_float32_matmul_precision` and `allow_tf32` are the older one. Reading them raises where the newer one
+(`fp32_precision`) has set what they cannot say, in a program that a user brings, for example.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def precision_kept() -> Iterator[None]:
+    """Whatever the block sets, the precision is afterwards what it was before."""
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    places: tuple[Any, ...] = (torch.backends, torch.backends.cuda.matmul, cudnn, cudnn.conv, cudnn.rnn)
+    newer = [place.fp32_precision for place in places]
+    matmul = convolution = None
+    with contextlib.suppress(RuntimeError):
+        matmul = torch.get_float32_matmul_precision()
+    with contextlib.suppress(RuntimeError):
+        convolution = cudnn.allow_tf32
+    try:
+        yield
+    finally:
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+        if convolution is not None:
+            cudnn.allow_tf32 = convolution
+        for place, value in zip(places, newer, strict=True):
+            place.fp32_precision = value
