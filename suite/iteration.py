@@ -104,8 +104,10 @@ def full_precision() -> Iterator[None]:
     with precision_kept():
         torch.set_float32_matmul_precision("highest")
         cudnn: Any = torch.backends.cudnn
-        # `allow_tf32 = False` would leave them to `torch.backends.fp32_precision`.
-        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "ieee"
+        cudnn.allow_tf32 = False
+        for operators in (cudnn.conv, cudnn.rnn):
+            if operators.fp32_precision == "tf32":  # `torch.backends.fp32_precision` says so for all that say nothing
+                operators.fp32_precision = "ieee"
         yield
 
 
