@@ -68,7 +68,7 @@ def list_decisions(folder: Folder = None, as_json: Json = False) -> None:
         console().print(table)
     for one in found:
         if one.ignored is not None:
-            console().print(_printable(f"{one.path.name} is ignored: {one.ignored}"), markup=False)
+            console().print(_printable(f"{one.path.name} is ignored: {one.ignored}"))
     if not found:
         print(f"no verdicts in {store.directory}; programs that run with backend='encore' make some")
 

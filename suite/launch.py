@@ -335,7 +335,7 @@ def _say_result(console: Console, finished: Finished, again: str) -> None:
     passed = len(finished.cells) - len(finished.failed)
     console.print(f"{where}: {passed} of {len(finished.cells)} cells passed")
     for cell in finished.failed:
-        console.print(f"  {cell.workload} {cell.mode}: {cell.status}, see {where}/logs", markup=False)
+        console.print(f"  {cell.workload} {cell.mode}: {cell.status}, see {where}/logs")
     if finished.failed:
         console.print(f"run the failed ones again with: {again} --retry-failed")
     if finished.not_started:

@@ -189,10 +189,11 @@ def memory(tensor: torch.Tensor) -> MemoryRange:
 
 
 def writing_tracker(
-    pointers: FakePointers, weight: torch.Tensor, filled: list[Any], *, follows: bool
+    pointers: FakePointers, weight: torch.Tensor, filled: list[Any], *, follows: bool, size_bytes: int = 1
 ) -> AddressTracker:
-    """Of a graph that reads input 0 in place and writes input 1, at a fixed address or followed."""
-    inputs = [TrackedInput(0, 16, PLACEHOLDER), *([TrackedInput(1, 16, None)] if follows else [])]
+    """Of a graph that reads input 0, of this size, in place and writes input 1, at a fixed address or followed."""
+    read = TrackedInput(0, 16, PLACEHOLDER, size_bytes=size_bytes)
+    inputs = [read, *([TrackedInput(1, 16, None)] if follows else [])]
     return AddressTracker(
         inputs,
         [PLACEHOLDER, weight.data_ptr() if follows else None],
@@ -225,18 +226,7 @@ def test_an_input_that_reaches_into_what_the_graph_writes_is_copied(follows: boo
     pointers, filled = FakePointers(), []  # type: ignore[var-annotated]
     whole = aligned(64)
     weight, x = whole[32:], whole[begins:][: 40 if copied else 4]
-    inputs = [
-        TrackedInput(0, 16, PLACEHOLDER, size_bytes=x.nbytes),
-        *([TrackedInput(1, 16, None)] if follows else []),
-    ]
-    tracker = AddressTracker(
-        inputs,
-        [PLACEHOLDER, weight.data_ptr() if follows else None],
-        pointers,
-        MemoryRanges([]),
-        lambda index, value: filled.append(index),
-        {1: memory(weight)},
-    )
+    tracker = writing_tracker(pointers, weight, filled, follows=follows, size_bytes=x.nbytes)
     tracker.follow([x, weight])
     assert (tracker.addresses[0], filled) == ((PLACEHOLDER, [0]) if copied else (x.data_ptr(), []))
 

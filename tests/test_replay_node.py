@@ -366,6 +366,13 @@ class HasTwoUses(Model):
         return [out]
 
 
+def serve(compiled: Compiled, step: int, y: torch.Tensor, w: torch.Tensor) -> None:
+    """One call with a new x, whose result is right."""
+    x = values(step)
+    (out,) = compiled(x, y, w)
+    assert torch.equal(out, 2 * x + y * w), step
+
+
 def test_parameters_that_were_moved_as_they_are_prove_nothing(
     cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,9 +385,7 @@ def test_parameters_that_were_moved_as_they_are_prove_nothing(
         y = parameters[step % 6]
         if step >= 40:
             y.add_(1.0)
-        x = values(step)
-        (out,) = compiled(x, y, w)
-        assert torch.equal(out, 2 * x + y * w), step
+        serve(compiled, step, y, w)
     assert all(report.fixed_inputs_followed == 0 for report in compiled.reports)
     assert any("the same data" in str(report.fixed_inputs_refused) for report in compiled.reports)
 
@@ -393,9 +398,7 @@ def test_parameters_of_products_are_followed_although_they_were_moved_as_they_ar
     compiled = Compiled(Model(cuda_on_cpu, code=GeneratedCode(None, products=frozenset({1, 2}))), static_inputs=(1, 2))
     w = [values(7) for _ in range(6)]
     for step in range(40):
-        x, y = values(step), values(3)
-        (out,) = compiled(x, y, w[step % 6])
-        assert torch.equal(out, 2 * x + y * w[step % 6]), step
+        serve(compiled, step, values(3), w[step % 6])
     assert compiled.reports[0].fixed_inputs_followed == 2
 
 
@@ -410,9 +413,7 @@ def test_parameters_are_followed_once_they_hold_something_else_than_what_lies_wh
         y = parameters[step % 6]
         if step % 2:
             y.add_(step)
-        x = values(step)
-        (out,) = compiled(x, y, w)
-        assert torch.equal(out, 2 * x + y * w), step
+        serve(compiled, step, y, w)
     assert compiled.reports[0].fixed_inputs_followed == 1, "w never moved"
 
 

@@ -34,6 +34,11 @@ class MemoryRanges:
     def __contains__(self, address: int) -> bool:
         return bool(bisect_right(self.borders, address) & 1)
 
+    def cover(self, address: int, size_bytes: int) -> bool:
+        """Whether all of the `size_bytes` bytes from `address` on lie in it."""
+        below = bisect_right(self.borders, address)
+        return bool(below & 1) and address + size_bytes <= self.borders[below]
+
     def overlap(self, address: int, size_bytes: int) -> bool:
         """Whether one of the `size_bytes` bytes from `address` on lies in it."""
         if not size_bytes:

@@ -19,6 +19,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.captured.capture_order import in_order
 from optimizations.captured.graph import MemoryRange
+from optimizations.captured.memory_ranges import MemoryRanges
 from optimizations.torch_internals.memory_segments import memory_segments
 
 NO_POOL = (0, 0)
@@ -114,18 +115,14 @@ def pool_memory(pool: Any) -> tuple[MemoryRange, ...]:
 
 
 def are_allocated(memory: Iterable[MemoryRange]) -> list[bool]:
-    """Of each whether the allocator has it from the device: reading it is no fault, whoever has it now.
+    """For each of these ranges, whether PyTorch's allocator has all of it, so that it can be read, whoever uses it now.
 
-    The allocator is asked once, which takes longer the more it has.
+    The allocator is asked once for all: that takes the longer the more memory it has.
     """
-    segments = joined((segment["address"], segment["total_size"]) for segment in memory_segments())
-    return [
-        any(
-            segment.address <= one.address and one.address + one.size_bytes <= segment.address + segment.size_bytes
-            for segment in segments
-        )
-        for one in memory
-    ]
+    segments = MemoryRanges(
+        MemoryRange(address=segment["address"], size_bytes=segment["total_size"]) for segment in memory_segments()
+    )
+    return [segments.cover(one.address, one.size_bytes) for one in memory]
 
 
 def joined(segments: Iterable[tuple[int, int]]) -> tuple[MemoryRange, ...]:

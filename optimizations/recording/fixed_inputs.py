@@ -40,7 +40,6 @@ from optimizations.replay.addresses import geometry_of
 MOST_PUT_OFF = 8
 """Calls that are not tried out because memory is short, before that is final."""
 
-
 MOST_TRIALS = 8
 """Calls that are tried out until inputs hold something else than what lies where they were recorded."""
 
@@ -147,17 +146,16 @@ class FixedInputs:
         findings = examination.compare(candidates, Choice.HOST)
         keep = {*recorded.fixed, *session.in_place} - self._excluded.keys()
         findings = examination.restricted(findings, keep, Choice.HOST, self._excluded)
-        indirect = set(findings.in_place)
-        if indirect.isdisjoint(recorded.fixed):
+        fixed = [index for index in findings.in_place if index in recorded.fixed]
+        if not fixed:
             reasons = [
                 reason.message for one in findings.plan.inputs if one.input in recorded.fixed for reason in one.reasons
             ]
             self._refuse(reasons[0] if reasons else "no input at a fixed address can be followed")
             return
-        if not recorded.passed <= {*indirect, *findings.unused}:
+        if not self._follows_what_is_passed(findings):
             self._refuse("an input that it writes cannot be followed")
             return
-        fixed = [index for index in findings.in_place if index in recorded.fixed]
         self._unproven = frozenset(examination.unproven(findings, fixed))
         self._candidate = examination.candidate(findings)
         self._findings = findings
@@ -292,10 +290,7 @@ class FixedInputs:
             self.close()
             findings = self._proven(self._findings)
             fixed = set(self._session.recorded.fixed)
-            if fixed.isdisjoint(findings.in_place) or not self._session.recorded.passed <= {
-                *findings.in_place,
-                *findings.unused,
-            }:
+            if fixed.isdisjoint(findings.in_place) or not self._follows_what_is_passed(findings):
                 self._refuse(MOVED_AS_IT_IS)
                 return
             self._findings = findings
@@ -308,6 +303,10 @@ class FixedInputs:
             if not self.following:
                 self._refuse(one_line(error))
             raise
+
+    def _follows_what_is_passed(self, findings: Findings) -> bool:
+        """Whether each input of the program's that the function writes is followed, or not used by the graph."""
+        return self._session.recorded.passed <= {*findings.in_place, *findings.unused}
 
     def _proven(self, findings: Findings) -> Findings:
         """What of them the trials have proven. Note [Moved as they are]."""

@@ -14,9 +14,10 @@ indirection and nothing else: the recorded graph is not touched before stage 4, 
 the recorded graph. `Session.run` lets no exception of its own reach the program, only those of the replay.
 
 Note [What is changed once]. A plan with a pointer table adds nodes to the recorded graph, or exchanges some, and the
-graph is instantiated anew. Whatever ends that, an interrupt too, it is not begun again: nodes that were added would
-write into a table that is gone. And from the new executable on, until a tracker keeps its addresses, the graph reads
-what nobody wrote, or, where instantiating it failed, there is none. A recording that is left like that serves no call.
+graph is instantiated anew. If this fails or is interrupted, it is not tried a second time: the nodes added before would
+write into a table that is gone. The new executable is not right before a tracker keeps its addresses, for until then
+its table is empty; and if instantiating fails, there is no executable. A recording that is left like that serves no
+call.
 
 Inputs at fixed addresses (parameters) are not looked at here; see `fixed_inputs`.
 """

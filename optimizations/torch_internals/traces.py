@@ -20,7 +20,7 @@ def traces_forgotten() -> Iterator[None]:
 
     Of code that had been compiled before it forgets the sizes only: it can drop all traces of a piece of code, not one.
     """
-    compiled = [code for code in _traced() if torch_internals.cache_entries(code)]
+    compiled = {code for code in _traced() if torch_internals.cache_entries(code)}
     sizes = torch_internals.sizes_seen()
     before = copy.deepcopy(dict(sizes))
     try:

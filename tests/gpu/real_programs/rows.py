@@ -111,9 +111,13 @@ def table(rows: Sequence[Row]) -> str:
                 "/".join(_number(_memory_ratio(row, stock, phase)) for phase in PHASES),
             ]
         lines.append(line)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    drawn = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([*drawn, "", *_summary(by_key, programs, ours), *_remarks(rows)])
+    return "\n".join([*_drawn(lines), "", *_summary(by_key, programs, ours), *_remarks(rows)])
+
+
+def _drawn(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of text whose cells stand below each other."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def pooled(runs: Sequence[Sequence[Row]]) -> str:
@@ -131,8 +135,6 @@ def pooled(runs: Sequence[Sequence[Row]]) -> str:
     for (program, mode), values in found.items():
         each = " ".join(f"{value:.2f}" for value in values)
         lines.append([program, mode, str(len(values)), f"{statistics.median(values):.2f}", each])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    drawn = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     summary = []
     for mode in dict.fromkeys(mode for _, mode in found):
         medians = {program: statistics.median(values) for (program, its), values in found.items() if its == mode}
@@ -142,7 +144,7 @@ def pooled(runs: Sequence[Sequence[Row]]) -> str:
             f"geometric mean of {len(medians)} programs; lowest {medians[low]:.2f} ({low}); "
             f"below 0.95: {sum(value < 0.95 for value in medians.values())}"
         )
-    return "\n".join([*drawn, "", *(summary or ["no run has a program under stock and another mode"])])
+    return "\n".join([*_drawn(lines), "", *(summary or ["no run has a program under stock and another mode"])])
 
 
 def _summary(by_key: Mapping[tuple[str, str], Row], programs: Sequence[str], ours: Sequence[str]) -> list[str]:
