@@ -279,6 +279,25 @@ def test_a_result_of_which_only_the_storage_is_kept_stays_valid() -> None:
     assert call.calls_without_graph == 2
 
 
+@pytest.mark.parametrize("result_too", [True, False])
+def test_a_result_that_dlpack_gave_away_stays_valid(result_too: bool) -> None:
+    """Nobody could tell whoever has its address that it lies elsewhere now."""
+    module = nn.Linear(4, 4)
+    call = graph_callables([module], [(torch.randn(2, 4),)], device=CpuDevice(), order=[1])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for calls_without_graph in (1, 2):
+            out = call[0](torch.randn(2, 4))
+            kept = torch.from_dlpack(out)
+            value = kept.clone()
+            if not result_too:
+                del out
+            call[0](torch.randn(2, 4))
+            assert torch.equal(kept, value)
+            assert call.calls_without_graph == calls_without_graph
+            kept = out = value
+
+
 def test_a_function_gets_the_gradients_of_what_it_closes_over() -> None:
     weight = torch.randn(4, requires_grad=True)
     device = CpuDevice()

@@ -2,9 +2,9 @@
 
 The next launch of the graph writes its results to the same memory, and so may a launch of any other in its pool: what
 one graph computes on its way may lie where another, captured later, has its results. A tensor that somebody still holds
-then gets memory of its own before that, with its values. Views of it, and an autograd graph whose backward did not run,
-cannot be given memory of their own; a forward that would overwrite them runs without its graph, and a backward raises
-an error before anything is overwritten.
+then gets memory of its own before that, with its values. Views of it (DLPack's, too), and an autograd graph whose
+backward did not run, cannot be given memory of their own; a forward that would overwrite them runs without its graph,
+and a backward raises an error before anything is overwritten.
 """
 
 from __future__ import annotations
@@ -79,6 +79,9 @@ class HandedOut:
             if _uses(tensor) > idle + places[tensor.untyped_storage().data_ptr()]:
                 return False
         held = [tensor for tensor in alive if tensor.untyped_storage().data_ptr() in self._addresses]
+        # DLPack holds the tensor, and whoever was given that the address: memory of its own would part the two.
+        if any(torch_internals.tensor_use_count(tensor) > 1 for tensor in held):
+            return False
         for tensor, copy in zip(held, copies(held), strict=True):
             tensor.data = copy
             self.rescued += 1
