@@ -298,6 +298,20 @@ def test_a_result_that_dlpack_gave_away_stays_valid(result_too: bool) -> None:
             kept = out = value
 
 
+def test_graphs_without_backwards_serve_wherever_they_were_made() -> None:
+    """The order says that there are none, and so does no_grad where they are called."""
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients):
+            call = graph_callables([nn.Linear(4, 4)], [(torch.randn(2, 4),)], device=CpuDevice(), order=[1])
+        with torch.no_grad():
+            call[0](torch.randn(2, 4))
+        assert (call.calls_without_graph, call.report()[0].replays) == (0, 1)
+    with torch.no_grad():
+        call = graph_callables([nn.Linear(4, 4)], [(torch.randn(2, 4),)], device=CpuDevice(), order=[1, -1])
+    call[0](torch.randn(2, 4)).sum().backward()
+    assert [one.replays for one in call.report()] == [1, 1]
+
+
 def test_a_function_gets_the_gradients_of_what_it_closes_over() -> None:
     weight = torch.randn(4, requires_grad=True)
     device = CpuDevice()

@@ -72,7 +72,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._training = any(event.direction == "backward" for event in order)
         self._keys = [signature(sample, []) for sample in samples]
         self._arguments = [arguments_of(sample) for sample in samples]
-        self._modes = [modes_of(function) for function in callables]
+        with torch.set_grad_enabled(self._training):  # as captures have it, and calls that graphs serve
+            self._modes = [modes_of(function) for function in callables]
         self._slots: dict[tuple[int, int], Slot] = {}
         self._update: Any = None
         self._update_due = False
