@@ -218,8 +218,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             fits = False
             self._warn(
                 number,
-                "a result of an earlier call is held through a view, or because its backward did not run; drop it "
-                "before, clone what you keep, or pass outputs='copied'",
+                "a result of an earlier call is held through a view, or because its backward did not run, or was "
+                "resized; drop it before, clone what you keep or resize, or pass outputs='copied'",
             )
         if not fits:
             self._passed(number, skip=True)

@@ -98,8 +98,9 @@ class Slot:
     def makes_room(self) -> bool:
         """Before a forward: let the results of the one before leave, and those of `mates`. These may lie where this
         graph writes on its way, for that memory was free when they were captured. The order says that they are over,
-        but not that nobody holds their results. False where one cannot leave, and would be overwritten."""
-        own = self.copied or self.results.leave()
+        but not that nobody holds their results. False where one cannot leave, and would be overwritten, or has left for
+        good, so that the launch would not write it."""
+        own = self.copied or (not self.results.resized and self.results.leave())
         return own and all(mate.results.leave() for mate in self.mates if mate.results.are_out)
 
     def run(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -5,6 +5,9 @@ one graph computes on its way may lie where another, captured later, has its res
 then gets memory of its own before that, with its values. Views of it (DLPack's, too), and an autograd graph whose
 backward did not run, cannot be given memory of their own; a forward that would overwrite them runs without its graph,
 and a backward raises an error before anything is overwritten.
+
+Who resizes a result gives its storage other memory, and the graph would go on writing what nobody reads. So it is not
+launched any more. A result without memory is a new tensor in each call, for its holder may give it some.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ class HandedOut:
         self.read_back = tuple(read_back)
         self._static = list(static)
         self._own = [tensor for index, tensor in enumerate(static) if index not in theirs]
-        self._addresses = {tensor.untyped_storage().data_ptr() for tensor in self._own}
+        self._written_at = [tensor.untyped_storage().data_ptr() for tensor in self._own]
+        self._addresses = set(self._written_at)
         self._handed: list[weakref.ref[torch.Tensor]] = []
         self._idle: list[int] = []
         self.rescued = 0
@@ -46,13 +50,23 @@ class HandedOut:
     def hand_out(self) -> tuple[torch.Tensor, ...]:
         """Tensors over the graph's results."""
         return tuple(
-            _over(tensor) if index in self.read_back else tensor.detach() for index, tensor in enumerate(self._static)
+            torch.empty_like(tensor)
+            if not tensor.untyped_storage().data_ptr()
+            else _over(tensor)
+            if index in self.read_back
+            else tensor.detach()
+            for index, tensor in enumerate(self._static)
         )
 
     @property
     def are_out(self) -> bool:
         """Whether results were handed out that may still lie here."""
         return bool(self._handed)
+
+    @property
+    def resized(self) -> bool:
+        """Whether a result lies elsewhere than the graph writes it, because it was resized."""
+        return [tensor.untyped_storage().data_ptr() for tensor in self._own] != self._written_at
 
     @property
     def handed(self) -> Sequence[weakref.ref[torch.Tensor]]:
