@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from interrupts import interrupted_behind
 from trees_on_cpu import Compiled, Model, values
+
+import optimizations
 
 __all__ = ["cuda_on_cpu"]
 
@@ -108,3 +112,33 @@ def test_a_result_is_held_that_was_dead_when_the_next_graph_was_recorded(
                 held.values.append((result, expected))
             del result
         held.check(step)
+
+
+def test_an_interrupt_while_a_recording_makes_its_results_costs_that_call_only(cuda_on_cpu: CudaOnCpu) -> None:
+    """The first replay makes them. What was made in part stood for all that there is, and each later call raised."""
+    w = values(7)
+    for number in range(90):
+        compiled = Compiled(Model(cuda_on_cpu))
+        for step in range(2):
+            compiled(values(step), values(2), w)
+        with (
+            interrupted_behind(number, "/trees/results_node.py", "_inductor/cudagraph_trees.py") as where,
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            compiled(values(2), values(2), w)
+        held = Held()
+        for step in range(3, 9):
+            torch.compiler.cudagraph_mark_step_begin()
+            (result,) = compiled.function([values(step), values(2), w])
+            expected = 2 * values(step) + values(2) * w
+            assert torch.equal(result, expected), where
+            result.requires_grad_()  # it is made again for the next call
+            if step == 5:
+                held.values.append((result, expected))
+            held.check(step)
+            assert not compiled(values(step), values(2), w)[0].requires_grad, where
+        optimizations.reset()
+        if not where:
+            break
+    assert number > 3, "nothing was interrupted"
+    assert not where

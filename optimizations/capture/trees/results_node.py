@@ -270,6 +270,13 @@ class ResultsNode(CUDAGraphNode):
 
     def _initialize_cached_tensors(self) -> None:
         torch_internals.set_cached_tensors_enabled(True)  # Note [A reset of stock's]
+        try:
+            self._make_cached_tensors()
+        except BaseException:  # an interrupt, and the program goes on: the next call makes all of them
+            self.remove_node_cached_tensors()
+            raise
+
+    def _make_cached_tensors(self) -> None:
         super()._initialize_cached_tensors()
         self._cached_storages[:] = [
             None if tensor is None else tensor.untyped_storage() for tensor in self.cached_tensor_outputs
