@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import weakref
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
-from interrupts import interrupted_at
+from interrupts import interrupted_at, interrupted_behind
 from simulated_cuda import floats
 from simulated_work import aligned
 from trees_on_cpu import COUNT, Compiled, Model, nodes, values
@@ -292,6 +293,21 @@ def test_an_interrupt_where_patching_begins_costs_nothing_else(cuda_on_cpu: Cuda
             others = [index for index in range(6) if index != step % 6]
             assert all(torch.equal(buffers[index], before[index]) for index in others), (where, step)
         containers.shut_down()
+
+
+def test_an_interrupt_where_a_second_capture_begins_ends_it(cuda_on_cpu: CudaOnCpu) -> None:
+    """What is captured for ever fails whatever the program does next."""
+    for number in range(400):
+        compiled = Compiled(Model(cuda_on_cpu))
+        inputs = [(values(step), values(step)) for step in range(6)]
+        with interrupted_behind(number, "captured/driver.py") as where, contextlib.suppress(KeyboardInterrupt):
+            for x, y in inputs:
+                compiled(x, y, W)
+        assert cuda_on_cpu.capturing is None, where
+        containers.shut_down()
+        if not where:
+            break
+    assert number > 20, "nothing was interrupted"
 
 
 def test_a_buffer_that_the_program_lets_go_of_is_free(compiled_on_cpu: CompiledOnCpu) -> None:

@@ -33,7 +33,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.captured.capture_order import in_order
-from optimizations.captured.driver import check
+from optimizations.captured.driver import CudaCallFailed, check
 from optimizations.captured.graph import CapturedGraph, MemoryRange
 from optimizations.captured.own_stream import own_stream
 from optimizations.captured.pools import end_failed_capture, others_have_pools, pool_memory, scratch_pool
@@ -118,12 +118,15 @@ def _captured_by_driver(
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     torch_internals.begin_allocating(device, pool)
     try:
-        check(driver.cuStreamBeginCapture, raw, mode)
         try:
+            check(driver.cuStreamBeginCapture, raw, mode)
             outputs = model(arguments)
             del outputs
-        finally:
-            graph = check(driver.cuStreamEndCapture, raw)
+        except BaseException:  # an interrupt may come right behind the call that begins it
+            with contextlib.suppress(CudaCallFailed):  # it was not begun, or what failed has ended it
+                check(driver.cuGraphDestroy, check(driver.cuStreamEndCapture, raw))
+            raise
+        graph = check(driver.cuStreamEndCapture, raw)
         try:
             return Recaptured(read_graph(driver, graph), pool_memory(pool))
         finally:
