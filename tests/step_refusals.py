@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import array
+import datetime
 import itertools
 import queue
 import random
+import time
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -625,6 +628,38 @@ def a_dataclass_that_leads_back_to_itself(device: str) -> Refused:
     return Refused(
         lambda batch, stage: train(batch) * stage.factor, model, "argument 1 is a Stage", line=False, batches=calls
     )
+
+
+@refused
+def a_deadline(device: str) -> Refused:
+    model = network(device)
+    train, deadline = trained(model), time.monotonic() + 3600.0
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        return loss * 2 if time.monotonic() > deadline else loss
+
+    return Refused(step, model, "reads the clock, time.monotonic")
+
+
+@refused
+def a_clock_imported_by_its_name(device: str) -> Refused:
+    model = network(device)
+    train, deadline = trained(model), perf_counter() + 3600.0
+    return Refused(
+        lambda batch: train(batch) * (2 if perf_counter() > deadline else 1), model, "reads the clock", line=False
+    )
+
+
+@refused
+def the_time_of_day(device: str) -> Refused:
+    model = network(device)
+    train, begun = trained(model), datetime.datetime.now()
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return train(batch) * (2 if datetime.datetime.now() < begun else 1)
+
+    return Refused(step, model, "reads the clock, datetime", line=False)
 
 
 @refused

@@ -114,4 +114,9 @@ def refused_sources(state: HostState) -> Refusal | None:
             f"draws random numbers of the operating system, {state.entropy[0]}",
             "draw them before it and pass them as arguments, or draw them on the GPU",
         )
+    if state.clocks:
+        return Refusal(
+            f"reads the clock, {state.clocks[0]}",
+            "measure around it; decide by the time before it, and pass the decision",
+        )
     return None

@@ -1,5 +1,7 @@
 """Calls that a capture cannot hold: waits for the GPU, random state read or set, tensors made of Python's numbers.
 
+Nor can it hold a clock that the program reads: what was decided by it would be decided once.
+
 Note [Random state and checkpoints]. `torch.utils.checkpoint` saves the GPU's random state and sets it again for the
 recomputation, and neither can be done in a capture. Where the step draws no random numbers there is nothing to keep,
 and during the capture these two calls do nothing. Where it draws some, the recomputation would draw others.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +24,9 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.step.observer import Observer
+from optimizations.capture.step.program_code import CLOCKS
 from optimizations.capture.step.python_values import filling
-from optimizations.capture.step.source_lines import called_from
+from optimizations.capture.step.source_lines import called_by_the_program, called_from
 from optimizations.torch_internals import replaced_attribute
 
 _WAITS: tuple[tuple[Any, str], ...] = (
@@ -71,6 +75,17 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             if not elsewhere():
                 observer.refuse(f"calls {name}", advice)
             return stock(*arguments, **keywords)
+
+        return call
+
+    def clock(name: str, stock: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            if not elsewhere() and called_by_the_program():  # libraries look for logs and timeouts of their own
+                observer.refuse(
+                    f"reads the clock, time.{name}",
+                    "measure around it; decide by the time before it, and pass the decision",
+                )
+            return stock()
 
         return call
 
@@ -126,6 +141,8 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             advice = "seed before the step: a graph would not do it again"
             call = refusing(_qualified(owner, name), vars(owner)[name], advice)
             stack.enter_context(replaced_attribute(owner, name, call))
+        for name in CLOCKS:
+            stack.enter_context(replaced_attribute(time, name, clock(name, vars(time)[name])))
         if not compiled:
             stack.enter_context(replaced_attribute(torch, "tensor", tensor))
         # What `torch.cuda.is_current_stream_capturing` calls: compiled code looks whether that itself is PyTorch's.

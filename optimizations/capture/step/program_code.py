@@ -6,6 +6,7 @@ that code uses of the object is known by its names, and it may call whatever the
 
 from __future__ import annotations
 
+import datetime
 import dis
 import functools
 import inspect
@@ -23,6 +24,14 @@ CACHED = type(functools.lru_cache(lambda: None))
 
 MAKING = frozenset({"__init__", "__new__", "__post_init__"})
 """Called for objects that the step makes, of classes it names; not for those that are there."""
+_DATES = frozenset({"now", "today", "utcnow"})
+_TELL_DATES = (datetime, datetime.datetime, datetime.date)
+CLOCKS = tuple(
+    f"{name}{unit}"
+    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+    for unit in ("", "_ns")
+)
+"""Functions of the module `time` that give another value each time they are asked."""
 _NOT_IN_A_STEP = frozenset(
     {"__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"}
     | MAKING
@@ -66,6 +75,14 @@ def used_by(of_libraries: Mapping[str, frozenset[str]], called: Collection[str])
         waiting += (more := [name for name in new if name in of_libraries and name not in done])
         done.update(more)
     return found
+
+
+def reads_a_date(named: Collection[str], scope: Mapping[str, Any]) -> bool:
+    """Whether code that uses these names, of this scope, asks `datetime` what time it is."""
+    if _DATES.isdisjoint(named):
+        return False
+    here = [scope.get(name) for name in named]
+    return "datetime" in named or any(one is value for one in _TELL_DATES for value in here)
 
 
 def _code(member: Any) -> Any:

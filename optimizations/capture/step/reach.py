@@ -40,6 +40,7 @@ from optimizations.capture.step.host_state import (
 )
 from optimizations.capture.step.program_code import (
     CACHED,
+    CLOCKS,
     MAKING,
     PARTIALS,
     data,
@@ -50,6 +51,7 @@ from optimizations.capture.step.program_code import (
     looks_up_by_variable,
     methods,
     names,
+    reads_a_date,
     slots,
     used_by,
 )
@@ -244,6 +246,8 @@ class _Walk:
         elif isinstance(value, types.ModuleType) and is_users(value.__name__):
             self._sparse.append(Container(Scope(vars(value), set()), path, is_attributes=True, names=set()))
         elif isinstance(value, types.BuiltinFunctionType):
+            if value.__module__ == "time" and value.__name__ in CLOCKS:  # imported by its name
+                state.clocks.append(path)
             yield path, value.__self__  # of `settings.get`; a module where it is a function
         elif isinstance(value, (operator.attrgetter, operator.methodcaller)):
             for name in (one for one in value.__reduce__()[1] if isinstance(one, str)):
@@ -371,6 +375,8 @@ class _Walk:
             yield name, default
         yield f"{path}.defaults", function.__defaults__ or ()
         scope = function.__globals__
+        if reads_a_date(named, scope):
+            self.state.clocks.append(f"datetime in {path}")
         used = {name for name in named if name in scope}
         self.state.containers.append(Container(Scope(scope, used), ""))
         imported = {name: sys.modules[name] for name in named - used if name in sys.modules and is_users(name)}

@@ -6,6 +6,8 @@ import sys
 import types
 from pathlib import Path
 
+from optimizations.capture.step.program_code import is_users_file
+
 _ENCORE = str(Path(__file__).resolve().parents[2])
 _LIBRARIES = ("/torch/", "/site-packages/", "/dist-packages/", "/contextlib.py", "/functools.py")
 
@@ -75,6 +77,12 @@ def called_from(*parts: str) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def called_by_the_program() -> bool:
+    """Whether the function that asks was called by the program's own code, and not by a library's or Python's."""
+    path = sys._getframe(2).f_code.co_filename
+    return _is_users(path) and is_users_file(path)
 
 
 def line_of(error: BaseException) -> str | None:
