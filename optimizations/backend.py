@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import sys
 import time
 import warnings
@@ -167,9 +168,26 @@ def _selection(settings: Options) -> Settings | None:
         return None
     from optimizations.selection.settings import Settings
 
-    # What decides how fast a graph is served and is not in its code.
-    options = f"indirection={settings.indirection}, lean={settings.lean}"
-    return Settings(settings.selection, settings.objective, options)
+    try:
+        return Settings(settings.selection, settings.objective, _options_of_speed(settings))
+    except OSError as error:  # the program's folder is gone, or a disk is full: no reason not to compile
+        warnings.warn(f"Encore selects nothing: it has no folder for verdicts ({error}).", stacklevel=2)
+        return None
+
+
+def _options_of_speed(settings: Options) -> str:
+    """What decides how fast a graph is served and is not in its code.
+
+    The precision of products that libraries compute is not, and with a lower one the host's part of the time is larger;
+    nor is it in the code that each launch is waited for, as debugging is done.
+    """
+    precision, cudnn = torch_internals.fp32_precision, torch.backends.cudnn
+    return (
+        f"indirection={settings.indirection}, lean={settings.lean}, "
+        f"precision={precision('cuda', 'matmul')} and {precision('cuda', 'conv')}, "
+        f"cudnn.benchmark={cudnn.benchmark}, deterministic={cudnn.deterministic}, "
+        f"CUDA_LAUNCH_BLOCKING={os.environ.get('CUDA_LAUNCH_BLOCKING', '')}"
+    )
 
 
 def _maker(

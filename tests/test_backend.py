@@ -16,6 +16,7 @@ from torch import nn
 import optimizations
 from optimizations import UnsupportedTorch, WrongOption, backend, torch_internals
 from optimizations.backend import encore
+from optimizations.options import Options
 from optimizations.placement import Feeds
 from optimizations.report import GraphReport
 
@@ -227,6 +228,41 @@ def test_a_defect_in_placement_costs_placement_only(
         encore(graph_module, inputs)
     assert on_cpu[0]["graph"] is graph_module
     assert "KeyError" in (optimizations.report()[0].placement.untouched or "")
+
+
+def test_a_program_without_a_folder_for_verdicts_is_compiled_all_the_same(
+    on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere() -> Any:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr("optimizations.selection.settings.default_directory", nowhere)
+    graph_module, inputs = _traced(Masked().eval())
+    with pytest.warns(UserWarning, match="selects nothing: it has no folder for verdicts .No usable temporary"):
+        encore(graph_module, inputs)
+    assert len(on_cpu) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda monkeypatch: torch.set_float32_matmul_precision("high"),
+        lambda monkeypatch: monkeypatch.setattr(torch.backends.cudnn, "benchmark", True),
+        lambda monkeypatch: monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1"),
+    ],
+)
+def test_verdicts_are_stored_under_what_changes_the_speed_of_the_same_code(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    precision = torch.get_float32_matmul_precision()
+    before = backend._selection(Options())
+    try:
+        change(monkeypatch)
+        after = backend._selection(Options())
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert before is not None and after is not None
+    assert before.options != after.options
 
 
 def test_wrong_option_is_a_value_error() -> None:
