@@ -9,6 +9,7 @@ import array
 import configparser
 import enum
 import functools
+import logging
 import operator
 import os
 import sys
@@ -429,6 +430,30 @@ def an_event() -> Case:
 def a_forward_of_a_module_alone() -> Case:
     module = Network()
     return lambda: module(), lambda: setattr(module, "forward", lambda: 3.0)
+
+
+@case
+def values_of_a_dict_seen_through_a_view() -> Case:
+    return of_dict(lambda settings: functools.partial(sum, settings.values()))
+
+
+def of_logger(asked: Any, changed: logging.Logger) -> Case:
+    logging.getLogger("encore.steps").setLevel(logging.NOTSET)
+    logging.getLogger("encore").setLevel(logging.INFO)
+    return (
+        lambda: 2.0 if asked.isEnabledFor(logging.DEBUG) else 1.0,
+        lambda: changed.setLevel(logging.DEBUG),
+    )
+
+
+@case
+def a_level_of_a_logger() -> Case:
+    return of_logger(logging.getLogger("encore.steps"), logging.getLogger("encore.steps"))
+
+
+@case
+def a_level_of_the_logger_above() -> Case:
+    return of_logger(logging.LoggerAdapter(logging.getLogger("encore.steps"), {}), logging.getLogger("encore"))
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

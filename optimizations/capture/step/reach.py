@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import gc
+import logging
 import operator
 import os
 import random
@@ -61,6 +62,8 @@ MOST_OBJECTS = 200_000
 _STATEFUL = ("torch.amp.grad_scaler", "torch.optim", "torch.cuda.amp", "torch.distributions.")
 """Modules of PyTorch whose objects hold state of a training loop in Python."""
 _PLAIN_OBJECTS = (types.SimpleNamespace, argparse.Namespace)
+_VIEWS: tuple[type, ...] = (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
+"""They show a dict as it is at the time."""
 _QUEUES = ("queue", "_queue", "multiprocessing.queues")
 """Modules whose objects give something else each time they are asked."""
 _LOOKED_INTO = ("configparser", "concurrent.futures._base")
@@ -225,7 +228,7 @@ class _Walk:
             yield path, vars(value)["data"]
         elif isinstance(value, threading.local):
             self._of_object(path, value)
-        elif isinstance(value, types.MappingProxyType):
+        elif isinstance(value, _VIEWS):
             yield from ((path, behind) for behind in gc.get_referents(value))
         elif isinstance(value, weakref.ref):
             yield path, value()
@@ -267,6 +270,12 @@ class _Walk:
             self._of_object(path, value)
             if call := dict(methods(type(value))).get("__call__"):
                 yield f"{path}.__call__", call
+        elif isinstance(value, logging.Logger):  # whether it writes is asked, and decided by those above it, too
+            state.containers.append(Container(vars(value), path, is_attributes=True, names={"level", "disabled"}))
+            state.containers.append(Container(vars(value.manager), path, is_attributes=True, names={"_disable"}))
+            yield f"{path}.parent", value.parent
+        elif isinstance(value, logging.LoggerAdapter):
+            yield f"{path}.logger", value.logger
         elif hasattr(value, "__dict__") and (
             not _belongs_to(type(value).__module__, _NOT_LOOKED_INTO)
             or isinstance(value, threading.Event)
