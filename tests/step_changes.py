@@ -96,6 +96,19 @@ def layers_frozen_and_unfrozen(device: str) -> Program:
 
 
 @program
+def a_layer_frozen_in_every_third_call(device: str) -> Program:
+    """From the first call on: calls that find the same gradients differ by what is frozen."""
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def between(index: int) -> None:
+        model[0].requires_grad_(index % 3 != 0)
+
+    step = training_step(model, optimizer)
+    return Program(step, batches(device, 18), lambda: state_of(model), between, replays=18 - 11, recordings=3)
+
+
+@program
 def gradients_of_layers_that_were_frozen(device: str) -> Program:
     """They stay, and the optimizer goes on using them: nobody sets them to None."""
     model = network(device)

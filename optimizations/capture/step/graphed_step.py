@@ -227,7 +227,8 @@ class GraphedStep:
             return self._refuse_and_run(key, refusal, args, kwargs)
         others = self._recordings.of(key)
         host_key = others[0].watch.host_key() if others else ()
-        action, progress = self._plan.next((key, pattern(call.before), host_key))
+        frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
+        action, progress = self._plan.next((key, pattern(call.before), frozen, host_key))
         if (refusal := self._plan.exhausted() or self._others_each_time(key)) is not None:
             self._all = refusal
             self._plan.forget()
