@@ -10,6 +10,7 @@ import itertools
 import pickle
 import random
 import threading
+import time
 import types
 import warnings
 import weakref
@@ -24,6 +25,7 @@ from step_parts import batches, loss_of, network, training_step
 from step_refusals import REFUSED, Refused, trained
 from torch import nn
 
+from optimizations.capture.step import forbidden_calls
 from optimizations.capture.step.graphed_step import GraphedStep, graph_step
 from optimizations.capture.step.observer import StepRefused
 
@@ -54,6 +56,29 @@ def test_a_step_that_cannot_be_repeated_is_refused_and_runs_as_it_did(name: str)
         assert refusal.source_line is not None
         assert "step_refusals.py:" in refusal.source_line or "step_parts.py:" in refusal.source_line
     assert sum(graph.replays for graph in device.graphs) == 0
+
+
+class Strict:
+    """An observer of a capture: it raises where a call is refused."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        return True
+
+    def unseen(self) -> Any:
+        return contextlib.nullcontext()
+
+    def refuse(self, reason: str, advice: str) -> None:
+        raise AssertionError(reason)
+
+
+def test_what_stands_in_for_a_function_refuses_nothing_later() -> None:
+    """A module that is imported by a step while it is captured keeps it: `from time import perf_counter`."""
+    with forbidden_calls.watched(Strict(), forbidden_calls.Asked(), capturing=True, compiled=False):  # type: ignore[arg-type]
+        clock, seed = time.perf_counter, torch.manual_seed
+        with pytest.raises(AssertionError, match="reads the clock"):
+            clock()
+    assert clock() <= time.perf_counter()
+    assert seed(3).initial_seed() == 3
 
 
 def test_the_reason_is_a_warning_with_the_name_of_the_step() -> None:

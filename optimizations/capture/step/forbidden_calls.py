@@ -66,9 +66,10 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
     `compiled`: whether the step holds compiled code. Its guards ask for PyTorch's own `torch.tensor`, so that stays.
     """
     thread = threading.get_ident()
+    over = False  # a module that is imported meanwhile may keep what stands in for a function
 
     def elsewhere() -> bool:
-        return threading.get_ident() != thread and torch_internals.current_autograd_node() is None
+        return over or (threading.get_ident() != thread and torch_internals.current_autograd_node() is None)
 
     def refusing(name: str, stock: Callable[..., Any], advice: str) -> Callable[..., Any]:
         def call(*arguments: Any, **keywords: Any) -> Any:
@@ -149,7 +150,10 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
         stack.enter_context(replaced_attribute(graphs, _CAPTURED, is_captured))
         stack.enter_context(replaced_attribute(torch.cuda, "get_rng_state", get_rng_state))
         stack.enter_context(replaced_attribute(torch.cuda, "set_rng_state", set_rng_state))
-        yield
+        try:
+            yield
+        finally:
+            over = True
 
 
 def _qualified(owner: Any, name: str) -> str:
