@@ -302,6 +302,17 @@ def test_a_function_without_source_has_no_digest() -> None:
     assert identity.graph_digest(CliRunner(), ()) is None  # type: ignore[arg-type]
 
 
+def test_the_lock_of_an_editor_in_the_package_is_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "selection" / "identity.py"
+    module.parent.mkdir()
+    module.write_text("code = 1\n")
+    monkeypatch.setattr(identity, "__file__", str(module))
+    encore = identity._encore.__wrapped__
+    known = encore()
+    (module.parent / ".#identity.py").symlink_to("somebody@somewhere.1234")
+    assert encore() == known
+
+
 def test_the_driver_is_read_from_its_kernel_module(tmp_path: Path) -> None:
     file = tmp_path / "version"
     file.write_text(

@@ -105,5 +105,7 @@ def _encore() -> str:
     digest = hashlib.sha256()
     package = Path(__file__).resolve().parents[1]
     for path in sorted(package.rglob("*.py")):
+        if not path.is_file():  # the lock of an editor in a checkout: a link to nothing
+            continue
         digest.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")
     return f"{released}+{digest.hexdigest()[:16]}"
