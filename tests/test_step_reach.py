@@ -433,6 +433,18 @@ def a_forward_of_a_module_alone() -> Case:
 
 
 @case
+def the_length_of_a_tensor_that_no_kernel_reads() -> Case:
+    held = types.SimpleNamespace(rows=torch.ones(2))
+    return lambda: float(len(held.rows)), lambda: setattr(held, "rows", torch.ones(3))
+
+
+@case
+def whether_there_is_a_tensor() -> Case:
+    settings = {"mask": torch.ones(2)}
+    return lambda: 2.0 if settings["mask"] is not None else 3.0, lambda: settings.update(mask=None)
+
+
+@case
 def values_of_a_dict_seen_through_a_view() -> Case:
     return of_dict(lambda settings: functools.partial(sum, settings.values()))
 

@@ -26,7 +26,7 @@ from optimizations.capture.signature import PLAIN, exact
 from optimizations.capture.step.hooks import Hooks
 from optimizations.capture.step.host_state import MODULE_HOOKS, Container, HostState, Scope, Slots, copy_of, key_name
 from optimizations.capture.step.host_tensors import HostTensors
-from optimizations.capture.step.tensor_marks import looks
+from optimizations.capture.step.tensor_marks import Look, look, looks
 from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_looks, same_values
 from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded, same_entries
 
@@ -134,7 +134,8 @@ class Watch:
     """Containers, closure cells and addresses of a step, as they were when this was made.
 
     `ignore`: entries (container, key) that may change. `reads`: whether the graph reads a tensor that belongs to no
-    module or optimizer; where it does not, another may take its place. `extra`: tensors that stand in no container.
+    module or optimizer; where it does not, another may take its place that looks like it: Python may ask for its shape,
+    or whether there is one. `extra`: tensors that stand in no container.
     `host`: tensors in CPU memory, whose content counts. `own_forwards`: a module of a library that gets an attribute,
     such as a `forward` of its own, is another. `hooks_of_tensors`: those of parameters run in the graph, so that others
     are a change.
@@ -155,6 +156,7 @@ class Watch:
         self._in_dicts, self._asked, self._others = _Entries(), _Entries(), _Entries()
         self._sets: list[tuple[set[Any], frozenset[Any]]] = []
         self._without: list[tuple[Any, frozenset[str]]] = []
+        self._unread: list[tuple[Any, Any, Look]] = []
         held_in_dicts: list[HeldEntries] = []
         held: list[Held] = []
         for container in state.containers:
@@ -165,6 +167,12 @@ class Watch:
                 if _is_watched(value, container)
                 and (container.always_read or not isinstance(value, torch.Tensor) or reads(value))
             ]
+            if not isinstance(owner, list):  # a list of data may be long
+                self._unread += [
+                    (owner, key, look(value))
+                    for key, value in entries
+                    if isinstance(value, torch.Tensor) and not container.always_read and not reads(value)
+                ]
             self._named += [(f"{container.path}.{key_name(key)}", owner, key, value) for key, value in watched]
             plain = whole and type(owner) in _PLAIN and container.names is None
             counted = isinstance(container.held, (dict, list, set, deque)) and not isinstance(
@@ -219,8 +227,10 @@ class Watch:
         contents = self._contents_stand if self._sets or self._without else None
         arrays = self._arrays_stand if self._arrays else None
         in_host_memory = host.unchanged if host else None
+        unread = self._unread_look_as_then if self._unread else None
         # What is compared in Python, where there is such, on the way of every call.
-        self._in_python = [one for one in (self._hooks.unchanged, others, contents, arrays, in_host_memory) if one]
+        in_python = (self._hooks.unchanged, others, contents, arrays, in_host_memory, unread)
+        self._in_python = [one for one in in_python if one]
 
     def unchanged(self) -> bool:
         """Whether everything is as it was."""
@@ -268,6 +278,9 @@ class Watch:
             keys.isdisjoint(absent) for keys, absent in self._without
         )
 
+    def _unread_look_as_then(self) -> bool:
+        return all(_look_at(owner, key) == then for owner, key, then in self._unread)
+
     def _arrays_stand(self) -> bool:
         return self._array_bytes() == self._bytes
 
@@ -295,6 +308,11 @@ class Watch:
         ]
         now = looks(self._tensors)
         found += [(index, new) for index, (new, old) in enumerate(zip(now, self._as_then, strict=True)) if new != old]
+        found += [
+            ("unread", index, new)
+            for index, (owner, key, old) in enumerate(self._unread)
+            if (new := _look_at(owner, key)) != old
+        ]
         if hooks := self._hooks.key():
             found.append(("hooks", hooks))
         found += [
@@ -362,6 +380,15 @@ PROBE_EVERY = 64
 """Calls between two measurements of how long the comparison in C++ takes."""
 SLOW = 4
 """One that takes this many times the fastest looks into all dicts."""
+
+
+def _look_at(owner: Any, key: Any) -> Look | None:
+    """How the tensor looks that stands there; None if there is none."""
+    try:
+        held = owner[key]
+    except UNREADABLE:
+        return None
+    return look(held) if isinstance(held, torch.Tensor) else None
 
 
 def _run_as_then(hooks: tuple[dict[int, Any], tuple[Any, ...]]) -> bool:
