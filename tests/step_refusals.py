@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import datetime
 import itertools
+import multiprocessing
 import queue
 import random
 import time
@@ -660,6 +661,22 @@ def the_time_of_day(device: str) -> Refused:
         return train(batch) * (2 if datetime.datetime.now() < begun else 1)
 
     return Refused(step, model, "reads the clock, datetime", line=False)
+
+
+@refused
+def an_event_of_several_processes(device: str) -> Refused:
+    model = network(device)
+    train, stopped = trained(model), multiprocessing.Event()
+    words = "reads what other processes may write, stopped"
+    return Refused(lambda batch: train(batch) * (0 if stopped.is_set() else 1), model, words, line=False)
+
+
+@refused
+def a_number_of_several_processes(device: str) -> Refused:
+    model = network(device)
+    train, epoch = trained(model), multiprocessing.Value("d", 2.0)
+    words = "reads what other processes may write, epoch"
+    return Refused(lambda batch: train(batch) * epoch.value, model, words, line=False)
 
 
 @refused

@@ -114,6 +114,11 @@ def refused_sources(state: HostState) -> Refusal | None:
             f"draws random numbers of the operating system, {state.entropy[0]}",
             "draw them before it and pass them as arguments, or draw them on the GPU",
         )
+    if state.shared:
+        return Refusal(
+            f"reads what other processes may write, {state.shared[0]}",
+            "read it before, and pass what it says as an argument",
+        )
     if state.clocks:
         return Refusal(
             f"reads the clock, {state.clocks[0]}",

@@ -95,8 +95,8 @@ class Rebound:
 class HostState:
     """What a step reaches. `tensors` by path; `iterators` are paths of objects that `next` changes, `queues` those of
     queues; `generators` are sources of random numbers on the host, by path, and `entropy` paths of those without a
-    state: that of the operating system; `clocks` are paths of what tells the time. `device_generators` are sources of
-    random numbers on the GPU."""
+    state: that of the operating system; `clocks` are paths of what tells the time, `shared` of what other processes may
+    write. `device_generators` are sources of random numbers on the GPU."""
 
     containers: list[Container] = field(default_factory=list)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -107,6 +107,7 @@ class HostState:
     generators: dict[str, Any] = field(default_factory=dict)
     entropy: list[str] = field(default_factory=list)
     clocks: list[str] = field(default_factory=list)
+    shared: list[str] = field(default_factory=list)
     device_generators: list[torch.Generator] = field(default_factory=list)
     compiled: bool = False
     complete: bool = True

@@ -66,6 +66,8 @@ _VIEWS: tuple[type, ...] = (types.MappingProxyType, type({}.keys()), type({}.val
 """They show a dict as it is at the time."""
 _QUEUES = ("queue", "_queue", "multiprocessing.queues")
 """Modules whose objects give something else each time they are asked."""
+_SHARED = ("multiprocessing.synchronize.Event", "multiprocessing.sharedctypes.SynchronizedBase")
+"""Classes whose objects other processes write. Locks are none: nobody decides by them."""
 _LOOKED_INTO = ("configparser", "concurrent.futures._base")
 """Modules of Python whose objects hold what programs decide by."""
 _KEEPS_BOOKS = ("torch.nn.parallel",)
@@ -242,6 +244,8 @@ class _Walk:
             state.iterators.append(path)
         elif any(base.__module__ in _QUEUES for base in type(value).__mro__):
             state.queues.append(path)
+        elif any(f"{base.__module__}.{base.__name__}" in _SHARED for base in type(value).__mro__):
+            state.shared.append(path)
         elif isinstance(value, type) and is_users(value.__module__):
             self._of_class(path, value)
             self._inherited.setdefault(value, inherited(value))
