@@ -60,6 +60,29 @@ def encore(
     settings = Options.parse(options)
     inductor = {**_settings_of(mode), "triton.cudagraphs": True, **_checked(settings.inductor)}
     placement = _placed(graph_module, example_inputs, settings)
+    try:
+        return _compiled(graph_module, example_inputs, placement, settings, inductor)
+    except torch_internals.RestartAnalysis:  # Dynamo traces the frame again
+        raise
+    except Exception as error:
+        if placement.graph_module is graph_module:
+            raise
+        reason = f"Inductor failed on the graph after placement: {type(error).__name__}: {_first_line(error)}"
+        placement = untouched(graph_module, reason, placement.report)
+    # Inductor may fail on what nobody writes, such as the place of the largest number of a linspace on the GPU.
+    compiled = _compiled(graph_module, example_inputs, placement, settings, inductor)
+    warnings.warn(f"Encore leaves a graph as it is; {placement.report.untouched}", stacklevel=2)
+    return compiled
+
+
+def _compiled(
+    graph_module: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    placement: Placement,
+    settings: Options,
+    inductor: dict[str, Any],
+) -> Callable[..., Any]:
+    """What Dynamo calls in place of the graph, which is compiled as it was placed."""
     inputs = placement.example_inputs(example_inputs)
     inductor = settings_for(placement.graph_module, inputs, inductor)
     entry = Entry(placement.report)
@@ -150,6 +173,10 @@ def _placed(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], s
         reason = f"placement failed: {type(error).__name__}: {error}"
         warnings.warn(f"Encore leaves a graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
         return untouched(graph_module, reason)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
 
 
 def _binding(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, BindingReport]:

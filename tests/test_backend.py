@@ -230,6 +230,51 @@ def test_a_defect_in_placement_costs_placement_only(
     assert "KeyError" in (optimizations.report()[0].placement.untouched or "")
 
 
+def test_a_placed_graph_that_inductor_cannot_compile_is_compiled_as_it_was(
+    on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph_module, inputs = _traced(Masked().eval())
+    compile_as_given = torch_internals.compile_fx.compile_fx
+
+    class Failing:
+        @staticmethod
+        def compile_fx(given: torch.fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+            if given is not graph_module:
+                raise TypeError("Unknown type: <class 'tuple'>\nand what it was doing")
+            return compile_as_given(given, inputs, **settings)
+
+    monkeypatch.setattr(torch_internals, "compile_fx", Failing, raising=False)
+    with pytest.warns(UserWarning, match="after placement: TypeError: Unknown type: <class 'tuple'>$"):
+        run = encore(graph_module, inputs)
+    (asked,) = on_cpu
+    assert asked["graph"] is graph_module
+    (report,) = optimizations.report()
+    assert "after placement: TypeError" in (report.placement.untouched or "")
+    assert report.placement.copies_after == report.placement.copies_before != ()
+    module = Masked().eval()
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(2, 3)
+            ((_, arguments),) = graphs_of(module, x)
+            assert bits(list(run(*arguments))) == bits([module(x)])
+
+
+def test_dynamos_signals_to_trace_again_reach_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = []
+
+    class Signalling:
+        @staticmethod
+        def compile_fx(*arguments: Any, **settings: Any) -> Any:
+            attempts.append(arguments)
+            raise torch_internals.RestartAnalysis
+
+    monkeypatch.setattr(torch_internals, "compile_fx", Signalling, raising=False)
+    with pytest.raises(torch_internals.RestartAnalysis):
+        encore(*_traced(Masked().eval()))
+    assert len(attempts) == 1
+    assert optimizations.report() == ()
+
+
 def test_a_program_without_a_folder_for_verdicts_is_compiled_all_the_same(
     on_cpu: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,21 @@ def _steady_events(function: Any, *inputs: Any) -> tuple[list[str], list[str]]:
     return calls, on_device
 
 
+def test_what_inductor_compiles_as_it_is_written_only_is_compiled_so() -> None:
+    """Found by random programs: with the linspace on the GPU, Inductor 2.11 has no code for the largest number's place.
+    Where a later one has, this is placed."""
+
+    class Place(nn.Module):
+        def forward(self, h: torch.Tensor) -> torch.Tensor:
+            numbers = torch.linspace(0.0, 1.0, 3).to(h.device)
+            return numbers.unsqueeze(0).argmax() + h
+
+    compiled = encore(Place())
+    for seed in range(CALLS):
+        h = torch.randn(4, generator=torch.Generator().manual_seed(seed)).cuda()
+        assert torch.equal(compiled(h), h + 2)
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize(("name", "copies"), [("mask", 0), ("scalars", 0), ("timestep", 1)])
 def test_a_steady_call_is_one_graph_launch_that_nobody_waits_for(name: str, copies: int) -> None:
