@@ -97,7 +97,7 @@ class EncoreNode(ResultsNode):
         self._tracker: AddressTracker | None = None
         self._session: Session | None = None
         self._active = False
-        self._seen: list[Any] = []
+        self._seen = self.borrowing(())
         self._returned: dict[int, int] = {}
         self._fixed: list[int] = []
         self._written: list[int] = []
@@ -169,7 +169,7 @@ class EncoreNode(ResultsNode):
     def _record(self, model: Any, inputs: list[Any]) -> Any:
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
         register_generators(self.graph, inputs, self.device)
-        self._seen = [self.borrowed(value) if isinstance(value, torch.Tensor) else value for value in inputs]
+        self._seen = self.borrowing(inputs)
         # By storage, not by address: memory of an input that is dead may hold an output by the end.
         placeholders = {
             index: torch_internals.cudagraph_trees.StorageWeakRef(inputs[index].untyped_storage())
@@ -204,15 +204,15 @@ class EncoreNode(ResultsNode):
         self._copied = list(self.non_static_input_idx)
         mutated = set(self.wrapped_function.mutated_input_idxs)
         self._written = [
-            index for index in self._fixed if index in mutated and isinstance(self._seen[index], torch.Tensor)
+            index for index in self._fixed if index in mutated and self._seen.is_tensor(index)
         ]
-        tensors = [index for index in self.non_static_input_idx if isinstance(self._seen[index], torch.Tensor)]
+        tensors = [index for index in self.non_static_input_idx if self._seen.is_tensor(index)]
         self.copied_per_replay = sum(self._seen[index].nbytes for index in tensors)
         recorded = Recorded(
             graph=self.graph,
             inputs=self._seen,
             copied=tensors,
-            fixed=[index for index in self._fixed if isinstance(self._seen[index], torch.Tensor)],
+            fixed=[index for index in self._fixed if self._seen.is_tensor(index)],
             written=self._written,
             returned=frozenset(self._returned.values()),
             pool=self.cuda_graphs_pool,
@@ -256,7 +256,7 @@ class EncoreNode(ResultsNode):
         read = {
             self._seen[index].untyped_storage().data_ptr()
             for index in self.cudagraph_managed_idxs
-            if isinstance(self._seen[index], torch.Tensor)
+            if self._seen.is_tensor(index)
         }
         producers = [
             producer
@@ -403,7 +403,7 @@ class EncoreNode(ResultsNode):
         earlier = {
             self._seen[index].untyped_storage().data_ptr(): self._seen[index]
             for index in self.cudagraph_managed_idxs
-            if isinstance(self._seen[index], torch.Tensor)
+            if self._seen.is_tensor(index)
         }
         # `detach` would share the version counter, and a trial that puts values back would count as a write.
         written = [inputs[index].data for index in self._written]
@@ -460,7 +460,7 @@ class EncoreNode(ResultsNode):
         self._tracker.rest(copying)
         copied = self._copied if copying else [one for one in self._copied if one not in self._in_place]
         self.copied_per_replay = sum(
-            self._seen[index].nbytes for index in copied if isinstance(self._seen[index], torch.Tensor)
+            self._seen[index].nbytes for index in copied if self._seen.is_tensor(index)
         )
         self.non_static_input_idx = copied
         self._copying = copying

@@ -36,6 +36,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.capture.trees.borrowed import Borrowed
 from optimizations.capture.trees.function import RecordableFunction
 from optimizations.capture.trees.handed_out import HandedOut
 from optimizations.capture.trees.lean import MANY, Many, Reference, nobody_holds, rearranged
@@ -326,6 +327,19 @@ class ResultsNode(CUDAGraphNode):
         """The same tensor over the same memory, which it does not own."""
         metadata = self._tensor_metadata(tensor, ignore_storage_offset=False)
         return self._reconstruct_from_tensor_metadata(metadata)
+
+    def borrowing(self, inputs: Sequence[Any]) -> Borrowed:
+        """The same for each of the inputs, when it is asked for. It does not keep the node."""
+        reference = weakref.ref(self)
+
+        def make(metadata: Mapping[str, Any]) -> torch.Tensor:
+            node = reference()
+            if node is None:
+                raise ReferenceError("this recording is gone")
+            made: torch.Tensor = node._reconstruct_from_tensor_metadata(metadata)
+            return made
+
+        return Borrowed(inputs, functools.partial(self._tensor_metadata, ignore_storage_offset=False), make)
 
     def borrowed_storage(self, tensor: torch.Tensor) -> torch.Tensor:
         """All bytes of the storage of `tensor` (uint8), which it does not own."""

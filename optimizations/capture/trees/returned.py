@@ -81,6 +81,8 @@ def found_in(
         fixed: inputs at fixed addresses, as they were recorded, by index.
         handed_on: by place, the index of an input that is a result of an earlier graph, and an output of this one.
     """
+    if not handed_on and all(output is None for output in outputs):
+        return ReturnedInPlace()
     same = {id(value): index for index, value in fixed.items()}
     near: dict[int, list[int]] = {}
     at: dict[int, list[int]] = {}
