@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -242,6 +242,9 @@ def step(
         ),
     ] = None,
     samples: Annotated[int, typer.Option(help="Iterations that are timed, of each kind.", min=1)] = 60,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Afterwards count and time the kernels of each way; compiles again.")
+    ] = False,
     size: Annotated[Size, typer.Option(help="Published size of workloads, or one small enough for tests.")] = Size.full,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where to write; default: a new folder in results/runs.")
@@ -249,7 +252,7 @@ def step(
 ) -> None:
     """Training iterations with graphs of the compiled module, of the module as a callable, and of the whole step,
     and a whole step captured by hand; each with the optimizer and without. Needs a GPU."""
-    measure_step(workloads=workloads, ways=ways, samples=samples, size=size.value, out=out)
+    measure_step(workloads=workloads, ways=ways, samples=samples, profile=profile, size=size.value, out=out)
 
 
 def measure_step(
@@ -257,6 +260,7 @@ def measure_step(
     workloads: list[str] | None = None,
     ways: list[str] | None = None,
     samples: int = 60,
+    profile: bool = False,
     size: str = "full",
     out: Path | None = None,
 ) -> None:
@@ -277,9 +281,12 @@ def measure_step(
     settings: dict[str, Any] = {"workloads": named, "ways": chosen, "samples": samples, "size": size}
     here = environment.collect(name, ("encore", *sys.argv[1:]), settings)
     run = StepRun(micro_schema_version=MICRO_SCHEMA_VERSION, environment=here, size=size, costs=[])
+    costs: dict[tuple[str, str, bool], Any] = {}
+    tiny: Literal["tiny", "full"] = "tiny" if size == "tiny" else "full"
     for workload in named:
-        for cost in measure(workload, size="tiny" if size == "tiny" else "full", samples=samples, ways=chosen):
-            run = run.model_copy(update={"costs": [*run.costs, cost]})
+        for cost in measure(workload, size=tiny, samples=samples, ways=chosen, profiled=profile):
+            costs[workload, cost.way, cost.with_optimizer] = cost
+            run = run.model_copy(update={"costs": list(costs.values())})
             write_atomically(path, run.model_dump_json(indent=1) + "\n")
             loop = f"{workload} with optimizer" if cost.with_optimizer else workload
             print(f"{loop}, {cost.way}: {cost.refused or cost.median_us}", file=sys.stderr, flush=True)

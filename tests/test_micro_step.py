@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +82,36 @@ def test_a_way_that_ends_with_an_error_is_a_row_and_the_others_are_measured(
     assert [way for mode, _, way in made if mode == "compile"] == ["compile", *whole] * 2
 
 
+def test_kernels_are_counted_behind_all_that_is_timed(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    def make(program: step.Program, way: str, with_optimizer: bool) -> step.Made:
+        order.append(f"make {way}")
+        return step.Made(lambda index: None, graphs=1, refused="no graph" if way == STEP else None)
+
+    def profile(call: Any) -> Any:
+        order.append("profile")
+        if order.count("profile") == 2:
+            raise RuntimeError("the profiler is taken")
+        return SimpleNamespace(kernels={"add": 2, "mul": 1}, kernel_time_us=4.5)
+
+    monkeypatch.setattr(step, "_make", make)
+    monkeypatch.setattr(step, "load_profiler", lambda call: order.append("load"))
+    monkeypatch.setattr(step, "profile_iterations", profile)
+    monkeypatch.setattr(step, "_leave_capture", lambda: None)
+    found = list(step.measure("DCGAN", size="tiny", samples=2, ways=[STEP, BY_HAND], profiled=True))
+    assert [(one.way, one.with_optimizer) for one in found[:4]] == [(one.way, one.with_optimizer) for one in found[4:]]
+    assert all(one.kernels is None for one in found[:4])
+    behind = {(one.way, one.with_optimizer): one for one in found[4:]}
+    assert behind[BY_HAND, False].kernels == {"add": 2, "mul": 1} and behind[BY_HAND, False].kernel_us == 4.5
+    assert behind[BY_HAND, False].whole_us == [1.0, 1.0]
+    assert behind[BY_HAND, True].kernels is None and behind[BY_HAND, True].whole_us == [1.0, 1.0]
+    assert behind[STEP, False].refused == "no graph"
+    assert order[:4] == ["make step", "make by hand"] * 2
+    assert order[4:] == ["make by hand", "load", "profile"] * 2, "what was refused is not made again"
+    assert compiled == ["compile"] * 2, "once for the times, and once for the kernels"
+
+
 def test_a_program_that_cannot_be_built_is_a_row_for_each_way(
     compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +144,7 @@ def test_the_table_puts_each_way_beside_the_one_by_hand() -> None:
     costs = [
         cost("compile", [2000.0, 1000.0, 3000.0]),
         cost(STEP, [600.0]),
-        cost(BY_HAND, [500.0]),
+        cost(BY_HAND, [500.0]).model_copy(update={"kernels": {"a": 1200, "b": 3}, "kernel_us": 490.4}),
         cost(BARE, [], "out of memory"),
         cost(STEP, [700.0], with_optimizer=True),
     ]
@@ -127,6 +158,8 @@ def test_the_table_puts_each_way_beside_the_one_by_hand() -> None:
     assert rows[0][:6] == ["DCGAN", "compile", "2,000", "4.00", "2.0 GB", "1"]
     assert rows[1][2:4] == ["600", "1.20"]
     assert rows[3][1:4] == [BARE, NONE, NONE]
-    assert rows[3][6] == "out of memory"
+    assert rows[3][8] == "out of memory"
+    assert rows[2][6:8] == ["1,203", "490"]
+    assert rows[0][6:8] == [NONE, NONE]
     assert rows[4][0] == "DCGAN with optimizer"
     assert rows[4][3] == NONE  # the one by hand without the optimizer is no measure for it

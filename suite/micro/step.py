@@ -30,6 +30,7 @@ from suite.errors import WrongUse
 from suite.iteration import callable_for, iteration, set_numerics
 from suite.measure.graphs import recorded_graphs
 from suite.measure.launches import waited_us
+from suite.measure.profiling import load_profiler, profile_iterations
 from suite.modes import Mode, select_modes
 from suite.schema import Environment, Record
 
@@ -53,6 +54,8 @@ class StepCost(Record):
         reserved_bytes: most memory that PyTorch reserved while the iteration was warmed up and timed.
         graphs: CUDA graphs there are for the iteration, None where the way is refused.
         refused: why there is no time.
+        kernels: which kernels an iteration runs, how often each, and `kernel_us` their time in all; None where they
+            were not profiled.
     """
 
     workload: str
@@ -62,6 +65,8 @@ class StepCost(Record):
     reserved_bytes: int | None
     graphs: int | None
     refused: str | None
+    kernels: dict[str, int] | None = None
+    kernel_us: float | None = None
 
     @property
     def median_us(self) -> float | None:
@@ -127,19 +132,34 @@ class Program:
     compiled: Callable[..., Any]
 
 
-def measure(name: str, *, size: Size, samples: int, ways: Sequence[str] = WAYS) -> Iterator[StepCost]:
+def measure(
+    name: str, *, size: Size, samples: int, ways: Sequence[str] = WAYS, profiled: bool = False
+) -> Iterator[StepCost]:
     """A cost for each of these ways, without and with the optimizer.
 
     Ways that run the same compiled program share it: compiling takes most of the time. Those that capture the whole
-    step come last and one after the other.
+    step come last and one after the other. `profiled`: afterwards each is made once more, for its kernels; the cost
+    comes again then. A profiler makes all later launches slower, so the programs are compiled anew, too.
     """
+    timed = []
+    for cost in _each(name, ways, size, lambda program, way, optimizer: _cost(name, program, way, optimizer, samples)):
+        timed.append(cost)
+        yield cost
+    if profiled:
+        known = {(cost.way, cost.with_optimizer): cost for cost in timed}
+        yield from _each(name, ways, size, lambda program, way, optimizer: _seen(program, known[way, optimizer]))
+
+
+def _each(
+    name: str, ways: Sequence[str], size: Size, cost_of: Callable[[Callable[[], Program], str, bool], StepCost]
+) -> Iterator[StepCost]:
     for mode in dict.fromkeys(_mode_of(way) for way in ways):
         _forget()
         program = functools.cache(functools.partial(_compiled, name, mode, size))
         for with_optimizer in (False, True):
             for way in ways:
                 if _mode_of(way) == mode:
-                    yield _cost(name, program, way, with_optimizer, samples)
+                    yield cost_of(program, way, with_optimizer)
         del program
 
 
@@ -179,6 +199,27 @@ def _cost(name: str, program: Callable[[], Program], way: str, with_optimizer: b
         graphs=graphs,
         refused=refused,
     )
+
+
+def _seen(program: Callable[[], Program], cost: StepCost) -> StepCost:
+    """The cost with the kernels of an iteration; as it is where they cannot be seen."""
+    if cost.refused is not None:
+        return cost
+    try:
+        _clear(program())
+        made = _make(program(), cost.way, cost.with_optimizer)
+        profile = None
+        if made.refused is None:
+            load_profiler(made.call)
+            profile = profile_iterations(made.call)
+        made.free()
+    except Exception as error:  # the time is known all the same
+        print(f"{cost.workload}, {cost.way}: not profiled, {type(error).__name__}: {_first_line(error)}")
+        _leave_capture()
+        return cost
+    if profile is None:
+        return cost
+    return cost.model_copy(update={"kernels": profile.kernels, "kernel_us": profile.kernel_time_us})
 
 
 def _make(program: Program, way: str, with_optimizer: bool) -> Made:
@@ -317,6 +358,8 @@ def table(run: StepRun) -> Table:
         "times the one by hand",
         "reserved",
         "graphs",
+        "kernels",
+        "µs of kernels",
         "refused",
         title=f"CUDA graphs of a training iteration, {run.environment.gpu.name if run.environment.gpu else 'no GPU'}",
         title_justify="left",
@@ -334,6 +377,8 @@ def table(run: StepRun) -> Table:
             NONE if median is None or not floor else f"{median / floor:.2f}",
             NONE if cost.reserved_bytes is None else format_bytes(cost.reserved_bytes),
             NONE if cost.graphs is None else str(cost.graphs),
+            NONE if cost.kernels is None else f"{sum(cost.kernels.values()):,}",
+            NONE if cost.kernel_us is None else f"{cost.kernel_us:,.0f}",
             cost.refused or "",
         )
     return shown
