@@ -96,13 +96,14 @@ class Held:
     """What stands in a dict under keys, in a list, or in a closure cell (under any key).
 
     `size` is how many there are, None where that does not matter. `attributes`: the entries are attributes of `holder`,
-    an object with slots or a class.
+    an object with slots or a class. `absent` are keys that a dict does not have.
     """
 
     holder: Any
     entries: tuple[tuple[Any, Any], ...]
     size: int | None
     attributes: bool = False
+    absent: frozenset[str] = frozenset()
 
 
 def can_be_asked(holder: Any, entries: Sequence[tuple[Any, Any]], *, sized: bool = False) -> bool:
@@ -153,6 +154,8 @@ def _add_values(tree: Any, held: Sequence[Held]) -> tuple[Any, ...]:
         node = tree.tuple_getitem_manager(index, name, one.holder, kind)
         if one.size is not None:
             (node.add_dict_length_check_guard if is_dict else node.add_length_check_guard)(one.size, (name,), None)
+        for key in sorted(one.absent):
+            node.add_dict_contains_guard(False, key, (name,), None)
         for key, value in one.entries:
             if one.attributes:
                 leaf = node.getattr_manager(key, name, value, kind)

@@ -18,11 +18,13 @@ from optimizations import torch_internals
 
 @dataclass(frozen=True, slots=True)
 class HeldEntries:
-    """Entries of a dictionary, as keys and values; `size` is how many it has, None where that does not matter."""
+    """Entries of a dictionary, as keys and values; `size` is how many it has, None where that does not matter. `absent`
+    are keys that it does not have."""
 
     dictionary: dict[Any, Any]
     entries: tuple[tuple[Any, Any], ...]
     size: int | None
+    absent: frozenset[str] = frozenset()
 
 
 class _Root(torch.nn.Module):
@@ -35,7 +37,8 @@ def can_be_guarded(dictionary: Any) -> bool:
 
 
 def same_entries(held: Sequence[HeldEntries]) -> Callable[[], bool]:
-    """A function that tells whether each dictionary still holds the very same objects under these keys.
+    """A function that tells whether each dictionary still holds the very same objects under these keys, and nothing
+    under those that were absent.
 
     It keeps the dictionaries and the objects alive, for an identity means nothing once its object is gone.
     """
@@ -60,6 +63,8 @@ def add_entries(tree: Any, place: int, held: Sequence[HeldEntries]) -> Any:
         entries = attributes.dict_getitem_manager(name, name, one.dictionary, kind)
         if one.size is not None:
             entries.add_dict_length_check_guard(one.size, (name,), None)
+        for key in sorted(one.absent):
+            entries.add_dict_contains_guard(False, key, (name,), None)
         for key, value in one.entries:
             leaf = entries.dict_getitem_manager(key, name, None, kind)
             leaf.add_id_match_guard(id(value), (name,), None)

@@ -156,6 +156,9 @@ class Watch:
         self._in_dicts, self._asked, self._others = _Entries(), _Entries(), _Entries()
         self._sets: list[tuple[set[Any], frozenset[Any]]] = []
         self._without: list[tuple[Any, frozenset[str]]] = []
+        self._without_in_dicts: list[tuple[Any, frozenset[str]]] = []
+        self._without_asked: list[tuple[Any, frozenset[str]]] = []
+        self._without_others: list[tuple[Any, frozenset[str]]] = []
         self._unread: list[tuple[Any, Any, Look]] = []
         held_in_dicts: list[HeldEntries] = []
         held: list[Held] = []
@@ -190,16 +193,23 @@ class Watch:
                 attributes or can_be_asked(holder, watched, sized=sized is holder)
             )
             entries_of = self._in_dicts if guarded else self._asked if askable else self._others
+            absent = container.absent - {"forward"} if not own_forwards else container.absent
+            lacks = bool(absent) and isinstance(container.held, dict) and not isinstance(container.held, (Scope, Slots))
+            # C++ compares the keys of a dict, which tensors do element by element.
+            in_cpp = lacks and owner is container.held and can_be_guarded(owner)
+            without = self._without_others
             if guarded and (watched or size is not None):
-                held_in_dicts.append(HeldEntries(owner, tuple(watched), size))
+                held_in_dicts.append(HeldEntries(owner, tuple(watched), size, absent if in_cpp else frozenset()))
+                without = self._without_in_dicts if in_cpp else without
             elif askable and not guarded and (watched or size is not None):
-                held.append(Held(holder, tuple(watched), size, attributes))
+                held.append(Held(holder, tuple(watched), size, attributes, absent if in_cpp else frozenset()))
+                without = self._without_asked if in_cpp else without
+            if lacks:
+                without.append((container.held.keys(), absent))
+                self._without.append((container.held.keys(), absent))
             entries_of.add(owner, watched, may_view=plain, sized=sized)
             if isinstance(container.held, set) and len(container.held) <= LONG:
                 self._sets.append((container.held, frozenset(container.held)))
-            absent = container.absent - {"forward"} if not own_forwards else container.absent
-            if absent and isinstance(container.held, dict) and not isinstance(container.held, (Scope, Slots)):
-                self._without.append((container.held.keys(), absent))
         self._hooks_of_modules = [
             (hooks, tuple(hooks.values()))
             for module in state.modules.values()
@@ -224,7 +234,7 @@ class Watch:
         self._bytes = self._array_bytes()
         self._host = host
         others = None if self._others.empty else self._others.unchanged
-        contents = self._contents_stand if self._sets or self._without else None
+        contents = self._contents_stand if self._sets or self._without_others else None
         arrays = self._arrays_stand if self._arrays else None
         in_host_memory = host.unchanged if host else None
         unread = self._unread_look_as_then if self._unread else None
@@ -238,9 +248,11 @@ class Watch:
             if not self._guard.holds():
                 if not self._in_dicts.unchanged() or not all(map(_run_as_then, self._hooks_of_modules)):
                     return False
+                if not _lack(self._without_in_dicts):
+                    return False
                 self._guard.was_wrong()
             if not self._values.holds():
-                if not self._asked.unchanged():
+                if not self._asked.unchanged() or not _lack(self._without_asked):
                     return False
                 self._values.was_wrong()
             if not self._looks.holds():
@@ -274,9 +286,7 @@ class Watch:
 
     def _contents_stand(self) -> bool:
         """Whether sets hold what they held, and no object has got an attribute that the step takes from its class."""
-        return all(now == then for now, then in self._sets) and all(
-            keys.isdisjoint(absent) for keys, absent in self._without
-        )
+        return all(now == then for now, then in self._sets) and _lack(self._without_others)
 
     def _unread_look_as_then(self) -> bool:
         return all(_look_at(owner, key) == then for owner, key, then in self._unread)
@@ -389,6 +399,11 @@ def _look_at(owner: Any, key: Any) -> Look | None:
     except UNREADABLE:
         return None
     return look(held) if isinstance(held, torch.Tensor) else None
+
+
+def _lack(without: Iterable[tuple[Any, frozenset[str]]]) -> bool:
+    """Whether dicts, by their keys, lack these."""
+    return all(keys.isdisjoint(absent) for keys, absent in without)
 
 
 def _run_as_then(hooks: tuple[dict[int, Any], tuple[Any, ...]]) -> bool:
