@@ -18,6 +18,7 @@ from optimizations.capture.trees import following, lean, manager
 from optimizations.capture.trees.containers import managers
 from optimizations.capture.trees.results_node import ResultsNode
 from optimizations.recording import budget
+from optimizations.replay.addresses import AddressTracker
 from optimizations.replay.swaps import MOST_SETS, SHARE, Swaps
 
 __all__ = ["cuda_on_cpu"]
@@ -254,6 +255,33 @@ def test_parameters_that_are_patched_are_patched_in_steady_calls(
         call(compiled, w)
     assert full_ways == []
     assert len(compiled.reports) == 2
+
+
+def test_what_a_recording_serves_as_it_is_is_not_looked_at_for_patching_another(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a look goes over each parameter in Python; see `lean.steadily`."""
+    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
+    compiled, weights = Compiled(Model(cuda_on_cpu)), [values(step) for step in range(12)]
+    for _ in range(4):
+        for w in weights:
+            check(compiled, w, calls=2)
+    patched = [node for node in nodes() if node.swaps is not None]
+    assert len(nodes()) == 2 and len(patched) == 1
+    (recorded,) = [node for node in nodes() if node.swaps is None]
+    (served,) = [w for w in weights if w.data_ptr() == recorded._seen[2].data_ptr()]
+    call(compiled, weights[5])
+    full_ways.clear()
+    for calls in [calls for one in managers() for found in one._steady.values() for calls in found.values()]:
+        calls.sort(key=lambda one: one.node is recorded)  # the one that could be patched is looked at first
+    looks = []
+    monkeypatch.setattr(AddressTracker, "refuses", lambda tracker, _: looks.append(tracker))
+    for step in range(4):
+        replays = recorded.replays
+        call(compiled, served, step)
+        assert recorded.replays == replays + 1
+    assert full_ways == []
+    assert looks == []
 
 
 def test_parameters_that_come_back_get_a_recording_when_patching_has_cost_one(

@@ -240,7 +240,8 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                 following, begins = calls.get(None), True  # Note [Loops]
 
             chosen: SteadyCall | None = None
-            in_place, why = True, OTHER_ORDER
+            to_patch: list[SteadyCall] = []
+            why = OTHER_ORDER
             for one in following or ():
                 if one.state != one.node.state:
                     why = CHANGED
@@ -253,16 +254,20 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                     continue
                 tracker = one.tracker
                 if tracker is None or not tracker.fixed or tracker.fixed_in_place(inputs):
-                    chosen, in_place = one, True
+                    chosen = one
                     break
-                if chosen is not None:
-                    continue
-                if tracker.refuses(inputs) or one.node.prefers_recording(inputs):
-                    why = FIXED_INPUT_MOVED
-                    continue
-                chosen, in_place = one, False
+                to_patch.append(one)
+            in_place = chosen is not None
             if chosen is None:
-                return in_full(inputs, why)
+                # Whether one can be patched takes a look at each input: only where no other has these addresses.
+                for one in to_patch:
+                    tracker = one.tracker
+                    if tracker is not None and not tracker.refuses(inputs) and not one.node.prefers_recording(inputs):
+                        chosen = one
+                        break
+                    why = FIXED_INPUT_MOVED
+                if chosen is None:
+                    return in_full(inputs, why)
             if begins:
                 if manager.running_forwards_with_pending_backwards and not steps.mark_step_counter:
                     return in_full(inputs, BACKWARD_PENDING)
