@@ -311,18 +311,63 @@ def test_parameters_that_come_back_get_a_recording_when_patching_has_cost_one(
     assert sum(node.replays > before for node, before in zip(nodes(), settings, strict=True)) > 2
 
 
+def test_recordings_for_parameters_that_come_back_are_not_made_all_at_once(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in programs with many sets of weights, in which no recording was made for long and then one in each call."""
+    recording_s, settings = 12.0, 0
+    patched = Swaps.patched
+
+    def counted(self: Swaps, inputs: Any, _: float) -> None:
+        nonlocal settings
+        settings += 1
+        self._recording_s = recording_s
+        patched(self, inputs, 1.0)
+
+    monkeypatch.setattr(Swaps, "patched", counted)
+    compiled, weights = Compiled(Model(cuda_on_cpu)), [values(step) for step in range(13)]
+    for round_ in range(40):
+        for w in weights:
+            call(compiled, w, round_)
+            assert recording_s * (len(compiled.reports) - following.RECORDINGS_BEFORE_FOLLOWING) <= settings
+    assert len(compiled.reports) == following.MOST_RECORDINGS
+
+
 def test_a_set_of_addresses_is_worth_a_recording_when_patching_has_cost_its_share() -> None:
     swaps, first, second = Swaps([0], 1.0 / SHARE), [values(1)], [values(2)]
+    others = [[values(step)] for step in range(MOST_SETS)]
+    for other in others[:5]:
+        swaps.patched(other, 0.9)
     swaps.patched(first, 0.6)
     swaps.patched(second, 0.6)
     assert not swaps.worth_recording(first)
     swaps.patched(first, 0.6)
     assert swaps.worth_recording(first)
     assert not swaps.worth_recording(second)
-    others = [[values(step)] for step in range(MOST_SETS)]
     for other in others:
         swaps.patched(other, 0.0)
     assert not swaps.worth_recording(first), "forgotten: it did not come back for many others"
+
+
+@pytest.mark.parametrize("sets", [1, 2, 6, 13, 42])
+def test_recordings_cost_no_more_than_patching_over_any_time(sets: int) -> None:
+    """Also where all sets of addresses reach their share at about the same time."""
+    swaps, weights = Swaps([0], 10.0), [[values(step)] for step in range(sets)]
+    recorded: set[int] = set()
+    patched = 0
+    for step in range(4000):
+        chosen = step % sets
+        if chosen in recorded:
+            continue
+        if swaps.worth_recording(weights[chosen]):
+            assert patched >= 10, "since the last one"
+            swaps.recorded()
+            recorded.add(chosen)
+            patched = 0
+        else:
+            swaps.patched(weights[chosen], 1.0)
+            patched += 1
+    assert len(recorded) == sets
 
 
 def test_no_more_recordings_after_the_last() -> None:

@@ -4,6 +4,10 @@ A program that swaps weights mostly swaps between a few sets of them (adapters, 
 gives the same addresses again and again. A recording for such a set is replayed without patching. Stock makes one at
 once. Here it is made when patching for this set has cost a share of what a recording costs: a set that never comes back
 costs no recording, and one that does costs little more than with stock.
+
+Where many sets take turns they all reach that share at about the same time, and there would be one recording after the
+other, each of which takes as long as a hundred calls that patch. So there is one at a time, when patching for all sets
+has cost a whole recording since the last one: together they never cost more than patching did, over any time.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ class Swaps:
         self._indices = tuple(indices)
         self._recording_s = recording_s
         self._patching_s: dict[int, float] = {}
+        self._since_recorded_s = 0.0
         self._closed = False
 
     def patched(self, inputs: Sequence[Any], seconds: float) -> None:
@@ -41,10 +46,18 @@ class Swaps:
         if len(self._patching_s) >= MOST_SETS:
             del self._patching_s[next(iter(self._patching_s))]
         self._patching_s[key] = before + seconds
+        self._since_recorded_s += seconds
 
     def worth_recording(self, inputs: Sequence[Any]) -> bool:
-        """Whether patching for the addresses of these inputs has cost its share of a recording."""
-        return not self._closed and self._patching_s.get(self._key(inputs), 0.0) >= SHARE * self._recording_s
+        """Whether patching for the addresses of these inputs has cost its share of a recording, and that for all sets
+        of addresses a whole one since the last."""
+        if self._closed or self._since_recorded_s < self._recording_s:
+            return False
+        return self._patching_s.get(self._key(inputs), 0.0) >= SHARE * self._recording_s
+
+    def recorded(self) -> None:
+        """To be told that a recording is made for a set of addresses that was worth it."""
+        self._since_recorded_s = 0.0
 
     def close(self) -> None:
         """There are as many recordings as there may be."""

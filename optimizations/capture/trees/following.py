@@ -137,9 +137,10 @@ class FollowingManager(PoolManager):
             return None
         node, fixed_inputs = next((one for one in willing if one[1].following), willing[0])
         if node.prefers_recording(inputs):
-            if len(siblings) < MOST_RECORDINGS and not many:
-                return None
             assert node.swaps is not None
+            if len(siblings) < MOST_RECORDINGS and not many:
+                node.swaps.recorded()
+                return None
             node.swaps.close()
 
         def run(arguments: list[Any]) -> Any:
