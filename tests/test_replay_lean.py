@@ -59,6 +59,11 @@ def call(compiled: Compiled, w: torch.Tensor = W, start: float = 3) -> None:
     assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
 
 
+def serve(compiled: Compiled, start: float, y: torch.Tensor, w: torch.Tensor) -> None:
+    x = values(start)
+    assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
+
+
 def test_calls_in_steady_state_do_not_go_stocks_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
     compiled = steady(cuda_on_cpu, full_ways)
     replays = cuda_on_cpu.replays
@@ -162,10 +167,11 @@ def test_a_loop_that_keeps_no_results_is_steady_in_each_round(cuda_on_cpu: CudaO
 
 
 def test_a_function_that_is_called_many_times_in_an_iteration_is_steady_in_each_place(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(manager, "MOST_KEPT", 8)
     compiled = Compiled(Model(cuda_on_cpu))
-    places = 3 * lean.MOST_KEPT
+    places = 3 * manager.MOST_KEPT
 
     def iteration(start: int) -> None:
         torch.compiler.cudagraph_mark_step_begin()
@@ -239,6 +245,20 @@ def test_recordings_for_two_sets_of_parameters_take_turns_steadily(
         call(compiled, weights[step % 2], step)
     assert full_ways == []
     assert len(compiled.reports) == 2
+
+
+def test_recordings_for_many_sets_of_parameters_that_cannot_be_patched_take_turns_steadily(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    compiled = Compiled(Model(cuda_on_cpu, hides_y=True), static_inputs=(1, 2))
+    parameters = [values(3 * swap) for swap in range(24)]
+    for step in range(240):
+        serve(compiled, step, parameters[step % 24], W)
+    assert len(compiled.reports) == 24
+    full_ways.clear()
+    for step in range(48):
+        serve(compiled, step, parameters[step % 24], W)
+    assert full_ways == []
 
 
 def test_parameters_that_are_patched_are_patched_in_steady_calls(

@@ -37,8 +37,11 @@ if TYPE_CHECKING:
 
 trees = torch_internals.cudagraph_trees
 
-MOST_KEPT = 8
-"""Steady calls that are kept for one function behind one recording: one for each that takes turns with others there."""
+MOST_KEPT = 64
+"""Steady calls that are kept for one function behind one recording: one for each that takes turns with others there.
+Where parameters move that cannot be patched there are as many as sets of them, and to look at one more in a steady call
+takes a hundredth of what a full one does.
+"""
 
 
 NOT_RECORDED = "no recording of it is steady yet"
