@@ -246,6 +246,23 @@ def test_what_the_graph_writes_may_move_onto_an_input_and_away_again() -> None:
     assert (tracker.addresses, filled) == ([view.data_ptr(), weight.data_ptr()], [0])
 
 
+def test_only_what_the_graph_writes_is_pointed_at_where_nothing_else_moved() -> None:
+    """A cache that is chosen anew beside weights that stay: there is a node of the graph for each of these."""
+    pointers = FakePointers()
+    weights, caches = [aligned(16) for _ in range(8)], [aligned(64) for _ in range(3)]
+    tracker = AddressTracker(
+        [TrackedInput(index, 16, PLACEHOLDER if index == 0 else None) for index in range(9)],
+        [one.data_ptr() for one in (*weights, caches[0])],
+        pointers,
+        MemoryRanges([]),
+        lambda index, value: None,
+        {8: memory(caches[0])},
+    )
+    for cache in (caches[1], caches[2], caches[0]):
+        tracker.follow([*weights, cache])
+    assert pointers.pointed == [{8: cache.data_ptr()} for cache in (caches[1], caches[2], caches[0])]
+
+
 def test_memory_may_be_joined() -> None:
     both = MemoryRanges([MemoryRange(address=16, size_bytes=8)]).joined([MemoryRange(address=24, size_bytes=8)])
     assert (both.borders, 31 in both, 32 in both) == ([16, 32], True, False)

@@ -200,9 +200,8 @@ class AddressTracker:
                 self._fill(index, inputs[index])
                 self.placeholder_bytes += inputs[index].nbytes
                 address = placeholder
-                if address == addresses[index]:
-                    continue
-            moved[index] = address
+            if address != addresses[index]:
+                moved[index] = address
         if not moved:
             return
         if self.swaps is None or moved.keys().isdisjoint(self._fixed_indices):
