@@ -203,9 +203,7 @@ class EncoreNode(ResultsNode):
         self._fixed = list(self.non_managed_static_input_idxs)
         self._copied = list(self.non_static_input_idx)
         mutated = set(self.wrapped_function.mutated_input_idxs)
-        self._written = [
-            index for index in self._fixed if index in mutated and self._seen.is_tensor(index)
-        ]
+        self._written = [index for index in self._fixed if index in mutated and self._seen.is_tensor(index)]
         tensors = [index for index in self.non_static_input_idx if self._seen.is_tensor(index)]
         self.copied_per_replay = sum(self._seen[index].nbytes for index in tensors)
         recorded = Recorded(
@@ -459,9 +457,7 @@ class EncoreNode(ResultsNode):
         state, self.state = self.state, -next(_CHANGES)
         self._tracker.rest(copying)
         copied = self._copied if copying else [one for one in self._copied if one not in self._in_place]
-        self.copied_per_replay = sum(
-            self._seen[index].nbytes for index in copied if self._seen.is_tensor(index)
-        )
+        self.copied_per_replay = sum(self._seen[index].nbytes for index in copied if self._seen.is_tensor(index))
         self.non_static_input_idx = copied
         self._copying = copying
         self.state = state
