@@ -66,6 +66,7 @@ def graph_step(
     memory_budget_bytes: int | None = None,
     learning_rate: Literal["auto", "number"] = "auto",
     on_refusal: Literal["run", "raise"] = "run",
+    host_draws: Literal["refused", "unused"] = "refused",
 ) -> Any:
     """`step`, replayed as one CUDA graph where that is possible; usable as a decorator, of methods too.
 
@@ -84,6 +85,9 @@ def graph_step(
         learning_rate: "auto" hands a learning rate that changes to the graph as a float32 tensor, where the optimizer
             takes one (`capturable=True`, `fused=True`); "number" never does, and such a step is not recorded.
         on_refusal: "run" runs a refused step as it is, "raise" raises `StepRefused` before it does anything.
+        host_draws: "refused" refuses a step that draws random numbers on the host (PyTorch's CPU generator, `random`,
+            NumPy). "unused" is your word that these numbers decide nothing, as those of LayerDrop at rate 0: launches
+            do not draw them. A step is still refused if the calls that are observed differ.
 
     Raises:
         TypeError: the step is not a function, or a number is not a whole one.
@@ -99,6 +103,7 @@ def graph_step(
         memory_budget_bytes=memory_budget_bytes,
         learning_rate=learning_rate,
         on_refusal=on_refusal,
+        host_draws=host_draws,
     )
 
 
@@ -111,6 +116,7 @@ def graph_callables(
     warm_up: int = 3,
     outputs: Literal["static", "copied"] = "static",
     after_step: Callable[[], None] | None = None,
+    host_draws: Literal["refused", "unused"] = "refused",
 ) -> Any:
     """Modules and functions, each with a forward and a backward CUDA graph for every micro-batch of a schedule.
 
@@ -132,6 +138,7 @@ def graph_callables(
             their own before the next launch; "copied" copies all of them.
         after_step: what updates extra state once per step, such as the scales of an FP8 recipe from its amax history;
             captured, and launched behind the last graph of each step.
+        host_draws: as of `graph_step`. With "unused", `.drawn_on_the_host` names the generators that were drawn from.
 
     Raises:
         WrongOrder: no training loop can follow `order`; later, a call that is not the next of the order.
@@ -148,6 +155,7 @@ def graph_callables(
         warm_up=warm_up,
         outputs=outputs,
         after_step=after_step,
+        host_draws=host_draws,
     )
 
 

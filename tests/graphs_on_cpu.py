@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -128,9 +128,10 @@ def _like_at(tensor: torch.Tensor, address: int) -> torch.Tensor:
 
 
 class _Capture(TorchDispatchMode):
-    def __init__(self, graph: CpuGraph) -> None:
+    def __init__(self, graph: CpuGraph, host: Collection[int] | None = None) -> None:
         super().__init__()
         self.graph = graph
+        self.host = host
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self.broken = False
 
@@ -143,6 +144,8 @@ class _Capture(TorchDispatchMode):
             return NotImplemented  # a tensor that holds others
         kwargs = kwargs or {}
         if str(func).startswith("profiler."):
+            return func(*args, **kwargs)
+        if self.host is not None and _is_of_host(func, args, kwargs, self.host):
             return func(*args, **kwargs)
         if torch.Tag.data_dependent_output in func.tags:
             self.broken = True
@@ -264,7 +267,7 @@ class CpuDevice:
         assert not self.capture_now
         self.capture_now, self.capturing_into = True, graph
         self.captures += 1
-        mode = _Capture(graph)
+        mode = _Capture(graph, self.host if self.has_own_random else None)
         random = torch.random.get_rng_state()
         states = [(generator, generator.get_state()) for generator in generators]
         try:
@@ -356,6 +359,70 @@ class CpuDevice:
 
     def here(self) -> Any:
         return nullcontext()
+
+
+class CpuDeviceWithHost(CpuDevice):
+    """One with a host next to it: numbers that are drawn on the CPU, but for those drawn into or for other tensors, and
+    what is computed from them alone. A capture executes that, and no launch does. The device's numbers are `own`'s."""
+
+    has_own_random = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = torch.Generator()
+
+    @contextlib.contextmanager
+    def warming_up(self) -> Iterator[None]:
+        with super().warming_up(), _Host(self.host):
+            yield
+
+    @contextlib.contextmanager
+    def capturing(self, graph: CpuGraph, pool: Any, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
+        with super().capturing(graph, pool, generators), _Host(self.host):
+            try:
+                yield
+            finally:
+                drawn = torch.random.get_rng_state()
+        torch.random.set_rng_state(drawn)
+
+    def default_generator(self) -> torch.Generator:
+        return self.own
+
+    def random_states(self) -> list[Any]:
+        return [self.own.get_state()]
+
+    def restore_random_states(self, states: list[Any]) -> None:
+        self.own.set_state(states[0])
+
+
+class _Host(TorchDispatchMode):
+    """Marks what the host makes, and keeps it: addresses that are free again may be given to the device."""
+
+    def __init__(self, host: set[int]) -> None:
+        super().__init__()
+        self.host = host
+        self.kept: list[torch.Tensor] = []
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.host.clear()
+        self.kept.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        of_host = _is_of_host(func, args, kwargs or {}, self.host)
+        result = func(*args, **(kwargs or {}))
+        if of_host:
+            made = [value for value in _flat(result) if isinstance(value, torch.Tensor)]
+            self.kept += made
+            self.host |= set(map(_storage, made))
+        return result
+
+
+def _is_of_host(func: Any, args: Any, kwargs: Any, host: Collection[int]) -> bool:
+    tensors = [value for value in _flat((args, kwargs)) if isinstance(value, torch.Tensor)]
+    if not tensors:
+        return torch.Tag.nondeterministic_seeded in func.tags
+    return all(_storage(tensor) in host for tensor in tensors)
 
 
 def _has_address(value: Any) -> bool:

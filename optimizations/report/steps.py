@@ -72,6 +72,8 @@ class StepReport:
         patched_learning_rates: parameter groups whose number is handed to the graph as a tensor (float32), because it
             changes between calls.
         refusals: each reason once, in the order in which they came up.
+        host_draws: as given to `graph_step`. With "unused", launches do not draw from `drawn_on_the_host`: generators
+            of the host that the observed calls drew from, by the names that a program knows them by.
     """
 
     name: str
@@ -82,6 +84,8 @@ class StepReport:
     dropped_recordings: int
     patched_learning_rates: int
     refusals: tuple[Refusal, ...]
+    host_draws: str
+    drawn_on_the_host: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

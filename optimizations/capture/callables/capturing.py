@@ -20,7 +20,7 @@ from optimizations.capture.callables.warm_up import (
     bound_results,
     call,
     changed_inputs,
-    drawn_on_the_host,
+    draws_of,
     gradients_of,
     inputs_like,
     naming,
@@ -125,7 +125,7 @@ class Captures:
 
     def _forbidding(self, member: Member) -> Forbidding:
         compiled = any(one.state.compiled for one in self._members)
-        return Forbidding(self._device, member.run, compiled=compiled)
+        return Forbidding(self._device, member.run, member.state, compiled=compiled)
 
     def _check(self, member: Member, forbidding: Forbidding, snapshot: Any, marks: TensorMarks, *, bound: bool) -> Any:
         for name in marks.changed():
@@ -177,7 +177,7 @@ class Captures:
             for refusal in [
                 *containers.changes(*arguments),
                 *changed_inputs(placeholders, [tensor.requires_grad for tensor in tensors]),
-                *drawn_on_the_host(drawn),
+                *draws_of(drawn, run),
             ]:
                 raise StepRefused(refusal)
             outputs: list[torch.Tensor] = []
@@ -262,7 +262,7 @@ class Captures:
                 ]
                 copy_all([there for there, _ in pairs], [here for _, here in pairs])
             forbidding.check(member.run.backward)
-            for refusal in drawn_on_the_host(drawn):
+            for refusal in draws_of(drawn, member.run):
                 raise StepRefused(refusal)
             refuse_changes(member.state, snapshot, forbidding.observer, bound=False)
         finally:

@@ -36,7 +36,7 @@ from optimizations.capture.callables.warm_up import FirstWrites, Run, naming, ru
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import signature
-from optimizations.capture.step.host_random import HostRandom
+from optimizations.capture.step.host_random import HostRandom, check_host_draws
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.observer import Observer
@@ -62,12 +62,15 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         outputs: Literal["static", "copied"],
         after_step: Callable[[], None] | None,
         device: Device,
+        host_draws: str = "refused",
     ) -> None:
         self._callables = list(callables)
         self._device = device
         check_callables(self._callables, samples, device.holds)
         self._order = order
         self._outputs = outputs
+        self._draws_unused = host_draws == "unused"
+        self.drawn_on_the_host: tuple[str, ...] = ()
         self._follower = Follower(order)
         self._training = any(event.direction == "backward" for event in order)
         self._keys = [signature(sample, []) for sample in samples]
@@ -307,7 +310,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         writes = FirstWrites([tensor for tensor in plain if tensor.requires_grad])
         collecting = [parameter for state in [*self._states, updated] for parameter in state.parameters()]
         grads = [(parameter, parameter.grad) for parameter in collecting]
-        drawn = HostRandom(with_torch=self._device.has_own_random)
+        own = {name: one for state in [*self._states, updated] for name, one in state.generators.items()}
+        drawn = HostRandom(with_torch=self._device.has_own_random, generators=own)
         content = updated.snapshot()
         try:
             members = []
@@ -316,14 +320,23 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
                 given = member.function, sample, parameters_of(function), self._training, member.state
                 with naming(f"callable {number}"):
                     member.run = warmed_up(
-                        self._device, functools.partial(run_once, *given), member.state, least, writes
+                        self._device,
+                        functools.partial(run_once, *given),
+                        member.state,
+                        least,
+                        writes,
+                        draws_unused=self._draws_unused,
                     )
                 members.append(member)
             update = None
             if after_step is not None:
                 update = Member(0, after_step, ((), {}), updated, Run())
                 with naming("after_step"):
-                    update.run = warmed_up(self._device, _update_of(after_step), updated, 1, writes)
+                    update.run = warmed_up(
+                        self._device, _update_of(after_step), updated, 1, writes, draws_unused=self._draws_unused
+                    )
+            ran = [member.run for member in (*members, update) if member is not None]
+            self.drawn_on_the_host = tuple(sorted({name for run in ran for name in run.host_draws.states}))
             return members, update
         except BaseException:
             updated.restore(content)
@@ -373,11 +386,13 @@ def graph_callables(
     sample_kwargs: Sequence[Mapping[str, Any]] | None = None,
     outputs: Literal["static", "copied"] = "static",
     after_step: Callable[[], None] | None = None,
+    host_draws: Literal["refused", "unused"] = "refused",
     device: Device | None = None,
 ) -> GraphedCallables:
     """`optimizations.graph_callables`, where it is documented."""
     if outputs not in ("static", "copied"):
         raise ValueError(f"outputs={outputs!r} is unknown; allowed are 'static', 'copied'")
+    check_host_draws(host_draws)
     if warm_up < 1:
         raise ValueError(f"warm_up={warm_up}: libraries must run once before a capture")
     flat, sizes = taken_apart(callables)
@@ -392,6 +407,7 @@ def graph_callables(
         outputs=outputs,
         after_step=after_step,
         device=device or device_of(samples),
+        host_draws=host_draws,
     )
 
 

@@ -16,14 +16,16 @@ from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step import compilations, forbidden_calls
-from optimizations.capture.step.host_random import HostRandom
+from optimizations.capture.step.host_random import RETURNS_DRAWS, SAME_DRAWS, HostDraws, HostRandom, decides
 from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, storage
 from optimizations.capture.step.observing import (
     CHECKPOINT_DRAWS,
     Given,
     changed_itself,
+    drawn_on_the_host,
     host_change,
+    host_generators,
     kept_results,
 )
 from optimizations.capture.step.operations import Operation, first_difference
@@ -44,6 +46,8 @@ class Run:
     its backward reads, and `saved_results` which of its results must not be written before it, these among them.
     `structure` is of what it returned. `refusals`: what a graph of it would do otherwise. `as_captured`: what it was
     told if it asked whether it is captured. `draws`: whether random numbers were drawn, from `generators` too.
+    `host_values`: values of what it returned, or kept, in CPU memory. `host_draws`: what it drew on the host, where
+    that is said to decide nothing (`draws_unused`).
     """
 
     parameters: list[torch.Tensor] = field(default_factory=list)
@@ -57,6 +61,9 @@ class Run:
     as_captured: bool = False
     generators: Sequence[torch.Generator] = ()
     draws: bool = False
+    host_values: tuple[str, ...] = ()
+    host_draws: HostDraws = field(default_factory=HostDraws)
+    draws_unused: bool = False
 
 
 def run_once(
@@ -91,7 +98,9 @@ def run_once(
     results: list[torch.Tensor] = []
     run.structure = flatten(returned, results)
     with observer.unseen():
-        results += [entry.new for entry in bound_results(kept_results(state, snapshot, observer))]
+        kept = kept_results(state, snapshot, observer)
+        run.host_values = observer.values_made_by_host([*results, *(entry.new for entry in kept)])
+        results += [entry.new for entry in bound_results(kept)]
     run.refusals += strange_results(run.structure, results)
     outputs = [tensor for tensor in results if tensor.requires_grad]
     if not (training and outputs):
@@ -267,12 +276,19 @@ class FirstWrites:
 
 
 def warmed_up(
-    device: Device, run: Callable[[Observer, Run | None], Run], state: HostState, least: int, before_write: FirstWrites
+    device: Device,
+    run: Callable[[Observer, Run | None], Run],
+    state: HostState,
+    least: int,
+    before_write: FirstWrites,
+    *,
+    draws_unused: bool = False,
 ) -> Run:
     """Run a callable at least so many times, until nothing is set up any more and two runs were alike. Gives the last.
 
     `run` is given the first run, which is not among the two. What a capture cannot hold is refused if it comes again:
-    only first runs compile code, time kernels and make what stays.
+    only first runs compile code, time kernels and make what stays. `draws_unused`: what it draws on the host is said to
+    decide nothing. Note [Draws that decide nothing] in `host_random`.
 
     Raises:
         StepRefused: two runs, the last of these, did something that cannot be captured, or all compiled something, or
@@ -287,7 +303,10 @@ def warmed_up(
         observer = Observer(device.holds, {}, forbid=False, keeps_workspace=device.keeps_workspace)
         observer.before_write = before_write.note
         observer.default_generator = device.default_generator()
-        known = _generators(state)
+        if draws_unused:
+            observer.compares_values = True
+            observer.host_generators = host_generators(device, state)
+        known = {key: one for key, one in _generators(state).items() if key not in observer.host_generators}
         observer.reseeding = reseeding = Reseeding([observer.default_generator, *(one for one, _ in known.values())])
         asked = forbidden_calls.Asked(as_captured=as_captured)
         watched = forbidden_calls.watched(observer, asked, capturing=False, compiled=state.compiled)
@@ -312,7 +331,10 @@ def warmed_up(
                 raise StepRefused(SETS_UP)
             continue
         ran.generators = observer.generators
-        findings = [*observer.refusals, *ran.refusals, *map(changed_itself, changed), *drawn_on_the_host(drawn)]
+        ran.draws_unused = draws_unused
+        ran.host_draws = drawn.draws(ran.host_values) if draws_unused else HostDraws()
+        findings = [*observer.refusals, *ran.refusals, *map(changed_itself, changed)]
+        findings += draws_of(drawn, ran)
         draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
         if asked.random_state and draws:
             findings.append(CHECKPOINT_DRAWS)
@@ -333,6 +355,9 @@ def warmed_up(
                     as_captured=as_captured,
                     draws=draws,
                 )
+            names = sorted({*ran.host_draws.states, *(last.host_draws.states if last is not None else ())})
+            if difference not in (None, SAME_DRAWS) and names:
+                raise StepRefused(decides(difference, names))
             if difference is not None and count >= least + PATIENCE:
                 raise StepRefused(difference)
             last = ran if count > 1 else None
@@ -361,27 +386,31 @@ def _gradients(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor | 
 def _difference(before: Run, after: Run) -> Refusal | None:
     if before.structure != after.structure:
         return OTHER_RESULT
-    return first_difference(before.forward, after.forward) or first_difference(before.backward, after.backward)
+    found = first_difference(before.forward, after.forward) or first_difference(before.backward, after.backward)
+    if found is None and before.host_draws.results != after.host_draws.results:
+        return RETURNS_DRAWS
+    return SAME_DRAWS if found is None and after.host_draws.repeats(before.host_draws) else found
 
 
-def drawn_on_the_host(host_random: HostRandom) -> Iterator[Refusal]:
-    """A refusal for each source of random numbers of the host that was used."""
-    for generator in host_random.drawn():
-        yield Refusal(
-            f"draws random numbers on the host ({generator})",
-            "draw them before the call and pass them as arguments, or draw them on the GPU",
-        )
+def draws_of(host_random: HostRandom, run: Run) -> list[Refusal]:
+    """A refusal for each source of random numbers of the host that was used, where these may decide something."""
+    return [] if run.draws_unused else [drawn_on_the_host(name, "call") for name in host_random.drawn()]
 
 
 class Forbidding:
-    """What a capture cannot hold raises before it runs. See `step.observer`. `like`: what the runs before it did."""
+    """What a capture cannot hold raises before it runs. See `step.observer`. `like`: what the runs before it did.
+    `state`: what it reaches."""
 
-    def __init__(self, device: Device, like: Run, *, compiled: bool) -> None:
+    def __init__(self, device: Device, like: Run, state: HostState, *, compiled: bool) -> None:
         self.observer = Observer(
             device.holds, {}, forbid=True, generators=like.generators, keeps_workspace=device.keeps_workspace
         )
+        if like.draws_unused:
+            self.observer.compares_values = True
+            self.observer.host_generators = host_generators(device, state)
         self._asked = forbidden_calls.Asked(as_captured=like.as_captured)
         self._draws = like.draws
+        self._host_draws = sorted(like.host_draws.states)
         self._compiled = compiled
         self._entered = contextlib.ExitStack()
 
@@ -407,7 +436,7 @@ class Forbidding:
         if self._asked.random_state and (self._draws or self.observer.draws):
             raise StepRefused(CHECKPOINT_DRAWS)
         if (difference := first_difference(expected, self.observer.operations)) is not None:
-            raise StepRefused(difference)
+            raise StepRefused(decides(difference, self._host_draws) if self._host_draws else difference)
 
 
 def refuse_changes(state: HostState, snapshot: list[Any], observer: Observer, *, bound: bool = True) -> list[Rebound]:

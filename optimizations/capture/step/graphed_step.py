@@ -33,7 +33,7 @@ from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.signature import class_of_objects, objects, signature, without_objects
 from optimizations.capture.step.call import Call, call_of, refused_call
 from optimizations.capture.step.gradients import pattern, put
-from optimizations.capture.step.host_random import HostRandom
+from optimizations.capture.step.host_random import HostRandom, decides
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.kept_recordings import KeptRecordings
 from optimizations.capture.step.learning_rates import LearningRates
@@ -92,6 +92,7 @@ class GraphedStep:
         self._refused: dict[Hashable, Refusal] = {}
         self._refusals: list[Refusal] = []
         self._objects: dict[Hashable, set[Hashable]] = {}
+        self._drawn: set[str] = set()
         self._calls = self._eager = 0
         self._carries = True
         self._all: Refusal | None = None
@@ -266,7 +267,9 @@ class GraphedStep:
                 progress.outside,
                 generators=progress.generators,
                 as_captured=as_captured,
+                draws_unused=self._draws_unused,
             )
+        self._drawn.update(seen.host_draws.states)
         if seen.set_up:
             if progress.passed_over():
                 self._refuse(key, SETS_UP)
@@ -274,7 +277,7 @@ class GraphedStep:
         progress.asked = progress.asked or seen.asked
         if seen.findings and progress.told_to_be_captured():
             return seen.returned
-        if (refusal := progress.note(seen.operations, seen.structure, seen.findings)) is not None:
+        if (refusal := progress.note(seen.operations, seen.structure, seen.findings, seen.host_draws)) is not None:
             self._refuse(key, refusal)
         progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
         progress.kept_casts = seen.kept_casts
@@ -318,6 +321,7 @@ class GraphedStep:
                     pool_bytes_elsewhere=elsewhere,
                     carry=self._carries,
                     marks=marks,
+                    draws_unused=self._draws_unused,
                 )
         except BaseException as raised:
             error = cause(raised)
@@ -338,6 +342,8 @@ class GraphedStep:
             refusal = why(error)
             if refusal is SETS_UP:
                 again = not progress.passed_over()
+            elif isinstance(error, StepDiffers) and progress.host_draws.states:
+                again, refusal = False, decides(refusal, progress.host_draws.states)
             elif isinstance(error, StepDiffers):
                 again = progress.differed()
             else:
@@ -412,6 +418,10 @@ class GraphedStep:
             self._refusals.append(refusal)
             warnings.warn(f"{self._name()} runs without a CUDA graph: it {refusal}", stacklevel=4)
 
+    @property
+    def _draws_unused(self) -> bool:
+        return self._options.host_draws == "unused"
+
     def _name(self) -> str:
         return getattr(self._step, "__qualname__", type(self._step).__name__)
 
@@ -426,6 +436,8 @@ class GraphedStep:
             dropped_recordings=self._recordings.dropped,
             patched_learning_rates=self._rates.patched,
             refusals=tuple(self._refusals),
+            host_draws=self._options.host_draws,
+            drawn_on_the_host=tuple(sorted(self._drawn)),
         )
 
     def close(self) -> None:
@@ -481,6 +493,7 @@ def graph_step(
     memory_budget_bytes: int | None = None,
     learning_rate: Literal["auto", "number"] = "auto",
     on_refusal: Literal["run", "raise"] = "run",
+    host_draws: Literal["refused", "unused"] = "refused",
 ) -> Any:
     """`optimizations.graph_step`, where it is documented."""
     make = functools.partial(
@@ -490,5 +503,6 @@ def graph_step(
         memory_budget_bytes=memory_budget_bytes,
         learning_rate=learning_rate,
         on_refusal=on_refusal,
+        host_draws=host_draws,
     )
     return make if step is None else make(step)

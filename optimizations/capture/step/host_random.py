@@ -1,13 +1,75 @@
-"""Random numbers of the host that a step draws: a graph would not draw them again."""
+"""Random numbers of the host that a step draws: a graph would not draw them again.
+
+Note [Draws that decide nothing]. Libraries draw numbers that nothing depends on, such as those of LayerDrop at rate 0.
+The caller may say so (`host_draws="unused"`). That cannot be proved, but it can be contradicted: calls that drew
+different numbers must have run the same operators with the same arguments. So one difference between two such calls is
+enough for a refusal, and calls that began with a generator in the same state, and so drew the same, tell nothing.
+Tensors that the host made are compared by their values where an operator of the GPU reads them (`observer`), and where
+they are results.
+"""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+
+from optimizations.report.steps import Refusal
+from optimizations.torch_internals.generator_identity import identity
+
+HOST_DRAWS = ("refused", "unused")
+"""What a caller may say of the random numbers that are drawn on the host."""
+
+
+def check_host_draws(value: Any) -> None:
+    """
+    Raises:
+        ValueError: it is not one of those allowed.
+    """
+    if value not in HOST_DRAWS:
+        raise ValueError(f"host_draws={value!r} is unknown; allowed are {', '.join(map(repr, HOST_DRAWS))}")
+
+
+@dataclass(frozen=True, slots=True)
+class HostDraws:
+    """What a call drew on the host. Note [Draws that decide nothing].
+
+    Attributes:
+        states: of the generators it drew from, by name, as they were before.
+        results: values of tensors on the host that it made, and returned or kept in attributes.
+    """
+
+    states: Mapping[str, Any] = field(default_factory=dict)
+    results: tuple[str, ...] = ()
+
+    def repeats(self, before: HostDraws) -> bool:
+        """Whether a generator began this call as it began the one before."""
+        return any(name in before.states and _equal(state, before.states[name]) for name, state in self.states.items())
+
+
+SAME_DRAWS = Refusal(
+    "draws the same random numbers on the host in each call, because a generator is seeded before it, so that it "
+    "cannot be seen whether they decide something",
+    "seed once, before the first call",
+)
+RETURNS_DRAWS = Refusal(
+    "returns, or keeps in an attribute, a tensor in CPU memory that differs from call to call",
+    "draw it behind the step",
+)
+
+
+def decides(difference: Refusal, names: Iterable[str]) -> Refusal:
+    """The refusal where calls differ, though what they draw on the host is said to decide nothing."""
+    return replace(
+        difference,
+        reason=f"draws random numbers on the host ({', '.join(names)}) that seem to decide something, other than "
+        f"host_draws='unused' says: {difference.reason}",
+        advice="draw them before the step and pass them as arguments, or draw them on the GPU",
+    )
 
 
 class HostRandom:
@@ -40,6 +102,12 @@ class HostRandom:
         if self._torch is not None and not torch.equal(torch.random.get_rng_state(), self._torch):
             yield "torch's CPU generator"
 
+    def draws(self, results: tuple[str, ...] = ()) -> HostDraws:
+        """What was drawn since. `results` are those of `HostDraws`."""
+        own = {name: state for name, _, state in self._own}
+        others = {"random": self._python, "numpy.random": self._numpy, "torch's CPU generator": self._torch}
+        return HostDraws({name: own[name] if name in own else others[name] for name in self.drawn()}, results)
+
     def restore(self) -> None:
         """Put the states back."""
         for _, generator, state in self._own:
@@ -69,10 +137,17 @@ def _restore(generator: Any, state: Any) -> None:
         generator.set_state(state)
 
 
+def identities(generators: Iterable[Any]) -> frozenset[int]:
+    """Those of PyTorch's generators among these."""
+    return frozenset(identity(one) for one in generators if isinstance(one, torch.Generator))
+
+
 def _equal(one: Any, other: Any) -> bool:
-    """States may hold arrays and tensors, and dicts of them."""
+    """States may hold arrays and tensors, dicts of them, and tuples."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
     if hasattr(one, "tolist"):
         one, other = one.tolist(), other.tolist()
     return bool(one == other)

@@ -11,7 +11,9 @@ compiled code.
 Note [What two calls are compared by]. Operators by their names, numbers, and the shapes and dtypes of their tensors;
 tensors that live as long as the call (the batch, what the step reaches, gradients from before) by their names. All
 others count as alike: an address that was freed is given to the next tensor, so it does not tell where a tensor comes
-from. Memory that is only allocated says nothing yet, and is left out.
+from. Memory that is only allocated says nothing yet, and is left out. Where a step may draw numbers on the host
+(`compares_values`), the values of tensors that the host made count too if an operator of the GPU is given them: a
+graph would keep them. What operators of the GPU leave in CPU memory, such as the seeds of attention, does not.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.source_lines import advice_by_caller, called_by_the_compiler, current_line
 from optimizations.report.steps import Refusal, StepRefused
+from optimizations.torch_internals.generator_identity import identity
 
 Holds = Callable[[torch.Tensor], bool]
 """Whether a tensor lies on the GPU."""
@@ -65,6 +68,8 @@ class Observer(torch_internals.TorchDispatchMode):
         first_states: of `generators`, as they were before they were first drawn from.
         before_write: is given each tensor that an operator is about to write.
         reseeding: looks at generators around draws; `default_generator` is that of draws that name none.
+        compares_values: whether values that the host made, and the GPU reads, are arguments that calls are compared by.
+        host_generators: identities of generators of the host whose draws decide nothing.
 
     `known`: names of tensors that live as long as the call, by where their storages lie. `keeps_workspace`: see
     `Device`.
@@ -99,6 +104,9 @@ class Observer(torch_internals.TorchDispatchMode):
         self.before_write: Callable[[torch.Tensor], None] | None = None
         self.reseeding: Reseeding | None = None
         self.default_generator: torch.Generator | None = None
+        self.compares_values = False
+        self.host_generators: frozenset[int] = frozenset()
+        self._made_by_host: set[int] = set()
         self.in_backward = False
         self.kept_casts = self.new_casts = False
         self.compiling = self.set_up = False
@@ -154,7 +162,8 @@ class Observer(torch_internals.TorchDispatchMode):
         made_from = {storage(tensor) for tensor in inputs}
         line = current_line()
         if not name.startswith(_ALLOCATIONS):
-            self.operations.append(Operation(name, tuple(self._summaries((args, kwargs))), line))
+            values = self._values_for_gpu(inputs) if self.compares_values else ()
+            self.operations.append(Operation(name, (*self._summaries((args, kwargs)), *values), line))
         for tensor in inputs:
             address = storage(tensor)
             if address not in self._made and address not in self.outside:
@@ -175,14 +184,34 @@ class Observer(torch_internals.TorchDispatchMode):
                 self._made.add(storage(tensor))
                 if only_rates:
                     self._from_rates.add(storage(tensor))
+                if self.compares_values:
+                    self._made_by_host.discard(storage(tensor))
+                    in_memory = tensor.device.type == "cpu" and not self.holds(tensor) and storage(tensor)
+                    if in_memory and not any(map(self.holds, inputs)):
+                        self._made_by_host.add(storage(tensor))
         return result
+
+    def values_made_by_host(self, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
+        """Values of those among these that operators of the host made."""
+        found = [one for one in tensors if storage(one) in self._made_by_host and one.layout is torch.strided]
+        with self.unseen():
+            return tuple(map(_value, found))
+
+    def _values_for_gpu(self, inputs: Sequence[torch.Tensor]) -> tuple[str, ...]:
+        """Values that an operator of the GPU is given by the host."""
+        return self.values_made_by_host(inputs) if any(map(self.holds, inputs)) else ()
 
     def _drawn_from(self, func: Any, kwargs: Any) -> torch.Generator | None:
         """The generator that an operator draws from, if it does."""
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return None
         given: torch.Generator | None = kwargs.get("generator")
+        if self._is_of_host(given):
+            return None
         return self.default_generator if given is None else given
+
+    def _is_of_host(self, generator: torch.Generator | None) -> bool:
+        return generator is not None and identity(generator) in self.host_generators
 
     def _look(self, name: str, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
         """Refuse what a graph cannot repeat."""
@@ -190,8 +219,9 @@ class Observer(torch_internals.TorchDispatchMode):
         tags = getattr(func, "tags", ())
         if torch.Tag.nondeterministic_seeded in tags:
             generator = kwargs.get("generator")
-            self.draws = True
-            if generator is not None and not any(generator is known for known in self.generators):
+            self.draws = self.draws or not self._is_of_host(generator)
+            unknown = generator is not None and not any(generator is known for known in self.generators)
+            if unknown and not self._is_of_host(generator):
                 if self._forbid:
                     self.refuse("draws from a generator that it did not use before", "use one generator in all calls")
                 self.generators.append(generator)
@@ -307,6 +337,7 @@ _MULTIPLIES = tuple(
     )
 )
 """Operators that may compute in a workspace of cuBLAS. See `side_stream`."""
+_LONGEST_VALUE = 64
 _ALLOCATIONS = ("aten.empty", "aten.new_empty")
 _INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
 
@@ -317,6 +348,12 @@ def storage(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, ValueError):
         return 0
+
+
+def _value(tensor: torch.Tensor) -> str:
+    """What a tensor in CPU memory holds: as text if that is short, else a number that stands for it."""
+    text = str(tensor.detach().tolist())
+    return text if len(text) <= _LONGEST_VALUE else f"values {hash(text):#x}"
 
 
 def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any) -> bool:

@@ -13,7 +13,7 @@ from optimizations.capture.signature import copies, flatten
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import gradients
-from optimizations.capture.step.host_random import HostRandom
+from optimizations.capture.step.host_random import HostDraws, HostRandom, identities
 from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
@@ -50,7 +50,8 @@ RETURNS_RATE = Refusal(
 @dataclass(frozen=True, slots=True)
 class Observed:
     """What a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
-    `kept_casts` whether casts that autocast keeps may be among these, `asked` whether it asked if it is captured.
+    `kept_casts` whether casts that autocast keeps may be among these, `asked` whether it asked if it is captured,
+    `host_draws` what it drew on the host, where that decides nothing.
     `set_up`: something was compiled or tuned meanwhile, so that the rest says nothing about the next call."""
 
     returned: Any
@@ -63,6 +64,7 @@ class Observed:
     kept_casts: bool
     asked: bool
     set_up: bool
+    host_draws: HostDraws
 
 
 def observe(
@@ -74,14 +76,18 @@ def observe(
     *,
     generators: Sequence[torch.Generator] = (),
     as_captured: bool = False,
+    draws_unused: bool = False,
 ) -> Observed:
     """Run the call as it is, on the side stream. `seen_outside` is `Observed.outside` of the call before, if any.
 
     `generators`: those that the call before drew from, other than the default. `as_captured`: what it is told if it
-    asks whether it is captured.
+    asks whether it is captured. `draws_unused`: the caller says that what it draws on the host decides nothing.
     """
     observer = Observer(device.holds, call.known(call.tensors), forbid=False, keeps_workspace=device.keeps_workspace)
     observer.rates = rates.storages()
+    if draws_unused:
+        observer.compares_values = True
+        observer.host_generators = host_generators(device, call.state)
     observer.default_generator = device.default_generator()
     observer.reseeding = reseeding = Reseeding([observer.default_generator, *generators])
     asked = forbidden_calls.Asked(as_captured=as_captured)
@@ -102,7 +108,9 @@ def observe(
         findings = [*observer.refusals, *(host_change(change) for change in call.state.changes(snapshot, kept))]
     if ambient() != settings:
         findings.append(LEAVES_SETTINGS)
-    findings += _around_operators(call, host_random, marks)
+    if not draws_unused:
+        findings += map(drawn_on_the_host, host_random.drawn())
+    findings += _changed_arguments(call, marks)
     findings += [*map(changed_itself, of_state.changed()), *given.changes(call.args, call.kwargs)]
     draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
     if draws and asked.random_state:
@@ -118,7 +126,9 @@ def observe(
         findings.append(GRADIENT_OF_A_RESULT)
     findings += _unfinished(returned, observer, call)
     findings += _wandering(observer, call, seen_outside)
-    structure = flatten(returned, [])
+    tensors: list[torch.Tensor] = []
+    structure = flatten(returned, tensors)
+    made = observer.values_made_by_host([*tensors, *(entry.new for entry in kept)])
     return Observed(
         returned=returned,
         operations=observer.operations,
@@ -130,6 +140,21 @@ def observe(
         kept_casts=observer.kept_casts,
         asked=asked.captured,
         set_up=observer.set_up,
+        host_draws=host_random.draws(made) if draws_unused else HostDraws(),
+    )
+
+
+def host_generators(device: Device, state: HostState) -> frozenset[int]:
+    """Identities of PyTorch's generators of the host that a program has of its own."""
+    return identities(state.generators.values()) if device.has_own_random else frozenset()
+
+
+def drawn_on_the_host(generator: str, what: str = "step") -> Refusal:
+    """The refusal for random numbers from a generator of the host. `what` draws them."""
+    return Refusal(
+        f"draws random numbers on the host ({generator})",
+        f"draw them before the {what} and pass them as arguments, or draw them on the GPU; if they decide nothing, as "
+        "those of LayerDrop at rate 0, say so with host_draws='unused'",
     )
 
 
@@ -204,14 +229,7 @@ def _mark(tensor: torch.Tensor) -> tuple[bool, bool, int]:
     return tensor.requires_grad, tensor.grad is not None, tensor.data_ptr()
 
 
-def _around_operators(
-    call: Call, host_random: HostRandom, marks: Sequence[tuple[bool, bool, int]]
-) -> Iterator[Refusal]:
-    for generator in host_random.drawn():
-        yield Refusal(
-            f"draws random numbers on the host ({generator})",
-            "draw them before the step and pass them as arguments, or draw them on the GPU",
-        )
+def _changed_arguments(call: Call, marks: Sequence[tuple[bool, bool, int]]) -> Iterator[Refusal]:
     for tensor, label, mark in zip(call.tensors, call.labels, marks, strict=False):
         if _mark(tensor) != mark:
             yield Refusal(

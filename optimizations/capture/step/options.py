@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from optimizations.capture.step.host_random import check_host_draws
 from optimizations.capture.step.progress import OBSERVED
 
 DEFAULT_WARM_UP = 3
@@ -25,6 +26,7 @@ class StepOptions:
     memory_budget_bytes: int | None = None
     learning_rate: Literal["auto", "number"] = "auto"
     on_refusal: Literal["run", "raise"] = "run"
+    host_draws: Literal["refused", "unused"] = "refused"
 
     def __post_init__(self) -> None:
         for name in ("warm_up", "limit", "memory_budget_bytes"):
@@ -44,3 +46,4 @@ class StepOptions:
         for name, allowed in (("learning_rate", ("auto", "number")), ("on_refusal", ("run", "raise"))):
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name}={value!r} is unknown; allowed are {', '.join(map(repr, allowed))}")
+        check_host_draws(self.host_draws)

@@ -12,6 +12,7 @@ from enum import Enum
 
 import torch
 
+from optimizations.capture.step.host_random import RETURNS_DRAWS, SAME_DRAWS, HostDraws, decides
 from optimizations.capture.step.host_tensors import HostTensors
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.report.steps import Refusal
@@ -38,8 +39,9 @@ class Progress:
     """What is known of one signature. `trace` is of the last observed call, `agreeing` how many in a row were alike;
     `outside` where it read tensors that it did not make, `kept_casts` whether autocast keeps some of them, `generators`
     those it drew from other than the default one, `failed` the captures that were not what was observed, `set_ups` the
-    calls and captures in which something was compiled. `host`: tensors in CPU memory, as the last observed call left
-    them. `asked`: it asks whether it is captured, and is told `as_captured`."""
+    calls and captures in which something was compiled. `host_draws`: what the last observed call drew on the host,
+    where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them. `asked`:
+    it asks whether it is captured, and is told `as_captured`."""
 
     trace: Sequence[Operation] = ()
     returned: object = None
@@ -54,13 +56,21 @@ class Progress:
     set_ups: int = 0
     asked: bool = False
     as_captured: bool = False
+    host_draws: HostDraws = field(default_factory=HostDraws)
     host: HostTensors | None = None
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     same_inputs: set[int] = field(default_factory=set)
     difference: Refusal | None = None
 
-    def note(self, trace: Sequence[Operation], returned: object, findings: Sequence[Refusal]) -> Refusal | None:
+    def note(
+        self,
+        trace: Sequence[Operation],
+        returned: object,
+        findings: Sequence[Refusal],
+        host_draws: HostDraws | None = None,
+    ) -> Refusal | None:
         """Take in an observed call; a refusal if it is final."""
+        before, self.host_draws = self.host_draws, host_draws or HostDraws()
         first = self.observed == 0
         self.observed += 1
         if findings:
@@ -74,9 +84,18 @@ class Progress:
                 "returns something else than a tensor that differs from call to call",
                 "return tensors: Python does not run when a graph is launched",
             )
+        if difference is None and not first and self.host_draws.results != before.results:
+            difference = RETURNS_DRAWS
+        names = sorted({*self.host_draws.states, *before.states})
+        # Of calls that were not refused: the trace of the others is not kept. Note [Draws that decide nothing].
+        contradicted = difference is not None and bool(names) and self.agreeing > 0
+        if difference is not None and contradicted:
+            difference = decides(difference, names)
+        elif difference is None and not first and self.host_draws.repeats(before):
+            difference = SAME_DRAWS
         self.agreeing = 1 if difference is not None or first else self.agreeing + 1
         self.trace, self.returned, self.difference = trace, returned, difference
-        return difference if self.observed >= PATIENCE else None
+        return difference if contradicted or self.observed >= PATIENCE else None
 
     def saw(self, inputs: Sequence[torch.Tensor]) -> None:
         """Take in the tensors of an observed call."""

@@ -30,6 +30,7 @@ from optimizations.capture.step.observing import (
     Given,
     changed_itself,
     host_change,
+    host_generators,
     kept_results,
 )
 from optimizations.capture.step.operations import first_difference
@@ -150,11 +151,13 @@ def capture(
     pool_bytes_elsewhere: int = 0,
     carry: bool = True,
     marks: TensorMarks | None = None,
+    draws_unused: bool = False,
 ) -> Recording:
     """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
     `carry`: copies of inputs and results are part of the graph where that is possible. See `copy_nodes`. `marks` are of
     the tensors that the step reaches, from before the call. `pool_bytes_elsewhere`: of the step's other graphs.
+    `draws_unused`: what it draws on the host decides nothing.
 
     Raises:
         NotCarried: copies are not part of the graph in a way that they can be led elsewhere.
@@ -177,6 +180,9 @@ def capture(
         keeps_workspace=device.keeps_workspace,
     )
     observer.rates = rates.storages()
+    if draws_unused:
+        observer.compares_values = True
+        observer.host_generators = host_generators(device, call.state)
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
     to_carry = inputs.to_carry(call.tensors) if carry else {}
     carried: list[tuple[torch.Tensor, torch.Tensor]] = []
