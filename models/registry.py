@@ -80,6 +80,8 @@ class Workload:
         variants: names this workload can be built as; the first is the default.
         parameters: parameter count of the full size of the default variant, as published.
         stochastic: whether an iteration draws random numbers (dropout in training, noise).
+        host_draws_unused: its iteration draws random numbers on the host that decide nothing, so that one graph may
+            stand for it.
         optimizer: "sgd" or "adam" (training only), as in the papers.
         float32_on_cpu: on a CPU the program is float32 instead, because operators of its dtype are missing there.
         builds_on_device: the builder makes the module where it will run, instead of its being moved there afterwards:
@@ -104,6 +106,7 @@ class Workload:
     variants: tuple[str, ...] = ("published",)
     parameters: int | None = None
     stochastic: bool = False
+    host_draws_unused: bool = False
     optimizer: Literal["sgd", "adam"] | None = None
     float32_on_cpu: bool = False
     builds_on_device: bool = False

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextvars
 import copy
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 import optimizations
 from models.instance import Instance
-from models.registry import Inputs
+from models.registry import Inputs, Workload
 from suite.cell_errors import Unsupported
 from suite.iteration import Iterate, IterationOutput, iteration
 from suite.measure.copies import CopyCount
@@ -57,8 +57,14 @@ def captured_iteration(
     if instance.workload.task != "training":
         raise Unsupported(f"mode {mode.name} captures training iterations, and this workload is for inference")
     if mode.captures == "step":
-        return StepIteration(iteration(instance, call, marks_steps=False, optimizer=optimizer), outputs=outputs)
+        iterate = iteration(instance, call, marks_steps=False, optimizer=optimizer)
+        return StepIteration(iterate, outputs=outputs, host_draws=host_draws(instance.workload))
     return CallableIteration(instance, call, optimizer, outputs=outputs)
+
+
+def host_draws(workload: Workload) -> Literal["refused", "unused"]:
+    """What is said of the random numbers that its iteration draws on the host."""
+    return "unused" if workload.host_draws_unused else "refused"
 
 
 class Outputs:
@@ -92,14 +98,16 @@ class Outputs:
 class StepIteration:
     """Forward, loss, backward and the optimizer's step as one graph."""
 
-    def __init__(self, iterate: Iterate, *, outputs: bool) -> None:
+    def __init__(
+        self, iterate: Iterate, *, outputs: bool, host_draws: Literal["refused", "unused"] = "refused"
+    ) -> None:
         taken = self._outputs = Outputs(wanted=outputs)
 
         def step(inputs: Inputs) -> tuple[list[torch.Tensor], torch.Tensor | None]:
             outcome = iterate(inputs)
             return taken.taken_apart(outcome.output), outcome.loss
 
-        self._graphed = optimizations.graph_step(step)
+        self._graphed = optimizations.graph_step(step, host_draws=host_draws)
 
     def __call__(self, inputs: Inputs) -> IterationOutput:
         tensors, loss = self._graphed(inputs)
@@ -139,6 +147,7 @@ class CallableIteration:
                 return taken.taken_apart(output), loss_of(output)
 
         self._forward = forward
+        self._host_draws = host_draws(instance.workload)
         self._parameters = list(instance.module.parameters())
         self._optimizer = optimizer
         self._graphed: Any = None
@@ -146,7 +155,7 @@ class CallableIteration:
     def __call__(self, inputs: Inputs) -> IterationOutput:
         if self._graphed is None:
             try:
-                self._graphed = optimizations.graph_callables(self._forward, [(inputs,)])
+                self._graphed = optimizations.graph_callables(self._forward, [(inputs,)], host_draws=self._host_draws)
             except RuntimeError as error:
                 raise Unsupported(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
         for parameter in self._parameters:

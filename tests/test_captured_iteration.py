@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from graphs_on_cpu import CpuDevice
-from tiny_workloads import WholeCell, instance_of, workload_of
+from graphs_on_cpu import CpuDevice, CpuDeviceWithHost
+from tiny_workloads import WholeCell, instance_of, without_dropout, workload_of
 
 import optimizations
 from models import registry
+from models.instance import instantiate
 from optimizations.capture.callables.graph_callables import graph_callables
 from optimizations.capture.step.graphed_step import GraphedStep
 from suite.captured_iteration import CallableIteration, StepIteration, captured_iteration
@@ -100,6 +102,48 @@ def test_what_cannot_be_captured_is_unsupported_and_says_why(mode: str, cell: An
         cell(Reads, mode).prepare()
     assert failure(raised.value, "warm-up").status is Status.UNSUPPORTED
     assert not any(graph.replays for graph in graphs)
+
+
+class Draws(Mlp):
+    """As LayerDrop does at rate 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2 if random.random() < 0 else 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("mode", CAPTURING)
+def test_draws_on_the_host_are_captured_where_the_workload_says_that_they_decide_nothing(
+    mode: str, cell: Any, graphs: list[Any]
+) -> None:
+    with pytest.raises(Unsupported, match="draws random numbers on the host"):
+        cell(Draws, mode).prepare()
+    assert not any(graph.replays for graph in graphs)
+    assert cell(Draws, mode, host_draws_unused=True).prepare().correctness.passed
+    assert any(graph.replays for graph in graphs)
+
+
+@pytest.mark.parametrize("acronym", ["BSCG", "STCLM"])
+def test_models_with_layer_drop_train_in_graphs_as_they_do_without(
+    acronym: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for mode in ("plain", *CAPTURING):
+        device = CpuDeviceWithHost()
+        monkeypatch.setattr(optimizations, "graph_step", functools.partial(GraphedStep, device=device))
+        monkeypatch.setattr(optimizations, "graph_callables", functools.partial(graph_callables, device=device))
+        instance = instantiate(registry.find(acronym), variant="published", size="tiny", device="cpu", seed=0)
+        without_dropout(instance.module)
+        optimizer = instance.optimizer()
+        run: Any = iteration(instance, instance.module, marks_steps=False, optimizer=optimizer)
+        if mode != "plain":
+            run = captured_iteration(MODES[mode], instance, instance.module, optimizer=optimizer, outputs=False)
+        losses = [run(instance.inputs(index)).loss.detach().clone() for index in range(6)]
+        if mode != "plain":
+            run.require_replays()
+        found.append([*losses, *(parameter.detach() for parameter in instance.module.parameters())])
+    for captured in found[1:]:
+        assert all(torch.equal(mine, plain) for mine, plain in zip(captured, found[0], strict=True))
 
 
 @pytest.mark.parametrize("mode", CAPTURING)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import io
+import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fixtures.synthetic_results import environment
+from graphs_on_cpu import CpuDevice
 from rich.console import Console
+from tiny_workloads import instance_of
 
+import optimizations
 from models import registry
 from models.instance import instantiate
+from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.step.graphed_step import GraphedStep
 from suite.cli import main
 from suite.errors import EXIT_WRONG_USE, WrongUse
 from suite.micro import step
@@ -119,6 +126,34 @@ def test_a_program_that_cannot_be_built_is_a_row_for_each_way(
     (first, *others) = step.measure("DCGAN", size="tiny", samples=2, ways=[STEP, BY_HAND])
     assert first.refused == "ZeroDivisionError: division by zero"
     assert [(cost.way, cost.with_optimizer) for cost in others] == [(BY_HAND, False), (STEP, True), (BY_HAND, True)]
+
+
+class Draws(torch.nn.Linear):
+    """As LayerDrop does at rate 0."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input) * (2 if random.random() < 0 else 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("way", [STEP, step.CALLABLES])
+@pytest.mark.parametrize("unused", [False, True])
+def test_draws_on_the_host_are_captured_where_the_workload_says_that_they_decide_nothing(
+    way: str, unused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = CpuDevice()
+    monkeypatch.setattr(optimizations, "graph_step", functools.partial(GraphedStep, device=device))
+    monkeypatch.setattr(optimizations, "graph_callables", functools.partial(graph_callables, device=device))
+    instance = instance_of(
+        lambda: Draws(8, 4), task="training", loss=lambda output: output.square().mean(), host_draws_unused=unused
+    )
+    sets = [instance.inputs(index) for index in range(step.INPUT_SETS)]
+    made = step._make(step.Program(MODES["compile"], instance, sets, instance.module), way, False)
+    if unused:
+        assert made.refused is None and made.graphs == (1 if way == STEP else 2)
+    else:
+        assert made.refused is not None and "draws random numbers on the host (random)" in made.refused
+    assert any(graph.replays for graph in device.graphs) is unused
 
 
 def test_only_the_ways_that_are_named_are_measured() -> None:

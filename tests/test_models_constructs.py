@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_workloads import without_dropout
 from torch.overrides import TorchFunctionMode
 from transformers import DebertaForMaskedLM
 
 from models.instance import Instance, instantiate
 from models.nests import tensors_of
-from models.registry import find
+from models.registry import find, workloads
 from optimizations import torch_internals
 
 
@@ -37,17 +38,20 @@ class CpuOperations(TorchFunctionMode):
 
 
 class DrawnNumbers(TorchFunctionMode):
-    """Shapes of what `torch.rand` gives under it on the CPU."""
+    """Shapes of what `torch.rand` gives under it on the CPU. `instead`: drawn, and given in its place."""
 
-    def __init__(self) -> None:
+    def __init__(self, instead: float | None = None) -> None:
         super().__init__()
         self.shapes: list[tuple[int, ...]] = []
+        self.instead = instead
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.rand:
             assert result.device.type == "cpu"
             self.shapes.append(tuple(result.shape))
+            if self.instead is not None:
+                result.fill_(self.instead)
         return result
 
 
@@ -230,6 +234,37 @@ def test_layer_drop_draws_on_the_cpu_and_branches_before_each_layer(acronym: str
     assert len(dynamo_graphs(instance).inputs) > 2
     instance.module.eval()
     assert len(dynamo_graphs(instance).inputs) <= 2, "without LayerDrop only the making of a cache may be in the way"
+
+
+def trained(instance: Instance, seed: int, instead: float | None = None) -> list[torch.Tensor]:
+    """The loss and the gradients of one iteration."""
+    instance.module.zero_grad()
+    torch.manual_seed(seed)
+    with DrawnNumbers(instead) as drawn:
+        loss = instance.loss(instance.module(**instance.inputs(0).kwargs))
+    assert set(drawn.shapes) == {()}
+    loss.backward()
+    gradients = [one.grad for one in instance.module.parameters() if one.grad is not None]
+    assert len(gradients) > 20
+    return [loss.detach(), *gradients]
+
+
+def test_workloads_whose_draws_on_the_host_decide_nothing_say_so() -> None:
+    assert [name for name, row in workloads().items() if row.host_draws_unused] == ["BSCG", "STCLM"]
+
+
+@pytest.mark.parametrize("acronym", ["BSCG", "STCLM"])
+def test_what_they_draw_on_the_host_decides_nothing(acronym: str) -> None:
+    instance = tiny(acronym, "published")
+    assert instance.workload.host_draws_unused
+    (rate,) = {part.layerdrop for part in instance.module.modules() if hasattr(part, "layerdrop")}
+    assert rate == 0
+    # The least and the greatest number that is ever drawn; dropout draws from the same generator on a CPU.
+    least, greatest = trained(instance, 1, 0.0), trained(instance, 1, 1 - 2**-24)
+    assert all(torch.equal(one, other) for one, other in zip(least, greatest, strict=True))
+    without_dropout(instance.module)
+    one, other = trained(instance, 1), trained(instance, 2)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
 
 
 def test_each_deberta_layer_makes_its_scale_on_the_cpu() -> None:

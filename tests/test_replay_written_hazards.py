@@ -341,7 +341,8 @@ def test_a_place_that_is_passed_as_a_number_is_not_recorded_for_ever(compiled_on
             x, place = aligned(16).fill_(number), number % 40 + 2
             assert torch.equal(run(x, cache, place), step(x, twin, place)), number
             assert torch.equal(cache, twin), number
-    assert 0 < len(optimizations.recordings()) <= MOST_SIZES_OF_WRITERS
+    programs = len(optimizations.report())  # one more where a tensor happened to begin where its memory does
+    assert 0 < len(optimizations.recordings()) <= programs * MOST_SIZES_OF_WRITERS and programs <= 2
 
 
 def _itself(x: torch.Tensor, y: torch.Tensor) -> Any:

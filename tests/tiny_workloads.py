@@ -41,6 +41,16 @@ def instance_of(build: Callable[[], torch.nn.Module], *args: Any, device: str = 
     return instantiate(workload_of(build, *args, **fields), size="tiny", device=device, seed=3)
 
 
+def without_dropout(module: torch.nn.Module) -> None:
+    """It draws no random numbers but those of the host that a model may branch on."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+        for name, value in vars(part).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(part, name, 0.0)
+
+
 class WholeCell(LiveCell):
     """A live cell whose two steps of preparation are taken at once."""
 

@@ -54,6 +54,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     loss=own_loss,
     parameters=85_113_344,
     stochastic=True,
+    host_draws_unused=True,
     optimizer="sgd",
     notes="LayerDrop, at rate 0: in training each layer draws a CPU tensor of rank 0 and branches on it, which breaks "
     "the graph; PyTorch 2.11 compiles one graph for all layers of a kind, so there are fewer than the published 30",

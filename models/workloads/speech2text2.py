@@ -66,6 +66,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     loss=own_loss,
     parameters=12_295_168,
     stochastic=True,
+    host_draws_unused=True,
     optimizer="sgd",
     notes="transformers 5 has no Speech2Text2; its TrOCR decoder in the same dimensions has the same parameters, the "
     "same LayerDrop (a CPU tensor of rank 0 drawn and branched on before each layer) and the same unshifted loss. The "

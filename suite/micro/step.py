@@ -26,6 +26,7 @@ from models.nests import tensors_of
 from models.registry import Inputs, Size
 from optimizations import torch_internals
 from optimizations.byte_units import format_bytes
+from suite.captured_iteration import host_draws
 from suite.errors import WrongUse
 from suite.iteration import callable_for, iteration, set_numerics
 from suite.measure.graphs import recorded_graphs
@@ -229,7 +230,7 @@ def _make(program: Program, way: str, with_optimizer: bool) -> Made:
         return _callables(instance, compiled, sets, optimizer)
     iterate = iteration(instance, compiled, marks_steps=way in COMPILED, optimizer=optimizer)
     if way == STEP:
-        return _step(iterate, sets)
+        return _step(instance, iterate, sets)
     if way in (BY_HAND, BARE):
         return _by_hand(instance, iterate, sets, copies=way == BY_HAND)
     for index in range(WARM_UP):
@@ -238,12 +239,12 @@ def _make(program: Program, way: str, with_optimizer: bool) -> Made:
     return Made(lambda index: iterate(sets[index % INPUT_SETS]), graphs=graphs)
 
 
-def _step(iterate: Callable[[Inputs], Any], sets: list[Inputs]) -> Made:
+def _step(instance: Instance, iterate: Callable[[Inputs], Any], sets: list[Inputs]) -> Made:
     def step(inputs: Inputs) -> torch.Tensor:
         loss: torch.Tensor = iterate(inputs).loss
         return loss
 
-    graphed = optimizations.graph_step(step)
+    graphed = optimizations.graph_step(step, host_draws=host_draws(instance.workload))
     for index in range(WARM_UP):
         graphed(sets[index % INPUT_SETS])
     report = graphed.report()
@@ -268,7 +269,7 @@ def _callables(
             return loss_of(compiled(*inputs.args, **inputs.kwargs))
 
     try:
-        call = optimizations.graph_callables(forward, [(sets[0],)])
+        call = optimizations.graph_callables(forward, [(sets[0],)], host_draws=host_draws(instance.workload))
     except RuntimeError as error:
         return Made(lambda index: None, refused=f"{type(error).__name__}: {_first_line(error)}")
     parameters = list(instance.module.parameters())
