@@ -264,7 +264,10 @@ def test_recordings_do_not_multiply_from_layer_to_layer(
                 h, expected = run(h, some[which]), layer(expected, others[which])
             assert torch.equal(h, expected), step
             del h
-    assert before == len(optimizations.recordings()) <= 2 * layers * MOST_RECORDINGS
+    now = len(optimizations.recordings())
+    assert now <= 2 * layers * MOST_RECORDINGS
+    # Where caches are patched, those that come back get recordings one by one, each when patching has cost one.
+    assert before == now or (patched and now <= layers * MOST_RECORDINGS)
 
 
 @pytest.mark.parametrize(
