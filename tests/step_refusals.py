@@ -537,6 +537,18 @@ def generator_of_numpy(device: str) -> Refused:
 
 
 @refused
+def function_of_numpys_own_generator(device: str) -> Refused:
+    """Held by itself: a function of a compiled class, which says of its module what no other class does."""
+    model = network(device)
+    train, rand = trained(model), numpy.random.rand
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return train(batch) * 2 if rand() < 1e-9 else train(batch)
+
+    return Refused(step, model, "draws random numbers on the host (RandomState)", line=False)
+
+
+@refused
 def counter_in_an_array(device: str) -> Refused:
     model = network(device)
     train = trained(model)

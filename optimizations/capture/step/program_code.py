@@ -157,8 +157,13 @@ def looks_up_by_variable(code: types.CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def is_users(module: str) -> bool:
-    """Whether a module is part of the user's program, and not of Python or an installed library."""
+def is_users(module: Any) -> bool:
+    """Whether a module is part of the user's program, and not of Python or an installed library.
+
+    What a class says of its module may be anything: of compiled classes it is the descriptor that gives it.
+    """
+    if not isinstance(module, str):
+        return False
     root = module.split(".")[0]
     if root in sys.stdlib_module_names and root != "__main__":
         return False
