@@ -27,6 +27,49 @@ from suite.protocol import CellSpec
 pytestmark = pytest.mark.gpu
 
 
+class LayersAtRateZero(nn.Module):
+    """As BART's layers: each draws a number on the CPU in training, and branches on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.dropout, self.last = nn.Dropout(0.2), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if torch.rand([]) >= 0.0:
+                x = x + self.dropout(layer(x)).relu()
+        return self.last(x)
+
+
+def layers_at_rate_zero(device: str, *, compiled: bool) -> Program:
+    torch.manual_seed(7)
+    model = LayersAtRateZero().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=True)
+    call: Any = torch.compile(model) if compiled else model
+    return Program(training_step(call, optimizer), batches(device, 12), lambda: state_of(model, optimizer))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_whose_draws_on_the_host_decide_nothing_is_one_graph(compiled: bool) -> None:
+    eager = layers_at_rate_zero("cuda", compiled=compiled)
+    expected = outcome(eager, eager.step)
+    made = layers_at_rate_zero("cuda", compiled=compiled)
+    step = optimizations.graph_step(made.step, host_draws="unused")
+    found = outcome(made, step)
+    report = step.report()
+    assert (report.refusals, report.drawn_on_the_host) == ((), ("torch's CPU generator",))
+    assert report.replays > 0
+    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(mine, theirs), f"tensor {index}"
+    step.close()
+    made = layers_at_rate_zero("cuda", compiled=compiled)
+    with pytest.warns(UserWarning, match="draws random numbers on the host"):
+        refused = optimizations.graph_step(made.step)
+        outcome(made, refused)
+    assert refused.report().replays == 0
+
+
 def capturable_adam(device: str) -> Program:
     model = network(device, dropout=0.1, norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, capturable=True, foreach=True, amsgrad=True)
