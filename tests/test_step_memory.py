@@ -298,3 +298,25 @@ def test_forwards_and_backwards_of_callables_on_several_streams_are_in_order() -
         device.stream = backward
         loss.backward()
     assert device.waits == [(7, 0), (0, 7), (9, 0), (0, 9)]
+
+
+def test_memory_of_the_stream_that_is_left_is_given_back() -> None:
+    """Calls that are observed are on a stream of their own, those behind a refusal on the program's again."""
+    device, model = CpuDevice(), network("cpu")
+    train_once = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    losses: list[float] = []
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train_once(batch)
+        losses.append(loss.item())
+        return loss
+
+    graphed_step = GraphedStep(step, device=device)
+    found = []
+    with pytest.warns(UserWarning, match="runs without a CUDA graph"):
+        for batch in batches("cpu", 12):
+            graphed_step(*batch)
+            found.append(device.given_back)
+    assert graphed_step.report().replays == 0
+    assert found[0] == 1, "before the first call that is observed"
+    assert found[-1] == 2, "and before the first that is not"

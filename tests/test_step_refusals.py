@@ -354,11 +354,12 @@ def test_gradients_from_before_a_recording_are_let_go_and_their_memory_given_bac
     made, device = Counted(), CpuDevice()
     step = GraphedStep(made.step, device=device)
     alive: list[bool] = []
+    storages: list[Any] = []
     monkeypatch.setattr(device, "give_back", lambda: alive.extend(storage() is not None for storage in storages))
     calls = batches("cpu")
     for batch in calls[:3]:
         step(*batch)
-    storages = [weakref.ref(parameter.grad.untyped_storage()) for parameter in made.model.parameters()]
+    storages += [weakref.ref(parameter.grad.untyped_storage()) for parameter in made.model.parameters()]
     step(*calls[3])
     gc.collect()
     assert step.report().replays == 1

@@ -95,6 +95,7 @@ class GraphedStep:
         self._drawn: set[str] = set()
         self._calls = self._eager = 0
         self._carries = True
+        self._observes = False
         self._all: Refusal | None = None
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -190,11 +191,19 @@ class GraphedStep:
                 return returned
         refusal = self._all or self._refused.get(key)
         if refusal is not None:
+            self._changes_streams(self._device, observes=False)
             return self._as_it_is(args, kwargs, refusal)
         device = self._find_device(tensors, args, kwargs)
         if device is None or device.is_capturing():
             return self._as_it_is(args, kwargs, self._all)
         return self._without_recording(device, key, args, kwargs, tensors)
+
+    def _changes_streams(self, device: Device | None, *, observes: bool) -> None:
+        """Before a call: those that are observed are on another stream than the program's. The allocator keeps the
+        memory of each stream for itself, so that a step would have its memory twice."""
+        if self._observes is not observes and device is not None and not device.is_capturing():
+            self._observes = observes
+            device.give_back()
 
     # Calls that no recording fits.
 
@@ -204,6 +213,7 @@ class GraphedStep:
             # A parameter gets its shape in this call, or a later one. What autograd keeps of it may be held until a
             # capture reads it: it has to be of the stream that is captured.
             self._eager += 1
+            self._changes_streams(device, observes=True)
             with alone(), device.warming_up():
                 return self._step(*args, **kwargs)
         self._recordings.drop_moved()
@@ -239,6 +249,7 @@ class GraphedStep:
         if action is Action.OBSERVE:
             return self._observe(device, key, call, progress)
         self._eager += 1
+        self._changes_streams(device, observes=True)
         with alone(), device.warming_up(), self._rates.as_tensors():
             returned = self._step(*args, **kwargs)
         return self._rates.as_numbers(returned)
@@ -257,6 +268,7 @@ class GraphedStep:
 
     def _observe(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
         self._eager += 1
+        self._changes_streams(device, observes=True)
         with alone():
             as_captured = progress.as_captured
             seen = observe(
@@ -407,6 +419,7 @@ class GraphedStep:
 
     def _refuse_and_run(self, key: Hashable, refusal: Refusal, args: Any, kwargs: Any) -> Any:
         self._refuse(key, refusal)
+        self._changes_streams(self._device, observes=False)
         return self._as_it_is(args, kwargs, refusal)
 
     def _refuse(self, key: Hashable, refusal: Refusal) -> None:
