@@ -320,3 +320,12 @@ def test_memory_of_the_stream_that_is_left_is_given_back() -> None:
     assert graphed_step.report().replays == 0
     assert found[0] == 1, "before the first call that is observed"
     assert found[-1] == 2, "and before the first that is not"
+
+
+def test_memory_that_callables_were_warmed_up_in_is_given_back() -> None:
+    device = CpuDevice()
+    graph_callables(nn.Linear(8, 4), [(torch.randn(3, 8),)], device=device)
+    assert device.given_back == 1
+    with pytest.raises(StepRefused):
+        graph_callables(lambda x: x * x.sum().item(), [(torch.randn(3, 8),)], device=device)
+    assert device.given_back == 2, "also where they are refused"

@@ -8,6 +8,7 @@ error; gradients may be accumulated over micro-batches; functions may use parame
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 import weakref
@@ -399,16 +400,24 @@ def graph_callables(
     samples = samples_of(sample_args, sample_kwargs, len(flat))
     entries = default_order(len(sizes), training=torch.is_grad_enabled()) if order is None else list(order)
     planned = events(expanded(entries, sizes), len(flat))
-    return GraphedCallables(
-        flat,
-        samples,
-        planned,
-        warm_up=warm_up,
-        outputs=outputs,
-        after_step=after_step,
-        device=device or device_of(samples),
-        host_draws=host_draws,
-    )
+    where = device or device_of(samples)
+    try:
+        made = GraphedCallables(
+            flat,
+            samples,
+            planned,
+            warm_up=warm_up,
+            outputs=outputs,
+            after_step=after_step,
+            device=where,
+            host_draws=host_draws,
+        )
+    except Exception:
+        with contextlib.suppress(Exception):  # what was raised matters more
+            where.give_back()
+        raise
+    where.give_back()  # what warm-up took on its own stream, where the program cannot have it
+    return made
 
 
 def release_callables() -> None:
