@@ -17,7 +17,7 @@ TRIED = (REFERENCE_MODE, GRAPH_MODE, DEFAULT_MODE)
 class TrialsApart:
     """Those of a workload: who tries which mode, and what was found.
 
-    Note [Trials]: what is random is compiled once more with eager's random numbers, to be compared (`suite.live_cell`).
+    Note [Trials]: what is random is compiled once more with eager's random numbers, to be compared (`suite.judge`).
     That takes as long as the real compilation, and in the process that is measured it would have to come before. So
     other processes do it meanwhile: the eager one, which has nothing to do, for the reference mode, and later ones
     for stock's graphs and Encore's. What has the bits of a mode that was tried is as right; whatever has not is tried

@@ -114,7 +114,7 @@ class Server:
             match COMMANDS.validate_json(line):
                 case Start(spec=spec, asked=asked):
                     self._enter(spec)
-                    from suite.live_cell import start
+                    from suite.start import start
 
                     yield start(spec, asked=asked)
                 case Prepare(spec=spec):

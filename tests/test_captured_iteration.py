@@ -87,11 +87,11 @@ def test_what_is_checked_and_what_is_timed_are_captured(mode: str, cell: Any, gr
     assert prepared.correctness.compared_tensors == 1 + 1 + 4  # the output, the loss, the gradients
     assert all(graph.freed for graph in graphs[: -1 if mode == "step" else -2])  # those that were checked
     before = sum(graph.replays for graph in graphs)
-    weights = [parameter.detach().clone() for parameter in live._instance.module.parameters()]
+    weights = [parameter.detach().clone() for parameter in live._program.instance.module.parameters()]
     block = live.measure(Measure(index=0, turn=0, samples=4, throughput_iterations=0, lead_in=1))
     launched = sum(graph.replays for graph in graphs) - before
     assert launched == (1 if mode == "step" else 2) * (4 + 1) and len(block.host_us) == 4
-    assert not any(torch.equal(a, b) for a, b in zip(weights, live._instance.module.parameters(), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(weights, live._program.instance.module.parameters(), strict=True))
     assert live.once._placeholder_copies().copied_bytes == (4 * 8 * 4 if mode == "step" else 4 * 8 * 4 + 4)
 
 

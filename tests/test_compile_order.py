@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_live_cell import Mlp, cell
+from tiny_cells import Mlp, cell
 
 import suite.compile_order
 from optimizations import torch_internals
@@ -272,22 +272,22 @@ def test_a_cell_leads_from_its_beginning_until_all_it_compiled_was_launched(cell
     spec = {"cache_dir": str(tmp_path), "leads": True}
     live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec=spec)
     followed: list[bool] = []
-    trial = live._trial
-    live._trial = lambda eager: (
-        followed.append(goes_on(tmp_path, TRIAL, lambda: live._place._end(TRIAL))) or trial(eager)
+    trial = live._judge._trial
+    live._judge._trial = lambda eager: (
+        followed.append(goes_on(tmp_path, TRIAL, lambda: live._compilation.place._end(TRIAL))) or trial(eager)
     )
     live.build()
     assert followed == [False]
     with goes_on_after(tmp_path, REAL):
         live.compile(CompileConditions.COLD_FOLLOWED)
-    live._compile_again()
+    live._compilation.compile_again()
     assert goes_on(tmp_path, REAL), "it leads once"
     assert live.settle().compile.waited_s == 0
 
 
 def test_nobody_waits_for_a_cell_that_fails_before_it_compiles(cell, monkeypatch, tmp_path: Path) -> None:
     live = cell(Mlp, "compile", spec={"cache_dir": str(tmp_path), "leads": True})
-    monkeypatch.setattr(live, "_build", lambda: 1 / 0)
+    monkeypatch.setattr(live._program, "build", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         live.build()
     assert goes_on(tmp_path, REAL) and goes_on(tmp_path, TRIAL)
@@ -326,7 +326,7 @@ def test_a_cell_that_follows_waits_in_both_of_its_compilations_and_its_times_are
         with later(process.kill):
             live.compile(CompileConditions.KERNELS_SIDE_BY_SIDE)
         took = time.perf_counter() - begin
-    times = live._compile_times
+    times = live._compilation._compile_times
     assert WAIT_S / 2 <= times.waited_s == pytest.approx(sum(seconds for _, seconds in waits), abs=0.05)
     assert times.first_call_s < times.warm_up_s <= took - times.waited_s
     assert max(times.parts.values()) <= times.first_call_s

@@ -12,9 +12,10 @@ from torch import nn
 
 from models.instance import instantiate
 from models.registry import Inputs, find, workloads
-from suite import live_cell
+from suite import cell_program
 from suite import memory_need as memory_need_module
 from suite.cell_errors import OomExpected, OomTogether
+from suite.live_cell import LiveCell
 from suite.measure.results import named_tensors
 from suite.memory_need import memory_need, require_memory
 from suite.protocol import CellSpec
@@ -136,9 +137,9 @@ def test_a_cell_that_needs_more_than_there_is_ends_before_anything_is_built(
     def must_not_build(*args: object, **options: object) -> None:
         raise AssertionError("nothing may be built")
 
-    monkeypatch.setattr(live_cell, "_require_device", lambda device: None)
+    monkeypatch.setattr(cell_program, "_require_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Small)
-    monkeypatch.setattr(live_cell, "instantiate", must_not_build)
+    monkeypatch.setattr(cell_program, "instantiate", must_not_build)
     spec = CellSpec(
         workload="ALNET",
         variant="published",
@@ -155,7 +156,7 @@ def test_a_cell_that_needs_more_than_there_is_ends_before_anything_is_built(
         warm_cache=False,
     )
     with pytest.raises(OomExpected) as raised:
-        live_cell.LiveCell(spec, lambda phase: None).build()
+        LiveCell(spec, lambda phase: None).build()
     failed = failure(raised.value, "build")
     assert failed.status is Status.OOM_EXPECTED
     assert "needs at least" in failed.error

@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 from fixtures.bench import Bench, bench, told
 from fixtures.fake_runs import SETTINGS, events, fake_workers_alive, fake_workload
-from test_live_cell import Mlp, cell
+from tiny_cells import Mlp, cell
 
-import suite.live_cell
+import suite.compilation
+import suite.judge
+from suite.cell_errors import Inaccurate
+from suite.cell_program import CellProgram
+from suite.cell_turns import TURNS
 from suite.compile_cache import JUDGED
 from suite.gpu_turns import GpuTurns
 from suite.modes import MODES
@@ -109,7 +113,7 @@ def test_where_memory_is_not_enough_all_modes_are_prepared_once_more_without_tri
 
 
 def test_times_of_a_compilation_are_without_the_turns_of_trials(fresh, monkeypatch, tmp_path: Path) -> None:
-    others = GpuTurns(tmp_path / suite.live_cell.TURNS)
+    others = GpuTurns(tmp_path / TURNS)
     live = fresh(tried_elsewhere=0)
     live.build()
     took = threading.Event()
@@ -128,7 +132,7 @@ def test_times_of_a_compilation_are_without_the_turns_of_trials(fresh, monkeypat
     live.compile(CompileConditions.COLD_ALONE)
     whole = time.perf_counter() - begin
     other.join()
-    times = live._compile_times
+    times = live._compilation._compile_times
     assert 0.9 <= times.waited_s < whole
     assert times.first_call_s <= times.warm_up_s <= whole - times.waited_s + 0.01
 
@@ -136,12 +140,12 @@ def test_times_of_a_compilation_are_without_the_turns_of_trials(fresh, monkeypat
 def test_a_trial_that_fails_leaves_the_eager_cell_as_it_was(fresh, monkeypatch) -> None:
     eager = fresh("eager")
     eager.build()
-    reference, instance = eager._eager, eager._instance
-    monkeypatch.setattr(suite.live_cell, "loss_scales", lambda instance: (8.0,))
-    monkeypatch.setattr(suite.live_cell, "callable_for", lambda mode, module: 1 / 0)
+    reference, instance = eager._judge.eager, eager._program.instance
+    monkeypatch.setattr(suite.judge, "loss_scales", lambda instance: (8.0,))
+    monkeypatch.setattr(suite.compilation, "callable_for", lambda mode, module: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         eager.try_out("compile")
-    assert (eager._mode.name, eager._eager, eager._instance) == ("eager", reference, instance)
+    assert (eager._compilation.mode.name, eager._judge.eager, eager._program.instance) == ("eager", reference, instance)
     assert instance.loss_scale == 1.0
 
 
@@ -158,16 +162,16 @@ def fresh(tmp_path: Path, cell):
 def test_a_cell_that_is_tried_elsewhere_compiles_once_and_takes_the_verdict(fresh, monkeypatch, tmp_path: Path) -> None:
     eager = fresh("eager")
     eager.build()
-    reference, instance = eager._eager, eager._instance
+    reference, instance = eager._judge.eager, eager._program.instance
     tried = eager.try_out("compile")
     assert tried.passed and tried.fallback_random and tried.compared_tensors > 4
-    assert (eager._mode.name, eager._eager, eager._trial_verdict) == ("eager", reference, None)
-    assert eager._instance is instance
+    assert (eager._compilation.mode.name, eager._judge.eager, eager._judge.trial_verdict) == ("eager", reference, None)
+    assert eager._program.instance is instance
     eager.compile(CompileConditions.COLD_ALONE)
     assert eager.settle().correctness.fallback_random is False
 
     live = fresh(tried_elsewhere=0)
-    monkeypatch.setattr(live, "_run_reference", lambda: pytest.fail("it is tried elsewhere"))
+    monkeypatch.setattr(live._judge, "run_reference", lambda: pytest.fail("it is tried elsewhere"))
     assert live.build().was_tried is False
     live.compile(CompileConditions.COLD_ALONE)
     found = live.settle(tried).correctness
@@ -176,7 +180,7 @@ def test_a_cell_that_is_tried_elsewhere_compiles_once_and_takes_the_verdict(fres
     assert len(found.digests) == 2 and found.deterministic
 
     other = fresh("compile", tried_elsewhere=0)
-    monkeypatch.setattr(other, "_run_reference", lambda: pytest.fail("it has the bits of one that was tried"))
+    monkeypatch.setattr(other._judge, "run_reference", lambda: pytest.fail("it has the bits of one that was tried"))
     other.build()
     other.compile(CompileConditions.COLD_ALONE)
     wrong = found.model_copy(update={"digests": ["other", "bits"], "worst": "none of these"})
@@ -188,8 +192,8 @@ def test_whoever_has_the_bits_of_none_tries_itself(fresh, monkeypatch) -> None:
     live.build()
     live.compile(CompileConditions.COLD_ALONE)
     references = []
-    run = live._run_reference
-    monkeypatch.setattr(live, "_run_reference", lambda: (references.append(1), run()))
+    run = live._judge.run_reference
+    monkeypatch.setattr(live._judge, "run_reference", lambda: (references.append(1), run()))
     other = wrong_digests()
     found = live.settle(None, [other]).correctness
     assert references == [1] and found.passed and found.fallback_random and found.digests != other.digests
@@ -208,24 +212,22 @@ def test_a_trial_that_was_wrong_fails_the_mode(fresh) -> None:
     live.build()
     live.compile(CompileConditions.COLD_ALONE)
     wrong = wrong_digests().model_copy(update={"passed": False, "max_relative_error": 3.0, "worst": "gradient w"})
-    with pytest.raises(suite.live_cell.Inaccurate, match="gradient w"):
+    with pytest.raises(Inaccurate, match="gradient w"):
         live.settle(wrong)
 
 
 def test_each_tries_its_own_where_the_gpu_has_no_memory_for_more(fresh, monkeypatch) -> None:
     live = fresh(tried_elsewhere=2)
-    live._has_room_for_trials = False
+    live._program.has_room_for_trials = False
     assert live.build().was_tried
 
 
 def test_of_a_trial_apart_nothing_is_left(fresh, monkeypatch, tmp_path: Path) -> None:
     """The same process is measured later, and the GPU has memory for one program of each mode."""
     modules = []
-    build = suite.live_cell.LiveCell._build
+    build = CellProgram.build
     monkeypatch.setattr(
-        suite.live_cell.LiveCell,
-        "_build",
-        lambda cell: (build(cell), modules.append(weakref.ref(cell._instance.module))),
+        CellProgram, "build", lambda program: (build(program), modules.append(weakref.ref(program.instance.module)))
     )
     found = try_apart(fresh("compile")._spec, lambda phase: None)
     assert found.passed and found.fallback_random

@@ -1,0 +1,211 @@
+"""The judge of a cell: eager's run for reference, a trial of what is random, and the check of what is measured.
+
+A stochastic workload is compiled once for trial, so that eager's random numbers are drawn
+(`suite.measure.eager_random`), and that is compared. The real compilation has another random stream, so its values
+cannot be compared. A mode's later processes have neither a reference nor a trial: they look whether they have the
+digests of the first process. If one is not as in the first process, everything is done as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from models.instance import Instance
+from models.registry import Inputs
+from suite.cell_errors import Inaccurate
+from suite.cell_program import CellProgram
+from suite.compilation import Compilation
+from suite.compile_order import TRIAL
+from suite.eager_comparison import EagerComparison
+from suite.iteration import Iterate, iteration
+from suite.measure.across_ranks import largest_spread, norms
+from suite.measure.correctness import TOLERANCE, Agreement, compute_dtype, loss_scales
+from suite.measure.eager_random import eager_random_numbers
+from suite.measure.memory import release
+from suite.measure.results import Results, State, run_checked, run_unchecked
+from suite.rank_group import RankGroup
+from suite.result_bits import ResultBits
+from suite.schema import Correctness
+from suite.trial_cache import trial_cache
+
+
+class Judge:
+    """Of a compilation of a program.
+
+    Attributes:
+        eager: what eager computes, in host memory, from its run on.
+        trial_verdict: that on a trial of the mode, in this process or another.
+    """
+
+    def __init__(self, program: CellProgram, compilation: Compilation, announce: Callable[[str], None]) -> None:
+        self._program = program
+        self._compilation = compilation
+        self._comparison = EagerComparison(program, compilation, announce)
+        self._bits = ResultBits(program, compilation)
+        self.eager: list[Results] | None = None
+        self.trial_verdict: Agreement | None = None
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether the verdict is on a trial: see `_trial`."""
+        return self._compilation.mode.backend is not None and self._program.instance.workload.stochastic
+
+    def run_reference(self) -> None:
+        """Eager's results on the checked inputs, and the verdict on a trial, where there is one to make."""
+        own = self._program.instance
+        for scale in loss_scales(own) if self.is_tried else (own.loss_scale,):
+            self._program.instance = replace(own, loss_scale=scale)
+            with self._program.calling(), self._program.whole() as (whole, states):
+                iterate = iteration(whole, whole.module, marks_steps=self._program.marks_steps)
+                eager = _results_of(whole, iterate, self._program.checked, states, self._program.spec.seed)
+            release(own.device)
+            if scale == own.loss_scale or all(results.is_finite() for results in eager):
+                break
+        self.eager = eager
+        try:
+            self.trial_verdict = self._trial(eager) if self.is_tried else None
+        finally:
+            self._program.instance = own
+
+    def trial_correctness(self) -> Correctness:
+        """The verdict on the trial, of a cell that has run one."""
+        assert self.trial_verdict is not None, "stochastic workloads are tried, in modes that compile"
+        return self._record(self.trial_verdict)
+
+    def correctness(self, tried: Correctness | None, alike: Sequence[Correctness]) -> Correctness | None:
+        """Whether what is measured computes what eager does; None for the results of the mode's first process.
+
+        Args:
+            tried: the verdict on a trial of this mode in another process.
+            alike: verdicts on other modes, which hold for this one if it has their bits.
+
+        Raises:
+            Inaccurate: the results differ from eager's by more than their precision explains.
+        """
+        correctness = None
+        if tried is not None:
+            self.trial_verdict = _agreement(tried)
+        if self._program.ranks.any(
+            self._program.spec.known_digests is None or not self._bits.as_in_the_first_process()
+        ):
+            correctness = next((known for known in alike if self._bits.as_known(known.digests, known.varying)), None)
+            if correctness is None:
+                if self.eager is None and tried is None:
+                    self.run_reference()
+                    if self.trial_verdict is not None:  # the trial has thrown away what was compiled
+                        self._compilation.compile_again()
+                correctness = self._check()
+        return correctness
+
+    def forget(self) -> None:
+        """What only checks need is there no more."""
+        self.eager = self.trial_verdict = None
+        self._program.forget_checks()
+
+    def _trial(self, eager: list[Results]) -> Agreement:
+        """Of a stochastic workload: the verdict on it compiled with eager's random numbers, which needs a compilation
+        of its own anyway: see Note [Stochastic workloads] in `suite.measure.correctness`."""
+        calls = self._compilation.calls_to_replay
+        cache = Path(self._program.spec.cache_dir)
+        torch.compiler.reset()  # in a later process the real compilation came first, and would be found
+        with trial_cache(cache), eager_random_numbers():
+            iterate = self._compilation.compiled_iteration(
+                self._compilation.callable_for(self._program.instance.module)
+            )
+            first, *others = self._each_checked() * (calls - 1)
+            with self._compilation.place.first_call(TRIAL):
+                run_unchecked(self._program.instance, iterate, *first, self._program.spec.seed)
+            with self._program.calling():  # while another process compiles, or all do
+                for inputs, state in others:
+                    run_unchecked(self._program.instance, iterate, inputs, state, self._program.spec.seed)
+                compiled = self._results(iterate)
+            self._compilation.forget_trial()
+            verdict, _ = self._comparison.verdict("trial", compiled, eager)
+        if not verdict.passed:
+            raise Inaccurate(self._record(verdict))
+        return verdict
+
+    def _check(self) -> Correctness:
+        verdict, forgotten = self.trial_verdict, False
+        ranked = isinstance(self._program.ranks, RankGroup)
+        # Of what was tried only the bits are asked for, and gigabytes of gradients need not come to the host.
+        compiled = self._results(self._compilation.iterate) if verdict is None or ranked else []
+        bits = [one.all_bits() for one in compiled] or [self._bits.of_run(*each)[0] for each in self._each_checked()]
+        if verdict is None:
+            assert self.eager is not None, "eager ran before"
+            verdict, forgotten = self._comparison.verdict("real", compiled, self.eager)
+        if verdict.undecided and verdict.widened_error is None:
+            verdict = replace(verdict, passed=False)  # of ranks: what is split is not copied to be widened
+        if forgotten:
+            self._compilation.compile_again()
+        correctness = self._record(verdict, bits)
+        if ranked:
+            correctness = self._across_ranks(correctness, compiled)
+        if not correctness.passed:
+            raise Inaccurate(correctness)
+        return correctness
+
+    def _across_ranks(self, correctness: Correctness, compiled: list[Results]) -> Correctness:
+        """The correctness with what a comparison of all ranks' results adds: their digests, and norms of tensors."""
+        said = self._program.ranks.all((correctness.digests, norms(compiled)))
+        spread = largest_spread([own for _, own in said])
+        return correctness.model_copy(
+            update={
+                "ranks_equal": all(digests == said[0][0] for digests, _ in said),
+                "ranks_spread": spread,
+                "passed": correctness.passed and spread <= correctness.tolerance,
+            }
+        )
+
+    def _record(self, verdict: Agreement, bits: Sequence[Mapping[str, str]] = ()) -> Correctness:
+        """The verdict as a record, with what is found where results with these bits are computed once more."""
+        digests, varying = self._bits.repeated(bits)
+        deterministic = bool(bits) and not any(varying)
+        dtype = compute_dtype(self._program.instance, self._program.checked[0])
+        return Correctness(
+            passed=verdict.passed,
+            input_count=len(self._program.checked),
+            compared_tensors=verdict.compared_tensors,
+            compute_dtype=dtype,
+            tolerance=TOLERANCE[dtype],
+            max_relative_error=verdict.max_relative_error,
+            worst=verdict.worst,
+            reference_error=verdict.reference_error,
+            fallback_random=self.is_tried,
+            deterministic=deterministic,
+            digests=digests,
+            varying=varying if any(varying) else None,
+            bitwise_with=None,  # the runner has the other modes' digests, and compares them
+            bitwise=None,
+            widened_error=verdict.widened_error,
+        )
+
+    def _each_checked(self) -> list[tuple[Inputs, State]]:
+        return list(zip(self._program.checked, self._program.states, strict=True))
+
+    def _results(self, iterate: Iterate) -> list[Results]:
+        """Results on each checked input."""
+        return _results_of(
+            self._program.instance, iterate, self._program.checked, self._program.states, self._program.spec.seed
+        )
+
+
+def _results_of(
+    instance: Instance, iterate: Iterate, checked: Sequence[Inputs], states: Sequence[State], seed: int
+) -> list[Results]:
+    return [run_checked(instance, iterate, inputs, state, seed) for inputs, state in zip(checked, states, strict=True)]
+
+
+def _agreement(correctness: Correctness) -> Agreement:
+    return Agreement(
+        correctness.passed,
+        correctness.compared_tensors,
+        correctness.max_relative_error,
+        correctness.worst,
+        correctness.reference_error,
+        widened_error=correctness.widened_error,
+    )

@@ -1,0 +1,36 @@
+"""A cell's program: what it cannot be built on, or of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_cells import Mlp, cell
+
+from models import registry
+from suite.cell_errors import Unsupported
+from suite.schema import Status
+from suite.worker import failure
+
+__all__ = ["cell"]
+
+
+def test_input_sets_that_share_memory_are_refused(cell):
+    shared = torch.ones(4, 8)
+    live = cell(Mlp, inputs=lambda variant, size, generator: registry.Inputs(args=(shared,)))
+    with pytest.raises(ValueError, match="same address"):
+        live.prepare()
+
+
+def test_without_a_gpu_a_gpu_cell_is_unsupported(cell, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(Unsupported, match="no NVIDIA GPU") as raised:
+        cell(Mlp, spec={"device": "cuda"}).prepare()
+    assert failure(raised.value, "build").status is Status.UNSUPPORTED
+
+
+def test_a_gpu_too_old_is_unsupported(cell, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla P40")
+    with pytest.raises(Unsupported, match=r"Tesla P40 has compute capability 6\.1; torch.compile needs 7\.0"):
+        cell(Mlp, spec={"device": "cuda"}).prepare()

@@ -1,0 +1,142 @@
+"""What a mode makes of a program: warm-up, settling, the optimizer, and the caches that modes share."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+import torch
+from tiny_cells import Mlp, cell, replaced_call
+from torch._dynamo.utils import counters
+from torch._inductor.runtime.autotune_cache import AutotuneCache
+
+import suite.compilation
+from optimizations.recording.budget import FEWEST_REPLAYS, Use
+from suite.compilation import CALLS_TO_REPLAY
+from suite.protocol import Measure
+from suite.schema import CompileConditions
+
+__all__ = ["cell"]
+
+
+def test_the_optimizer_moves_the_weights_after_the_check_only(cell):
+    live = cell(Mlp, task="training", optimizer="sgd", spec={"with_optimizer": True})
+    correctness = live.prepare().correctness
+    assert correctness.passed and correctness.max_relative_error == 0.0
+    weight = live._program.instance.module.first.weight
+    before = weight.detach().clone()
+    live.measure(Measure(index=0, turn=0, samples=1, throughput_iterations=0))
+    assert not torch.equal(weight, before)
+
+
+def test_without_the_optimizer_the_weights_stay(cell):
+    live = cell(Mlp, task="training", optimizer="sgd")
+    live.prepare()
+    weight = live._program.instance.module.first.weight
+    before = weight.detach().clone()
+    live.measure(Measure(index=0, turn=0, samples=1, throughput_iterations=0))
+    assert torch.equal(weight, before)
+
+
+def test_a_mode_with_cuda_graphs_on_a_cpu_says_that_it_has_none(cell):
+    live = cell(Mlp, "graph")
+    assert live.prepare().correctness.passed
+    graphs = live.once.whole().graphs
+    assert graphs is not None
+    assert (graphs.partitions, graphs.cuda_graphs) == (0, 0)
+    assert any("CUDA" in each.reason for each in graphs.not_captured)
+
+
+def test_work_on_graphs_is_not_spread_over_their_use(cell, monkeypatch):
+    """A user's graphs are in use for ten times as long first. What the work took is in the row."""
+    use = Use()
+    use.plan(1e9)
+    due = []
+
+    def settled():
+        use.called(float(len(due)))
+        due.append(use.due)
+        return len(due) > FEWEST_REPLAYS
+
+    monkeypatch.setattr(suite.compilation.optimizations, "settled", settled)
+    cell(Mlp, "encore").prepare()
+    assert any(due)
+
+
+def test_warm_up_goes_on_until_every_input_set_was_replayed(cell, monkeypatch):
+    """However few iterations are asked for: two calls come before the first replay."""
+    calls = []
+
+    def counted(module, x):
+        calls.append(x)
+        return module(x)
+
+    replaced_call(monkeypatch, counted)
+    live = cell(Mlp, spec={"warm_up": 1, "input_sets": 3})
+    live.build()
+    live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE)
+    assert len(calls) == CALLS_TO_REPLAY - 1 + 3
+    assert {id(x) for x in calls[2:]} == {id(inputs.args[0]) for inputs in live._program.input_sets}
+
+
+def test_warm_up_takes_the_iterations_asked_for(cell, monkeypatch):
+    calls = []
+    replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
+    live = cell(Mlp, spec={"warm_up": 11})
+    live.build()
+    live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE)
+    assert len(calls) == 11
+
+
+def test_a_cell_is_called_until_encores_graphs_have_settled(cell, monkeypatch):
+    calls, answers = [], iter([False, False, False])
+    replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
+    monkeypatch.setattr(suite.compilation.optimizations, "settled", lambda: next(answers, True))
+    live = cell(Mlp, spec={"warm_up": 11})
+    live.build()
+    times = live._compilation._settle(live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE))
+    assert (len(calls), times.settle_calls, times.settled) == (11 + 3, 3, True)
+
+
+def test_a_cell_that_waits_for_its_turn_has_its_time_to_settle_nevertheless(cell, monkeypatch):
+    """Another one may judge its results for longer than that, alone on the GPU."""
+    answers = iter([False] * 3)
+    monkeypatch.setattr(suite.compilation.optimizations, "settled", lambda: next(answers, True))
+    monkeypatch.setattr(suite.compilation, "SETTLE_S", 0.05)
+    live = cell(Mlp, "encore", spec={"warm_up": 11})
+    live._program.build()
+    times = live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE)
+    monkeypatch.setattr(live._program, "calling", lambda: contextlib.nullcontext(time.sleep(0.06)))
+    assert live._compilation._settle(times).settled
+
+
+def test_a_graph_that_never_settles_is_measured_all_the_same_and_the_row_says_so(cell, monkeypatch):
+    monkeypatch.setattr(suite.compilation.optimizations, "settled", lambda: False)
+    monkeypatch.setattr(suite.compilation, "SETTLE_S", 0.05)
+    live = cell(Mlp)
+    live.build()
+    times = live._compilation._settle(live._compilation._compile_and_warm_up(CompileConditions.COLD_ALONE))
+    assert times.settle_calls > 0
+    assert times.settled is False
+
+
+@pytest.mark.parametrize(("second", "found"), [("indirection", 1), ("lean", 0)])
+def test_compiled_graphs_are_found_by_their_own_mode_only(cell, monkeypatch, tmp_path, second, found):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for mode in ("indirection", second):
+        torch.compiler.reset()
+        counters.clear()
+        live = cell(lambda: torch.nn.Linear(8, 8), mode)
+        live.build()
+        live.compile(CompileConditions.COLD_ALONE)
+    assert counters["inductor"]["fxgraph_cache_hit"] == found
+
+
+def test_what_tuning_finds_is_stored_and_looked_up_under_one_key(cell):
+    """Compile workers do not know what a process has marked its graphs with, and it is they who name what is stored."""
+    key = AutotuneCache._prepare_key("kernel.py")
+    live = cell(lambda: torch.nn.Linear(8, 8), "compile")
+    live.build()
+    live.compile(CompileConditions.COLD_ALONE)
+    assert AutotuneCache._prepare_key("kernel.py") == key

@@ -1,0 +1,162 @@
+"""Results of a cell against eager's: errors are found, and what has the bits of others is as right as those."""
+
+from __future__ import annotations
+
+import threading
+import time
+import unittest.mock
+
+import pytest
+import torch
+from tiny_cells import Mlp, cell, replaced_call
+
+import suite.eager_comparison
+import suite.gpu_turns
+from suite.cell_errors import Inaccurate
+from suite.cell_turns import TURNS
+from suite.gpu_turns import GpuTurns
+from suite.schema import Status
+from suite.worker import failure
+
+__all__ = ["cell"]
+
+
+def test_a_mode_that_computes_something_else_is_inaccurate(cell, monkeypatch):
+    replaced_call(monkeypatch, lambda module, x: module(x) * 1.01)
+    with pytest.raises(Inaccurate, match=r"output differs from eager by a relative error of 0\.01") as raised:
+        cell(Mlp).prepare()
+    answer = failure(raised.value, "check")
+    assert answer.status is Status.FAIL_ACCURACY
+    assert answer.correctness is not None and not answer.correctness.passed
+    assert answer.correctness.worst == "output"
+
+
+def test_an_error_on_the_second_input_alone_is_found(cell, monkeypatch):
+    live = cell(Mlp)
+
+    def wrong_on_the_second(module, x):
+        return module(x) + (100.0 if torch.equal(x, live._program.checked[1].args[0]) else 0.0)
+
+    replaced_call(monkeypatch, wrong_on_the_second)
+    with pytest.raises(Inaccurate):
+        live.prepare()
+
+
+def test_a_call_that_reads_old_inputs_is_found_though_all_results_are_nearly_the_same(cell, monkeypatch):
+    class NearlyConstant(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 100)
+
+        def forward(self, x):
+            return self.linear(x * 1e-5)
+
+    live = cell(NearlyConstant)
+    replaced_call(monkeypatch, lambda module, x: module(live._program.checked[0].args[0]))
+    with pytest.raises(Inaccurate, match="output, which is nearer to eager's of other inputs, differs") as raised:
+        live.prepare()
+    assert raised.value.correctness.max_relative_error < raised.value.correctness.tolerance
+    monkeypatch.undo()
+    assert cell(NearlyConstant).prepare().correctness.passed
+
+
+def test_an_error_that_begins_with_the_third_call_is_found(cell, monkeypatch):
+    """As when a CUDA graph is replayed wrongly: neither its warm-up nor its recording shows it."""
+    calls = 0
+
+    def wrong_from_the_third_call(module, x):
+        nonlocal calls
+        calls += 1
+        return module(x) if calls < 3 else torch.zeros(4, 4)
+
+    replaced_call(monkeypatch, wrong_from_the_third_call)
+    with pytest.raises(Inaccurate):
+        cell(Mlp, spec={"warm_up": 1}).prepare()
+
+
+def test_another_mode_with_the_same_bits_gets_the_verdict_without_a_comparison(cell, monkeypatch):
+    """Comparing takes as long as compiling where it needs a program in higher precision."""
+    first = cell(Mlp, task="training").prepare().correctness
+    refuse = unittest.mock.Mock(side_effect=AssertionError("compared again"))
+    monkeypatch.setattr(suite.eager_comparison, "compare_with_eager", refuse)
+    assert cell(Mlp, task="training").prepare().correctness == first
+    replaced_call(monkeypatch, lambda module, x: module(x) * (1 + 1e-6))
+    assert cell(Mlp, task="training").prepare().correctness.passed, "each tensor is within the tolerance"
+    replaced_call(monkeypatch, lambda module, x: module(x) * 1.01)
+    with pytest.raises(AssertionError, match="compared again"):
+        cell(Mlp, task="training").prepare()
+
+
+def test_results_of_other_inputs_are_not_as_right_as_those_that_were_compared(cell, monkeypatch):
+    """However near to one another the results of all inputs are."""
+
+    class Nearly(torch.nn.Module):
+        def forward(self, x):
+            return torch.cat([x] * 4) * 1e-6 + 1.0
+
+    cell(Nearly).prepare()
+    kept = []
+
+    def old_inputs(module, x):
+        kept.append(module(x))
+        return kept[-2] if len(kept) > 1 else kept[-1]
+
+    replaced_call(monkeypatch, old_inputs)
+    with pytest.raises(Inaccurate):
+        cell(Nearly).prepare()
+
+
+def test_what_was_not_found_right_is_no_excuse_for_others(cell, monkeypatch):
+    replaced_call(monkeypatch, lambda module, x: module(x) * 1.01)
+    for _ in range(2):
+        with pytest.raises(Inaccurate):
+            cell(Mlp).prepare()
+
+
+def test_a_cell_waits_with_a_clock_of_its_own_while_another_compares(cell, monkeypatch, tmp_path):
+    """Comparing may take longer than `MOST_WAIT_S`: XLNET-T is compiled in float64 for it. Eight at once do not fit."""
+    others = GpuTurns(tmp_path / TURNS)
+    monkeypatch.setattr(suite.gpu_turns, "MOST_WAIT_S", 0.01)
+    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec={"cache_dir": str(tmp_path)})
+    took = threading.Event()
+
+    def compare_in_another():
+        with others.alone():
+            took.set()
+            while "wait" not in live.phases:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            seen.extend(live.phases)
+
+    seen: list[str] = []
+    other = threading.Thread(target=compare_in_another)
+    other.start()
+    took.wait()
+    live.build()
+    other.join()
+    assert seen == ["build", "check", "wait"]
+    assert live.phases == ["build", "check", "wait", "compare"]
+
+
+@pytest.mark.parametrize(("factor", "passed"), [(1.0, True), (-1.0, False)])
+def test_a_mode_that_its_own_dtype_does_not_decide_is_compiled_in_float32(cell, monkeypatch, factor, passed):
+    class Cancelling(torch.nn.Module):
+        def forward(self, x):
+            return ((x + 4096.0) - 4096.0) * 1.5 + x * 1e-3
+
+    dtypes = []
+
+    def nearly(module, x):
+        dtypes.append(x.dtype)
+        return module(x) * (1.2 if x.dtype is torch.bfloat16 else factor)
+
+    replaced_call(monkeypatch, nearly)
+    live = cell(Cancelling, dtype_policy="bf16")
+    if passed:
+        correctness = live.prepare().correctness
+        assert correctness is not None and correctness.passed and correctness.widened_error == 0.0
+        assert dtypes[-1] is torch.bfloat16, "compiled again after it"
+    else:
+        with pytest.raises(Inaccurate):
+            live.prepare()
+    assert torch.float32 in dtypes

@@ -1,0 +1,145 @@
+"""Eager's run for reference, and the trial of a stochastic workload."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from tiny_cells import Mlp, cell, replaced_call
+from torch._dynamo.utils import counters
+
+import suite.compilation
+import suite.judge
+from optimizations import torch_internals
+from suite.cell_errors import Inaccurate
+from suite.measure.correctness import LOSS_SCALES
+from suite.protocol import Measure
+from suite.schema import CompileConditions
+
+__all__ = ["cell"]
+
+
+def test_stochastic_training_compiled_agrees_with_eager_by_its_random_numbers(cell):
+    """Half of the hidden values are dropped: with other random numbers, nothing would agree."""
+    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True)
+    prepared = live.prepare()
+    correctness = prepared.correctness
+    assert correctness.passed and correctness.fallback_random and correctness.deterministic
+    assert correctness.compared_tensors == 7  # output, loss, four gradients, the buffer
+    assert prepared.compile.parts["entire_frame_compile"] > 0
+    graphs = live.once.whole().graphs
+    assert graphs is not None
+    assert (graphs.fx_graphs, graphs.graph_breaks, graphs.partitions, graphs.cuda_graphs) == (1, 0, None, 0)
+
+
+def test_a_later_process_of_a_stochastic_mode_with_other_bits_runs_the_trial_too(cell):
+    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec={"known_digests": ["other"]})
+    correctness = live.prepare().correctness
+    assert correctness is not None and correctness.passed and correctness.fallback_random
+    assert live.measure(Measure(index=0, turn=0, samples=2, throughput_iterations=0)).host_us, "compiled again after it"
+
+
+def test_trials_share_caches_that_are_not_those_of_what_is_measured(cell, monkeypatch, tmp_path):
+    """Each process of a mode whose results are never twice the same runs one, and only the first compiles for it."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    found = []
+    for _ in range(2):
+        torch.compiler.reset()
+        counters.clear()
+        live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec={"cache_dir": str(tmp_path)})
+        live.build()
+        found.append(counters["inductor"]["fxgraph_cache_hit"] > 0)
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+    assert found == [False, True]
+    counters.clear()
+    live.compile(CompileConditions.COLD_ALONE)
+    assert counters["inductor"]["fxgraph_cache_hit"] == 0 < counters["inductor"]["fxgraph_cache_miss"]
+
+
+def test_the_trial_of_a_later_process_finds_what_the_first_compiled_for_its_own(cell, monkeypatch, tmp_path):
+    """A later process has marked its graphs with the name of its mode before it knows that it needs a trial."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    spec = {"cache_dir": str(tmp_path)}
+    cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec=spec).build()
+    spec |= {"known_digests": ["other", "bits"]}
+    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec=spec)
+    live.build()
+    live.compile(CompileConditions.WARM)
+    mark = torch_internals.inductor_config.aot_inductor.metadata
+    counters.clear()
+    live._judge.run_reference()
+    assert counters["inductor"]["fxgraph_cache_hit"] > 0 == counters["inductor"]["fxgraph_cache_miss"]
+    assert torch_internals.inductor_config.aot_inductor.metadata == mark, "what is compiled next is the mode's again"
+
+
+class HalfGradients(Mlp):
+    """Its gradients pass through float16, as under autocast on a GPU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).half().float()
+
+
+class Doubled(torch.autograd.Function):
+    """Twice the gradient of what it is given."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+@pytest.mark.parametrize(("size", "scale"), [(1e-6, 2.0**15), (1e3, 2.0**7), (1e6, 1.0)])
+def test_a_trial_finds_wrong_gradients_that_are_too_small_for_float16(cell, monkeypatch, size, scale):
+    """And its losses are not scaled so far that eager's gradients are infinite."""
+    monkeypatch.setattr(suite.judge, "loss_scales", lambda instance: LOSS_SCALES)
+    options = {"task": "training", "stochastic": True, "loss": lambda output: output.mean() * size}
+    seen = []
+    replaced_call(monkeypatch, lambda module, x: seen.append(live._program.instance.loss_scale) or module(x))
+    live = cell(lambda: HalfGradients(0.5), "compile", **options)
+    live.build()
+    assert set(seen) == {scale} and len(seen) == 2 * 3, "calls of the trial"
+    seen.clear()
+    live.compile(CompileConditions.COLD_ALONE)
+    assert live.settle().correctness.passed
+    assert set(seen) == {1.0}, "what is measured is the program as it is"
+    replaced_call(monkeypatch, lambda module, x: Doubled.apply(module(x)))
+    with pytest.raises(Inaccurate, match="gradient"):
+        cell(lambda: HalfGradients(0.5), "compile", **options).build()
+
+
+def test_without_scaled_losses_it_would_not_be_found(cell, monkeypatch):
+    monkeypatch.setattr(suite.judge, "loss_scales", lambda instance: (1.0,))
+    replaced_call(monkeypatch, lambda module, x: Doubled.apply(module(x)))
+    options = {"task": "training", "stochastic": True, "loss": lambda output: output.mean() * 1e-9}
+    cell(lambda: HalfGradients(0.5), "compile", **options).build()
+
+
+def test_nothing_of_the_trial_is_left_to_wait_for_calls(cell, monkeypatch):
+    """A graph that is not called any more never settles, and each cell waited 20 s for it."""
+    forgotten = []
+    monkeypatch.setattr(suite.compilation.optimizations, "reset", lambda: forgotten.append(len(calls)))
+    calls = []
+    replaced_call(monkeypatch, lambda module, x: calls.append(x) or module(x))
+    live = cell(lambda: Mlp(0.5), "encore", task="training", stochastic=True)
+    live.build()
+    assert forgotten == [len(calls)], "after the trial's last call"
+    assert calls
+
+
+def test_the_trial_of_a_stochastic_workload_judges_replays_and_not_the_first_calls(cell, monkeypatch):
+    """As when a CUDA graph is replayed wrongly: the first call is warm-up, the second the recording."""
+    calls = 0
+
+    def wrong_from_the_third_call(module, x):
+        nonlocal calls
+        calls += 1
+        return module(x) if calls <= 2 * 2 else torch.zeros(4, 4)  # two inputs are checked
+
+    replaced_call(monkeypatch, wrong_from_the_third_call)
+    live = cell(lambda: Mlp(0.5), "compile", stochastic=True)
+    with pytest.raises(Inaccurate):
+        live.build()

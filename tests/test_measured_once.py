@@ -1,0 +1,62 @@
+"""What of a cell is measured once: where each number comes from, and in which steps."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import torch
+from tiny_cells import Mlp, cell
+
+import suite.measured_once
+
+__all__ = ["cell"]
+
+
+def test_copies_into_placeholders_come_from_the_count_and_the_rest_from_the_profile(cell, monkeypatch):
+    """With a profile and a count as a GPU would give them: each stands in its own field."""
+    from suite.measure.copies import CopyCount
+    from suite.measure.coverage import IterationProfile
+    from suite.schema import Coverage
+
+    @contextlib.contextmanager
+    def counting():
+        yield CopyCount(copied_bytes=4096, tensors=3, pointer_bytes=16)
+
+    coverage = Coverage(
+        graph_kernels=5, eager_kernels=1, percent=83.3, graph_launches=1, graph_memcpys=0, graph_memsets=0,
+        eager_memcpys=0, eager_memsets=0, captured_kernel_nodes=None, profiled_iterations=3,
+    )  # fmt: skip
+    profile = IterationProfile(coverage, {"k 1 32": 6}, 12.5, [], 777)
+    live = cell(Mlp, "graph")
+    live.build()
+    live._compilation.iterate = live._compilation.compiled_iteration(live._program.instance.module)
+    loaded = []
+    monkeypatch.setattr(suite.measured_once.copies, "counting", counting)
+    monkeypatch.setattr(suite.measured_once, "load_profiler", loaded.append)
+    monkeypatch.setattr(suite.measured_once, "profile_iterations", lambda iterate, agreed, sources: profile)
+    monkeypatch.setattr(suite.measured_once, "recorded_graphs", lambda device: [])
+    monkeypatch.setattr(suite.measured_once.MeasuredOnce, "_replay_memory", lambda once: None)
+    live._program.instance = replace(live._program.instance, device=torch.device("cuda"))
+    metrics = live.once.whole()
+    assert metrics.copies is not None
+    counted = (metrics.copies.placeholder_bytes, metrics.copies.placeholder_tensors, metrics.copies.pointer_bytes)
+    assert counted == (4096, 3, 16)
+    assert (metrics.copies.device_to_device_bytes, metrics.kernel_time_us) == (777, 12.5)
+    assert metrics.kernels == {"k 1 32": 6}
+    assert len(loaded) == 1, "steps that were not asked for before are taken"
+
+
+def test_a_cell_that_was_measured_without_a_profiler_is_not_measured_again_with_it(cell, monkeypatch):
+    live = cell(Mlp)
+    live.prepare()
+    order = []
+    monkeypatch.setattr(suite.measured_once, "restart_peak", lambda device: order.append("memory"))
+    monkeypatch.setattr(suite.measured_once.MeasuredOnce, "_on_gpu", True)
+    monkeypatch.setattr(suite.measured_once, "load_profiler", lambda iterate: order.append("load"))
+    monkeypatch.setattr(suite.measured_once, "profile_iterations", lambda *given: order.append("profile"))
+    live.once.without_profiler()
+    live.once.load_profiler()
+    assert order == ["memory", "load"]
+    live.once.whole()
+    assert order == ["memory", "load", "profile"]

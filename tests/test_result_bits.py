@@ -1,0 +1,110 @@
+"""Bits of a cell's results: the same in each call or not, and those of the mode's first process or not."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from tiny_cells import Mlp, cell, replaced_call
+
+import suite.eager_comparison
+from suite.cell_errors import Inaccurate
+from suite.measure.fingerprint import SKETCH
+
+__all__ = ["cell"]
+
+
+def test_digests_repeat_with_the_seed_and_only_with_it(cell):
+    first, again, other = (
+        cell(lambda: Mlp(0.5), task="training", stochastic=True, spec={"seed": seed}).prepare().correctness.digests
+        for seed in (7, 7, 8)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_results_that_change_from_call_to_call_are_not_deterministic(cell, monkeypatch):
+    calls = 0
+
+    def drifting(module, x):
+        nonlocal calls
+        calls += 1
+        return module(x) * (1 + 1e-6 * calls)
+
+    replaced_call(monkeypatch, drifting)
+    correctness = cell(Mlp).prepare().correctness
+    assert correctness.passed and not correctness.deterministic
+
+
+def known(digests):
+    return {"known_digests": digests}
+
+
+def test_a_later_process_with_the_known_bits_is_not_compared_again(cell, monkeypatch):
+    digests = cell(Mlp).prepare().correctness.digests
+    compared = []
+    monkeypatch.setattr(suite.eager_comparison, "compare_with_eager", lambda *arguments: compared.append(arguments))
+    prepared = cell(Mlp, spec=known(digests)).prepare()
+    assert prepared.correctness is None
+    assert compared == []
+
+
+class Varying(Mlp):
+    """Its output is the same in each call, but for what the seed decides, and a buffer is not."""
+
+    size = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("noise", torch.zeros(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.noise += (1 + 1e-6 * next(self.counted)) * self.size * torch.linspace(1, 2, 64)
+        return super().forward(x)
+
+    counted = itertools.count()
+
+
+def test_of_a_later_process_a_tensor_that_varies_is_looked_at_by_its_values(cell, monkeypatch):
+    first = cell(Varying).prepare().correctness
+    assert first.passed and not first.deterministic
+    assert [list(one) for one in first.varying] == [["buffer noise"]] * 2
+    spec = {"known_digests": first.digests, "known_varying": first.varying}
+    assert cell(Varying, spec=spec).prepare().correctness is None
+    for size in (0.0, -1.0, 1.1):
+        monkeypatch.setattr(Varying, "size", size)
+        assert cell(Varying, spec=spec).prepare().correctness is not None, "compared like the first"
+
+
+def test_a_tensor_that_varies_on_one_input_set_counts_as_varying_on_all(cell):
+    """By chance two calls may have the same bits, and a later process would be compared again for it."""
+    first_set: list[torch.Tensor] = []
+
+    class VaryingOnOthers(Varying):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first_set.append(x.clone())
+            self.noise += 1 if torch.equal(x, first_set[0]) else 1 + 1e-6 * next(self.counted)
+            return Mlp.forward(self, x)
+
+    first = cell(VaryingOnOthers).prepare().correctness
+    assert first.passed and not first.deterministic
+    assert [list(one) for one in first.varying] == [["buffer noise"]] * 2
+    assert all(len(one["buffer noise"]) == SKETCH for one in first.varying)
+
+
+def test_of_a_later_process_other_bits_count_where_there_were_none_that_vary(cell, monkeypatch):
+    first = cell(Varying).prepare().correctness
+    spec = {"known_digests": first.digests, "known_varying": first.varying}
+    replaced_call(monkeypatch, lambda module, x: module(x) * (1 + 1e-6))
+    assert cell(Varying, spec=spec).prepare().correctness is not None
+
+
+def test_a_later_process_with_other_bits_is_compared_like_the_first(cell, monkeypatch):
+    digests = cell(Mlp).prepare().correctness.digests
+    replaced_call(monkeypatch, lambda module, x: module(x) * (1 + 1e-6))
+    correctness = cell(Mlp, spec=known(digests)).prepare().correctness
+    assert correctness is not None and correctness.passed and correctness.digests != digests
+    replaced_call(monkeypatch, lambda module, x: module(x) * 1.01)
+    with pytest.raises(Inaccurate):
+        cell(Mlp, spec=known(digests)).prepare()
