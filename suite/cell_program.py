@@ -115,14 +115,16 @@ class CellProgram:
             self.instance.workload, variant=spec.variant, size=spec.size, device=spec.device, seed=spec.seed
         )
         whole.module.to(device)
-        yield (
-            replace(whole, loss_scale=self.instance.loss_scale),
-            [State(whole.module, inputs) for inputs in self.checked],
-        )
-        whole.module.to("cpu")
-        self._set_aside = whole
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        try:
+            yield (
+                replace(whole, loss_scale=self.instance.loss_scale),
+                [State(whole.module, inputs) for inputs in self.checked],
+            )
+        finally:
+            whole.module.to("cpu")
+            self._set_aside = whole
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def forget_checks(self) -> None:
         """Results are compared no more: neither the whole program is kept for it nor states."""

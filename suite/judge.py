@@ -57,16 +57,16 @@ class Judge:
     def run_reference(self) -> None:
         """Eager's results on the checked inputs, and the verdict on a trial, where there is one to make."""
         own = self._program.instance
-        for scale in loss_scales(own) if self.is_tried else (own.loss_scale,):
-            self._program.instance = replace(own, loss_scale=scale)
-            with self._program.calling(), self._program.whole() as (whole, states):
-                iterate = iteration(whole, whole.module, marks_steps=self._program.marks_steps)
-                eager = _results_of(whole, iterate, self._program.checked, states, self._program.spec.seed)
-            release(own.device)
-            if scale == own.loss_scale or all(results.is_finite() for results in eager):
-                break
-        self.eager = eager
         try:
+            for scale in loss_scales(own) if self.is_tried else (own.loss_scale,):
+                self._program.instance = replace(own, loss_scale=scale)
+                with self._program.calling(), self._program.whole() as (whole, states):
+                    iterate = iteration(whole, whole.module, marks_steps=self._program.marks_steps)
+                    eager = _results_of(whole, iterate, self._program.checked, states, self._program.spec.seed)
+                release(own.device)
+                if scale == own.loss_scale or all(results.is_finite() for results in eager):
+                    break
+            self.eager = eager
             self.trial_verdict = self._trial(eager) if self.is_tried else None
         finally:
             self._program.instance = own

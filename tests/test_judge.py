@@ -111,6 +111,20 @@ def test_a_trial_finds_wrong_gradients_that_are_too_small_for_float16(cell, monk
         cell(lambda: HalfGradients(0.5), "compile", **options).build()
 
 
+def test_losses_are_as_they_were_where_eager_itself_ends_with_an_error(cell, monkeypatch):
+    """The cell may go on: another one is told that the trial gave no verdict."""
+    monkeypatch.setattr(suite.judge, "loss_scales", lambda instance: LOSS_SCALES)
+    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True)
+
+    def exhausted(*arguments):
+        raise torch.OutOfMemoryError("eager")
+
+    monkeypatch.setattr(suite.judge, "run_checked", exhausted)
+    with pytest.raises(torch.OutOfMemoryError):
+        live.build()
+    assert live._program.instance.loss_scale == 1.0
+
+
 def test_without_scaled_losses_it_would_not_be_found(cell, monkeypatch):
     monkeypatch.setattr(suite.judge, "loss_scales", lambda instance: (1.0,))
     replaced_call(monkeypatch, lambda module, x: Doubled.apply(module(x)))
