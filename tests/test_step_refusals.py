@@ -9,6 +9,7 @@ import gc
 import itertools
 import pickle
 import random
+import sys
 import threading
 import time
 import types
@@ -79,6 +80,66 @@ def test_what_stands_in_for_a_function_refuses_nothing_later() -> None:
             clock()
     assert clock() <= time.perf_counter()
     assert seed(3).initial_seed() == 3
+
+
+HELPERS = """
+from time import perf_counter, time
+
+def scaled(x):
+    return x["time"] * 2
+
+def late(deadline):
+    return perf_counter() > deadline
+"""
+
+
+def helpers() -> types.ModuleType:
+    """A module of the program's own that imports clocks by their names."""
+    made = types.ModuleType("own_helpers")
+    exec(HELPERS, vars(made))  # noqa: S102
+    return made
+
+
+class Bar:
+    """As libraries have them, which show how far a program is."""
+
+    def __init__(self) -> None:
+        self.factor, self.clock = 3.0, time.perf_counter
+
+
+@pytest.mark.parametrize("of_library", [False, True])
+def test_what_only_has_the_name_of_a_clock_is_none(of_library: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key of a batch where the module imported `time` by its name; what a library keeps for its logs."""
+    own = helpers()
+    monkeypatch.setitem(sys.modules, "own_helpers", own)
+    bar = Bar()
+    monkeypatch.setattr(Bar, "__module__", "torch.distributions.bars")
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if of_library:
+            return batch["time"] * bar.factor
+        return own.scaled(batch) + batch["time"]  # type: ignore[no-any-return]
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index in range(6):
+        batch = {"time": torch.full((3,), float(index))}
+        assert torch.equal(graphed(batch), step(batch))
+    assert (graphed.report().refusals, graphed.report().replays) == ((), 3)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_clock_that_another_module_imported_by_its_name_is_one(inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = helpers()
+    monkeypatch.setitem(sys.modules, "own_helpers", own)
+    deadline = time.perf_counter() + 3600.0
+    scope = {"own": own, "deadline": deadline}
+    what = "own.late(deadline)" if inside else "own.perf_counter() > deadline"
+    exec(f"def step(x): return x * (2 if {what} else 1)", scope)  # noqa: S102
+    graphed = GraphedStep(scope["step"], device=CpuDevice())  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="reads the clock"):
+        for _ in range(4):
+            graphed(torch.ones(3))
+    assert graphed.report().replays == 0
 
 
 def test_the_reason_is_a_warning_with_the_name_of_the_step() -> None:

@@ -85,6 +85,31 @@ def reads_a_date(named: Collection[str], scope: Mapping[str, Any]) -> bool:
     return "datetime" in named or any(one is value for one in _TELL_DATES for value in here)
 
 
+def is_clock(value: Any) -> bool:
+    """Whether it is one of the functions of `time` that give another value each time."""
+    return isinstance(value, types.BuiltinFunctionType) and value.__module__ == "time" and value.__name__ in CLOCKS
+
+
+@functools.lru_cache(maxsize=4096)
+def loads(code: types.CodeType) -> frozenset[tuple[str, ...]]:
+    """Globals that code loads, `(name,)`, and what it takes of them at once, `(name, attribute)`.
+
+    Other than `names`, without what only has the same name: the attribute of something else, or the key of a batch.
+    """
+    found: set[tuple[str, ...]] = set()
+    last: str | None = None
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            last = step.argval
+            found.add((step.argval,))
+        elif step.opname != "EXTENDED_ARG":
+            if last is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                found.add((last, step.argval))
+            last = None
+    inner = (loads(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(found).union(*inner)
+
+
 def _code(member: Any) -> Any:
     """What a member of a class runs when it is looked up, or called."""
     if isinstance(member, (property, types.DynamicClassAttribute)):  # the latter of `Enum`

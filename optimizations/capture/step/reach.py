@@ -41,14 +41,15 @@ from optimizations.capture.step.host_state import (
 )
 from optimizations.capture.step.program_code import (
     CACHED,
-    CLOCKS,
     MAKING,
     PARTIALS,
     data,
     inherited,
+    is_clock,
     is_implicit,
     is_users,
     is_users_file,
+    loads,
     looks_up_by_variable,
     methods,
     names,
@@ -170,7 +171,7 @@ class _Walk:
             content = scope.scope if scope is not None else container.content()
             for name in self.names.intersection(content).difference(container.names):
                 if scope is not None:
-                    if isinstance(content[name], Iterator):
+                    if isinstance(content[name], Iterator) or is_clock(content[name]):
                         continue  # another function's, for all that is known
                     scope.names.add(name)
                 if not container.names:
@@ -253,7 +254,7 @@ class _Walk:
         elif isinstance(value, types.ModuleType) and is_users(value.__name__):
             self._sparse.append(Container(Scope(vars(value), set()), path, is_attributes=True, names=set()))
         elif isinstance(value, types.BuiltinFunctionType):
-            if value.__module__ == "time" and value.__name__ in CLOCKS:  # imported by its name
+            if is_clock(value):
                 state.clocks.append(path)
             yield path, value.__self__  # of `settings.get`; a module where it is a function
         elif isinstance(value, (operator.attrgetter, operator.methodcaller)):
@@ -325,7 +326,8 @@ class _Walk:
         """An object of an installed library: which of its attributes its code uses is not known."""
         self.state.containers.append(Container(vars(value), path, is_attributes=True, always_read=True))
         for name, member in list(vars(value).items()):
-            yield f"{path}.{name}", member
+            if not is_clock(member):  # for logs and timeouts of its own
+                yield f"{path}.{name}", member
         if isinstance(value, torch.optim.Optimizer):
             for kept in value.state.values():
                 if isinstance(kept, dict):
@@ -397,8 +399,11 @@ class _Walk:
             if isinstance(value, types.ModuleType) and is_users(value.__name__):
                 members = {member for member in named if member in vars(value)}
                 self.state.containers.append(Container(Scope(vars(value), members), name, is_attributes=True))
-                yield from ((f"{name}.{member}", vars(value)[member]) for member in members)
-            else:
+                for member in members:
+                    found = vars(value)[member]
+                    if not is_clock(found) or (name, member) in loads(function.__code__):
+                        yield f"{name}.{member}", found
+            elif not is_clock(value) or (name,) in loads(function.__code__):  # imported by its name
                 yield name, value
 
 
