@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -231,3 +232,30 @@ def test_a_tensor_in_cpu_memory_that_changes_in_each_call_and_plays_no_part_is_l
         held.add_(1.0)
         step(torch.randn(3))
     assert step.report().replays == 7
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), 3.0, "many"])
+def test_a_look_at_a_defaultdict_adds_nothing_to_it(value: Any) -> None:
+    """As the program's own look at a key that is gone would. Other keys may be there instead, and tensors unread."""
+    kept: defaultdict[str, Any] = defaultdict(list, first=value, other=7.0)
+    graphed = GraphedStep(lambda x: x * 2 if kept else x, device=CpuDevice())
+    for _ in range(5):
+        graphed(torch.ones(3))
+    assert graphed.report().replays == 2
+    del kept["first"]
+    kept["second"] = value
+    for _ in range(5):
+        graphed(torch.ones(3))
+    assert list(kept) == ["other", "second"]
+
+
+def test_a_dict_of_data_is_not_looked_through_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[Any] = []
+    data = {index: torch.ones(1) for index in range(watch.LONG + 1)}
+    graphed = GraphedStep(lambda x: x * 2 if data else x, device=CpuDevice())
+    for _ in range(5):
+        graphed(torch.ones(3))
+    look = watch.look
+    monkeypatch.setattr(watch, "look", lambda tensor: looked.append(tensor) or look(tensor))
+    graphed(torch.ones(3))
+    assert (graphed.report().replays, looked) == (3, [])

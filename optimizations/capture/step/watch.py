@@ -33,7 +33,8 @@ from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded
 _data_ptrs_equal: Callable[[Sequence[Any], Sequence[int], Sequence[int]], bool] = torch_internals.data_ptrs_equal
 
 LONG = 1000
-"""Lists with more members (data, not settings) are compared by their length."""
+"""Lists with more members (data, not settings) are compared by their length, and so are tensors of such dicts that no
+kernel reads."""
 _PLAIN = (dict, OrderedDict, defaultdict, list)
 _OBJECTS = (dict, list, torch.nn.Module)
 UNREADABLE = KeyError, IndexError, TypeError, ValueError
@@ -61,17 +62,18 @@ class _Entries:
             self._cells.append(owner.cell)
             self._in_cells.append(watched[0][1])
             return
+        readable = _readable(owner)
         if numbers := [(key, value) for key, value in watched if _is_number(value)]:
             keys = tuple([key for key, _ in numbers])
             owners, values = self._by_keys.setdefault(keys, ([], []))
-            owners.append(owner)
+            owners.append(readable)
             values.append(numbers[0][1] if len(numbers) == 1 else tuple([value for _, value in numbers]))
         objects = [(key, value) for key, value in watched if not _is_number(value)]
         if objects and may_view and len(objects) == len(owner):
             self._views.append(owner.values() if isinstance(owner, dict) else owner)
             self._members += [value for _, value in objects]
         else:
-            self._owners += [owner] * len(objects)
+            self._owners += [readable] * len(objects)
             self._keys += [key for key, _ in objects]
             self._single += [value for _, value in objects]
         if sized is not None:
@@ -170,13 +172,16 @@ class Watch:
                 if _is_watched(value, container)
                 and (container.always_read or not isinstance(value, torch.Tensor) or reads(value))
             ]
-            if not isinstance(owner, list):  # a list of data may be long
+            readable = _readable(owner)
+            if (
+                not isinstance(owner, list) and len(entries) <= LONG
+            ):  # data may be long, and each takes a look in Python
                 self._unread += [
-                    (owner, key, look(value))
+                    (readable, key, look(value))
                     for key, value in entries
                     if isinstance(value, torch.Tensor) and not container.always_read and not reads(value)
                 ]
-            self._named += [(f"{container.path}.{key_name(key)}", owner, key, value) for key, value in watched]
+            self._named += [(f"{container.path}.{key_name(key)}", readable, key, value) for key, value in watched]
             plain = whole and type(owner) in _PLAIN and container.names is None
             counted = isinstance(container.held, (dict, list, set, deque)) and not isinstance(
                 container.held, (Scope, Slots)
@@ -467,6 +472,26 @@ class _Cell:
             return self.cell.cell_contents
         except ValueError as error:
             raise KeyError(key) from error
+
+
+class _Present:
+    """The entries that a dict has, read in such a way that it gets no others: a `defaultdict` makes what it lacks."""
+
+    def __init__(self, held: dict[Any, Any]) -> None:
+        self._held = held
+
+    def __getitem__(self, key: Any) -> Any:
+        if (value := dict.get(self._held, key, _ABSENT)) is _ABSENT:
+            raise KeyError(key)
+        return value
+
+
+_ABSENT = object()
+
+
+def _readable(owner: Any) -> Any:
+    """Something that gives the entries of `owner`, and changes nothing."""
+    return _Present(owner) if isinstance(owner, dict) and hasattr(type(owner), "__missing__") else owner
 
 
 def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[Any, list[tuple[Any, Any]], bool]:
