@@ -103,3 +103,41 @@ def test_a_draw_whose_value_goes_on_is_refused(name: str) -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(StepRefused, match=words):
         graph_callables(call, [(x,)], device=CpuDeviceWithHost(), host_draws="unused")
+
+
+class Choosing(nn.Module):
+    """Goes on with one of two, by what it draws: nothing else is another."""
+
+    def __init__(self, choose: Callable[[Any, torch.Tensor, bool], Any]) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([torch.ones(3), torch.ones(3)])
+        self.choose = choose
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.choose(self, x, random.random() < 0.5)
+
+
+CHOICES: dict[str, Callable[[Any, torch.Tensor, bool], Any]] = {
+    "a parameter": lambda self, x, first: x * (self.weights[0] if first else self.weights[1]),
+    "what it computed": lambda self, x, first: (x + 1, x + 2)[first] * 2,
+    "a result": lambda self, x, first: (x + 1, x + 2)[first],
+}
+
+
+@pytest.mark.parametrize("name", sorted(CHOICES))
+def test_a_choice_among_tensors_of_one_shape_is_seen(name: str) -> None:
+    """In its runs before, or while it is captured."""
+    refused, x = [], torch.ones(3)
+    for number in range(8):
+        random.seed(number)
+        draws = [random.random() < 0.5 for _ in range(6)]
+        random.seed(number)
+        try:
+            group = graph_callables(Choosing(CHOICES[name]), [(x,)], device=CpuDeviceWithHost(), host_draws="unused")
+        except StepRefused as error:
+            assert SAYS in str(error)
+            refused.append(number)
+        else:
+            assert len(set(draws[1:4])) == 1, "of its last two runs, and of its capture"
+            assert group.drawn_on_the_host == ("random",)
+    assert refused

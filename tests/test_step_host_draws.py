@@ -239,6 +239,37 @@ def test_a_tensor_of_the_host_may_reach_the_gpu_as_long_as_it_holds_the_same(bou
     assert torch.equal(*results)
 
 
+CHOICES: dict[str, tuple[Callable[[torch.Tensor, bool], Any], str]] = {
+    "one of two that it computed": (lambda x, first: (x + 1, x + 2)[first] * 3, "two calls with equal shapes differ"),
+    "one of two parts": (lambda x, first: torch.stack([x, x + 1]).unbind(0)[first] * 2, "two calls with equal"),
+    "a result that it computed": (lambda x, first: (x + 1, x + 2)[first], "returns, or keeps in an attribute, another"),
+    "a result that it was given": (lambda x, first: (x, x * 2)[first], "returns, or keeps in an attribute, another"),
+    "a number that it returns": (lambda x, first: (x * 2, first), "returns something else than a tensor"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("name", sorted(CHOICES))
+@pytest.mark.parametrize(
+    ("taken", "captures"), [((True, True, False, False, False), 0), ((True, True, True, False, False, False, False), 1)]
+)
+def test_a_choice_among_tensors_of_one_shape_is_seen(name: str, taken: tuple[bool, ...], captures: int) -> None:
+    """In the observed calls, and in the one that is captured: no operator is another, and none has other numbers."""
+    plain, words = CHOICES[name]
+    results = []
+    for graphed in (False, True):
+        device = CpuDevice()
+        step: Any = lambda x: plain(x, random.random() < 0.5)  # noqa: E731
+        step = GraphedStep(step, device=device, host_draws="unused") if graphed else step
+        random.seed(seed_with(*taken))
+        results.append([repr(step(torch.full((3,), float(index)))) for index in range(9)])
+        if graphed:
+            (refusal,) = step.report().refusals
+            assert f"{SAYS}{words}" in refusal.reason
+            assert (step.report().replays, device.captures) == (0, captures)
+    assert results[0] == results[1]
+
+
 def below(number: int, bound: float, count: int) -> list[bool]:
     torch.manual_seed(number)
     return [bool(torch.rand([]) < bound) for _ in range(count)]

@@ -183,6 +183,7 @@ class Captures:
             outputs: list[torch.Tensor] = []
             if flatten(nest, outputs) != run.structure:
                 raise StepRefused(OTHER_RESULT)
+            forbidding.check_results([*outputs, *(entry.new for entry in bound)])
             returned = len(outputs)
             kept = bound_results(bound)
             outputs += [entry.new for entry in kept]

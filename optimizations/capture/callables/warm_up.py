@@ -16,7 +16,7 @@ from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step import compilations, forbidden_calls
-from optimizations.capture.step.host_random import RETURNS_DRAWS, SAME_DRAWS, HostDraws, HostRandom, decides
+from optimizations.capture.step.host_random import SAME_DRAWS, HostDraws, HostRandom, decides
 from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, storage
 from optimizations.capture.step.observing import (
@@ -46,8 +46,8 @@ class Run:
     its backward reads, and `saved_results` which of its results must not be written before it, these among them.
     `structure` is of what it returned. `refusals`: what a graph of it would do otherwise. `as_captured`: what it was
     told if it asked whether it is captured. `draws`: whether random numbers were drawn, from `generators` too.
-    `host_values`: values of what it returned, or kept, in CPU memory. `host_draws`: what it drew on the host, where
-    that is said to decide nothing (`draws_unused`).
+    `of_results`: of what it returned, or kept, as `Observer.of_results` tells it. `host_draws`: what it drew on the
+    host, where that is said to decide nothing (`draws_unused`).
     """
 
     parameters: list[torch.Tensor] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Run:
     as_captured: bool = False
     generators: Sequence[torch.Generator] = ()
     draws: bool = False
-    host_values: tuple[str, ...] = ()
+    of_results: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     host_draws: HostDraws = field(default_factory=HostDraws)
     draws_unused: bool = False
 
@@ -99,8 +99,9 @@ def run_once(
     run.structure = flatten(returned, results)
     with observer.unseen():
         kept = kept_results(state, snapshot, observer)
-        run.host_values = observer.values_made_by_host([*results, *(entry.new for entry in kept)])
+        run.of_results = observer.of_results([*results, *(entry.new for entry in kept)])
         results += [entry.new for entry in bound_results(kept)]
+    observer.forget_origins()  # the backward is captured on its own
     run.refusals += strange_results(run.structure, results)
     outputs = [tensor for tensor in results if tensor.requires_grad]
     if not (training and outputs):
@@ -300,7 +301,8 @@ def warmed_up(
     parameters = state.parameters()
     for count in itertools.count(1):
         snapshot = state.snapshot()
-        observer = Observer(device.holds, {}, forbid=False, keeps_workspace=device.keeps_workspace)
+        names = _names(parameters) if draws_unused else {}
+        observer = Observer(device.holds, names, forbid=False, keeps_workspace=device.keeps_workspace)
         observer.before_write = before_write.note
         observer.default_generator = device.default_generator()
         if draws_unused:
@@ -332,7 +334,7 @@ def warmed_up(
             continue
         ran.generators = observer.generators
         ran.draws_unused = draws_unused
-        ran.host_draws = drawn.draws(ran.host_values) if draws_unused else HostDraws()
+        ran.host_draws = drawn.draws(*ran.of_results) if draws_unused else HostDraws()
         findings = [*observer.refusals, *ran.refusals, *map(changed_itself, changed)]
         findings += draws_of(drawn, ran)
         draws = observer.draws or not all(map(torch.equal, states, device.random_states()))
@@ -355,9 +357,9 @@ def warmed_up(
                     as_captured=as_captured,
                     draws=draws,
                 )
-            names = sorted({*ran.host_draws.states, *(last.host_draws.states if last is not None else ())})
-            if difference not in (None, SAME_DRAWS) and names:
-                raise StepRefused(decides(difference, names))
+            sources = sorted({*ran.host_draws.states, *(last.host_draws.states if last is not None else ())})
+            if difference not in (None, SAME_DRAWS) and sources:
+                raise StepRefused(decides(difference, sources))
             if difference is not None and count >= least + PATIENCE:
                 raise StepRefused(difference)
             last = ran if count > 1 else None
@@ -370,6 +372,11 @@ def warmed_up(
             if refused >= OBSERVED and count >= least:
                 raise StepRefused(refusal)
     raise AssertionError("unreachable")
+
+
+def _names(parameters: Sequence[torch.Tensor]) -> dict[int, str]:
+    """Names of parameters, by where they lie: which of them a call reads may be drawn."""
+    return {storage(one): f"parameter {index}" for index, one in enumerate(parameters) if storage(one)}
 
 
 def _generators(state: HostState) -> dict[int, tuple[torch.Generator, torch.Tensor]]:
@@ -387,8 +394,8 @@ def _difference(before: Run, after: Run) -> Refusal | None:
     if before.structure != after.structure:
         return OTHER_RESULT
     found = first_difference(before.forward, after.forward) or first_difference(before.backward, after.backward)
-    if found is None and before.host_draws.results != after.host_draws.results:
-        return RETURNS_DRAWS
+    if found is None:
+        found = after.host_draws.other_results(before.host_draws)
     return SAME_DRAWS if found is None and after.host_draws.repeats(before.host_draws) else found
 
 
@@ -402,14 +409,15 @@ class Forbidding:
     `state`: what it reaches."""
 
     def __init__(self, device: Device, like: Run, state: HostState, *, compiled: bool) -> None:
+        names = _names(state.parameters()) if like.draws_unused else {}
         self.observer = Observer(
-            device.holds, {}, forbid=True, generators=like.generators, keeps_workspace=device.keeps_workspace
+            device.holds, names, forbid=True, generators=like.generators, keeps_workspace=device.keeps_workspace
         )
         if like.draws_unused:
             self.observer.compares_values = True
             self.observer.host_generators = host_generators(device, state)
         self._asked = forbidden_calls.Asked(as_captured=like.as_captured)
-        self._draws = like.draws
+        self._draws, self._draws_unused, self._drawn = like.draws, like.draws_unused, like.host_draws
         self._host_draws = sorted(like.host_draws.states)
         self._compiled = compiled
         self._entered = contextlib.ExitStack()
@@ -436,6 +444,16 @@ class Forbidding:
         if self._asked.random_state and (self._draws or self.observer.draws):
             raise StepRefused(CHECKPOINT_DRAWS)
         if (difference := first_difference(expected, self.observer.operations)) is not None:
+            raise StepRefused(decides(difference, self._host_draws) if self._host_draws else difference)
+
+    def check_results(self, tensors: Sequence[torch.Tensor]) -> None:
+        """What was returned, or kept, must be the same of what was computed, and in CPU memory hold the same.
+
+        Raises:
+            StepRefused: it is something else.
+        """
+        difference = HostDraws({}, *self.observer.of_results(tensors)).other_results(self._drawn)
+        if self._draws_unused and difference is not None:
             raise StepRefused(decides(difference, self._host_draws) if self._host_draws else difference)
 
 

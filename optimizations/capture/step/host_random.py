@@ -5,7 +5,8 @@ The caller may say so (`host_draws="unused"`). That cannot be proved, but it can
 different numbers must have run the same operators with the same arguments. So one difference between two such calls is
 enough for a refusal, and calls that began with a generator in the same state, and so drew the same, tell nothing.
 Tensors that the host made are compared by their values where an operator of the GPU reads them (`observer`), and where
-they are results.
+they are results. Those that the GPU computes are told by the operator that gave them: a call may draw which of two it
+goes on with.
 """
 
 from __future__ import annotations
@@ -41,14 +42,22 @@ class HostDraws:
     Attributes:
         states: of the generators it drew from, by name, as they were before.
         results: values of tensors on the host that it made, and returned or kept in attributes.
+        chosen: which of the tensors that it computed, or was given, it returned or kept.
     """
 
     states: Mapping[str, Any] = field(default_factory=dict)
     results: tuple[str, ...] = ()
+    chosen: tuple[str, ...] = ()
 
     def repeats(self, before: HostDraws) -> bool:
         """Whether a generator began this call as it began the one before."""
         return any(name in before.states and _equal(state, before.states[name]) for name, state in self.states.items())
+
+    def other_results(self, before: HostDraws) -> Refusal | None:
+        """The refusal where it has other results than the call before."""
+        if self.results != before.results:
+            return RETURNS_DRAWS
+        return CHOOSES if self.chosen != before.chosen else None
 
 
 SAME_DRAWS = Refusal(
@@ -59,6 +68,10 @@ SAME_DRAWS = Refusal(
 RETURNS_DRAWS = Refusal(
     "returns, or keeps in an attribute, a tensor in CPU memory that differs from call to call",
     "draw it behind the step",
+)
+CHOOSES = Refusal(
+    "returns, or keeps in an attribute, another of the tensors that it computes than the call before",
+    "choose before the step and pass the choice as an argument, or on the GPU with torch.where",
 )
 
 
@@ -102,11 +115,11 @@ class HostRandom:
         if self._torch is not None and not torch.equal(torch.random.get_rng_state(), self._torch):
             yield "torch's CPU generator"
 
-    def draws(self, results: tuple[str, ...] = ()) -> HostDraws:
-        """What was drawn since. `results` are those of `HostDraws`."""
+    def draws(self, results: tuple[str, ...] = (), chosen: tuple[str, ...] = ()) -> HostDraws:
+        """What was drawn since. `results` and `chosen` are those of `HostDraws`."""
         own = {name: state for name, _, state in self._own}
         others = {"random": self._python, "numpy.random": self._numpy, "torch's CPU generator": self._torch}
-        return HostDraws({name: own[name] if name in own else others[name] for name in self.drawn()}, results)
+        return HostDraws({name: own[name] if name in own else others[name] for name in self.drawn()}, results, chosen)
 
     def restore(self) -> None:
         """Put the states back."""

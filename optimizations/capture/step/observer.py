@@ -13,7 +13,9 @@ tensors that live as long as the call (the batch, what the step reaches, gradien
 others count as alike: an address that was freed is given to the next tensor, so it does not tell where a tensor comes
 from. Memory that is only allocated says nothing yet, and is left out. Where a step may draw numbers on the host
 (`compares_values`), the values of tensors that the host made count too if an operator of the GPU is given them: a
-graph would keep them. What operators of the GPU leave in CPU memory, such as the seeds of attention, does not.
+graph would keep them. What operators of the GPU leave in CPU memory, such as the seeds of attention, does not. Nor do
+all tensors count as alike then: which of two that it computed a call goes on with may be drawn. So a tensor is told by
+the operator that gave it last; by the storage itself, which a weak reference keeps from being given to another.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
 from optimizations.capture.step import casts
@@ -107,6 +110,8 @@ class Observer(torch_internals.TorchDispatchMode):
         self.compares_values = False
         self.host_generators: frozenset[int] = frozenset()
         self._made_by_host: set[int] = set()
+        self._origins: dict[tuple[Any, ...], str] = {}
+        self._counted_from = 0
         self.in_backward = False
         self.kept_casts = self.new_casts = False
         self.compiling = self.set_up = False
@@ -179,7 +184,9 @@ class Observer(torch_internals.TorchDispatchMode):
         if drawn_from is not None and self.reseeding is not None:
             self.reseeding.drew(drawn_from)
         only_rates = bool(self.rates and made_from) and made_from <= self.rates | self._from_rates
-        for tensor in _tensors((result,)):
+        for number, tensor in enumerate(_tensors((result,))):
+            if self.compares_values and not name.startswith(_ALLOCATIONS) and (place := _place(tensor)) is not None:
+                self._origins[place] = f"result {number} of operator {len(self.operations) - self._counted_from}"
             if storage(tensor) not in made_from:
                 self._made.add(storage(tensor))
                 if only_rates:
@@ -190,6 +197,21 @@ class Observer(torch_internals.TorchDispatchMode):
                     if in_memory and not any(map(self.holds, inputs)):
                         self._made_by_host.add(storage(tensor))
         return result
+
+    def forget_origins(self) -> None:
+        """What runs from now on is captured on its own: what was computed before comes from outside of it."""
+        self._origins.clear()
+        self._counted_from = len(self.operations)
+
+    def of_results(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of results that calls are compared by: values that operators of the host made, and which tensors they are."""
+        origins = [self._known.get(storage(one), "") + self._origin(one) for one in tensors]
+        return self.values_made_by_host(tensors), tuple(origins)
+
+    def _origin(self, tensor: torch.Tensor) -> str:
+        """Which of the tensors that the call computed it is; "" where that is not known."""
+        place = _place(tensor)
+        return "" if place is None else self._origins.get(place, "")
 
     def values_made_by_host(self, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
         """Values of those among these that operators of the host made."""
@@ -309,7 +331,8 @@ class Observer(torch_internals.TorchDispatchMode):
 
     def _summaries(self, nest: Any) -> Iterator[Any]:
         if isinstance(nest, torch.Tensor):
-            yield str(nest.dtype), () if nest.is_nested else tuple(nest.shape), self._known.get(storage(nest), "")
+            look = str(nest.dtype), () if nest.is_nested else tuple(nest.shape), self._known.get(storage(nest), "")
+            yield (*look, self._origin(nest)) if self.compares_values else look
         elif isinstance(nest, (list, tuple)):
             for member in nest:
                 yield from self._summaries(member)
@@ -348,6 +371,13 @@ def storage(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, ValueError):
         return 0
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """A storage, and the part of it that a tensor stands for; None for one without memory."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    return StorageWeakRef(tensor.untyped_storage()), tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def _value(tensor: torch.Tensor) -> str:

@@ -128,7 +128,7 @@ def observe(
     findings += _wandering(observer, call, seen_outside)
     tensors: list[torch.Tensor] = []
     structure = flatten(returned, tensors)
-    made = observer.values_made_by_host([*tensors, *(entry.new for entry in kept)])
+    of_results = observer.of_results([*tensors, *(entry.new for entry in kept)])
     return Observed(
         returned=returned,
         operations=observer.operations,
@@ -140,7 +140,7 @@ def observe(
         kept_casts=observer.kept_casts,
         asked=asked.captured,
         set_up=observer.set_up,
-        host_draws=host_random.draws(made) if draws_unused else HostDraws(),
+        host_draws=host_random.draws(*of_results) if draws_unused else HostDraws(),
     )
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 
 import torch
 
-from optimizations.capture.step.host_random import RETURNS_DRAWS, SAME_DRAWS, HostDraws, decides
+from optimizations.capture.step.host_random import SAME_DRAWS, HostDraws, decides
 from optimizations.capture.step.host_tensors import HostTensors
 from optimizations.capture.step.operations import Operation, first_difference
 from optimizations.report.steps import Refusal
@@ -32,6 +32,12 @@ class Action(Enum):
     RUN = "run"
     OBSERVE = "observe"
     RECORD = "record"
+
+
+OTHER_RETURNED = Refusal(
+    "returns something else than a tensor that differs from call to call",
+    "return tensors: Python does not run when a graph is launched",
+)
 
 
 @dataclass(slots=True)
@@ -80,12 +86,9 @@ class Progress:
         self.findings = 0
         difference = None if first else first_difference(self.trace, trace)
         if difference is None and not first and returned != self.returned:
-            difference = Refusal(
-                "returns something else than a tensor that differs from call to call",
-                "return tensors: Python does not run when a graph is launched",
-            )
-        if difference is None and not first and self.host_draws.results != before.results:
-            difference = RETURNS_DRAWS
+            difference = OTHER_RETURNED
+        if difference is None and not first:
+            difference = self.host_draws.other_results(before)
         names = sorted({*self.host_draws.states, *before.states})
         # Of calls that were not refused: the trace of the others is not kept. Note [Draws that decide nothing].
         contradicted = difference is not None and bool(names) and self.agreeing > 0

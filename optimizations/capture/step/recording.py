@@ -13,12 +13,13 @@ from optimizations import torch_internals
 from optimizations.byte_units import format_bytes
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
-from optimizations.capture.signature import describe, replaced
+from optimizations.capture.signature import describe, flatten, replaced, without_objects
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.casts import RegionMark
 from optimizations.capture.step.following import HostPointers, plan_of, worth_reading
 from optimizations.capture.step.gradients import Gradients, gradients, memory
+from optimizations.capture.step.host_random import HostDraws
 from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.launches import Launches
@@ -35,7 +36,7 @@ from optimizations.capture.step.observing import (
 )
 from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
-from optimizations.capture.step.progress import Progress
+from optimizations.capture.step.progress import OTHER_RETURNED, Progress
 from optimizations.capture.step.replaying import SteadyReplay
 from optimizations.capture.step.source_lines import line_of
 from optimizations.capture.step.steady import Arguments
@@ -209,6 +210,8 @@ def capture(
     if rates.as_numbers(returned) is not returned:
         raise StepRefused(RETURNS_RATE)
     _check(observer, asked, progress, changes)
+    if draws_unused:
+        _check_results(observer, progress, returned, results)
     for refusal in [*map(changed_itself, marks.changed() if marks else ()), *given.changes(args, kwargs)]:
         raise StepRefused(refusal)
     _check_unread(device, graph, results)
@@ -431,6 +434,20 @@ def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress,
         raise StepDiffers(difference)
     if changes:
         raise StepRefused(host_change(changes[0]))
+
+
+def _check_results(observer: Observer, progress: Progress, returned: Any, kept: Sequence[Rebound]) -> None:
+    """The captured call must have the results of those observed. Note [Draws that decide nothing] in `host_random`.
+
+    Raises:
+        StepDiffers: it has others.
+    """
+    tensors: list[torch.Tensor] = []
+    if without_objects(flatten(returned, tensors)) != without_objects(progress.returned):
+        raise StepDiffers(OTHER_RETURNED)
+    found = HostDraws({}, *observer.of_results([*tensors, *(entry.new for entry in kept)]))
+    if (difference := found.other_results(progress.host_draws)) is not None:
+        raise StepDiffers(difference)
 
 
 def _indifferent(
