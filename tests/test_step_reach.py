@@ -433,6 +433,27 @@ def a_forward_of_a_module_alone() -> Case:
 
 
 @case
+def a_forward_in_the_place_of_another() -> Case:
+    module = nn.Identity()
+    module.forward = lambda: 2.0  # type: ignore[method-assign, assignment]
+    return lambda: module(), lambda: setattr(module, "forward", lambda: 3.0)
+
+
+@case
+def a_partial_function_of_a_module() -> Case:
+    module = nn.Identity()
+    module.forward = functools.partial(float, 2)  # type: ignore[method-assign]
+    return lambda: module(), lambda: setattr(module, "forward", functools.partial(float, 3))
+
+
+@case
+def a_method_of_a_module() -> Case:
+    module = nn.Identity()
+    module.forward = types.MethodType(lambda self: 2.0, module)  # type: ignore[method-assign]
+    return lambda: module(), lambda: setattr(module, "forward", types.MethodType(lambda self: 3.0, module))
+
+
+@case
 def the_length_of_a_tensor_that_no_kernel_reads() -> Case:
     held = types.SimpleNamespace(rows=torch.ones(2))
     return lambda: float(len(held.rows)), lambda: setattr(held, "rows", torch.ones(3))

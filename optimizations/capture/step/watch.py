@@ -26,6 +26,7 @@ from optimizations.capture.signature import PLAIN, exact
 from optimizations.capture.step.hooks import Hooks
 from optimizations.capture.step.host_state import MODULE_HOOKS, Container, HostState, Scope, Slots, copy_of, key_name
 from optimizations.capture.step.host_tensors import HostTensors
+from optimizations.capture.step.program_code import PARTIALS
 from optimizations.capture.step.tensor_marks import Look, look, looks
 from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_looks, same_values
 from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded, same_entries
@@ -37,6 +38,7 @@ LONG = 1000
 kernel reads."""
 _PLAIN = (dict, OrderedDict, defaultdict, list)
 _OBJECTS = (dict, list, torch.nn.Module)
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, *PARTIALS)
 UNREADABLE = KeyError, IndexError, TypeError, ValueError
 """What reading entries that are gone raises; the last of an empty cell."""
 
@@ -169,7 +171,7 @@ class Watch:
             watched = [
                 (key, value)
                 for key, value in entries
-                if _is_watched(value, container)
+                if _is_watched(value, container, functions=own_forwards or key != "forward")
                 and (container.always_read or not isinstance(value, torch.Tensor) or reads(value))
             ]
             readable = _readable(owner)
@@ -525,9 +527,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, PLAIN) or (isinstance(value, tuple) and all(map(_is_number, value)))
 
 
-def _is_watched(value: Any, container: Container) -> bool:
-    """Whether an entry is looked at: of a library's objects only what they do not exchange for themselves."""
+def _is_watched(value: Any, container: Container, *, functions: bool) -> bool:
+    """Whether an entry is looked at: of a library's objects only what they do not exchange for themselves.
+
+    `functions`: those of a library's modules count, such as a `forward` that the program gave one.
+    """
     if container.is_attributes and container.names is None:
+        if functions and isinstance(value, _FUNCTIONS):
+            return isinstance(container.held, dict) and "_parameters" in container.held
         return _is_number(value) or isinstance(value, (torch.Tensor, *_OBJECTS))
     return True
 
