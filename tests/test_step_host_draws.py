@@ -270,6 +270,22 @@ def test_a_choice_among_tensors_of_one_shape_is_seen(name: str, taken: tuple[boo
     assert results[0] == results[1]
 
 
+def test_parts_of_one_storage_that_are_given_are_no_choice() -> None:
+    """They lie at another distance in each call, and where they are captured they lie apart."""
+    data = torch.arange(100.0)
+
+    def plain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        random.random()
+        (first, second), (third, fourth) = x.chunk(2), y.chunk(2)
+        return first * third + second * fourth + y[:4]
+
+    step = GraphedStep(plain, device=CpuDevice(), host_draws="unused")
+    for index in range(9):
+        given = data[:8], data[4 * (index % 2) : 4 * (index % 2) + 8]
+        assert torch.equal(step(*given), plain(*given))
+    assert (step.report().refusals, step.report().replays) == ((), 6)
+
+
 def below(number: int, bound: float, count: int) -> list[bool]:
     torch.manual_seed(number)
     return [bool(torch.rand([]) < bound) for _ in range(count)]

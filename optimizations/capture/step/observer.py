@@ -73,6 +73,8 @@ class Observer(torch_internals.TorchDispatchMode):
         reseeding: looks at generators around draws; `default_generator` is that of draws that name none.
         compares_values: whether values that the host made, and the GPU reads, are arguments that calls are compared by.
         host_generators: identities of generators of the host whose draws decide nothing.
+        given: storages of arguments, of which parts are not told from each other: two may be parts of one storage, at
+            another distance in each call.
 
     `known`: names of tensors that live as long as the call, by where their storages lie. `keeps_workspace`: see
     `Device`.
@@ -109,6 +111,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.default_generator: torch.Generator | None = None
         self.compares_values = False
         self.host_generators: frozenset[int] = frozenset()
+        self.given: frozenset[int] = frozenset()
         self._made_by_host: set[int] = set()
         self._origins: dict[tuple[Any, ...], str] = {}
         self._counted_from = 0
@@ -185,7 +188,11 @@ class Observer(torch_internals.TorchDispatchMode):
             self.reseeding.drew(drawn_from)
         only_rates = bool(self.rates and made_from) and made_from <= self.rates | self._from_rates
         for number, tensor in enumerate(_tensors((result,))):
-            if self.compares_values and not name.startswith(_ALLOCATIONS) and (place := _place(tensor)) is not None:
+            if (
+                self.compares_values
+                and not name.startswith(_ALLOCATIONS)
+                and (place := self._place(tensor)) is not None
+            ):
                 self._origins[place] = f"result {number} of operator {len(self.operations) - self._counted_from}"
             if storage(tensor) not in made_from:
                 self._made.add(storage(tensor))
@@ -210,8 +217,14 @@ class Observer(torch_internals.TorchDispatchMode):
 
     def _origin(self, tensor: torch.Tensor) -> str:
         """Which of the tensors that the call computed it is; "" where that is not known."""
-        place = _place(tensor)
+        place = self._place(tensor)
         return "" if place is None else self._origins.get(place, "")
+
+    def _place(self, tensor: torch.Tensor) -> tuple[Any, ...] | None:
+        """A storage, and the part of it that a tensor stands for; None for one without memory, or that was given."""
+        if tensor.layout is not torch.strided or tensor.is_nested or storage(tensor) in self.given:
+            return None
+        return StorageWeakRef(tensor.untyped_storage()), tensor.storage_offset(), tensor.shape, tensor.stride()
 
     def values_made_by_host(self, tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
         """Values of those among these that operators of the host made."""
@@ -371,13 +384,6 @@ def storage(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, ValueError):
         return 0
-
-
-def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """A storage, and the part of it that a tensor stands for; None for one without memory."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        return None
-    return StorageWeakRef(tensor.untyped_storage()), tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def _value(tensor: torch.Tensor) -> str:

@@ -87,6 +87,7 @@ def observe(
     observer.rates = rates.storages()
     if draws_unused:
         observer.compares_values = True
+        observer.given = frozenset(map(storage, call.tensors))
         observer.host_generators = host_generators(device, call.state)
     observer.default_generator = device.default_generator()
     observer.reseeding = reseeding = Reseeding([observer.default_generator, *generators])
