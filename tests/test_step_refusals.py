@@ -127,15 +127,20 @@ def test_what_only_has_the_name_of_a_clock_is_none(of_library: bool, monkeypatch
     assert (graphed.report().refusals, graphed.report().replays) == ((), 3)
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_clock_that_another_module_imported_by_its_name_is_one(inside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+CLOCKS_OF_OTHERS = {
+    "in a function there": "return x * (2 if own.late(deadline) else 1)",
+    "by its name there": "return x * (2 if own.perf_counter() > deadline else 1)",
+    "of a module it imports": "import own_helpers; return x * (2 if own_helpers.perf_counter() > deadline else 1)",
+}
+
+
+@pytest.mark.parametrize("name", sorted(CLOCKS_OF_OTHERS))
+def test_a_clock_that_another_module_imported_by_its_name_is_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = helpers()
     monkeypatch.setitem(sys.modules, "own_helpers", own)
-    deadline = time.perf_counter() + 3600.0
-    scope = {"own": own, "deadline": deadline}
-    what = "own.late(deadline)" if inside else "own.perf_counter() > deadline"
-    exec(f"def step(x): return x * (2 if {what} else 1)", scope)  # noqa: S102
-    graphed = GraphedStep(scope["step"], device=CpuDevice())  # type: ignore[arg-type]
+    scope: dict[str, Any] = {"own": own, "deadline": time.perf_counter() + 3600.0}
+    exec(f"def step(x): {CLOCKS_OF_OTHERS[name]}", scope)  # noqa: S102
+    graphed = GraphedStep(scope["step"], device=CpuDevice())
     with pytest.warns(UserWarning, match="reads the clock"):
         for _ in range(4):
             graphed(torch.ones(3))

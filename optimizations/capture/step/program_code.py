@@ -92,7 +92,7 @@ def is_clock(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def loads(code: types.CodeType) -> frozenset[tuple[str, ...]]:
-    """Globals that code loads, `(name,)`, and what it takes of them at once, `(name, attribute)`.
+    """Globals that code loads, `(name,)`, and what it takes of variables at once, `(name, attribute)`.
 
     Other than `names`, without what only has the same name: the attribute of something else, or the key of a batch.
     """
@@ -102,6 +102,8 @@ def loads(code: types.CodeType) -> frozenset[tuple[str, ...]]:
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             last = step.argval
             found.add((step.argval,))
+        elif step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):  # such as a module that it imports itself
+            last = step.argval if isinstance(step.argval, str) else None
         elif step.opname != "EXTENDED_ARG":
             if last is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 found.add((last, step.argval))
