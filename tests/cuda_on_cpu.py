@@ -271,6 +271,7 @@ def played_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaOnCpu]:
         (description, "ineligible_reason", ineligible),
         (function_module, "read_generated", lambda model: getattr(model, "code", GeneratedCode(None))),
         (budget, "SHARE", 1e9),
+        (budget, "SHARE_OF_ALL", 1e9),
         (budget, "FEWEST_REPLAYS", 1),
         (manager, "make_context_current", lambda device: None),
         (manager, "wait_for_stream", lambda stream, device: cuda.waits.append(stream)),

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from optimizations.byte_units import format_bytes
 
 SHARE = 0.1
 """The work beyond a recording takes at most this share of the time that the graph has been in use."""
+
+SHARE_OF_ALL = 0.25
+"""All graphs together take no more of the time that any of them was in use. One alone, or two in turns, never do: each
+keeps to its own share, of times that overlap. Fifty sizes that take turns would take more time than the program."""
 
 FEWEST_REPLAYS = 8
 """A graph that is replayed less often is not worth a look."""
@@ -41,16 +45,49 @@ def spent_at_once() -> Iterator[None]:
 
 
 @dataclass(slots=True)
+class Together:
+    """The same of all graphs whose calls are one program's: see `SHARE_OF_ALL`.
+
+    Attributes:
+        in_use_s: time between calls of any of them that is still to be looked at, counted as in `Use`.
+        spent_s: time taken by the work beyond all of the recordings.
+    """
+
+    in_use_s: float = 0.0
+    spent_s: float = 0.0
+    _last: float | None = None
+
+    def called(self, now: float) -> None:
+        """To be told of each call of each; `now` in seconds of a clock that only moves forward."""
+        if self._last is not None:
+            self.in_use_s += min(max(now - self._last, 0.0), LONGEST_GAP_S)
+        self._last = now
+
+    @property
+    def due(self) -> bool:
+        """Whether any work may be done now."""
+        return not self.spent_s or self.spent_s <= SHARE_OF_ALL * self.in_use_s
+
+    @property
+    def waiting(self) -> str:
+        """What is waited for while it may not, in words."""
+        share = f"{self.spent_s:.3f} s in {self.in_use_s:.1f} s of use"
+        return f"use: work on all graphs has taken {share}, and may take a quarter"
+
+
+@dataclass(slots=True)
 class Use:
     """How much a graph has been in use, and what was spent on it.
 
     Attributes:
+        together: what all graphs of the program have spent, this one among them.
         replays: calls so far.
         in_use_s: time between calls, no gap counted longer than `LONGEST_GAP_S`.
         spent_s: time taken by the work beyond the recording.
         due_s: use after which the next piece of work may be done; see `plan`.
     """
 
+    together: Together = field(default_factory=Together)
     replays: int = 0
     in_use_s: float = 0.0
     spent_s: float = 0.0
@@ -59,6 +96,7 @@ class Use:
 
     def called(self, now: float) -> None:
         """To be told of each call; `now` in seconds of a clock that only moves forward."""
+        self.together.called(now)
         self.replays += 1
         if self._last is not None:
             self.in_use_s += min(now - self._last, LONGEST_GAP_S)
@@ -77,7 +115,20 @@ class Use:
     @property
     def due(self) -> bool:
         """Whether the work that was planned last may be done now."""
-        return self.replays >= FEWEST_REPLAYS and (not _spread or self.in_use_s >= self.due_s)
+        if self.replays < FEWEST_REPLAYS:
+            return False
+        return not _spread or (self.in_use_s >= self.due_s and self.together.due)
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether the work would be done now if less had been spent on all graphs together."""
+        own = self.replays >= FEWEST_REPLAYS and self.in_use_s >= self.due_s
+        return _spread and own and not self.together.due
+
+    def spend(self, seconds: float) -> None:
+        """To be told of work that was done."""
+        self.spent_s += seconds
+        self.together.spent_s += seconds
 
 
 def waiting_for_memory(needed_bytes: int, free_bytes: int) -> str | None:

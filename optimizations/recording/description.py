@@ -70,7 +70,7 @@ def describe(
         proof_runs=session.trial_calls,
         indirection_s=session.use.spent_s,
         stage=session.stage.value,
-        waiting=session.waiting,
+        waiting=session.waits_for,
         recording_s=recorded.seconds,
         replays=counted.replays,
         steady_replays=counted.steady_replays,
@@ -115,7 +115,7 @@ def _reasons(value: Any, against: Sequence[str], session: Session) -> tuple[str,
         return (ineligible,)
     found = tuple(dict.fromkeys(against))
     if not found and session.waiting is not None:
-        found = (f"waiting for {session.waiting}",)
+        found = (f"waiting for {session.waits_for}",)
     return found or ((session.off,) if session.off is not None else ())
 
 

@@ -41,7 +41,7 @@ from optimizations.captured.recapture import Recaptured
 from optimizations.indirection.exclusions import with_reasons
 from optimizations.indirection.plan import Choice, make_plan
 from optimizations.indirection.pointers import ReasonCode
-from optimizations.recording.budget import Use, waiting_for_memory
+from optimizations.recording.budget import Together, Use, waiting_for_memory
 from optimizations.recording.examination import (
     Examination,
     Findings,
@@ -107,6 +107,7 @@ class Session:
         tools: gives what is needed of the device.
         alone: whether one thread calls the function, so that no other draws random numbers while it is captured.
         inside: whether the call lies inside a capture of the program's own, where nothing may be added.
+        together: what is spent on all recordings that serve the program's calls in turn.
 
     Attributes:
         edited: nodes of the recorded graph were added or exchanged, or that was begun.
@@ -124,6 +125,7 @@ class Session:
         alone: Callable[[], bool] = lambda: True,
         inside: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
+        together: Together | None = None,
     ) -> None:
         self.recorded = recorded
         self.host = host
@@ -131,7 +133,7 @@ class Session:
         self._choice = choice
         self.inside = inside
         self._clock = clock
-        self.use = Use()
+        self.use = Use(together or Together())
         self._counted = False
         self.stage = Stage.WAITING if self._may_gain() else Stage.DONE
         self._read_by_name = False
@@ -170,7 +172,7 @@ class Session:
             return replay(inputs)
         if self.stage is Stage.WAITING:
             self._guarded(self._examine)
-            self.use.spent_s += self._clock() - started
+            self.use.spend(self._clock() - started)
             if self.stage is Stage.WAITING:
                 self.use.plan(CAPTURE_COST * self.recorded.seconds)
             elif self.stage is Stage.PROVING:
@@ -195,6 +197,13 @@ class Session:
         """Whether something is still to be done that only takes more calls."""
         waits_for_memory = self.waiting is not None and self.waiting.startswith("memory")
         return self.stage is not Stage.DONE and not waits_for_memory
+
+    @property
+    def waits_for(self) -> str | None:
+        """What is waited for, in words."""
+        if self.waiting is not None and self.use.waits_for_others:
+            return self.use.together.waiting
+        return self.waiting
 
     @property
     def active(self) -> bool:
@@ -343,7 +352,7 @@ class Session:
             self._give_up(one_line(error))
         if trial is None or self._candidate is None:
             # Or it would be done in each call, for as long as none can be tried.
-            self.use.spent_s += self._clock() - begun
+            self.use.spend(self._clock() - begun)
             self.use.plan(TRIAL_COST * self.use.mean_call_s)
             return replay(inputs)
         tensors = {index: inputs[index] for index in self.recorded.copied if isinstance(inputs[index], torch.Tensor)}
@@ -359,7 +368,7 @@ class Session:
             if not results:
                 raise  # of the program's own call
             self._give_up(one_line(error))
-        self.use.spent_s += self._clock() - begun
+        self.use.spend(self._clock() - begun)
         if self.stage is Stage.PROVING:
             self._plan_trial()
         return results[0]

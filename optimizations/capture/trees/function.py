@@ -31,6 +31,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.inner_graphs import resting
 from optimizations.indirection.plan import Choice
+from optimizations.recording.budget import Together
 from optimizations.recording.generated import GeneratedCode, read_generated
 from optimizations.replay.turns import lending
 from optimizations.report.recordings import Direction, FullWay, KeptResults, RecordingReport, UncapturedCalls
@@ -131,7 +132,7 @@ class RecordableFunction:
         calls_on_a_path: how often it is called in an iteration, as far as graphs were recorded.
         written_inputs: inputs that it writes where the caller has them, and that are no parameters. Note [Inputs that
             are written].
-        callers: the threads that call functions of its manager.
+        callers: the threads that call functions of its manager; `together`: what is spent on their recordings.
         without_graph: why the function runs without a graph; None where it does not.
         copies_inputs: whether recordings copy all their inputs, as stock does.
         not_followed: why addresses in its graphs are not changed any more; None where they may be.
@@ -165,6 +166,7 @@ class RecordableFunction:
         self.kept_bytes = 0
         self.without_graph: str | None = None
         self.callers: set[int] = set()
+        self.together: Together | None = None
         self.copies_inputs = False
         self.not_followed: str | None = None
         self.retired = self.retiring = False

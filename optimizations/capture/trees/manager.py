@@ -330,7 +330,7 @@ class EncoreManager(FollowingManager):
         for node in self._recorded_behind(self.current_node, function_id):
             node.forget_own_histories()
         self._apply_due_checkpoint()
-        function.callers = self._callers
+        function.callers, function.together = self._callers, self._together
         if in_a_process_group() and (function.code().collective or function.code().opaque):
             free_before_process_groups_end(_free_all)
         inputs = self._kept_for_a_failure(new_inputs, self.ids_to_funcs[function_id].mutated_input_idxs)

@@ -235,6 +235,7 @@ class EncoreNode(ResultsNode):
             lambda: RecordingTools(device_tools(device), triton_kernels(function.generated, device)),
             lambda: len(function.callers) <= 1,
             lambda: torch.cuda.is_current_stream_capturing(),
+            together=function.together,
         )
         in_place = self.returned_in_place
         written = {one.input for one in in_place.found} & set(self._written)
@@ -486,7 +487,7 @@ class EncoreNode(ResultsNode):
     @property
     def waiting(self) -> str | None:
         """See `function.Recording`."""
-        return self._session.waiting if self._session is not None and self._session.pending else None
+        return self._session.waits_for if self._session is not None and self._session.pending else None
 
 
 class _Host:

@@ -36,6 +36,7 @@ from optimizations.capture.trees.lean import SteadyCall
 from optimizations.capture.trees.node import EncoreNode
 from optimizations.capture.trees.results import kept_copied
 from optimizations.captured.pools import Pool, claim, give_back
+from optimizations.recording.budget import Together
 
 if TYPE_CHECKING:
     from optimizations.capture.trees.function import RecordableFunction
@@ -69,6 +70,7 @@ class PoolManager(CUDAGraphTreeManager):
         self.forgetting_is_due = False
         self._forwards_are_copied_out = False
         self._callers: set[int] = set()
+        self._together = Together()
         self._pool: Pool | None = None
         self._steady: defaultdict[Any, dict[EncoreNode | None, list[SteadyCall]]] = defaultdict(dict)
         super().__init__(device_index)  # makes a capture
