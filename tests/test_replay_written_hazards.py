@@ -337,15 +337,16 @@ def test_a_place_that_is_passed_as_a_number_is_not_recorded_for_ever(compiled_on
         return cache.sum(0) + x
 
     run = torch.compile(step, backend="encore", dynamic=True)
-    cache = aligned(4 * 16).view(4, 16).fill_(1)
+    # Where tensors begin is a number, too, by which programs differ: these begin where their memory does.
+    cache = torch.ones(4, 16)
     twin = cache.clone()
     with torch.no_grad():
         for number in range(3 * 40):
-            x, place = aligned(16).fill_(number), number % 40 + 2
+            x, place = torch.full((16,), float(number)), number % 40 + 2
             assert torch.equal(run(x, cache, place), step(x, twin, place)), number
             assert torch.equal(cache, twin), number
-    programs = len(optimizations.report())  # one more where a tensor happened to begin where its memory does
-    assert 0 < len(optimizations.recordings()) <= programs * MOST_SIZES_OF_WRITERS and programs <= 2
+    assert len(optimizations.report()) == 1
+    assert 0 < len(optimizations.recordings()) <= MOST_SIZES_OF_WRITERS
 
 
 def _itself(x: torch.Tensor, y: torch.Tensor) -> Any:
