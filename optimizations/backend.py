@@ -21,6 +21,7 @@ import torch.fx
 from optimizations import torch_internals
 from optimizations.capture.inner_graphs import resting
 from optimizations.capture.trees.hook import Maker, asking, captured_by
+from optimizations.one_line import one_line
 from optimizations.options import Options, WrongOption
 from optimizations.placement import Feeds, Placement, place, untouched
 from optimizations.replay.binding import Binding, bind
@@ -67,7 +68,7 @@ def encore(
     except Exception as error:
         if placement.graph_module is graph_module:
             raise
-        reason = f"Inductor failed on the graph after placement: {type(error).__name__}: {_first_line(error)}"
+        reason = f"Inductor failed on the graph after placement: {one_line(error)}"
         placement = untouched(graph_module, reason, placement.report)
     # Inductor may fail on what nobody writes, such as the place of the largest number of a linspace on the GPU.
     compiled = _compiled(graph_module, example_inputs, placement, settings, inductor)
@@ -173,10 +174,6 @@ def _placed(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any], s
         reason = f"placement failed: {type(error).__name__}: {error}"
         warnings.warn(f"Encore leaves a graph as it is; {reason}. This is a defect of Encore.", stacklevel=2)
         return untouched(graph_module, reason)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
 
 
 def _binding(graph_module: torch.fx.GraphModule) -> tuple[Binding | None, BindingReport]:

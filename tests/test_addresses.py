@@ -247,7 +247,7 @@ def test_what_the_graph_writes_may_move_onto_an_input_and_away_again() -> None:
 
 
 def test_only_what_the_graph_writes_is_pointed_at_where_nothing_else_moved() -> None:
-    """A cache that is chosen anew beside weights that stay: there is a node of the graph for each of these."""
+    """The cache changes in each call and the weights stay. The graph has a node for each of them."""
     pointers = FakePointers()
     weights, caches = [aligned(16) for _ in range(8)], [aligned(64) for _ in range(3)]
     tracker = AddressTracker(

@@ -62,7 +62,7 @@ def test_graphs_that_take_turns_spend_no_more_than_a_quarter_together(
 ) -> None:
     """Each counts the time between two calls of its own, in which all the others were called."""
     together, now = Together(), 0.0
-    uses = [Use(together) for _ in range(graphs)]
+    uses = [Use(together=together) for _ in range(graphs)]
     for use in uses:
         use.plan(cost_s)
     for number in range(calls):
@@ -81,7 +81,7 @@ def test_graphs_that_take_turns_spend_no_more_than_a_quarter_together(
 def test_one_graph_and_two_in_turns_keep_to_their_own_share() -> None:
     for graphs in (1, 2):
         together, now = Together(), 0.0
-        uses = [Use(together) for _ in range(graphs)]
+        uses = [Use(together=together) for _ in range(graphs)]
         for use in uses:
             use.plan(0.02)
         for number in range(4000):
@@ -96,7 +96,7 @@ def test_one_graph_and_two_in_turns_keep_to_their_own_share() -> None:
 
 def test_who_waits_for_the_others_says_so() -> None:
     together = Together()
-    use, other = Use(together), Use(together)
+    use, other = Use(together=together), Use(together=together)
     use.plan(0.001)
     other.spend(5.0)
     for call in range(FEWEST_REPLAYS + 1):

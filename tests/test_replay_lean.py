@@ -261,14 +261,20 @@ def test_recordings_for_many_sets_of_parameters_that_cannot_be_patched_take_turn
     assert full_ways == []
 
 
-def test_parameters_that_are_patched_are_patched_in_steady_calls(
-    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def patched_in_turns(cuda: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> tuple[Compiled, list[torch.Tensor]]:
+    """A function for whose parameter twelve weights take turns, and one recording is patched."""
     monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
-    compiled, weights = Compiled(Model(cuda_on_cpu)), [values(step) for step in range(12)]
+    compiled, weights = Compiled(Model(cuda)), [values(step) for step in range(12)]
     for _ in range(4):
         for w in weights:
             check(compiled, w, calls=2)
+    return compiled, weights
+
+
+def test_parameters_that_are_patched_are_patched_in_steady_calls(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, weights = patched_in_turns(cuda_on_cpu, monkeypatch)
     assert compiled.reports[0].fixed_inputs_followed == 1
     full_ways.clear()
     for w in weights:
@@ -281,11 +287,7 @@ def test_what_a_recording_serves_as_it_is_is_not_looked_at_for_patching_another(
     cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a look goes over each parameter in Python; see `lean.steadily`."""
-    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
-    compiled, weights = Compiled(Model(cuda_on_cpu)), [values(step) for step in range(12)]
-    for _ in range(4):
-        for w in weights:
-            check(compiled, w, calls=2)
+    compiled, weights = patched_in_turns(cuda_on_cpu, monkeypatch)
     patched = [node for node in nodes() if node.swaps is not None]
     assert len(nodes()) == 2 and len(patched) == 1
     (recorded,) = [node for node in nodes() if node.swaps is None]

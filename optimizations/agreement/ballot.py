@@ -24,6 +24,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from optimizations.agreement.votes import Decision, Question, Topic, Vote, decide, read_vote
+from optimizations.one_line import one_line
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 1.0
 """Between two looks at others' votes. It doubles while there is nothing new."""
@@ -127,7 +128,7 @@ class Ballot:
             self.works = True
             return fresh
         except Exception as error:  # the store's process is gone, the network is, the interpreter is ending
-            self.close(f"{type(error).__name__}: {error}".splitlines()[0])
+            self.close(one_line(error))
             return False
 
     def close(self, reason: str) -> None:

@@ -45,12 +45,12 @@ def spent_at_once() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Together:
-    """The same of all graphs whose calls are one program's: see `SHARE_OF_ALL`.
+class InUse:
+    """How long something has been in use.
 
     Attributes:
-        in_use_s: time between calls of any of them that is still to be looked at, counted as in `Use`.
-        spent_s: time taken by the work beyond all of the recordings.
+        in_use_s: time between calls, no gap counted longer than `LONGEST_GAP_S`.
+        spent_s: time taken by the work beyond recordings.
     """
 
     in_use_s: float = 0.0
@@ -58,15 +58,20 @@ class Together:
     _last: float | None = None
 
     def called(self, now: float) -> None:
-        """To be told of each call of each; `now` in seconds of a clock that only moves forward."""
+        """To be told of each call; `now` in seconds of a clock that only moves forward."""
         if self._last is not None:
-            self.in_use_s += min(max(now - self._last, 0.0), LONGEST_GAP_S)
+            self.in_use_s += min(now - self._last, LONGEST_GAP_S)
         self._last = now
+
+
+@dataclass(slots=True)
+class Together(InUse):
+    """All graphs whose calls are one program's, as far as they are still to be looked at: see `SHARE_OF_ALL`."""
 
     @property
     def due(self) -> bool:
         """Whether any work may be done now."""
-        return not self.spent_s or self.spent_s <= SHARE_OF_ALL * self.in_use_s
+        return self.spent_s <= SHARE_OF_ALL * self.in_use_s
 
     @property
     def waiting(self) -> str:
@@ -76,31 +81,24 @@ class Together:
 
 
 @dataclass(slots=True)
-class Use:
+class Use(InUse):
     """How much a graph has been in use, and what was spent on it.
 
     Attributes:
         together: what all graphs of the program have spent, this one among them.
         replays: calls so far.
-        in_use_s: time between calls, no gap counted longer than `LONGEST_GAP_S`.
-        spent_s: time taken by the work beyond the recording.
         due_s: use after which the next piece of work may be done; see `plan`.
     """
 
     together: Together = field(default_factory=Together)
     replays: int = 0
-    in_use_s: float = 0.0
-    spent_s: float = 0.0
     due_s: float = 0.0
-    _last: float | None = None
 
     def called(self, now: float) -> None:
-        """To be told of each call; `now` in seconds of a clock that only moves forward."""
+        """See `InUse`."""
+        InUse.called(self, now)
         self.together.called(now)
         self.replays += 1
-        if self._last is not None:
-            self.in_use_s += min(now - self._last, LONGEST_GAP_S)
-        self._last = now
 
     @property
     def mean_call_s(self) -> float:
@@ -115,15 +113,17 @@ class Use:
     @property
     def due(self) -> bool:
         """Whether the work that was planned last may be done now."""
-        if self.replays < FEWEST_REPLAYS:
-            return False
-        return not _spread or (self.in_use_s >= self.due_s and self.together.due)
+        return self._own_is_over and (not _spread or self.together.due)
 
     @property
     def waits_for_others(self) -> bool:
         """Whether the work would be done now if less had been spent on all graphs together."""
-        own = self.replays >= FEWEST_REPLAYS and self.in_use_s >= self.due_s
-        return _spread and own and not self.together.due
+        return self._own_is_over and not self.due
+
+    @property
+    def _own_is_over(self) -> bool:
+        """Whether the graph itself has been in use for long enough."""
+        return self.replays >= FEWEST_REPLAYS and (not _spread or self.in_use_s >= self.due_s)
 
     def spend(self, seconds: float) -> None:
         """To be told of work that was done."""

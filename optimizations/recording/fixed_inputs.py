@@ -32,8 +32,9 @@ from optimizations import torch_internals
 from optimizations.captured.displaced import memory_of, size_bytes
 from optimizations.captured.pools import are_allocated
 from optimizations.indirection.plan import Choice
+from optimizations.one_line import one_line
 from optimizations.recording.examination import Findings
-from optimizations.recording.session import Session, one_line
+from optimizations.recording.session import Session
 from optimizations.recording.trial import Candidate, Pending, differs
 from optimizations.replay.addresses import geometry_of
 

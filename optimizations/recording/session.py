@@ -14,9 +14,9 @@ indirection and nothing else: the recorded graph is not touched before stage 4, 
 the recorded graph. `Session.run` lets no exception of its own reach the program, only those of the replay.
 
 Note [What is changed once]. A plan with a pointer table adds nodes to the recorded graph, or exchanges some, and the
-graph is instantiated anew. If this fails or is interrupted, it is not tried a second time: the nodes added before would
-write into a table that is gone. The new executable is not right before a tracker keeps its addresses, for until then
-its table is empty; and if instantiating fails, there is no executable. A recording that is left like that serves no
+graph is instantiated again. If this fails or is interrupted, it is not tried a second time: the nodes added before
+would write into a table that is gone. The new executable is not right before a tracker keeps its addresses, for until
+then its table is empty. If instantiating fails, there is no executable. A recording that is left like that serves no
 call.
 
 Inputs at fixed addresses (parameters) are not looked at here; see `fixed_inputs`.
@@ -41,6 +41,7 @@ from optimizations.captured.recapture import Recaptured
 from optimizations.indirection.exclusions import with_reasons
 from optimizations.indirection.plan import Choice, make_plan
 from optimizations.indirection.pointers import ReasonCode
+from optimizations.one_line import one_line
 from optimizations.recording.budget import Together, Use, waiting_for_memory
 from optimizations.recording.examination import (
     Examination,
@@ -133,7 +134,7 @@ class Session:
         self._choice = choice
         self.inside = inside
         self._clock = clock
-        self.use = Use(together or Together())
+        self.use = Use(together=together or Together())
         self._counted = False
         self.stage = Stage.WAITING if self._may_gain() else Stage.DONE
         self._read_by_name = False
@@ -519,8 +520,3 @@ class Session:
         self.host.use_tracker(tracker, findings.unused)
         self.unusable = None
         self._end()
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of an error, after its name."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]

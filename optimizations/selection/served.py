@@ -10,6 +10,7 @@ import weakref
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from optimizations.one_line import one_line
 from optimizations.report.recordings import Direction
 from optimizations.report.selection import SelectionReport, State
 from optimizations.selection import ranks
@@ -206,7 +207,7 @@ class Served:
 
     def _defect(self, error: Exception) -> None:
         """Note [Doubt]."""
-        reason = f"selection failed: {type(error).__name__}: {error}".splitlines()[0]
+        reason = f"selection failed: {one_line(error)}"
         self.state, self.reason, self.decision, self._measurement = "off", reason, None, None
         self._memory.end()
         WAY.leave(self)

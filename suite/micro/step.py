@@ -140,7 +140,7 @@ def measure(
 
     Ways that run the same compiled program share it: compiling takes most of the time. Those that capture the whole
     step come last and one after the other. `profiled`: afterwards each is made once more, for its kernels; the cost
-    comes again then. A profiler makes all later launches slower, so the programs are compiled anew, too.
+    comes again then. A profiler makes all later launches slower, so the programs are compiled again, too.
     """
     timed = []
     for cost in _each(name, ways, size, lambda program, way, optimizer: _cost(name, program, way, optimizer, samples)):

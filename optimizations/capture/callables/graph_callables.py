@@ -37,10 +37,11 @@ from optimizations.capture.callables.warm_up import FirstWrites, Run, naming, ru
 from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import signature
-from optimizations.capture.step.host_random import HostRandom, check_host_draws
+from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.observer import Observer
+from optimizations.capture.step.options import HOST_DRAWS, require_one_of
 from optimizations.capture.step.reach import reach
 from optimizations.capture.step.surroundings import saved_tensors_are_watched, watched_by_others
 from optimizations.capture.step.watch import Watch
@@ -391,9 +392,8 @@ def graph_callables(
     device: Device | None = None,
 ) -> GraphedCallables:
     """`optimizations.graph_callables`, where it is documented."""
-    if outputs not in ("static", "copied"):
-        raise ValueError(f"outputs={outputs!r} is unknown; allowed are 'static', 'copied'")
-    check_host_draws(host_draws)
+    require_one_of("outputs", outputs, ("static", "copied"))
+    require_one_of("host_draws", host_draws, HOST_DRAWS)
     if warm_up < 1:
         raise ValueError(f"warm_up={warm_up}: libraries must run once before a capture")
     flat, sizes = taken_apart(callables)

@@ -306,8 +306,7 @@ def warmed_up(
         observer.before_write = before_write.note
         observer.default_generator = device.default_generator()
         if draws_unused:
-            observer.compares_values = True
-            observer.host_generators = host_generators(device, state)
+            observer.compare_values(host_generators(device, state))
         known = {key: one for key, one in _generators(state).items() if key not in observer.host_generators}
         observer.reseeding = reseeding = Reseeding([observer.default_generator, *(one for one, _ in known.values())])
         asked = forbidden_calls.Asked(as_captured=as_captured)
@@ -414,8 +413,7 @@ class Forbidding:
             device.holds, names, forbid=True, generators=like.generators, keeps_workspace=device.keeps_workspace
         )
         if like.draws_unused:
-            self.observer.compares_values = True
-            self.observer.host_generators = host_generators(device, state)
+            self.observer.compare_values(host_generators(device, state))
         self._asked = forbidden_calls.Asked(as_captured=like.as_captured)
         self._draws, self._draws_unused, self._drawn = like.draws, like.draws_unused, like.host_draws
         self._host_draws = sorted(like.host_draws.states)

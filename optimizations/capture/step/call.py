@@ -14,6 +14,7 @@ from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import storage
 from optimizations.capture.step.parallel import refused_modules
+from optimizations.capture.step.program_code import ADVICE_ON_CLOCKS
 from optimizations.report.steps import Refusal
 
 MOST_ARRAY_BYTES = 2**20
@@ -122,6 +123,6 @@ def refused_sources(state: HostState) -> Refusal | None:
     if state.clocks:
         return Refusal(
             f"reads the clock, {state.clocks[0]}",
-            "measure around it; decide by the time before it, and pass the decision",
+            ADVICE_ON_CLOCKS,
         )
     return None

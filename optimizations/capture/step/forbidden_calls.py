@@ -24,7 +24,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.step.observer import Observer
-from optimizations.capture.step.program_code import CLOCKS
+from optimizations.capture.step.program_code import ADVICE_ON_CLOCKS, CLOCKS
 from optimizations.capture.step.python_values import filling
 from optimizations.capture.step.source_lines import called_by_the_program, called_from
 from optimizations.torch_internals import replaced_attribute
@@ -84,7 +84,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             if not elsewhere() and called_by_the_program():  # libraries look for logs and timeouts of their own
                 observer.refuse(
                     f"reads the clock, time.{name}",
-                    "measure around it; decide by the time before it, and pass the decision",
+                    ADVICE_ON_CLOCKS,
                 )
             return stock()
 

@@ -22,18 +22,6 @@ import torch
 from optimizations.report.steps import Refusal
 from optimizations.torch_internals.generator_identity import identity
 
-HOST_DRAWS = ("refused", "unused")
-"""What a caller may say of the random numbers that are drawn on the host."""
-
-
-def check_host_draws(value: Any) -> None:
-    """
-    Raises:
-        ValueError: it is not one of those allowed.
-    """
-    if value not in HOST_DRAWS:
-        raise ValueError(f"host_draws={value!r} is unknown; allowed are {', '.join(map(repr, HOST_DRAWS))}")
-
 
 @dataclass(frozen=True, slots=True)
 class HostDraws:

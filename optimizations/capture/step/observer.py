@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -188,22 +188,36 @@ class Observer(torch_internals.TorchDispatchMode):
             self.reseeding.drew(drawn_from)
         only_rates = bool(self.rates and made_from) and made_from <= self.rates | self._from_rates
         for number, tensor in enumerate(_tensors((result,))):
-            if (
-                self.compares_values
-                and not name.startswith(_ALLOCATIONS)
-                and (place := self._place(tensor)) is not None
-            ):
-                self._origins[place] = f"result {number} of operator {len(self.operations) - self._counted_from}"
-            if storage(tensor) not in made_from:
+            made = storage(tensor) not in made_from
+            if made:
                 self._made.add(storage(tensor))
                 if only_rates:
                     self._from_rates.add(storage(tensor))
-                if self.compares_values:
-                    self._made_by_host.discard(storage(tensor))
-                    in_memory = tensor.device.type == "cpu" and not self.holds(tensor) and storage(tensor)
-                    if in_memory and not any(map(self.holds, inputs)):
-                        self._made_by_host.add(storage(tensor))
+            if self.compares_values:
+                if not name.startswith(_ALLOCATIONS):
+                    self._note_origin(tensor, number)
+                if made:
+                    self._note_who_made(tensor, inputs)
         return result
+
+    def compare_values(self, host_generators: frozenset[int], given: Iterable[torch.Tensor] = ()) -> None:
+        """Compare calls by values, too: what is drawn from these generators is said to decide nothing. `given` are
+        tensors of which parts are not told from each other."""
+        self.compares_values = True
+        self.host_generators = host_generators
+        self.given = frozenset(map(storage, given))
+
+    def _note_origin(self, tensor: torch.Tensor, number: int) -> None:
+        """The tensor is this result of the operator that was noted last."""
+        if (place := self._place(tensor)) is not None:
+            self._origins[place] = f"result {number} of operator {len(self.operations) - self._counted_from}"
+
+    def _note_who_made(self, tensor: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
+        """An operator with these inputs made the tensor."""
+        self._made_by_host.discard(storage(tensor))
+        in_memory = tensor.device.type == "cpu" and not self.holds(tensor) and storage(tensor)
+        if in_memory and not any(map(self.holds, inputs)):
+            self._made_by_host.add(storage(tensor))
 
     def forget_origins(self) -> None:
         """What runs from now on is captured on its own: what was computed before comes from outside of it."""

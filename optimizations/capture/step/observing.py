@@ -86,9 +86,7 @@ def observe(
     observer = Observer(device.holds, call.known(call.tensors), forbid=False, keeps_workspace=device.keeps_workspace)
     observer.rates = rates.storages()
     if draws_unused:
-        observer.compares_values = True
-        observer.given = frozenset(map(storage, call.tensors))
-        observer.host_generators = host_generators(device, call.state)
+        observer.compare_values(host_generators(device, call.state), call.tensors)
     observer.default_generator = device.default_generator()
     observer.reseeding = reseeding = Reseeding([observer.default_generator, *generators])
     asked = forbidden_calls.Asked(as_captured=as_captured)

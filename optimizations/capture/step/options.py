@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from optimizations.capture.step.host_random import check_host_draws
 from optimizations.capture.step.progress import OBSERVED
 
 DEFAULT_WARM_UP = 3
 DEFAULT_LIMIT = 8
+
+
+HOST_DRAWS = ("refused", "unused")
+"""What a caller may say of the random numbers that are drawn on the host."""
+
+
+def require_one_of(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """
+    Raises:
+        ValueError: the setting of this name has a value that is not one of those allowed.
+    """
+    if value not in allowed:
+        raise ValueError(f"{name}={value!r} is unknown; allowed are {', '.join(map(repr, allowed))}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +56,6 @@ class StepOptions:
             )
         if self.limit < 1:
             raise ValueError(f"limit={self.limit}: at least one recording must be allowed")
-        for name, allowed in (("learning_rate", ("auto", "number")), ("on_refusal", ("run", "raise"))):
-            if (value := getattr(self, name)) not in allowed:
-                raise ValueError(f"{name}={value!r} is unknown; allowed are {', '.join(map(repr, allowed))}")
-        check_host_draws(self.host_draws)
+        require_one_of("learning_rate", self.learning_rate, ("auto", "number"))
+        require_one_of("on_refusal", self.on_refusal, ("run", "raise"))
+        require_one_of("host_draws", self.host_draws, HOST_DRAWS)

@@ -32,6 +32,7 @@ CLOCKS = tuple(
     for unit in ("", "_ns")
 )
 """Functions of the module `time` that give another value each time they are asked."""
+ADVICE_ON_CLOCKS = "measure around it; decide by the time before it, and pass the decision"
 _NOT_IN_A_STEP = frozenset(
     {"__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"}
     | MAKING

@@ -182,9 +182,7 @@ def capture(
     )
     observer.rates = rates.storages()
     if draws_unused:
-        observer.compares_values = True
-        observer.given = frozenset(map(storage, placeholders))
-        observer.host_generators = host_generators(device, call.state)
+        observer.compare_values(host_generators(device, call.state), placeholders)
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
     to_carry = inputs.to_carry(call.tensors) if carry else {}
     carried: list[tuple[torch.Tensor, torch.Tensor]] = []

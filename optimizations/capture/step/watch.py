@@ -159,7 +159,6 @@ class Watch:
         self._named: list[tuple[str, Any, Any, Any]] = []
         self._in_dicts, self._asked, self._others = _Entries(), _Entries(), _Entries()
         self._sets: list[tuple[set[Any], frozenset[Any]]] = []
-        self._without: list[tuple[Any, frozenset[str]]] = []
         self._without_in_dicts: list[tuple[Any, frozenset[str]]] = []
         self._without_asked: list[tuple[Any, frozenset[str]]] = []
         self._without_others: list[tuple[Any, frozenset[str]]] = []
@@ -204,16 +203,16 @@ class Watch:
             lacks = bool(absent) and isinstance(container.held, dict) and not isinstance(container.held, (Scope, Slots))
             # C++ compares the keys of a dict, which tensors do element by element.
             in_cpp = lacks and owner is container.held and can_be_guarded(owner)
+            asked = absent if in_cpp else frozenset()
             without = self._without_others
             if guarded and (watched or size is not None):
-                held_in_dicts.append(HeldEntries(owner, tuple(watched), size, absent if in_cpp else frozenset()))
-                without = self._without_in_dicts if in_cpp else without
+                held_in_dicts.append(HeldEntries(owner, tuple(watched), size, asked))
+                without = self._without_in_dicts
             elif askable and not guarded and (watched or size is not None):
-                held.append(Held(holder, tuple(watched), size, attributes, absent if in_cpp else frozenset()))
-                without = self._without_asked if in_cpp else without
+                held.append(Held(holder, tuple(watched), size, attributes, asked))
+                without = self._without_asked
             if lacks:
-                without.append((container.held.keys(), absent))
-                self._without.append((container.held.keys(), absent))
+                (without if in_cpp else self._without_others).append((container.held.keys(), absent))
             entries_of.add(owner, watched, may_view=plain, sized=sized)
             if isinstance(container.held, set) and len(container.held) <= LONG:
                 self._sets.append((container.held, frozenset(container.held)))
@@ -320,7 +319,9 @@ class Watch:
         found += [("set", index, frozenset(now)) for index, (now, then) in enumerate(self._sets) if now != then]
         found += [
             ("added", index, added)
-            for index, (keys, absent) in enumerate(self._without)
+            for index, (keys, absent) in enumerate(
+                chain(self._without_in_dicts, self._without_asked, self._without_others)
+            )
             if (added := tuple(sorted(absent.intersection(keys))))
         ]
         now = looks(self._tensors)

@@ -15,6 +15,7 @@ import weakref
 from optimizations.agreement.store_exchange import close_current, current_ballot, ranks_of
 from optimizations.agreement.votes import NO, YES, Decision, Question, Topic, Vote
 from optimizations.capture.trees.function import RecordableFunction
+from optimizations.one_line import one_line
 
 _voted: weakref.WeakKeyDictionary[RecordableFunction, tuple[object, Topic, str]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
@@ -29,7 +30,7 @@ def tell_ranks(function: RecordableFunction) -> None:
     try:
         _tell_ranks(function)
     except Exception as error:
-        close_current(f"{type(error).__name__}: {error}".splitlines()[0])
+        close_current(one_line(error))
 
 
 def _tell_ranks(function: RecordableFunction) -> None:

@@ -13,7 +13,7 @@ import torch
 
 
 class Borrowed(Sequence[Any]):
-    """The inputs, by index. What is no tensor is what it was.
+    """The inputs, by index. Those that are no tensors are kept themselves.
 
     Args:
         inputs: as the recording has them; none is held that is a tensor.

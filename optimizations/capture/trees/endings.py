@@ -31,6 +31,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.agreement.store_exchange import close_current
 from optimizations.capture.trees import containers
+from optimizations.one_line import one_line
 
 PATIENCE_S = 3.0
 """How long the GPU may take to be done when a process, or its process group, ends."""
@@ -122,7 +123,7 @@ def _free(free: Callable[[], None]) -> None:
     try:
         free()
     except Exception as error:  # of a GPU that is broken: the end goes on
-        _say(f"CUDA graphs could not be freed: {type(error).__name__}: {error}".splitlines()[0])
+        _say(f"CUDA graphs could not be freed: {one_line(error)}")
 
 
 def _done_within(seconds: float) -> bool:

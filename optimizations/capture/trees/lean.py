@@ -27,7 +27,8 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture import inner_graphs
-from optimizations.recording.session import Stage, one_line
+from optimizations.one_line import one_line
+from optimizations.recording.session import Stage
 from optimizations.replay.turns import LENT, is_lent
 
 if TYPE_CHECKING:

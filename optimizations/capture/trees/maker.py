@@ -10,6 +10,7 @@ from optimizations.appliers.device import unload_kernels
 from optimizations.capture.trees import containers, manager
 from optimizations.capture.trees.function import GraphedFunction, RecordableFunction, forget_recordings, reading
 from optimizations.indirection.plan import Choice
+from optimizations.one_line import one_line
 from optimizations.report import ReportedFunction
 from optimizations.report.recordings import Direction
 from optimizations.selection.member import Member
@@ -66,7 +67,7 @@ class EncoreMaker:
                         function, self._selection, keywords["device_index"], integers=integers, watched=watched
                     )
                 except Exception as error:
-                    reason = f"selection failed: {type(error).__name__}: {error}".splitlines()[0]
+                    reason = f"selection failed: {one_line(error)}"
                     warnings.warn(
                         f"Encore uses a graph unmeasured; {reason}. This is a defect of Encore.", stacklevel=2
                     )

@@ -64,6 +64,7 @@ from optimizations.capture.trees.lean import MOST_KEPT, SteadyCall, steadily, st
 from optimizations.capture.trees.node import EncoreNode, NotFollowed, NotLaunched
 from optimizations.capture.trees.results import with_inputs
 from optimizations.captured.pools import end_failed_capture
+from optimizations.one_line import one_line
 from optimizations.replay.bound import when_a_root_is_gone
 from optimizations.replay.streams import make_context_current, stream_of, wait_for_stream
 from optimizations.replay.turns import is_lent
@@ -287,7 +288,7 @@ class EncoreManager(FollowingManager):
                     node.outputs_weakrefs.clear()
                     node.tensor_weakrefs.clear()
                 raise
-            failure = f"it could not be warmed up in a graph's memory: {type(error).__name__}: {error}".splitlines()[0]
+            failure = f"it could not be warmed up in a graph's memory: {one_line(error)}"
             error.__traceback__ = None  # its frames hold results
         finally:
             function.run = warm_up.run
@@ -345,7 +346,7 @@ class EncoreManager(FollowingManager):
             returned = {place: inputs[index][0] for place, index in function.returned_inputs.items()}
             return with_inputs(outputs, returned) if returned else outputs
         except Exception as error:
-            function.without_graph = f"it could not be recorded: {type(error).__name__}: {error}".splitlines()[0]
+            function.without_graph = f"it could not be recorded: {one_line(error)}"
             error.__traceback__ = None  # its frames hold tensors of the failed capture
         tell_ranks(function)
         if replayed:

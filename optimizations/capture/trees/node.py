@@ -40,11 +40,12 @@ from optimizations.captured.capture_order import in_order
 from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.pools import pool_memory
 from optimizations.captured.recapture import recapture, register_generators, uncollected
+from optimizations.one_line import one_line
 from optimizations.recording.budget import waiting_for_memory
 from optimizations.recording.description import Counted, describe
 from optimizations.recording.examination import Recorded
 from optimizations.recording.fixed_inputs import FixedInputs
-from optimizations.recording.session import COPYING_SELECTED, Session, one_line
+from optimizations.recording.session import COPYING_SELECTED, Session
 from optimizations.recording.trial import Effects
 from optimizations.replay.addresses import AddressTracker
 from optimizations.replay.swaps import Swaps
@@ -126,12 +127,12 @@ class EncoreNode(ResultsNode):
         except Exception as error:
             self._session = None
             self._active = False
-            self.function.session_failed(f"{type(error).__name__}: {error}".splitlines()[0])
+            self.function.session_failed(one_line(error))
             return
         try:
             self._tell_selection()
         except Exception as error:
-            self.function.session_failed(f"selection failed: {type(error).__name__}: {error}".splitlines()[0])
+            self.function.session_failed(f"selection failed: {one_line(error)}")
 
     # What others read
 

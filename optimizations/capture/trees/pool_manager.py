@@ -36,6 +36,7 @@ from optimizations.capture.trees.lean import SteadyCall
 from optimizations.capture.trees.node import EncoreNode
 from optimizations.capture.trees.results import kept_copied
 from optimizations.captured.pools import Pool, claim, give_back
+from optimizations.one_line import one_line
 from optimizations.recording.budget import Together
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class PoolManager(CUDAGraphTreeManager):
             self._let_held_results_own_their_memory()
             self._still_read(self.nodes())
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            reason = one_line(error)
             warnings.warn(
                 f"Results of CUDA graphs that are gone may be overwritten; {reason}. This is a defect of Encore.",
                 stacklevel=2,
