@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
-from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
+from compiled_on_cpu import Capturable, CompiledOnCpu, compiled_on_cpu
+from simulated_cuda import Function, Node, word
 from simulated_work import aligned
+from test_replay_parameters import Net
 from torch import nn
 
+import optimizations
 from optimizations.appliers.applied import AppliedPlan
 from optimizations.recording.examination import Examination
 
@@ -102,3 +106,58 @@ def test_weights_that_stay_are_not_set_where_a_cache_is_chosen_anew(
             torch.testing.assert_close(run(x, cache), net(x, twin))
             torch.testing.assert_close(cache, twin)
     assert settings and max(settings) <= 2, "the cache, and what is not at a fixed address"
+
+
+def test_what_speaks_against_patching_is_not_found_again_at_each_address(
+    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To find it takes eight captures here: a kernel has an address in a form that nobody knows."""
+    hiding = Function("hiding", (8,), lambda hidden: None)
+    compiled_on_cpu.cuda.driver.add_function(hiding)
+    captured = Capturable.__call__
+
+    def hides_an_address(function: Capturable, inputs: list[Any]) -> Any:
+        cuda = compiled_on_cpu.cuda
+        if cuda.capturing is not None:
+            weight = next(one for one in inputs if one.shape == (4, 4))
+            cuda.driver.add_node(cuda.capturing.graph, Node("KERNEL", hiding, [word(3 * weight.data_ptr())]))
+        return captured(function, inputs)
+
+    monkeypatch.setattr(Capturable, "__call__", hides_an_address)
+    net, kept, addresses = Net(), [], 40
+    run = torch.compile(net, backend="encore")
+    with torch.no_grad():
+        for step in range(addresses):
+            kept.append(net.first.data)
+            net.first.data = aligned(16).view(4, 4).fill_(0.01 * step)
+            for x in torch.full((2, 3, 4), 0.1 * step):
+                torch.testing.assert_close(run(x), net(x))
+    (report,) = optimizations.report()
+    refusals = [one.fixed_inputs_refused for one in report.recordings if one.fixed_inputs_refused is not None]
+    assert refusals and all("no input explains it" in one for one in refusals)
+    assert sum(compiled_on_cpu.captures) <= addresses + 8 * 3, "one for each, as stock makes it, and three looks"
+
+
+def test_memory_that_was_short_for_a_moment_does_not_speak_against_the_next_recording(
+    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = Examination.compare
+    looks = iter([True, False])
+
+    def short(examination: Examination, *arguments: Any) -> Any:
+        if next(looks, False):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return compare(examination, *arguments)
+
+    monkeypatch.setattr(Examination, "compare", short)
+    net, kept = Net(), []
+    run = torch.compile(net, backend="encore")
+    with torch.no_grad():
+        for step in range(16):
+            kept.append(net.first.data)
+            net.first.data = aligned(16).view(4, 4).fill_(0.01 * step)
+            for x in torch.full((2, 3, 4), 0.1 * step):
+                torch.testing.assert_close(run(x), net(x))
+    (report,) = optimizations.report()
+    assert len(report.recordings) == 3
+    assert max(one.fixed_inputs_followed for one in report.recordings) == 1

@@ -72,6 +72,8 @@ class FixedInputs:
 
     Attributes:
         refused: why they are not followed; None while nothing speaks against it.
+        looked_in_vain: whether they are not for a reason that most likely goes for other recordings of the function as
+            well, and that was found by capturing it once more.
         following: the inputs that are, ascending; empty before stage 3.
     """
 
@@ -79,6 +81,7 @@ class FixedInputs:
         self._session = session
         self._excluded = excluded
         self._findings: Findings | None = None
+        self._captured_again = False
         self._candidate: Candidate | None = None
         self._pending: _UnderWay | None = None
         self._trials = 0
@@ -87,6 +90,7 @@ class FixedInputs:
         self._differed: set[int] = set()
         self._put_off = 0
         self.refused: str | None = None
+        self.looked_in_vain = False
         self.following: tuple[int, ...] = ()
 
     def moved(self, inputs: list[Any], run: Callable[[list[Any]], Any]) -> tuple[Answer, Any]:
@@ -106,7 +110,7 @@ class FixedInputs:
                 elif self._findings is None:
                     self._look()
             except Exception as error:
-                self._refuse(one_line(error))
+                self._refuse_after(error)
         if self.refused is not None:
             return Answer.RECORD, None
         if self.following:
@@ -116,6 +120,11 @@ class FixedInputs:
             return Answer.RECORD, None
         return Answer.SERVED, self._trial(inputs, run)
 
+    @property
+    def looked(self) -> bool:
+        """Whether it is known how they may be followed."""
+        return self._findings is not None
+
     def close(self) -> None:
         """Give back what is held on the device."""
         candidate, self._candidate = self._candidate, None
@@ -123,9 +132,16 @@ class FixedInputs:
         if candidate is not None:
             candidate.close()
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, *, passing: bool = False) -> None:
+        """`passing`: another recording may find it otherwise."""
         self.refused = reason
+        self.looked_in_vain = self._captured_again and not passing
         self.close()
+
+    def _refuse_after(self, error: BaseException) -> None:
+        """Memory may be there the next time, and nobody interrupt."""
+        passing = isinstance(error, torch.OutOfMemoryError) or not isinstance(error, Exception)
+        self._refuse(one_line(error), passing=passing)
 
     def _look(self) -> None:
         session = self._session
@@ -144,6 +160,7 @@ class FixedInputs:
             self._refuse(f"not looked at: {short}")
             return
         session.stop()
+        self._captured_again = True
         findings = examination.compare(candidates, Choice.HOST)
         keep = {*recorded.fixed, *session.in_place} - self._excluded.keys()
         findings = examination.restricted(findings, keep, Choice.HOST, self._excluded)
@@ -202,7 +219,7 @@ class FixedInputs:
             needed += 2 * max((size_bytes(tensors[index]) for index in moved), default=0)
             short = session.examination.short_of_memory_beside_a_run(needed) if needed else None
         except Exception as error:
-            self._refuse(one_line(error))
+            self._refuse_after(error)
             return run(inputs)
         if short is not None:
             self._refuse_in_the_end(f"not tried out: {short}")
@@ -213,7 +230,7 @@ class FixedInputs:
             after = [torch.empty_like(one) for one in changed]
             session.host.fill({index: tensors[index] for index in recorded.copied if index in tensors})
         except Exception as error:
-            self._refuse(one_line(error))
+            self._refuse_after(error)
             return run(inputs)
         read = {**tensors, **{index: recorded.inputs[index] for index in recorded.copied}, **copies}
         addresses = {index: read[index].data_ptr() for index in candidate.inputs}
@@ -237,7 +254,7 @@ class FixedInputs:
             self._moved |= set(moved)
             self._pending = _UnderWay(numbers, compared)
         except Exception as error:
-            self._refuse(one_line(error))
+            self._refuse_after(error)
         finally:
             for kept, now in zip(after, changed, strict=True):
                 now.copy_(kept)
@@ -252,7 +269,7 @@ class FixedInputs:
         """Memory may be short for a moment only."""
         self._put_off += 1
         if self._put_off >= MOST_PUT_OFF:
-            self._refuse(reason)
+            self._refuse(reason, passing=True)
 
     def _outputs(self, results: Sequence[Any], inputs: Sequence[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Pairs to compare: the results of an uncaptured run on these inputs, and what the graph leaves.
@@ -292,7 +309,7 @@ class FixedInputs:
             findings = self._proven(self._findings)
             fixed = set(self._session.recorded.fixed)
             if fixed.isdisjoint(findings.in_place) or not self._follows_what_is_passed(findings):
-                self._refuse(MOVED_AS_IT_IS)
+                self._refuse(MOVED_AS_IT_IS, passing=True)
                 return
             self._findings = findings
             self._session.commit(findings)
@@ -302,7 +319,7 @@ class FixedInputs:
             self._session.resume_with(one for one in findings.in_place if one in fixed)
         except BaseException as error:  # an interrupt, and the program goes on
             if not self.following:
-                self._refuse(one_line(error))
+                self._refuse_after(error)
             raise
 
     def _follows_what_is_passed(self, findings: Findings) -> bool:

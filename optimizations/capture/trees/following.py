@@ -132,7 +132,8 @@ class FollowingManager(PoolManager):
         few = len(moved) < RECORDINGS_BEFORE_FOLLOWING and not many
         if not moved or (few and not self._behind_one_that_follows()):
             return None
-        willing = [one for one in moved if one[1].refused is None]
+        may_look = function.may_be_looked_at
+        willing = [one for one in moved if one[1].refused is None and (may_look or one[1].looked)]
         if not willing:
             return None
         node, fixed_inputs = next((one for one in willing if one[1].following), willing[0])
@@ -151,6 +152,8 @@ class FollowingManager(PoolManager):
 
         answer, results = fixed_inputs.moved(inputs, run)
         node.look_at_session()
+        if fixed_inputs.looked_in_vain:
+            function.looked_in_vain()
         self._patched_last(function_id, node.parent)
         if answer is Answer.SERVED:
             self._tried.clear()

@@ -52,6 +52,11 @@ IDLE_REPLAYS = 64
 """Of a function's other recordings, without one of it, after which a recording is not waited for."""
 
 
+LOOK_AGAIN = 4
+"""Where inputs that moved cannot be followed, another recording of the function is looked at when there were this many
+times as many. A look takes up to eight captures, and would else be taken at each address."""
+
+
 class Recording(Protocol):
     """A node, as long as it lives.
 
@@ -175,6 +180,7 @@ class RecordableFunction:
         self.latest: weakref.ref[Recording] | None = None
         self.calls_on_a_path = 1
         self._misfits = 0, 0
+        self._looked_at_from = 0
         self._served: Candidate | None = None
         self._replays: weakref.WeakKeyDictionary[Recording, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._uncaptured: Counter[str] = Counter()
@@ -330,6 +336,15 @@ class RecordableFunction:
                 break
             made += 1
         return made
+
+    @property
+    def may_be_looked_at(self) -> bool:
+        """Whether it may be found out if inputs of one more recording can be followed. See `LOOK_AGAIN`."""
+        return len(self._recordings) >= self._looked_at_from
+
+    def looked_in_vain(self) -> None:
+        """To be told where that was looked at, and they cannot."""
+        self._looked_at_from = LOOK_AGAIN * len(self._recordings)
 
     def last_seen(self, node: Recording) -> None:
         """To be told before a recording goes: its report stays."""
