@@ -161,3 +161,36 @@ def test_memory_that_was_short_for_a_moment_does_not_speak_against_the_next_reco
     (report,) = optimizations.report()
     assert len(report.recordings) == 3
     assert max(one.fixed_inputs_followed for one in report.recordings) == 1
+
+
+class Two(nn.Module):
+    """Each weight is used by an operator that the generated code calls, so that only a trial can tell how."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(aligned(16).view(4, 4).fill_(1.0)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ self.first).clone() @ self.second
+
+
+@pytest.mark.parametrize("then", [("second",), ("first", "second")])
+def test_a_weight_that_moves_for_the_first_time_after_another_was_patched_is_patched_too(
+    compiled_on_cpu: CompiledOnCpu, then: tuple[str, ...]
+) -> None:
+    net, kept = Two(), []
+    run = torch.compile(net, backend="encore")
+    with torch.no_grad():
+        for step in range(40):
+            for name in ("first",) if step < 12 else then:
+                weight = net.get_parameter(name)
+                kept.append(weight.data)
+                weight.data = aligned(16).view(4, 4).fill_(0.01 * step)
+            for x in torch.full((2, 3, 4), 0.1 * step):
+                torch.testing.assert_close(run(x), net(x))
+            if step == 11:
+                (report,) = optimizations.report()
+                assert max(one.fixed_inputs_followed for one in report.recordings) == 1
+    (report,) = optimizations.report()
+    assert len(report.recordings) == 2
+    assert max(one.fixed_inputs_followed for one in report.recordings) == 2

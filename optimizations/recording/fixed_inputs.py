@@ -11,6 +11,7 @@ Note [Moved as they are]. An address that was missed would be read where it was 
 something else lies there than what the input holds now. Weights that were moved as they are (to the CPU and back, say)
 leave their bytes behind. So where an input is used by more than Triton kernels and products (`GeneratedCode.products`),
 the two are compared, and calls are tried until they differed. What never did, and what never moved, is not followed.
+Where that moves later, another recording is looked at.
 Memory that was recorded may be gone; what the allocator does not have is not looked at.
 
 Until then calls that the recorded graphs do not fit run without a graph. Where anything speaks against it stock's way
@@ -124,6 +125,11 @@ class FixedInputs:
     def looked(self) -> bool:
         """Whether it is known how they may be followed."""
         return self._findings is not None
+
+    def may_serve(self, inputs: Sequence[Any], *, may_look: bool) -> bool:
+        """Whether `moved` is to be asked about a call on these inputs; not to look for the first time unless that may
+        be done."""
+        return self._fits(inputs) if self.following else (may_look or self.looked)
 
     def close(self) -> None:
         """Give back what is held on the device."""

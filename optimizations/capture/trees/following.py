@@ -132,8 +132,9 @@ class FollowingManager(PoolManager):
         few = len(moved) < RECORDINGS_BEFORE_FOLLOWING and not many
         if not moved or (few and not self._behind_one_that_follows()):
             return None
+        # One that is patched already may follow other inputs than those that moved now. Another may learn of these.
         may_look = function.may_be_looked_at
-        willing = [one for one in moved if one[1].refused is None and (may_look or one[1].looked)]
+        willing = [one for one in moved if one[1].refused is None and one[1].may_serve(inputs, may_look=may_look)]
         if not willing:
             return None
         node, fixed_inputs = next((one for one in willing if one[1].following), willing[0])
@@ -150,9 +151,10 @@ class FollowingManager(PoolManager):
                 self.uncaptured_forwards += 1
             return function(arguments)
 
+        known = fixed_inputs.looked
         answer, results = fixed_inputs.moved(inputs, run)
         node.look_at_session()
-        if fixed_inputs.looked_in_vain:
+        if fixed_inputs.looked_in_vain or (answer is Answer.RECORD and fixed_inputs.looked and not known):
             function.looked_in_vain()
         self._patched_last(function_id, node.parent)
         if answer is Answer.SERVED:
