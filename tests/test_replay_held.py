@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from compiled_on_cpu import CompiledOnCpu, compiled_on_cpu
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from interrupts import interrupted_behind
 from trees_on_cpu import Compiled, Model, values
 
 import optimizations
+from optimizations.capture.trees import results
 
-__all__ = ["cuda_on_cpu"]
+__all__ = ["compiled_on_cpu", "cuda_on_cpu"]
 
 CALLS = 40
 MOST_HELD = 6
@@ -142,3 +145,41 @@ def test_an_interrupt_while_a_recording_makes_its_results_costs_that_call_only(c
             break
     assert number > 3, "nothing was interrupted"
     assert not where
+
+
+@pytest.mark.parametrize("lean", [True, False])
+@pytest.mark.parametrize("views", [True, False])
+def test_where_there_is_no_memory_for_copies_of_what_is_kept_the_program_gets_the_results_themselves(
+    compiled_on_cpu: CompiledOnCpu, monkeypatch: pytest.MonkeyPatch, lean: bool, views: bool
+) -> None:
+    """The graph has run, and written what it writes: an error would have the program do that once more."""
+    refused: list[int] = []
+
+    def refusing(copy: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def copied(source: Any) -> Any:
+            if step > 20 and step % 3 == 2:
+                refused.append(step)
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return copy(source)
+
+        return copied
+
+    monkeypatch.setattr(results, "copies_of", refusing(results.copies_of))
+    monkeypatch.setattr(torch.UntypedStorage, "clone", refusing(torch.UntypedStorage.clone))
+
+    def counted(x: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        count.add_(1)
+        y = x.sin() * count
+        return (y, y[1:]) if views else (y,)
+
+    run = torch.compile(counted, backend="encore", options={"lean": lean})
+    count, held = torch.zeros(4), Held()
+    with torch.no_grad():
+        for step in range(60):
+            x = torch.full((4,), float(step))
+            expected = x.sin() * (step + 1)
+            found = run(x, count)
+            assert torch.equal(count, torch.full((4,), step + 1.0)), step
+            held.values += list(zip(found, (expected, expected[1:]), strict=False))
+            held.check(step)
+    assert len(refused) > 5

@@ -22,12 +22,21 @@ MANY_COPIES = 4
 def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> Any:
     """The outputs of `node`, those that the program keeps copied out of the pool.
 
-    Outputs that share memory share a copy, and those that are one tensor stay one.
+    Outputs that share memory share a copy, and those that are one tensor stay one. Where there is no memory for copies
+    none is made: the graph has run, and who holds what it made keeps the next one from writing over it.
     """
     if node is None:
         return outputs
     handed = list(outputs)
     del outputs
+    try:
+        return _copied(node, function, handed)
+    except torch.OutOfMemoryError:
+        return handed
+
+
+def _copied(node: Any, function: RecordableFunction, handed: list[Any]) -> list[Any]:
+    """The same list, changed when all copies are made."""
     if isinstance(node, EncoreNode) and node.function is function and function.kept_outputs <= node.lone_outputs:
         places = sorted(function.kept_outputs)
         for place, copied in zip(places, copies_of([handed[place] for place in places]), strict=True):
@@ -49,8 +58,8 @@ def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> Any:
         address = value.untyped_storage().data_ptr()
         if address in pool and address not in copies:
             copies[address] = value.untyped_storage().clone()
-            function.kept_copies += 1
-            function.kept_bytes += copies[address].nbytes()
+    function.kept_copies += len(copies)
+    function.kept_bytes += sum(one.nbytes() for one in copies.values())
     last = {id(value): place for place, value in enumerate(handed)}
     same = [last[id(value)] for value in handed]
     for place, value in enumerate(handed):
