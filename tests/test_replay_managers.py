@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from trees_on_cpu import Compiled, Model, check, nodes, values
@@ -15,6 +16,7 @@ from optimizations import torch_internals
 from optimizations.capture.trees import manager
 from optimizations.capture.trees.containers import managers, others_have_managers, shut_down
 from optimizations.capture.trees.function import forget_recordings
+from optimizations.recording import budget
 
 __all__ = ["cuda_on_cpu"]
 
@@ -36,6 +38,23 @@ def test_forward_and_backward_share_a_manager_and_their_trees(cuda_on_cpu: CudaO
         del saved, grad
     assert len(managers()) == 1
     assert [report.direction for report in (*forward.reports, *backward.reports)] == ["forward", "backward"]
+
+
+def test_what_is_spent_on_one_recording_is_spent_for_all_of_its_manager(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One function has taken more than its share of the time: no other is looked at."""
+    monkeypatch.setattr(budget, "SHARE_OF_ALL", 0.25)
+    first, second, w = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu)), values(7)
+    for step in range(3):
+        torch.compiler.cudagraph_mark_step_begin()
+        first.function([values(step), values(step + 1), w])
+    (node,) = nodes()
+    node.session.use.spend(1e6)
+    check(second, w)
+    (report,) = second.reports
+    assert report.stage == "waiting"
+    assert "work on all graphs has taken 1000000" in str(report.waiting)
 
 
 def test_stocks_container_is_left_alone(cuda_on_cpu: CudaOnCpu) -> None:
