@@ -29,6 +29,7 @@ CHANGES: list[Callable[[torch.Tensor], Any]] = [
     lambda y: setattr(y, "name_of_the_callers_own", 1),
     lambda y: setattr(y, "grad", torch.zeros(2, 3)),
     lambda y: (y.requires_grad_(), y.sum().backward(), y.requires_grad_(False)),
+    lambda y: (y.requires_grad_(), y.register_hook(torch.neg), y.detach_()),
 ]
 
 

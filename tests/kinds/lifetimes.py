@@ -63,6 +63,22 @@ def results_without_a_history_with_something_attached(world: World) -> None:
 
 
 @kind()
+def hooks_left_on_results_that_require_nothing_any_more(world: World) -> None:
+    run = world.compile(lambda x: x.sin() * x)
+    for step in range(4 * STEPS):
+        with torch.no_grad():
+            y = run(world.values(step))
+        y.requires_grad_()
+        if step % 4 == 0:
+            y.register_hook(torch.neg)
+        y.detach_().requires_grad_()
+        (y * 3).sum().backward()
+        world.note(y.grad)
+        y.detach_().grad = None
+        del y
+
+
+@kind()
 def models_gone_before_their_results(world: World) -> None:
     kept = []
     for number in range(3):

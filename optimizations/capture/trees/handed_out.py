@@ -7,9 +7,11 @@ goes for what a forward saves too: hooks of saved tensors get the very object, a
 
 Note [What is attached to results]. C++ does not see attributes (`y.name = ...`, the marks of `mark_dynamic`), nor a
 gradient, nor `retain_grad()`: the next result would come with the gradient of this one, or be left without its own. Nor
-does it see weak references: what a program keeps for a tensor as long as that is alive (`WeakTensorKeyDictionary`)
-would be found for the next result, which has other values. Python is asked, of results that callers see: all of an
-inference and of a backward (`torch.autograd.grad` gives out the very tensors), and of a forward those that it returns
+does it see hooks, which stay where a gradient was required and is not any more (`detach_`), and would change the next
+result's gradient; those of a forward lose theirs in each call (`results_node`). Nor does it see weak references: what a
+program keeps for a tensor as long as that is alive (`WeakTensorKeyDictionary`) would be found for the next result,
+which has other values. Python is asked, of results that callers see: all of an inference and of a backward
+(`torch.autograd.grad` gives out the very tensors), and of a forward those that it returns
 (`RecordableFunction.callers_get`). What a forward saves is nobody's, until hooks of saved tensors get it; where nobody
 tells what that is, all are asked.
 
@@ -69,6 +71,7 @@ class HandedOut:
         self._seen = set(self._places if seen is None else set(self._places).intersection(seen))
         self.asks_some = len(self._seen) < len(self._places)
         self._with_history: set[int] = set()
+        self._choose_who_is_asked()
         made = [result for result in results if result is not None]
         self._addresses = [None if result is None else result.data_ptr() for result in results]
         self._geometry = {place: _geometry(result) for place, result in zip(self._places, made, strict=True)}
@@ -84,15 +87,18 @@ class HandedOut:
             chosen = self.tensors(results)
             for look in looks:
                 if look(*chosen):
-                    if not self._anything_attached(results, self._seen):
+                    asked = self._asked(results)
+                    without_history = self._asked_without_history(results) if self._has_histories else asked
+                    if not self._anything_attached(asked, without_history):
                         return []
+                    del asked, without_history
                     break
             del chosen
         changed = [
             place
             for place in self._places
             if not self._is_as_it_was(results[place], place)
-            or (place in self._seen and self._anything_attached(results, [place]))
+            or (place in self._seen and self._anything_attached([results[place]], self._plain(results, place)))
         ]
         self._calls += 1
         if not changed and self._calls > FIRST_CALLS and self._laid_out < MOST_LAID_OUT:
@@ -104,6 +110,7 @@ class HandedOut:
     def ask_all(self) -> None:
         """To be told that hooks get also what is saved."""
         self._seen, self.asks_some = set(self._places), False
+        self._choose_who_is_asked()
 
     def tensors(self, results: list[Any]) -> Sequence[Any]:
         """Those of the list that keeps them, without what else is in it."""
@@ -117,18 +124,20 @@ class HandedOut:
         """Whether it was made in inference mode."""
         return self._inference[place]
 
-    def _anything_attached(self, results: list[Any], places: Iterable[int]) -> bool:
-        """Note [What is attached to results]. Reading `grad` of a tensor that has a history gives a warning."""
-        seen = [results[place] for place in places]
-        if any(map(weakref.getweakrefcount, seen)):
+    def _choose_who_is_asked(self) -> None:
+        self._asked = choosing(sorted(self._seen))
+        self._asked_without_history = choosing(sorted(self._seen - self._with_history))
+
+    def _plain(self, results: list[Any], place: int) -> Sequence[Any]:
+        return [] if place in self._with_history else [results[place]]
+
+    def _anything_attached(self, asked: Sequence[Any], without_history: Sequence[Any]) -> bool:
+        """Note [What is attached to results]. To read `grad` of a tensor that has a history gives a warning."""
+        if any(map(_weak_references, asked)) or (any(map(_attributes, asked)) and not _only_marked(asked)):
             return True
-        if any(map(_attributes, seen)) and not _only_marked(seen):
+        if any(map(_retains_grad if self._has_histories else _hooks, asked)):
             return True
-        if self._has_histories:
-            if any(map(_retains_grad, seen)):
-                return True
-            seen = [results[place] for place in places if place not in self._with_history]
-        return list(map(_grad, seen)).count(None) < len(seen)
+        return list(map(_grad, without_history)).count(None) < len(without_history)
 
     def _is_as_it_was(self, result: Any, place: int) -> bool:
         if type(result) is not torch.Tensor or result.data_ptr() != self._addresses[place]:
@@ -138,12 +147,15 @@ class HandedOut:
                 return False
             self._seen.add(place)
             self._with_history.add(place)
+            self._choose_who_is_asked()
         return _geometry(result) == self._geometry[place] and result.is_inference() == self._inference[place]
 
 
 _attributes = operator.attrgetter("__dict__")
 _grad = operator.attrgetter("grad")
+_hooks = operator.attrgetter("_backward_hooks")
 _retains_grad = operator.attrgetter("retains_grad")
+_weak_references = weakref.getweakrefcount
 
 
 def _only_marked(tensors: Iterable[Any]) -> bool:

@@ -146,8 +146,8 @@ class ResultsNode(CUDAGraphNode):
             self._restore_results()
         if handed_out.asks_some and _hooks_of_saved_tensors(False) is not None:
             handed_out.ask_all()
-        # In inference a hook shows as a gradient that is required.
-        if self.function.direction != "inference":
+        # Of others `handed_out` asks.
+        if self.function.direction == "forward":
             tensors = handed_out.tensors(cached)
             if list(map(_hooks, tensors)).count(None) != len(tensors):
                 for output in tensors:
