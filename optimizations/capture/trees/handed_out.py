@@ -45,7 +45,10 @@ def choosing(places: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
     """A function that gives the values at these places, in one call."""
     if len(places) > 1:
         return operator.itemgetter(*places)
-    return lambda values: tuple(values[place] for place in places)
+    if not places:
+        return lambda values: ()
+    (place,) = places
+    return lambda values: (values[place],)
 
 
 class HandedOut:
@@ -87,7 +90,7 @@ class HandedOut:
             chosen = self.tensors(results)
             for look in looks:
                 if look(*chosen):
-                    asked = self._asked(results)
+                    asked = self._asked(results) if self.asks_some else chosen
                     without_history = self._asked_without_history(results) if self._has_histories else asked
                     if not self._anything_attached(asked, without_history):
                         return []
