@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from torch.autograd import forward_ad
 from trees_on_cpu import Compiled, Model, check, nodes, values
 
 from optimizations import torch_internals
@@ -565,6 +566,27 @@ def test_while_a_forward_that_ran_without_a_graph_waits_for_its_backward_all_cal
     assert len(full_ways) >= 2, "the forward and the backward"
     assert lean.UNCAPTURED_FORWARD in reasons(training.forward)
     assert one.uncaptured_forwards == 0
+
+
+@pytest.mark.parametrize("lean_on", [True, False])
+def test_a_derivative_in_forward_mode_is_refused_as_stocks_copies_refuse_it(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], lean_on: bool
+) -> None:
+    """A graph that reads the input in place would hand out a result without a derivative."""
+    compiled = steady(cuda_on_cpu, full_ways, lean=lean_on)
+    replays = cuda_on_cpu.replays
+    with forward_ad.dual_level():
+        for place in (0, 1):
+            inputs = [values(1), values(2), W]
+            inputs[place] = forward_ad.make_dual(inputs[place], values(5))
+            with pytest.raises(NotImplementedError, match="forward AD"):
+                compiled(*inputs)
+        assert cuda_on_cpu.replays == replays
+        call(compiled)  # inputs without one
+    assert reasons(compiled) == ([lean.FORWARD_MODE] if lean_on else [])
+    full_ways.clear()
+    check(compiled, W, calls=4)
+    assert not full_ways or not lean_on
 
 
 def test_another_order_of_functions_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:

@@ -51,6 +51,8 @@ from optimizations.replay.addresses import AddressTracker
 from optimizations.replay.swaps import Swaps
 from optimizations.report.recordings import RecordingReport
 
+_forward_mode: Any = torch_internals.forward_ad
+
 WRITTEN = "the function writes it and returns it as well"
 """Why an input is not followed if it moves."""
 
@@ -270,6 +272,8 @@ class EncoreNode(ResultsNode):
     # Replay
 
     def run(self, new_inputs: list[Any]) -> Any:
+        if _forward_mode._current_level >= 0:
+            self._refuse_derivatives(new_inputs)
         self.replays += 1
         self.full_replays += 1
         self.copied_bytes += self.copied_per_replay
@@ -285,6 +289,20 @@ class EncoreNode(ResultsNode):
                 self._active = session.active
         self.hand_out_the_calls_own(outputs, returned)
         return outputs
+
+    def _refuse_derivatives(self, inputs: Sequence[Any]) -> None:
+        """Fail as stock's copies do for inputs that have a derivative in forward mode. A graph computes none, and one
+        that reads inputs in place would hand out its results as if they had none.
+
+        Raises:
+            NotImplementedError: an input that stock copies has one.
+        """
+        in_place = {*self._fixed, *self.cudagraph_managed_idxs}  # in stock
+        for index, value in enumerate(inputs):
+            if index not in in_place and isinstance(value, torch.Tensor):
+                derivative = _forward_mode.unpack_dual(value).tangent
+                if derivative is not None:
+                    torch_internals.foreach_copy_([torch.empty_like(derivative)], [value])
 
     def look_at_session(self) -> None:
         """To be called when something else than a call of this node changed the state of its session."""
