@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,6 +143,36 @@ def test_a_profiler_sees_the_program_and_not_what_is_being_measured(make: Any) -
     assert (timed, runs, launches) == (0, 0, 50)
     run(compiled, 400)
     assert selection(compiled).kept == "none"
+
+
+def profiled(on: bool) -> None:
+    sys.setprofile((lambda *_: None) if on else None)
+
+
+def traced(on: bool) -> None:
+    sys.settrace((lambda *_: None) if on else None)
+
+
+@pytest.mark.parametrize("follow", [profiled, traced])
+@pytest.mark.parametrize("first", [0, 60])
+def test_what_was_measured_while_python_was_followed_is_not_stored_for_others(
+    make: Any, tmp_path: Path, follow: Callable[[bool], None], first: int
+) -> None:
+    """Each line of Python takes longer then, and one candidate runs more of them than another."""
+    _, compiled = make(plain=5e-6)
+    run(compiled, first)
+    before = sys.getprofile(), sys.gettrace()
+    try:
+        follow(True)
+        run(compiled, 60)
+        follow(False)
+        run(compiled, 400)
+    finally:
+        sys.setprofile(before[0])
+        sys.settrace(before[1])
+    assert selection(compiled).kept == "none"
+    assert "traced or profiled" in selection(compiled).not_stored
+    assert not list(tmp_path.rglob("*.verdict.json"))
 
 
 def test_without_selection_nothing_is_reported_and_nothing_timed(cuda_on_cpu: CudaOnCpu) -> None:

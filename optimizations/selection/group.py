@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 GONE = "a function of the group is gone"
 TOO_LITTLE = "too little was measured to tell candidates apart"
+TRACED = "Python was traced or profiled while it was measured, which makes some candidates slower than others"
 OUT_OF_MEMORY = "memory: a call without a graph ran out of it"
 
 MOST_PASSED_OVER = 64
@@ -369,12 +370,16 @@ class Group(Voting):
             self.not_stored = "it suits all ranks, and not this one alone"
             self._vote(decision, selector.candidates, compared(decision), selector.medians[decision.kept])
             return
+        traced = self._measurement is not None and self._measurement.traced
         self._take(decision)
         self.not_stored = "storing it was interrupted"
         members = sorted(self.members, key=lambda one: one.serial)
-        self.not_stored = (
-            store(members, selector, leader=self._leader, moving=moving) if selector.is_worth_keeping else TOO_LITTLE
-        )
+        if traced:
+            self.not_stored = TRACED
+        elif not selector.is_worth_keeping:
+            self.not_stored = TOO_LITTLE
+        else:
+            self.not_stored = store(members, selector, leader=self._leader, moving=moving)
 
     # A verdict
 

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping
 
+from optimizations.selection import timing
 from optimizations.selection.order import Order
 from optimizations.selection.overlap import Overlap
 from optimizations.selection.schedule import Turn
@@ -34,11 +35,13 @@ class Measurement:
     Attributes:
         selector: whose turns are served.
         leader: the member that begins an iteration; None until it is known.
+        traced: whether something followed what Python did in an iteration that was measured.
     """
 
     def __init__(self, selector: Selector, timer: Timer, *, waits: bool = False) -> None:
         self.selector = selector
         self.leader: int | None = None
+        self.traced = False
         self._timer = timer
         self._order = Order()
         self._turn: Turn | None = None
@@ -126,6 +129,7 @@ class Measurement:
 
     def start(self) -> None:
         """Right before the leader's call. May wait for the device."""
+        self.traced = self.traced or timing.is_traced()
         self._timer.begin()
         if self._overlap is not None:
             self._overlap.waited(time.perf_counter())

@@ -15,6 +15,7 @@ mostly there is nothing to wait for.
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any, Literal, Protocol
 
@@ -127,6 +128,20 @@ def is_profiled() -> bool:
     """Whether the program looks at itself: its calls take longer then, by how many kernels they launch, and what it is
     shown is to be what it does at other times."""
     return bool(torch_internals.autograd_profiler._is_profiler_enabled)
+
+
+def is_traced() -> bool:
+    """Whether something follows what Python does in this thread: a debugger, a measurement of coverage, a profiler.
+
+    What runs more lines of Python takes longer by more, and not so where nothing follows.
+    """
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        return True
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    if monitoring is None:
+        return False
+    tools = (monitoring.DEBUGGER_ID, monitoring.COVERAGE_ID, monitoring.PROFILER_ID)
+    return any(monitoring.get_tool(tool) is not None for tool in tools)
 
 
 class _LeavingCapturesAlone:
