@@ -203,14 +203,17 @@ def _options_of_speed(settings: Options) -> str:
     """What decides how fast a graph is served and is not in its code.
 
     The precision of products that libraries compute is not, and with a lower one the host's part of the time is larger;
-    nor is it in the code that each launch is waited for, as debugging is done.
+    nor is it in the code that each launch or replay is waited for or looked at, as debugging is done.
     """
     precision, cudnn = torch_internals.fp32_precision, torch.backends.cudnn
+    with torch_internals.inductor_config.patch(_checked(settings.inductor)):
+        triton = torch_internals.inductor_config.triton
+        debugging = triton.fast_path_cudagraph_asserts, triton.force_cudagraph_sync, triton.force_cudagraphs_warmup
     return (
         f"indirection={settings.indirection}, lean={settings.lean}, "
         f"precision={precision('cuda', 'matmul')} and {precision('cuda', 'conv')}, "
         f"cudnn.benchmark={cudnn.benchmark}, deterministic={cudnn.deterministic}, "
-        f"CUDA_LAUNCH_BLOCKING={os.environ.get('CUDA_LAUNCH_BLOCKING', '')}"
+        f"CUDA_LAUNCH_BLOCKING={os.environ.get('CUDA_LAUNCH_BLOCKING', '')}, debugging of graphs={debugging}"
     )
 
 

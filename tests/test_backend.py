@@ -310,6 +310,15 @@ def test_verdicts_are_stored_under_what_changes_the_speed_of_the_same_code(
     assert before.options != after.options
 
 
+@pytest.mark.parametrize("name", ["fast_path_cudagraph_asserts", "force_cudagraph_sync", "force_cudagraphs_warmup"])
+def test_so_they_are_under_options_of_inductor_for_debugging_graphs(name: str) -> None:
+    plain, debugged = backend._selection(Options()), backend._selection(Options(inductor={f"triton.{name}": True}))
+    with torch_internals.inductor_config.patch({f"triton.{name}": True}):
+        set_elsewhere = backend._selection(Options())
+    assert plain is not None and debugged is not None and set_elsewhere is not None
+    assert debugged.options == set_elsewhere.options != plain.options
+
+
 def test_wrong_option_is_a_value_error() -> None:
     assert issubclass(WrongOption, ValueError)
 
