@@ -210,16 +210,24 @@ def _with_members(nest: Any, members: list[Any]) -> Any:
 
 def names(nest: Any, prefix: str) -> Iterator[str]:
     """How a program would write each tensor of `nest`, in the order of `flatten`."""
-    return (name for name, leaf in _leaves(nest, prefix) if isinstance(leaf, torch.Tensor))
+    return (name for name, value, leaf in _parts(nest, prefix) if leaf and isinstance(value, torch.Tensor))
 
 
 def objects(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """What `nest` holds that is none of tensors, numbers and containers, and how a program would write each."""
-    return ((name, leaf) for name, leaf in _leaves(nest, prefix) if not isinstance(leaf, torch.Tensor))
+    return ((name, value) for name, value, leaf in _parts(nest, prefix) if leaf and not isinstance(value, torch.Tensor))
 
 
-def _leaves(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Tensors and other objects in containers, in the order of `flatten`, and how a program would write each."""
+def containers(nest: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """The containers in `nest`, itself included, and how a program would write each."""
+    return ((name, value) for name, value, leaf in _parts(nest, prefix) if not leaf)
+
+
+def _parts(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tuple[str, Any, bool]]:
+    """Containers and what is none, in the order of `flatten`, how a program would write each, and which it is.
+
+    Numbers and strings are left out.
+    """
     if type(nest) in PLAIN:
         return
     if isinstance(nest, torch.Tensor):
@@ -236,11 +244,9 @@ def _leaves(nest: Any, prefix: str, inside: tuple[int, ...] = ()) -> Iterator[tu
         members = [(f"{prefix}.{index}", member) for index, member in enumerate(found)]
     else:
         members = None
-    if members is None:
-        yield prefix, nest
-        return
-    for name, member in members:
-        yield from _leaves(member, name, inside)
+    yield prefix, nest, members is None
+    for name, member in members or ():
+        yield from _parts(member, name, inside)
 
 
 def copies(nest: Any) -> bool:

@@ -10,11 +10,11 @@ import torch
 
 from optimizations.capture.callables.installed import as_it_is
 from optimizations.capture.device import CudaDevice, Device
-from optimizations.capture.signature import Same, copies, flatten, objects, refused_tensor
+from optimizations.capture.signature import Same, copies, flatten, refused_tensor
 from optimizations.capture.step.call import refused_sources
 from optimizations.capture.step.host_state import HostState
 from optimizations.capture.step.observer import StepRefused
-from optimizations.capture.step.reach import reach
+from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.surroundings import ambient
 from optimizations.report.steps import Refusal
@@ -102,7 +102,7 @@ def reached_by(number: int, function: Callable[..., Any], sample: Sample) -> Hos
     """What a callable reaches in Python, and what the objects among its arguments lead to."""
     args, kwargs = sample
     given = [*((f"args[{index}]", value) for index, value in enumerate(args)), *kwargs.items()]
-    held = [found for name, value in given for found in objects(value, name)]
+    held = [found for name, value in given for found in of_argument(value, name)]
     named = type(function) if isinstance(function, torch.nn.Module) else function
     name = getattr(named, "__qualname__", f"callable {number}")
     return reach([(name, function), (name, as_it_is(function)), *held], hooks_of_tensors=False)

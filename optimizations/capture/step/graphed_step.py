@@ -30,7 +30,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
-from optimizations.capture.signature import class_of_objects, objects, signature, without_objects
+from optimizations.capture.signature import class_of_objects, signature, without_objects
 from optimizations.capture.step.call import Call, call_of, refused_call
 from optimizations.capture.step.gradients import pattern, put
 from optimizations.capture.step.host_random import HostRandom, decides
@@ -42,7 +42,7 @@ from optimizations.capture.step.observing import observe
 from optimizations.capture.step.options import DEFAULT_LIMIT, DEFAULT_WARM_UP, StepOptions
 from optimizations.capture.step.parallel import DDP_WARM_UP
 from optimizations.capture.step.progress import Action, Plan, Progress
-from optimizations.capture.step.reach import reach
+from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.recording import capture, cause, is_programs_own, why
 from optimizations.capture.step.replaying import MISSED
 from optimizations.capture.step.surroundings import alone, ambient, inside, saved_tensor_hooks, watched_by_others
@@ -407,7 +407,7 @@ class GraphedStep:
     def _roots(self, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
         yield getattr(self._step, "__qualname__", type(self._step).__name__), self._step
         for name, value in [*((f"args[{index}]", one) for index, one in enumerate(args)), *kwargs.items()]:
-            yield from objects(value, name)
+            yield from of_argument(value, name)
             if isinstance(value, str):
                 yield name, value  # that of an attribute, perhaps
 

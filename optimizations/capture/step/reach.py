@@ -2,8 +2,9 @@
 
 Note [How far it looks]. Variables of the step and of the functions it calls (closures, defaults, globals they name),
 what containers hold, modules, optimizers, schedulers and scalers, and attributes of the program's own objects by names
-that occur in this code; likewise what its classes, modules, functions and containers have as attributes. What a
-training loop keeps in the same object as the step (a counter, a data loader) has another name, and may change. Where
+that occur in this code; likewise what its classes, modules, functions and containers have as attributes. Of containers
+among the arguments, a batch of a class of the program's own, it is what methods of that class reach. What a training
+loop keeps in the same object as the step (a counter, a data loader) has another name, and may change. Where
 code asks `getattr` for a variable, strings that it reaches are such names, and of namespaces all values count. Of
 objects of installed libraries all attributes count, and of their functions all variables around them, since their code
 is not followed. What a C extension keeps is not seen.
@@ -28,7 +29,7 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.signature import PLAIN
+from optimizations.capture.signature import PLAIN, containers, objects
 from optimizations.capture.step.host_state import (
     MODULE_HOOKS,
     ClassData,
@@ -86,6 +87,20 @@ def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) ->
     """
     hooks = [("hook", hook) for held in hook_registry.global_hooks() for hook in held.values()]
     return _Walk(hooks_of_tensors).run([*roots, *hooks])
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A container among the arguments: another one in each call, but of the same class, whose methods may run."""
+
+    kind: type
+
+
+def of_argument(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Roots for `reach`: objects that an argument holds, and the program's own classes of its containers."""
+    yield from objects(value, name)
+    kinds = {type(held): where for where, held in containers(value, name)}
+    yield from ((where, _Given(kind)) for kind, where in kinds.items() if is_users(kind.__module__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +262,8 @@ class _Walk:
             state.queues.append(path)
         elif any(f"{base.__module__}.{base.__name__}" in _SHARED for base in type(value).__mro__):
             state.shared.append(path)
+        elif isinstance(value, _Given):
+            self._of_code(path, value.kind)
         elif isinstance(value, type) and is_users(value.__module__):
             self._of_class(path, value)
             self._inherited.setdefault(value, inherited(value))

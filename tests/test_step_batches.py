@@ -1,0 +1,83 @@
+"""Batches of classes of the program's own, other objects in each call: what their methods and classes hold is seen."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+
+from optimizations.capture.step.graphed_step import GraphedStep
+
+CALLS, CHANGED = 14, 6
+settings = {"weight": 2.0}
+
+
+@dataclasses.dataclass
+class Fields:
+    x: torch.Tensor
+    of_class = 2.0
+
+    def __post_init__(self) -> None:
+        assert time.time() > 0  # a clock, which no step may read; but this is no part of one
+
+    def weighed(self) -> torch.Tensor:
+        return self.x * settings["weight"]
+
+    @property
+    def doubled(self) -> torch.Tensor:
+        return self.x * settings["weight"]
+
+
+class Named(NamedTuple):
+    x: torch.Tensor
+
+    def weighed(self) -> torch.Tensor:
+        return self.x * settings["weight"]
+
+
+class Keyed(dict):
+    def weighed(self) -> Any:
+        return self["x"] * settings["weight"]
+
+
+class Wrapped(collections.UserDict):
+    def weighed(self) -> Any:
+        return self["x"] * settings["weight"]
+
+
+class Listed(list):
+    def weighed(self) -> Any:
+        return self[0] * settings["weight"]
+
+
+BATCHES: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], Any]]] = {
+    "a dataclass": (Fields, lambda batch: batch.weighed()),
+    "a property": (Fields, lambda batch: batch.doubled),
+    "data of a class": (Fields, lambda batch: batch.x * batch.of_class),
+    "a named tuple": (Named, lambda batch: batch.weighed()),
+    "a dict": (lambda x: Keyed(x=x), lambda batch: batch.weighed()),
+    "a mapping": (lambda x: Wrapped(x=x), lambda batch: batch.weighed()),
+    "a list": (lambda x: Listed([x]), lambda batch: batch.weighed()),
+    "inside of others": (lambda x: {"inner": [Fields(x)]}, lambda batch: batch["inner"][0].weighed()),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BATCHES))
+def test_what_a_batch_reads_through_its_class_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, read = BATCHES[name]
+    step = GraphedStep(lambda batch: read(batch), device=CpuDevice())
+    for index in range(CALLS):
+        if index == CHANGED:
+            monkeypatch.setitem(settings, "weight", 3.0)
+            monkeypatch.setattr(Fields, "of_class", 3.0)
+        x = torch.randn(3)
+        assert torch.equal(step(make(x)), x * (2.0 if index < CHANGED else 3.0))
+    report = step.report()
+    assert report.refusals == ()
+    assert 3 + 4 <= report.replays <= 3 + 6
