@@ -554,6 +554,55 @@ def test_another_precision_of_products_has_a_graph_of_its_own(of: Any, name: str
     assert (report.refusals, len(report.recordings), report.replays) == ((), 2, 12 - 3 - 2)
 
 
+def of_flags(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+CHOOSING_KERNELS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+    **{f"cudnn {name}": of_flags(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")},
+    "flash": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    "efficient": (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+    "math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    "cudnn": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    "half": (
+        torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CHOOSING_KERNELS))
+def test_a_setting_by_which_kernels_are_chosen_has_a_graph_of_its_own(name: str) -> None:
+    ask, tell = CHOOSING_KERNELS[name]
+    before = ask()
+    step = GraphedStep(lambda x: x * 2, device=CpuDevice())
+    try:
+        for index in range(16):
+            tell(before if index < 6 or index >= 12 else not before)
+            x = torch.full((3,), float(index))
+            assert torch.equal(step(x), x * 2)
+    finally:
+        tell(before)
+    report = step.report()
+    assert (report.refusals, len(report.recordings), report.replays) == ((), 2, 16 - 3 - 2)
+
+
+@pytest.mark.parametrize("of", ["conv", "rnn"])
+def test_another_precision_of_cudnn_has_a_graph_of_its_own(of: str) -> None:
+    held = getattr(torch.backends.cudnn, of)
+    before = held.fp32_precision
+    step = GraphedStep(lambda x: x * 2, device=CpuDevice())
+    try:
+        for index in range(12):
+            if index == 6:
+                held.fp32_precision = "ieee"
+            step(torch.ones(3))
+    finally:
+        held.fp32_precision = before
+    assert before != "ieee"
+    assert (len(step.report().recordings), step.report().replays) == (2, 12 - 3 - 2)
+
+
 @pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
 def test_a_step_that_leaves_gradients_off_is_refused_where_it_does() -> None:
     def step(x: torch.Tensor, train: bool) -> torch.Tensor:

@@ -252,6 +252,22 @@ NAMES: dict[str, Private] = {
         _CHECKED_HERE,
         "see the precision of sums in products",
     ),
+    "cudnn_enabled": Private("torch", "_C._get_cudnn_enabled", _CHECKED_HERE, "see which kernels are chosen"),
+    "cudnn_benchmark": Private("torch", "_C._get_cudnn_benchmark", _CHECKED_HERE, "see which kernels are chosen"),
+    "cudnn_deterministic": Private(
+        "torch", "_C._get_cudnn_deterministic", _CHECKED_HERE, "see which kernels are chosen"
+    ),
+    "flash_enabled": Private("torch", "_C._get_flash_sdp_enabled", _CHECKED_HERE, "see which kernels are chosen"),
+    "memory_efficient_enabled": Private(
+        "torch", "_C._get_mem_efficient_sdp_enabled", _CHECKED_HERE, "see which kernels are chosen"
+    ),
+    "math_enabled": Private("torch", "_C._get_math_sdp_enabled", _CHECKED_HERE, "see which kernels are chosen"),
+    "math_in_half": Private(
+        "torch", "_C._get_math_sdp_allow_fp16_bf16_reduction", _CHECKED_HERE, "see the precision of attention"
+    ),
+    "cudnn_attention_enabled": Private(
+        "torch", "_C._get_cudnn_sdp_enabled", _CHECKED_HERE, "see which kernels are chosen"
+    ),
     "dispatch_keys": Private("torch", "_C._dispatch_keys", _CHECKED_HERE, "compare what a tensor goes through"),
     "get_function_stack_at": Private(
         "torch", "_C._get_function_stack_at", _CHECKED_HERE, "see the modes around a step"

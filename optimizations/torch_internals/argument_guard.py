@@ -169,6 +169,17 @@ def _add_values(tree: Any, held: Sequence[Held]) -> tuple[Any, ...]:
     return tuple(one.holder for one in held)
 
 
+def _add_settings(node: Any, settings: Sequence[Callable[[], Any]]) -> None:
+    kind = torch_internals.GuardManagerType.GUARD_MANAGER
+    for index, ask in enumerate(settings):
+        name, value = f"setting {index}", ask()
+        asked = node.tuple_getitem_manager(index, name, ask, kind).call_function_no_args_manager(name, value, kind)
+        if isinstance(value, bool):
+            asked.add_id_match_guard(id(value), (name,), None)
+        else:
+            asked.add_equals_match_guard(value, (name,), None)
+
+
 Found = tuple[tuple[Any, ...], Any]
 """The arguments of a call, and the second value that `same_call` returned."""
 
@@ -181,6 +192,7 @@ def same_call(
     parameters: Sequence[torch.Tensor],
     expected: Sequence[torch.Tensor | None],
     *,
+    settings: Sequence[Callable[[], Any]] = (),
     distinct: bool,
     no_modes: bool,
 ) -> tuple[Callable[[Found], bool], Any]:
@@ -193,6 +205,7 @@ def same_call(
         inputs: what the tensors of a call look like; they are not kept.
         tensors, held, parameters, expected: as above.
         entries: of dicts, compared by their versions as long as nothing was written into these (`dict_guard`).
+        settings: functions that tell more of these, each a bool or a text.
         distinct: whether no tensor stands in `inputs` twice.
         no_modes: whether no modes are active that functions of PyTorch go through.
 
@@ -213,12 +226,13 @@ def same_call(
         torch_internals.no_tensor_aliasing(nodes, names, ("aliases",), None)
     fixed = tuple(held), tuple(tensors), tuple(parameters), tuple(expected), tuple(entries)
     holders = tuple(one.holder for one in held)
-    rest = [holders, fixed[1], fixed[2], fixed]
+    rest = [holders, fixed[1], fixed[2], fixed, tuple(settings)]
     others = tree.tuple_getitem_manager(1, "the rest", tuple(rest), kind)
     if entries:
         rest.append(add_entries(others, len(rest), entries))
     _add_values(others.tuple_getitem_manager(0, "holders", holders, kind), held)
     _add_looks(others.tuple_getitem_manager(1, "tensors", fixed[1], kind), fixed[1])
     _add_gradients(others.tuple_getitem_manager(2, "parameters", fixed[2], kind), fixed[2], fixed[3])
+    _add_settings(others.tuple_getitem_manager(4, "more settings", rest[4], kind), settings)
     check: Callable[[Found], bool] = tree.check
     return check, tuple(rest)

@@ -20,7 +20,7 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.steady import anomalies_now
-from optimizations.capture.step.surroundings import precision_now, watched_by_others
+from optimizations.capture.step.surroundings import KERNELS, watched_by_others
 from optimizations.capture.step.watch import PROBE_EVERY, SLOW, UNREADABLE
 from optimizations.torch_internals import hook_registry
 from optimizations.torch_internals.argument_guard import Found, same_call
@@ -107,12 +107,12 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     if expected is None:
         return None
     arguments, watch, inputs, outputs = recording.arguments, recording.watch, recording.inputs, recording.outputs
-    take, inference, precision, other = arguments.beside_guards()
+    take, inference, other = arguments.beside_guards()
     parameters = recording.gradients.parameters if expected else ()
 
     def compare(tensors: Sequence[torch.Tensor]) -> tuple[Callable[[Found], bool], Any]:
         state = watch.tensors, watch.held(), watch.held_in_dicts(), parameters, expected
-        return same_call(tensors, *state, distinct=arguments.distinct, no_modes=arguments.no_modes)
+        return same_call(tensors, *state, settings=KERNELS, distinct=arguments.distinct, no_modes=arguments.no_modes)
 
     same, rest = compare(tensors)
     pace = Pace(recording.replays, functools.partial(same, (tuple(tensors), rest)))
@@ -121,7 +121,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     data_ptr, handles = torch.Tensor.data_ptr, hook_registry.HANDLES
     registered, hooks_unchanged, in_python = remaining.hooks_registered, remaining.hooks, remaining.in_python
     held, addresses_of_held, places_of_held = remaining.tensors, remaining.addresses, remaining.indices
-    precision_is, anomalies_are, anomalies = precision_now, anomalies_now, anomalies_now()
+    anomalies_are, anomalies = anomalies_now, anomalies_now()
     region, bound, written, mutated = recording.region, bool(recording.bound), recording.written, recording.mutated
     rare: list[Callable[[Recording, list[torch.Tensor]], bool]] = []
     if not (tensors or watch.tensors):  # in which looks would show it
@@ -147,7 +147,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
         found = take(args, kwargs)
         if found is None or not same((tuple(found), rest)):
             return MISSED
-        if precision_is() != precision or anomalies_are() is not anomalies:
+        if anomalies_are() is not anomalies:
             return MISSED
         for one in rare:
             if not one(recording, found):

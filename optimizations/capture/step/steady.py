@@ -18,7 +18,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.signature import NUMPY, PLAIN, alias_pattern, attributes, exact, fields, is_dataclass
-from optimizations.capture.step.surroundings import modes, precision_now
+from optimizations.capture.step.surroundings import kernels_now, modes
 from optimizations.torch_internals.argument_guard import same_looks
 
 _Take = Callable[[Any, list[Any]], bool]
@@ -41,7 +41,7 @@ class Arguments:
         """
         self._looks = same_looks(tensors)
         self._settings: Any = torch_internals.GlobalStateGuard().check
-        self._inference, self._precision = torch.is_inference_mode_enabled(), precision_now()
+        self._inference, self._kernels = torch.is_inference_mode_enabled(), kernels_now()
         self._anomalies = anomalies_now()
         self._modes = modes()
 
@@ -52,7 +52,7 @@ class Arguments:
             return None
         if len(set(map(id, found))) < len(found) if self.distinct else alias_pattern(found) != self._aliases:
             return None
-        if torch.is_inference_mode_enabled() is not self._inference or precision_now() != self._precision:
+        if torch.is_inference_mode_enabled() is not self._inference or kernels_now() != self._kernels:
             return None
         if anomalies_now() is not self._anomalies:
             return None
@@ -65,14 +65,14 @@ class Arguments:
         """Whether the settings were taken in outside of all modes."""
         return not self._modes
 
-    def beside_guards(self) -> tuple[_TakeAll, bool, str, Callable[[list[torch.Tensor]], bool] | None]:
+    def beside_guards(self) -> tuple[_TakeAll, bool, Callable[[list[torch.Tensor]], bool] | None]:
         """What `tensors_of` looks at apart from what `same_call` compares.
 
-        What takes the tensors of a call, None where its structure is another; inference mode; the precision of float32
-        products; and what tells of the tensors whether all else is as it was, None where nothing else is looked at.
+        What takes the tensors of a call, None where its structure is another; inference mode; and what tells of the
+        tensors whether all else is as it was, None where nothing else is looked at.
         """
         rest = None if self.no_modes and self.distinct else self._rest_same
-        return self._take, self._inference, self._precision, rest
+        return self._take, self._inference, rest
 
     def _rest_same(self, found: list[torch.Tensor]) -> bool:
         return modes() == self._modes and (self.distinct or alias_pattern(found) == self._aliases)

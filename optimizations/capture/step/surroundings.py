@@ -64,8 +64,24 @@ def saved_tensors_are_watched() -> bool:
     return hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("torch.")
 
 
-precision_now: Callable[[], str] = functools.partial(torch_internals.fp32_precision, "cuda", "matmul")
-"""Of float32 products. `torch.get_float32_matmul_precision` raises where it was set by `torch.backends`."""
+KERNELS: tuple[Callable[[], Hashable], ...] = (
+    # `torch.get_float32_matmul_precision` raises where it was set by `torch.backends`.
+    *(functools.partial(torch_internals.fp32_precision, "cuda", of) for of in ("matmul", "conv", "rnn")),
+    torch_internals.cudnn_enabled,
+    torch_internals.cudnn_benchmark,
+    torch_internals.cudnn_deterministic,
+    torch_internals.flash_enabled,
+    torch_internals.memory_efficient_enabled,
+    torch_internals.math_enabled,
+    torch_internals.math_in_half,
+    torch_internals.cudnn_attention_enabled,
+)
+"""What kernels depend on, for all that PyTorch's guard of settings does not know (`GlobalStateGuard`): precision of
+float32 products, convolutions and recurrent networks; cuDNN; kinds of attention."""
+
+
+def kernels_now() -> tuple[Hashable, ...]:
+    return tuple([ask() for ask in KERNELS])
 
 
 def ambient() -> Hashable:
@@ -81,7 +97,7 @@ def ambient() -> Hashable:
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        precision_now(),
+        kernels_now(),
         torch_internals.cublas_allows_fp16_reduction(),
         torch_internals.cublas_allows_bf16_reduction(),
         torch.is_anomaly_enabled(),
