@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import configparser
+import contextvars
 import enum
 import functools
 import logging
@@ -468,6 +469,122 @@ def whether_there_is_a_tensor() -> Case:
 @case
 def values_of_a_dict_seen_through_a_view() -> Case:
     return of_dict(lambda settings: functools.partial(sum, settings.values()))
+
+
+class Later:
+    """Gets methods and attributes while it is in use."""
+
+
+def of_method(make: Callable[[Any], Any], read: Callable[[Any], Any] = lambda one: one.weigh()) -> Case:
+    """A method of a class gives 2, and another in its place 3."""
+    kind = type("Kind", (Later,), {"weigh": make(lambda *of: 2.0), "__module__": __name__})
+    one = kind()
+    return lambda: read(one), lambda: setattr(kind, "weigh", make(lambda *of: 3.0))
+
+
+@case
+def a_method_that_is_exchanged() -> Case:
+    return of_method(lambda code: code)
+
+
+@case
+def a_static_method_that_is_exchanged() -> Case:
+    return of_method(staticmethod)
+
+
+@case
+def a_class_method_that_is_exchanged() -> Case:
+    return of_method(classmethod)
+
+
+@case
+def a_property_that_is_exchanged() -> Case:
+    return of_method(property, lambda one: one.weigh)
+
+
+@case
+def an_operator_that_is_exchanged() -> Case:
+    kind = type("Kind", (Later,), {"__neg__": lambda one: 2.0, "__module__": __name__})
+    one = kind()
+    return lambda: -one, lambda: setattr(kind, "__neg__", lambda one: 3.0)
+
+
+@case
+def a_forward_of_a_class_that_is_exchanged() -> Case:
+    kind = type("Kind", (nn.Module,), {"forward": lambda module: 2.0, "__module__": __name__})
+    module = kind()
+    return module, lambda: setattr(kind, "forward", lambda module: 3.0)
+
+
+@case
+def a_method_that_a_derived_class_gets_later() -> Case:
+    base = type("Base", (Later,), {"weigh": lambda one: 2.0, "__module__": __name__})
+    derived = type("Derived", (base,), {"__module__": __name__})
+    one = derived()
+    return lambda: one.weigh(), lambda: setattr(derived, "weigh", lambda one: 3.0)
+
+
+@case
+def a_method_next_to_data_that_is_written() -> Case:
+    kind = type("Kind", (Later,), {"weigh": lambda one: 2.0, "count": 0, "__module__": __name__})
+    one = kind()
+    return lambda: one.weigh(), lambda: setattr(kind, "weigh", lambda one: 3.0)
+
+
+@case
+def an_attribute_that_a_class_gets_later() -> Case:
+    kind = type("Kind", (Later,), {"__module__": __name__})
+    one = kind()
+    return lambda: getattr(one, "weight", 2.0), lambda: setattr(kind, "weight", 3.0)
+
+
+@case
+def an_attribute_that_a_module_gets_later() -> Case:
+    module = types.ModuleType("settings_that_come_later")
+    return lambda: 3.0 if hasattr(module, "weight") else 2.0, lambda: setattr(module, "weight", 3.0)
+
+
+@case
+def a_variable_that_is_defined_later() -> Case:
+    scope: dict[str, Any] = {"__builtins__": __builtins__}
+    exec(compile("def read():\n  try: return weight\n  except NameError: return 2.0", __file__, "exec"), scope)  # noqa: S102
+    return scope["read"], lambda: scope.update(weight=3.0)
+
+
+@case
+def a_name_among_the_variables() -> Case:
+    scope: dict[str, Any] = {"__builtins__": __builtins__}
+    code = "def read(): return 3.0 if 'weight' in globals() else 2.0"
+    exec(compile(code, __file__, "exec"), scope)  # noqa: S102
+    return scope["read"], lambda: scope.update(weight=3.0)
+
+
+@case
+def a_context_variable() -> Case:
+    variable: contextvars.ContextVar[float] = contextvars.ContextVar("weight", default=2.0)
+    return variable.get, lambda: variable.set(3.0)
+
+
+@case
+def a_context_variable_that_is_set_later() -> Case:
+    variable: contextvars.ContextVar[float] = contextvars.ContextVar("weight")
+    return lambda: variable.get(2.0), lambda: variable.set(3.0)
+
+
+@case
+def an_object_in_a_context_variable() -> Case:
+    held = types.SimpleNamespace(weight=2.0)
+    variable: contextvars.ContextVar[Any] = contextvars.ContextVar("held", default=held)
+    return lambda: variable.get().weight, lambda: setattr(held, "weight", 3.0)
+
+
+@case
+def a_default_of_a_named_argument() -> Case:
+    def read(*, weight: float = 2.0) -> float:
+        return weight
+
+    assert read.__kwdefaults__ is not None
+    return read, lambda: read.__kwdefaults__.update(weight=3.0)
 
 
 def of_logger(asked: Any, changed: logging.Logger) -> Case:

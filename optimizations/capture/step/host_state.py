@@ -8,9 +8,11 @@ recording changed before it failed has to be put back, because the call then run
 from __future__ import annotations
 
 import collections
+import gc
 import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -226,6 +228,46 @@ class Scope(dict):
 
     def update(self, content: Any) -> None:  # type: ignore[override]
         self.scope.update(content)
+
+
+class ClassCode(Scope):
+    """What a class itself defines under these names: methods and properties, which may be exchanged."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__(gc.get_referents(vars(kind))[0], set())  # the dict behind a view
+        self.kind = kind
+
+    def clear(self) -> None:
+        """Nothing: `update` writes what is other than it was."""
+
+    def update(self, content: Any) -> None:  # type: ignore[override]
+        for name, member in content.items():
+            if self.scope.get(name, _ABSENT) is not member:
+                type.__setattr__(self.kind, name, member)
+
+
+class ContextContent(Scope):
+    """What a context variable holds, under any name."""
+
+    def __init__(self, variable: ContextVar[Any]) -> None:
+        super().__init__({}, {"get"})
+        self.variable = variable
+
+    def content(self) -> dict[str, Any]:
+        return {"get": self["get"]}
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self.variable.get()
+        except LookupError:
+            return _ABSENT
+
+    def clear(self) -> None:
+        """Nothing: what was set cannot be taken back but by who set it."""
+
+    def update(self, content: Any) -> None:  # type: ignore[override]
+        if content["get"] is not _ABSENT and content["get"] is not self["get"]:
+            self.variable.set(content["get"])
 
 
 def cell_content(cell: types.CellType) -> Any:

@@ -40,14 +40,17 @@ _NOT_IN_A_STEP = frozenset(
 )
 
 
-def methods(kind: type) -> Iterator[tuple[str, Any]]:
-    """Code of the program's own classes among the bases of `kind`: functions, and objects that stand for such."""
+def methods(kind: type) -> Iterator[tuple[type, str, Any]]:
+    """Code of the program's own classes among the bases of `kind`: functions, and objects that stand for such.
+
+    With the class that defines it, and its name there.
+    """
     for base in reversed(kind.__mro__):
         if is_users(base.__module__):
             for name, value in vars(base).items():
                 code = _code(value)
                 if isinstance(code, (types.FunctionType, CACHED, *PARTIALS)) or _is_users_object(code):
-                    yield name, code
+                    yield base, name, code
 
 
 def inherited(kind: type) -> Mapping[str, frozenset[str]]:
@@ -155,12 +158,22 @@ def _is_data(name: str, member: Any) -> bool:
 
 def names(code: types.CodeType) -> Iterator[str]:
     """Names that code uses: of globals and attributes, and strings that may be such (`getattr`)."""
-    yield from code.co_names
+    for one in _with_inner(code):
+        yield from one.co_names
+    yield from strings(code)
+
+
+def strings(code: types.CodeType) -> Iterator[str]:
+    """Strings in code that may be names."""
+    for one in _with_inner(code):
+        yield from (text for text in one.co_consts if isinstance(text, str) and text.isidentifier())
+
+
+def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
     for constant in code.co_consts:
-        if isinstance(constant, str) and constant.isidentifier():
-            yield constant
         if isinstance(constant, types.CodeType):
-            yield from names(constant)
+            yield from _with_inner(constant)
 
 
 @functools.lru_cache(maxsize=4096)

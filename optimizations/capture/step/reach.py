@@ -13,7 +13,9 @@ is not followed. What a C extension keeps is not seen.
 from __future__ import annotations
 
 import argparse
+import builtins
 import collections
+import contextvars
 import gc
 import logging
 import operator
@@ -32,8 +34,10 @@ import torch
 from optimizations.capture.signature import PLAIN, containers, objects
 from optimizations.capture.step.host_state import (
     MODULE_HOOKS,
+    ClassCode,
     ClassData,
     Container,
+    ContextContent,
     HostState,
     Scope,
     Slots,
@@ -56,6 +60,7 @@ from optimizations.capture.step.program_code import (
     names,
     reads_a_date,
     slots,
+    strings,
     used_by,
 )
 from optimizations.torch_internals import hook_registry
@@ -117,7 +122,8 @@ class _Object:
 
 
 class _Walk:
-    """`names` are all that occur in code of the step; objects are looked at again when there are more.
+    """`names` are all that occur in code of the step; objects are looked at again when there are more. `asked` are
+    those that code may ask for by `getattr` or `hasattr`: classes and modules may get them later.
 
     `strings` are what it reaches in data: names too, where code looks attributes up `by_variable`.
     """
@@ -126,11 +132,13 @@ class _Walk:
         self._hooks_of_tensors = hooks_of_tensors
         self.state = HostState()
         self.names: set[str] = set()
+        self.asked: set[str] = set()
         self.strings: set[str] = set()
         self.by_variable = False
         self._objects: list[_Object] = []
         self._sparse: list[Container] = []
         self._classes: set[type] = set()
+        self._code: dict[type, Container] = {}
         self._inherited: dict[type, Mapping[str, frozenset[str]]] = {}
         self._waiting: collections.deque[tuple[str, Any]] = collections.deque()
         self._seen: dict[int, Any] = {}
@@ -171,12 +179,32 @@ class _Walk:
                         container.names.add(name)
                         self._waiting.append((f"{container.path}.{name}", content[name]))
                 container.absent = frozenset(used.difference(content))
-            self._waiting.extend(
-                (f"{one.path}.{name}", code)
-                for name, code in methods(one.kind)
-                if (name in self.names or is_implicit(name) or name in of_libraries or (one.is_made and name in MAKING))
-                and id(code) not in self._seen
-            )
+            for definer, name, code in methods(one.kind):
+                if name in self.names or is_implicit(name) or name in of_libraries or (one.is_made and name in MAKING):
+                    self._look_at_code(one.kind, definer, name)
+                    if id(code) not in self._seen:
+                        self._waiting.append((f"{one.path}.{name}", code))
+        for kind in {one.kind for one in self._objects}:
+            for name in self.asked:
+                if all(name not in vars(base) for base in kind.__mro__):
+                    self._look_at_code(kind, object, name)
+
+    def _look_at_code(self, kind: type, definer: type, name: str) -> None:
+        """Another method may get this name: in the class that defines it, or in one that `kind` asks before."""
+        for base in kind.__mro__:
+            if is_users(base.__module__):
+                if (container := self._code.get(base)) is None:
+                    container = Container(ClassCode(base), base.__name__, is_attributes=True, names=set())
+                    self._code[base] = container
+                    self.state.containers.append(container)
+                assert container.names is not None
+                if name in container.held.scope:
+                    container.names.add(name)
+                    container.held.names.add(name)
+                else:
+                    container.absent |= {name}
+            if base is definer:
+                return
 
     def _look_at_sparse(self) -> None:
         """Attributes of tensors, functions, classes and modules by names that occur: most have none that do."""
@@ -189,10 +217,14 @@ class _Walk:
                     if isinstance(content[name], Iterator) or is_clock(content[name]):
                         continue  # another function's, for all that is known
                     scope.names.add(name)
-                if not container.names:
+                if not container.names and not container.absent:
                     self.state.containers.append(container)
                 container.names.add(name)
                 self._waiting.append((f"{container.path}.{name}", content[name]))
+            if scope is not None and (absent := self.asked.difference(content)):
+                if not container.names and not container.absent:
+                    self.state.containers.append(container)
+                container.absent = frozenset(absent)
 
     def _members(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Notes `value` in the state and gives what it leads to."""
@@ -250,6 +282,10 @@ class _Walk:
             yield from ((path, behind) for behind in gc.get_referents(value))
         elif isinstance(value, weakref.ref):
             yield path, value()
+        elif isinstance(value, contextvars.ContextVar):
+            content = ContextContent(value)
+            state.containers.append(Container(content, path, is_attributes=True, names={"get"}))
+            yield path, content["get"]
         elif isinstance(value, CACHED):
             yield path, value.__wrapped__
         elif isinstance(value, PARTIALS):
@@ -290,7 +326,7 @@ class _Walk:
             self._of_code(path, type(value))
         elif is_users(type(value).__module__) or isinstance(value, _PLAIN_OBJECTS):
             self._of_object(path, value)
-            if call := dict(methods(type(value))).get("__call__"):
+            for call in [code for _, name, code in methods(type(value)) if name == "__call__"][-1:]:
                 yield f"{path}.__call__", call
         elif isinstance(value, logging.Logger):  # whether it writes is asked, and decided by those above it, too
             state.containers.append(Container(vars(value), path, is_attributes=True, names={"level", "disabled"}))
@@ -398,24 +434,34 @@ class _Walk:
                 yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
             return
         self.names |= named
+        asked = set() if named.isdisjoint(("getattr", "hasattr")) else set(strings(function.__code__))
+        self.asked |= asked
         self.by_variable = self.by_variable or looks_up_by_variable(function.__code__)
         if vars(function):
             self._sparse.append(Container(vars(function), path, is_attributes=True, names=set()))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
             yield name, cell
-        for name, default in (function.__kwdefaults__ or {}).items():
-            yield name, default
+        if function.__kwdefaults__:
+            self.state.containers.append(Container(function.__kwdefaults__, path, is_attributes=True))
+            yield from function.__kwdefaults__.items()
         yield f"{path}.defaults", function.__defaults__ or ()
         scope = function.__globals__
         if reads_a_date(named, scope):
             self.state.clocks.append(f"datetime in {path}")
         used = {name for name in named if name in scope}
-        self.state.containers.append(Container(Scope(scope, used), ""))
+        missing = {name for name in named.difference(scope) if (name,) in loads(function.__code__)}
+        if "globals" in named:
+            missing.update(name for name in strings(function.__code__) if name not in scope)
+        absent = frozenset(name for name in missing if not hasattr(builtins, name))
+        self.state.containers.append(Container(Scope(scope, used), "", absent=absent))
         imported = {name: sys.modules[name] for name in named - used if name in sys.modules and is_users(name)}
         for name, value in [*((name, scope[name]) for name in sorted(used)), *sorted(imported.items())]:
             if isinstance(value, types.ModuleType) and is_users(value.__name__):
                 members = {member for member in named if member in vars(value)}
-                self.state.containers.append(Container(Scope(vars(value), members), name, is_attributes=True))
+                taken = {attribute for owner, *rest in loads(function.__code__) if owner == name for attribute in rest}
+                absent = frozenset(taken.union(asked).difference(vars(value)))
+                scope_of_module = Container(Scope(vars(value), members), name, is_attributes=True, absent=absent)
+                self.state.containers.append(scope_of_module)
                 for member in members:
                     found = vars(value)[member]
                     if not is_clock(found) or (name, member) in loads(function.__code__):

@@ -24,9 +24,19 @@ import torch
 from optimizations import torch_internals
 from optimizations.capture.signature import PLAIN, exact
 from optimizations.capture.step.hooks import Hooks
-from optimizations.capture.step.host_state import MODULE_HOOKS, Container, HostState, Scope, Slots, copy_of, key_name
+from optimizations.capture.step.host_state import (
+    MODULE_HOOKS,
+    ClassCode,
+    Container,
+    ContextContent,
+    HostState,
+    Scope,
+    Slots,
+    copy_of,
+    key_name,
+)
 from optimizations.capture.step.host_tensors import HostTensors
-from optimizations.capture.step.program_code import PARTIALS
+from optimizations.capture.step.program_code import PARTIALS, data
 from optimizations.capture.step.tensor_marks import Look, look, looks
 from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_looks, same_values
 from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded, same_entries
@@ -191,7 +201,10 @@ class Watch:
             sized = container.held if counted and (container.always_read or not may_grow) else None
             if sized is not None and container.is_attributes and not whole:
                 sized = None  # entries that are ignored may come and go
-            guarded = whole and owner is container.held and can_be_guarded(owner) and _is_a_librarys(container)
+            rarely_written = (whole and owner is container.held and _is_a_librarys(container)) or (
+                isinstance(container.held, ClassCode) and not data(container.held.kind)
+            )
+            guarded = rarely_written and can_be_guarded(owner)
             size = None if sized is None else len(sized)
             attributes = isinstance(owner, Slots)
             holder = owner.cell if isinstance(owner, _Cell) else owner.value if attributes else owner
@@ -200,19 +213,19 @@ class Watch:
             )
             entries_of = self._in_dicts if guarded else self._asked if askable else self._others
             absent = container.absent - {"forward"} if not own_forwards else container.absent
-            lacks = bool(absent) and isinstance(container.held, dict) and not isinstance(container.held, (Scope, Slots))
+            lacks = bool(absent) and isinstance(owner, dict) and not isinstance(owner, Slots)
             # C++ compares the keys of a dict, which tensors do element by element.
-            in_cpp = lacks and owner is container.held and can_be_guarded(owner)
+            in_cpp = lacks and can_be_guarded(owner)
             asked = absent if in_cpp else frozenset()
             without = self._without_others
-            if guarded and (watched or size is not None):
+            if guarded and (watched or asked or size is not None):
                 held_in_dicts.append(HeldEntries(owner, tuple(watched), size, asked))
                 without = self._without_in_dicts
-            elif askable and not guarded and (watched or size is not None):
+            elif askable and not guarded and (watched or asked or size is not None):
                 held.append(Held(holder, tuple(watched), size, attributes, asked))
                 without = self._without_asked
             if lacks:
-                (without if in_cpp else self._without_others).append((container.held.keys(), absent))
+                (without if in_cpp else self._without_others).append((owner.keys(), absent))
             entries_of.add(owner, watched, may_view=plain, sized=sized)
             if isinstance(container.held, set) and len(container.held) <= LONG:
                 self._sets.append((container.held, frozenset(container.held)))
@@ -509,7 +522,7 @@ def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[
             for key, value in held.content().items()
             if (names is None or key in names) and not ignore(held, key)
         ]
-        return held.scope if isinstance(held, Scope) else held, found, False
+        return held.scope if isinstance(held, Scope) and not isinstance(held, ContextContent) else held, found, False
     if isinstance(held, dict):
         found = [
             (key, value)
