@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy
+import pydantic
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
@@ -469,6 +470,56 @@ def whether_there_is_a_tensor() -> Case:
 @case
 def values_of_a_dict_seen_through_a_view() -> Case:
     return of_dict(lambda settings: functools.partial(sum, settings.values()))
+
+
+class Private:
+    __slots__ = ("__weight",)
+
+    def __init__(self) -> None:
+        self.__weight = 2.0
+
+    def set(self) -> None:
+        self.__weight = 3.0
+
+    @property
+    def weight(self) -> float:
+        return self.__weight
+
+
+@case
+def a_private_slot() -> Case:
+    one = Private()
+    return lambda: one.weight, one.set
+
+
+class Empty:
+    __slots__ = ("first", "weight")
+
+    def __init__(self) -> None:
+        self.first = 2.0
+
+
+@case
+def a_slot_that_is_filled_later() -> Case:
+    one = Empty()
+    return lambda: getattr(one, "weight", one.first), lambda: setattr(one, "weight", 3.0)
+
+
+class Settings(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+    _factor: float = pydantic.PrivateAttr(2.0)
+
+
+@case
+def what_a_model_of_pydantic_was_given_beyond_its_fields() -> Case:
+    given: Any = Settings(weight=2.0)  # type: ignore[call-arg]
+    return of_attribute(lambda: given.weight, given)
+
+
+@case
+def a_private_attribute_of_a_model_of_pydantic() -> Case:
+    given = Settings()
+    return lambda: given._factor, lambda: setattr(given, "_factor", 3.0)
 
 
 class Later:

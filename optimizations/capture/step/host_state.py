@@ -199,6 +199,19 @@ class Slots(dict):
             object.__setattr__(self.value, name, member)
 
 
+class Filled:
+    """The names of slots that hold something, as of the keys of a dict."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._slots.content())
+
+    def isdisjoint(self, names: Iterable[str]) -> bool:
+        return not any(hasattr(self._slots.value, name) for name in names)
+
+
 class ClassData(Slots):
     """What a class holds for all its objects, its own bases' included."""
 

@@ -140,10 +140,14 @@ def is_implicit(name: str) -> bool:
 
 
 def slots(kind: type) -> tuple[str, ...]:
-    """Names of the slots of a class's instances."""
-    found = [vars(base).get("__slots__", ()) for base in kind.__mro__]
-    flat = [name for names in found for name in ((names,) if isinstance(names, str) else names)]
-    return tuple(name for name in flat if not name.startswith("__"))
+    """Names of the slots of a class's instances, private ones as Python writes them."""
+    found: list[str] = []
+    for base in kind.__mro__:
+        given = vars(base).get("__slots__", ())
+        for name in (given,) if isinstance(given, str) else given:
+            private = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+    return tuple(name for name in dict.fromkeys(found) if name not in ("__dict__", "__weakref__"))
 
 
 def data(kind: type) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from optimizations.capture.step.host_state import (
     ClassCode,
     Container,
     ContextContent,
+    Filled,
     HostState,
     Scope,
     Slots,
@@ -213,6 +214,8 @@ class Watch:
             )
             entries_of = self._in_dicts if guarded else self._asked if askable else self._others
             absent = container.absent - {"forward"} if not own_forwards else container.absent
+            if isinstance(owner, Slots) and (empty := absent.intersection(owner.names)):
+                self._without_others.append((Filled(owner), empty))
             lacks = bool(absent) and isinstance(owner, dict) and not isinstance(owner, Slots)
             # C++ compares the keys of a dict, which tensors do element by element.
             in_cpp = lacks and can_be_guarded(owner)
