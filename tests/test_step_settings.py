@@ -564,6 +564,12 @@ CHOOSING_KERNELS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "efficient": (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
     "math": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
     "cudnn": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+    "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "only warned of": (
+        torch.is_deterministic_algorithms_warn_only_enabled,
+        lambda value: torch.use_deterministic_algorithms(value, warn_only=value),
+    ),
+    "autocast's cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     "half": (
         torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
         torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp,

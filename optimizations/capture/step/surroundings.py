@@ -75,9 +75,10 @@ KERNELS: tuple[Callable[[], Hashable], ...] = (
     torch_internals.math_enabled,
     torch_internals.math_in_half,
     torch_internals.cudnn_attention_enabled,
+    torch.is_autocast_cache_enabled,
 )
 """What kernels depend on, for all that PyTorch's guard of settings does not know (`GlobalStateGuard`): precision of
-float32 products, convolutions and recurrent networks; cuDNN; kinds of attention."""
+float32 products, convolutions and recurrent networks; cuDNN; kinds of attention; whether autocast keeps its casts."""
 
 
 def kernels_now() -> tuple[Hashable, ...]:
@@ -93,7 +94,6 @@ def ambient() -> Hashable:
         torch.get_autocast_dtype("cuda"),
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_cache_enabled(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
