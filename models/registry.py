@@ -188,8 +188,8 @@ def _listed(source: str) -> list[Workload]:
 
 
 def planned(acronym: str) -> Workload:
-    """The workload of an acronym that a run is to hold. One of a source outside is not imported, if it is listed there:
-    whether it can be built is for its own cells to tell.
+    """The workload of an acronym that a run, or an analysis of many, is to hold. One of a source outside is not
+    imported, if it is listed there: whether it can be built is for its own process to tell.
 
     Raises:
         UnknownWorkload: as `find` does.

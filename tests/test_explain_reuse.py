@@ -44,9 +44,10 @@ def test_another_size_is_another_explanation(folder: Path) -> None:
     assert reuse.reusable([Target("EOS", "published", "tiny")], folder) == {}
 
 
-def test_programs_of_the_user_are_always_explained(folder: Path) -> None:
-    program = Target("mine:make", None)
-    (folder / file_name(program)).write_text(explanation("mine:make").model_dump_json())
+@pytest.mark.parametrize("name", ["mine:make", "torchbench:alexnet"])
+def test_programs_whose_code_is_elsewhere_are_always_explained(folder: Path, name: str) -> None:
+    program = Target(name, None)
+    (folder / file_name(program)).write_text(explanation(name).model_dump_json())
     assert reuse.reusable([program], folder) == {}
 
 

@@ -3,6 +3,7 @@ is a row with its reason, not an error of the run."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -135,3 +136,31 @@ def test_a_run_records_what_cannot_run_with_its_reason_and_measures_the_rest(tmp
     again = [sys.executable, "-P", "-m", "suite", "run", "--resume", str(out)]
     done = subprocess.run(again, capture_output=True, text=True, env=environment, timeout=120)
     assert "nothing to run" in done.stderr, done.stderr
+
+
+def test_an_analysis_of_all_goes_on_behind_what_cannot_be_imported(tmp_path: Path):
+    models = tmp_path / "torchbenchmark" / "models"
+    for folder in (models, models / "ends_it", models / "needs_more"):
+        folder.mkdir(parents=True)
+        (folder.parent / "__init__.py").touch()
+    (models / "ends_it" / "__init__.py").write_text(
+        "import os\nclass Model:\n    DEFAULT_EVAL_BSIZE = 2\nos._exit(7)\n"
+    )
+    (models / "needs_more" / "__init__.py").write_text(POISON + "class Model:\n    DEFAULT_EVAL_BSIZE = 3\n")
+    (tmp_path / "torchbenchmark" / "__init__.py").write_text(
+        "import importlib\n\ndef load_model_by_name(name):\n"
+        "    return importlib.import_module('.models.' + name, __name__)\n"
+    )
+    out = tmp_path / "out"
+    command = [sys.executable, "-P", "-m", "suite", "explain", "--set", "torchbench", "--out", str(out), "--json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(store.REPOSITORY)])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    assert done.returncode == 1, done.stderr
+    explained = {each["target"]: each for each in json.loads(done.stdout)}
+    assert {name: each["batch"] for name, each in explained.items()} == {
+        "torchbench:ends_it": 2,
+        "torchbench:needs_more": 3,
+    }
+    assert "ended with exit code 7" in explained["torchbench:ends_it"]["error"]
+    assert "listing imports nothing" in explained["torchbench:needs_more"]["error"]
+    assert {path.name for path in out.iterdir()} == {"torchbench.ends_it.json", "torchbench.needs_more.json"}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from models import registry
 from optimizations.atomic_file import write_atomically
 from suite.explain.records import Explanation
 from suite.explain.run import file_name
@@ -26,7 +27,7 @@ PACKAGES = ("encore", "suite", "models", "optimizations")
 def reusable(targets: Sequence[Target], folder: Path) -> dict[Target, Explanation]:
     """Explanations in `folder` that this code made without an error; marks the folder as of this code.
 
-    Programs of the user's are never among them: their code is not looked at.
+    Programs of the user's and models of TorchBench's are never among them: their code is not looked at.
     """
     sizes = sorted({target.size for target in targets})
     digest = f"{code_digest()} {' '.join(sizes)}\n".encode()
@@ -37,7 +38,8 @@ def reusable(targets: Sequence[Target], folder: Path) -> dict[Target, Explanatio
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(stamp, digest)
         return {}
-    found = {target: _read(folder / file_name(target)) for target in targets if not target.is_program}
+    own = [target for target in targets if not (target.is_program or registry.is_sourced(target.name))]
+    found = {target: _read(folder / file_name(target)) for target in own}
     return {
         target: explanation
         for target, explanation in found.items()

@@ -144,7 +144,7 @@ def _write(path: Path, explanation: Explanation) -> None:
 def file_name(target: Target) -> str:
     """The file a target's explanation goes to."""
     stem = target.name.replace(":", ".")
-    is_default = target.variant is None or target.variant == registry.find(target.name).variants[0]
+    is_default = target.variant is None or target.variant == registry.planned(target.name).variants[0]
     return f"{stem}.json" if is_default else f"{stem}-{target.variant}.json"
 
 

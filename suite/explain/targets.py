@@ -101,7 +101,7 @@ def _check_program_name(name: str, variant: str | None, size: Size) -> None:
 
 def unexplained(target: Target, error: str | None) -> Explanation:
     """The explanation of `target` before anything is known of it."""
-    workload = None if target.is_program else registry.find(target.name)
+    workload = None if target.is_program else registry.planned(target.name)
     commit, dirty = git_state(REPOSITORY)
     return Explanation(
         schema_version=EXPLANATION_VERSION,
