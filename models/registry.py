@@ -187,6 +187,11 @@ def _listed(source: str) -> list[Workload]:
     return found
 
 
+def is_set(name: str) -> bool:
+    """Whether `find_set` knows this name, in any case."""
+    return name.lower() in _LISTS or name.lower() in sets()
+
+
 def planned(acronym: str) -> Workload:
     """The workload of an acronym that a run, or an analysis of many, is to hold. One of a source outside is not
     imported, if it is listed there: whether it can be built is for its own process to tell.

@@ -13,7 +13,8 @@ test that a model does not have raises `NotImplementedError`. An unknown name ra
 lists of further models (of Hugging Face and timm) share a class, which keeps the name of the first it was asked for.
 Importing or building a model may set global flags of PyTorch (cuDNN's choice of algorithms, the default device;
 `torch.manual_seed` is replaced by one that ignores its argument) and variables of the environment that PyTorch reads
-(modded_nanogpt: the allocator's): they are put back. Some models call `sys.exit` where something is missing.
+(modded_nanogpt: the allocator's): they are put back, and so is the working directory. Some models call `sys.exit` where
+something is missing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import pkgutil
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from models.losses import mean_loss
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 PREFIX = "torchbench"
 TRAINING_SUFFIX = "-train"
 TINY_BATCH = 1
+STDOUT, STDERR = 1, 2
 
 _INFERENCE_UNDER_AMP = (
     "DALLE2_pytorch", "Super_SloMo", "detectron2_fcos_r_50_fpn", "doctr_det_predictor", "doctr_reco_predictor",
@@ -105,10 +108,12 @@ def workload(name: str) -> Workload:
         TorchBenchUnavailable: `torchbenchmark`, or a package this model needs, cannot be imported.
         UnknownWorkload: TorchBench has no such model, or not this test of it; the message names what there is.
     """
-    model_name = name.removesuffix(TRAINING_SUFFIX)
-    training = name != model_name
+    training = name.lower().endswith(TRAINING_SUFFIX)
+    model_name = name[: -len(TRAINING_SUFFIX)] if training else name
+    if not model_name:
+        raise UnknownWorkload(f"behind {PREFIX}: stands the name of a model of TorchBench's, as in {PREFIX}:alexnet")
     model_class = _model_class(model_name)
-    model_name = getattr(model_class, "name", model_name)  # TorchBench finds names in any case
+    model_name = getattr(model_class, "name", model_name)  # names are found in any case
     task: Task = "training" if training else "inference"
     batches = {test: getattr(model_class, f"DEFAULT_{test.upper()}_BSIZE", None) for test in ("train", "eval")}
     test, other = ("train", "eval") if training else ("eval", "train")
@@ -224,11 +229,12 @@ def _global_state_kept() -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     manual_seed, default_device = torch.manual_seed, torch.get_default_device()
-    settings = _settings()
+    folder, settings = Path.cwd(), _settings()
     try:
-        with contextlib.redirect_stdout(sys.stderr), precision_kept():
+        with _stdout_on_stderr(), precision_kept():
             yield
     finally:
+        os.chdir(folder)
         for name in _settings().keys() - settings:
             del os.environ[name]
         os.environ.update(settings)
@@ -240,6 +246,20 @@ def _global_state_kept() -> Iterator[None]:
             setattr(cudnn, name, value)
         for restore, value in values.items():
             restore(value)
+
+
+@contextlib.contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """What Python prints, and what C libraries and other processes write to the same descriptor."""
+    sys.stdout.flush()
+    kept = os.dup(STDOUT)
+    try:
+        os.dup2(STDERR, STDOUT)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, STDOUT)
+        os.close(kept)
 
 
 def _settings() -> dict[str, str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from models import registry
 from models.registry import UnknownWorkload, Workload
 from suite.errors import WrongUse
 from suite.modes import MODES, Mode, select_modes
+
+_T = TypeVar("_T")
 
 
 def select_workloads(
@@ -25,12 +28,11 @@ def select_workloads(
     """
     if names and workload_set is not None:
         raise WrongUse(f"--set {workload_set} chooses the workloads itself; leave it or {', '.join(names)} out")
-    try:
-        find = registry.planned if planned else registry.find
-        chosen = registry.ALL if workload_set is None else workload_set
-        wanted = [find(name) for name in names] or registry.find_set(chosen)
-    except UnknownWorkload as error:
-        raise WrongUse(f"{error} (`encore list` shows all)") from error
+    if sets := [name for name in names if registry.is_set(name)]:
+        raise WrongUse(f"{sets[0]!r} is a set of workloads; choose it by --set {sets[0]}")
+    find = registry.planned if planned else registry.find
+    chosen = registry.ALL if workload_set is None else workload_set
+    wanted = [_looked_up(find, name) for name in names] or _looked_up(registry.find_set, chosen)
     unique = {workload.acronym: workload for workload in wanted}
     if variant is None:
         return [(workload, workload.variants[0]) for workload in unique.values()]
@@ -40,6 +42,14 @@ def select_workloads(
         known = "; ".join(f"{workload.acronym} has {', '.join(workload.variants)}" for workload in lacking[:5])
         raise WrongUse(f"unknown variant {variant!r}: {known} (`encore list` shows all)")
     return [(workload, variant) for workload in having]
+
+
+def _looked_up(find: Callable[[str], _T], name: str) -> _T:
+    try:
+        return find(name)
+    except UnknownWorkload as error:
+        elsewhere = registry.is_sourced(name) or registry.is_set(name)
+        raise WrongUse(f"{error}{'' if elsewhere else ' (`encore list` shows all)'}") from error
 
 
 def split_names(names: Sequence[str], degrees: Sequence[int], workload_set: str | None) -> list[str]:

@@ -44,6 +44,13 @@ def test_a_name_is_an_inference_row_by_the_published_rules() -> None:
 
 def test_a_name_in_any_case_is_the_same_workload() -> None:
     assert find("TorchBench:language_NET").acronym == "torchbench:Language_Net"
+    assert find("torchbench:RANKING_NET-Train").acronym == "torchbench:ranking_net-train"
+
+
+@pytest.mark.parametrize("name", ["torchbench:", "torchbench:-train"])
+def test_a_prefix_without_a_name_says_what_is_missing(name: str) -> None:
+    with pytest.raises(UnknownWorkload, match="the name of a model of TorchBench's, as in torchbench:alexnet"):
+        find(name)
 
 
 def test_the_suffix_makes_it_a_training_row() -> None:
@@ -200,12 +207,15 @@ GLOBAL: dict[str, Callable[[], Any]] = {
     "cudnn deterministic": lambda: torch.backends.cudnn.deterministic,
     "flash attention": torch.backends.cuda.flash_sdp_enabled,
     "anomaly": torch.is_anomaly_enabled,
+    "working directory": Path.cwd,
 }
 
 
 def test_what_a_model_sets_for_the_whole_process_is_put_back(capfd: pytest.CaptureFixture[str]) -> None:
     before = {name: get() for name, get in GLOBAL.items()}
-    instantiate(find("torchbench:inconsiderate"), device="cpu", seed=0)
+    row = find("torchbench:inconsiderate")
+    assert Path.cwd() == before["working directory"]
+    instantiate(row, device="cpu", seed=0)
     assert {name: get() for name, get in GLOBAL.items()} == before
     torch.manual_seed(1)
     one = torch.rand(3)
@@ -213,7 +223,7 @@ def test_what_a_model_sets_for_the_whole_process_is_put_back(capfd: pytest.Captu
     assert not torch.equal(torch.rand(3), one), "TorchBench's own manual_seed ignores its argument"
     printed = capfd.readouterr()
     assert printed.out == "", "stdout is for JSON"
-    assert "importing inconsiderate" in printed.err and "building inconsiderate" in printed.err
+    assert all(f"{what} inconsiderate" in printed.err for what in ("importing", "downloading", "building"))
 
 
 @pytest.mark.parametrize("name", ["rankingnet", "rankingnet-train"])

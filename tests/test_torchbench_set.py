@@ -75,6 +75,19 @@ def test_without_torchbench_the_set_says_how_to_get_it():
         select_workloads(["torchbench:alexnet"], None, planned=True)
 
 
+def test_what_encore_list_does_not_show_is_not_said_to_be_there(poisoned: Path):
+    for name in ("torchbench:Bothh", "EOSS"):
+        with pytest.raises(WrongUse) as raised:
+            select_workloads([name], None)
+        assert ("`encore list` shows all" in str(raised.value)) == (name == "EOSS")
+
+
+@pytest.mark.parametrize("name", ["grace", "Generation", "torchbench"])
+def test_a_set_for_a_workload_is_answered_with_the_option(name: str):
+    with pytest.raises(WrongUse, match=f"'{name}' is a set of workloads; choose it by --set {name}"):
+        select_workloads(["EOS", name], None)
+
+
 def test_an_unknown_set_names_this_one_too():
     with pytest.raises(registry.UnknownWorkload, match="torchbench"):
         registry.find_set("torchbenchh")
