@@ -38,6 +38,8 @@ from suite.store import (
 
 UNSAVED = "unsaved-cells.jsonl"
 """Rows for which there was no room in `cells.jsonl`."""
+NEXT_RETRIED = ".retried-next.jsonl"
+"""What `retried.jsonl` is to be, from before rows leave `cells.jsonl` until they have."""
 LOCK = ".lock"
 RESERVE = ".reserve"
 RESERVE_BYTES = 16 * 2**20
@@ -93,6 +95,7 @@ class RunWriter:
             run = read_run(path)
             if run.cut_line is not None:
                 _move_cut_line(path, run.cut_line)
+            _end_setting_aside(path, run.cells)
             cut_line = run.cut_line
             if writer._take_in_unsaved(run.cells):
                 run = replace(read_run(path), cut_line=cut_line)
@@ -161,14 +164,18 @@ class RunWriter:
         return True
 
     def set_aside(self, cells: Sequence[Cell], again: Callable[[Cell], bool]) -> list[Cell]:
-        """Moves the lines of those cells of the run that are to run again to `retried.jsonl`; returns the others."""
+        """Moves the lines of those cells of the run that are to run again to `retried.jsonl`; returns the others.
+
+        Wherever it is killed, `reopen` finds each line in one of the two files.
+        """
         moved = [cell for cell in cells if again(cell)]
         kept = [cell for cell in cells if not again(cell)]
         if moved:
             retried = self.path / RETRIED
             before = retried.read_text(encoding="utf-8") if retried.exists() else ""
-            write_atomically(retried, before + lines_of(moved))
+            write_atomically(self.path / NEXT_RETRIED, before + lines_of(moved))
             write_atomically(self.path / CELLS, lines_of(kept))
+            _end_setting_aside(self.path, kept)
         return kept
 
     def close(self) -> None:
@@ -230,6 +237,17 @@ def _move_cut_line(run: Path, cut_line: bytes) -> None:
     with (run / CELLS).open("r+b") as file:
         file.truncate(file.seek(0, os.SEEK_END) - len(cut_line))
         os.fsync(file.fileno())
+
+
+def _end_setting_aside(run: Path, cells: Sequence[Cell]) -> None:
+    """Ends what `RunWriter.set_aside` has begun, if rows have left `cells.jsonl`; else it has not begun."""
+    waiting = run / NEXT_RETRIED
+    if not waiting.exists():
+        return
+    if parse_lines(waiting)[-1].key in {cell.key for cell in cells}:
+        waiting.unlink()
+    else:
+        waiting.replace(run / RETRIED)
 
 
 def _unused(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gzip
 import json
@@ -9,12 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fixtures.synthetic_results import cell, environment, failed_cell
 
-from suite import store
+from suite import run_writer, store
 from suite.errors import EXIT_FINDING, EXIT_WRONG_USE, WrongUse
 from suite.merge import merge_runs
 from suite.run_writer import RunIsBusy, RunWriter
@@ -284,6 +286,41 @@ def test_a_file_where_a_folder_should_be_is_wrong_use(tmp_path: Path) -> None:
         with pytest.raises(WrongUse, match="a file is in the way; give a folder"):
             write_atomically(path, "new")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_wherever_setting_aside_is_killed_each_row_is_in_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    path = make_run(tmp_path / "run", cell("EOS", "compile"), failed_cell("ST", "graph", Status.CRASH))
+    steps = 0
+
+    def killed_at(change: Callable[..., object]) -> Callable[..., object]:
+        def changed(*arguments: object) -> object:
+            nonlocal steps
+            steps += 1
+            if steps > step:
+                raise KeyboardInterrupt
+            return change(*arguments)
+
+        return changed
+
+    def set_aside() -> None:
+        writer, run = RunWriter.reopen(path)
+        with writer:
+            writer.set_aside(run.cells, lambda each: each.status is Status.CRASH)
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(run_writer, "write_atomically", killed_at(write_atomically))
+        patch.setattr(Path, "replace", killed_at(Path.replace))
+        set_aside()
+    assert steps == min(step + 1, 5)
+    writer, run = RunWriter.reopen(path)
+    writer.close()
+    assert len(run.cells) + len(store.read_retried(path)) == 2
+    set_aside()
+    assert (len(read_run(path).cells), len(store.read_retried(path))) == (1, 1)
+    assert not list(path.glob("*next*"))
 
 
 def test_cells_set_aside_are_kept_elsewhere_and_may_come_again(tmp_path: Path) -> None:
