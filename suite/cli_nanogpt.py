@@ -50,7 +50,7 @@ def run(parameters: Mapping[str, Any], given: Callable[[str], bool]) -> int:
     from suite.nanogpt.run import run_paths
     from suite.nanogpt.tables import grids
     from suite.report.published import load_published
-    from suite.settings import parse_duration
+    from suite.settings import parse_duration, require_seed
     from suite.store import RUNS, describe, make_folder, write_atomically
 
     device, size, seed = str(parameters["device"]), str(parameters["size"]), parameters["seed"]
@@ -58,6 +58,7 @@ def run(parameters: Mapping[str, Any], given: Callable[[str], bool]) -> int:
     paths = select_paths(None if names is None else [name.strip() for name in names.split(",") if name.strip()], device)
     timeout_s = parse_duration(parameters["timeout"], "--timeout")
     require_tag(parameters["tag"])
+    require_seed(seed)
     if device == "cuda":
         require_gpu()
     published = load_published()

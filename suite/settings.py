@@ -72,11 +72,20 @@ class RunSettings(Record):
             value = getattr(self, name)
             if value is not None and not bound <= value < float("inf"):
                 raise WrongUse(f"{_option(name)} {value} is out of range: it must be at least {bound}, and finite")
-        if not 0 <= self.seed < 2**63:
-            raise WrongUse(f"--seed {self.seed} is out of range: it must be from 0 to 2**63 - 1")
+        require_seed(self.seed)
         return self.model_copy(
             update={"processes": processes, "most_processes": self.most_processes or max(processes, most)}
         )
+
+
+def require_seed(seed: int) -> None:
+    """Refuses a `--seed` that some generator of random numbers would not take.
+
+    Raises:
+        WrongUse: it is negative, or has more than 63 bits.
+    """
+    if not 0 <= seed < 2**63:
+        raise WrongUse(f"--seed {seed} is out of range: it must be from 0 to 2**63 - 1")
 
 
 class RunPlan(RunSettings):

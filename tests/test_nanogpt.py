@@ -300,6 +300,8 @@ def test_the_command_runs_what_a_cpu_can_run(tmp_path: Path):
         (("NanoGPT", "--set", "all"), "no use for --set"),
         (("nanogpt", "--device", "cpu", "--tag", "../elsewhere"), "--tag '../elsewhere'"),
         (("nanogpt", "--device", "cpu", "--modes", "graph"), "needs --device cuda"),
+        (("nanogpt", "--device", "cpu", "--size", "tiny", "--seed", "-1"), "--seed -1 is out of range"),
+        (("nanogpt", "--device", "cpu", "--size", "tiny", "--seed", str(2**64)), "is out of range"),
         (("nanogpt", "--blocks", "3", "--shard", "1/2"), "no use for --blocks, --shard"),
     ],
 )
