@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).parent / "fixtures" / "trace_workloads.py"
-WORKLOADS = ("DALLE2", "BSCG", "STCLM", "VM", "DMLM", "XLNET-T")
+WORKLOADS = ("DALLE2", "BSCG", "STCLM", "VM", "DMLM", "DBV2", "XLNET-T")
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -73,11 +73,12 @@ def test_mask_rcnn_breaks_where_sizes_depend_on_what_it_found(traced: dict[str, 
     assert len(anchors) == 5, "a CPU tensor for each level"
 
 
-def test_deberta_makes_a_scale_in_each_layer(traced: dict[str, dict[str, Any]]) -> None:
-    (graph,) = traced["DMLM"]["graphs"]
-    assert graph["cpu_nodes"]
+@pytest.mark.parametrize("acronym", ["DMLM", "DBV2"])
+def test_deberta_makes_a_scale_in_each_layer(traced: dict[str, dict[str, Any]], acronym: str) -> None:
+    (graph,) = traced[acronym]["graphs"]
+    assert cpu_values(traced[acronym])["constant"] == 2, "one in each of two layers"
     assert all(node["shape"] == [] for node in graph["cpu_nodes"])
-    assert traced["DMLM"]["breaks"] == []
+    assert traced[acronym]["breaks"] == []
 
 
 def test_xlnet_builds_its_table_on_the_cpu_in_training_too(traced: dict[str, dict[str, Any]]) -> None:
