@@ -43,6 +43,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     from optimizations.recording import budget
 
     monkeypatch.setattr(budget, "SHARE", 1e9)
+    monkeypatch.setattr(budget, "SHARE_OF_ALL", 1e9)
     monkeypatch.setattr(budget, "FEWEST_REPLAYS", 1)
 
 
