@@ -6,7 +6,7 @@ timed as something else: its cell ends as unsupported, with the reason.
 
 from __future__ import annotations
 
-import contextvars
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
@@ -71,26 +71,26 @@ class Outputs:
     """Hands the tensors of a module's output out of a capture, and makes outputs like the last one of them.
 
     Outputs may hold objects, such as caches of keys and values, that no graph hands out. What is kept here is kept
-    where a capture does not look for a loop's state.
+    where a capture does not look for a loop's state: in an object of Python's own library.
     """
 
     def __init__(self, *, wanted: bool) -> None:
         self._wanted = wanted
-        self._last: contextvars.ContextVar[tuple[Any, list[torch.Tensor]]] = contextvars.ContextVar("last")
+        self._last: contextlib.nullcontext[Any] = contextlib.nullcontext()
 
     def taken_apart(self, output: Any) -> list[torch.Tensor]:
         """The tensors of an output, in order; none where no outputs are wanted."""
         if not self._wanted:
             return []
         tensors = {id(tensor): tensor for _, tensor in named_tensors(output, numbers=False)}
-        self._last.set((output, list(tensors.values())))
+        self._last.enter_result = (output, list(tensors.values()))
         return list(tensors.values())
 
     def put_together(self, tensors: list[torch.Tensor]) -> Any:
         """The last output with these tensors in the place of its own."""
         if not self._wanted:
             return None
-        output, last = self._last.get()
+        output, last = self._last.enter_result
         places = {id(old): new for old, new in zip(last, tensors, strict=True)}
         return copy.deepcopy(output, places)
 

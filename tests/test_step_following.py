@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextvars
+import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -25,14 +25,14 @@ from optimizations.captured.driver import CudaCallFailed
 from optimizations.captured.graph import MemoryRange
 from optimizations.captured.read import read_graph
 
-Hidden = contextvars.ContextVar[CpuDevice | None]
-NOWHERE: Hidden = contextvars.ContextVar("nowhere", default=None)
+Hidden = contextlib.nullcontext[CpuDevice | None]
+NOWHERE: Hidden = contextlib.nullcontext(None)
 """What a kernel holds of a device: nothing, so that it runs at once."""
 
 
 def on(device: CpuDevice) -> Hidden:
     """For a kernel of a step on `device`: in something that no step looks into."""
-    return contextvars.ContextVar("device", default=device)
+    return contextlib.nullcontext(device)
 
 
 ROWS, COLUMNS = 16, 8
@@ -55,7 +55,7 @@ class Kernel:
 
     def launch(self, source: torch.Tensor, target: torch.Tensor, *others: Any) -> None:
         words = [one.data_ptr() if isinstance(one, torch.Tensor) else one for one in (source, target, *others)]
-        device = self._device.get()
+        device = self._device.enter_result
         graph = device.capturing_into if device is not None else None
         if graph is None:
             self(*words)
