@@ -7,6 +7,10 @@ same parameters; one that is another tensor is copied to where the graph expects
 the tensor that the recording left, as it would have after the call. A step that throws its gradients away before it
 computes new ones does not depend on those before: neither an operator nor a word of the graph leads to them. That is
 known of gradients that were there. Where there was none, the call may add to what is there, or leave it.
+
+Note [Words that are left over]. What launches a kernel may leave a part of its parameters as it finds the memory, with
+an address of before in it. So where only a word leads to the gradients, the call is captured once more with copies of
+them in their place: code that reads them leads to the copies then. If nothing does, they play no part.
 """
 
 from __future__ import annotations
@@ -133,6 +137,12 @@ def _distinct(found: Iterable[torch.Tensor | None]) -> set[int]:
 
 def _places(found: Iterable[torch.Tensor]) -> set[int]:
     return {gradient.untyped_storage().data_ptr() for gradient in found}
+
+
+def copied(found: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Copies of these, one where several are the same."""
+    copies = {id(gradient): gradient.clone() for gradient in found if gradient is not None}
+    return [None if gradient is None else copies[id(gradient)] for gradient in found]
 
 
 def put(parameters: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor | None]) -> None:

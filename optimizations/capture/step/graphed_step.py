@@ -14,6 +14,7 @@ before it; only gradients from before that the step does not depend on are gone 
 from __future__ import annotations
 
 import copy
+import enum
 import functools
 import sys
 import threading
@@ -32,7 +33,7 @@ from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.signature import class_of_objects, signature, without_objects
 from optimizations.capture.step.call import Call, call_of, refused_call
-from optimizations.capture.step.gradients import pattern, put
+from optimizations.capture.step.gradients import copied, pattern, put
 from optimizations.capture.step.host_random import HostRandom, decides
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.kept_recordings import KeptRecordings
@@ -43,7 +44,7 @@ from optimizations.capture.step.options import DEFAULT_LIMIT, DEFAULT_WARM_UP, S
 from optimizations.capture.step.parallel import DDP_WARM_UP
 from optimizations.capture.step.progress import Action, Plan, Progress
 from optimizations.capture.step.reach import of_argument, reach
-from optimizations.capture.step.recording import capture, cause, is_programs_own, why
+from optimizations.capture.step.recording import GradientsMentioned, capture, cause, is_programs_own, why
 from optimizations.capture.step.replaying import MISSED
 from optimizations.capture.step.surroundings import alone, ambient, inside, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
@@ -55,6 +56,15 @@ MOST_DROPPED = 4
 
 MOST_OBJECTS = 8
 """Objects that may stand in one place of the arguments in turn, where a graph belongs to one of them."""
+
+
+class Mentioned(enum.Enum):
+    """What captures of a call had in them of gradients from before. Note [Words that are left over] in `gradients`."""
+
+    NOT_SEEN = enum.auto()
+    ONCE = enum.auto()
+    ALWAYS = enum.auto()
+
 
 _is_compiling, _this_thread = torch.compiler.is_compiling, threading.get_ident
 _forward_mode: Any = torch_internals.forward_ad
@@ -297,7 +307,15 @@ class GraphedStep:
         progress.saw(call.tensors)
         return seen.returned
 
-    def _record(self, device: Device, key: Hashable, call: Call, progress: Progress) -> Any:
+    def _record(
+        self,
+        device: Device,
+        key: Hashable,
+        call: Call,
+        progress: Progress,
+        *,
+        mentioned: Mentioned = Mentioned.NOT_SEEN,
+    ) -> Any:
         """Capture the call and launch it, or run it as it is. Note [Nothing twice, nothing lost]."""
         if len(self._recordings) >= self._options.limit:
             refusal = Refusal(
@@ -318,12 +336,16 @@ class GraphedStep:
         elsewhere = sum(device.pool_bytes(other) for other in self._recordings.pools() if other != pool)
         graph = device.new_graph()
         in_place = progress.in_place(call.tensors) - self._recordings.copied_inputs(key)
+        captured = call
         try:
+            if mentioned is Mentioned.ONCE:
+                captured = replace(call, before=copied(call.before))
+                put(call.parameters, captured.before)
             with alone():
                 recording = capture(
                     device,
                     self._step,
-                    call,
+                    captured,
                     graph,
                     pool,
                     self._rates,
@@ -334,9 +356,12 @@ class GraphedStep:
                     carry=self._carries,
                     marks=marks,
                     draws_unused=self._draws_unused,
+                    may_mention=mentioned is Mentioned.ALWAYS,
                 )
         except BaseException as raised:
             error = cause(raised)
+            if captured is not call:
+                captured.before.clear()
             graph.reset()
             self._recordings.spoil(pool)  # the allocator may still take it for one that is being captured into
             call.state.restore(snapshot)
@@ -346,9 +371,13 @@ class GraphedStep:
             device.restore_random_states(states)
             if not isinstance(error, Exception):
                 raise error  # noqa: B904 (with its own cause and context, as the program would see it)
+            if mentioned is Mentioned.ONCE:
+                return self._record(device, key, call, progress, mentioned=Mentioned.ALWAYS)
+            if isinstance(error, GradientsMentioned):
+                return self._record(device, key, call, progress, mentioned=Mentioned.ONCE)
             if isinstance(error, NotCarried):
                 self._carries = False
-                return self._record(device, key, call, progress)
+                return self._record(device, key, call, progress, mentioned=mentioned)
             if self._options.on_refusal == "raise" and is_programs_own(error) and not isinstance(error, RuntimeError):
                 raise error  # noqa: B904 (the call would have raised it too; nothing of it was done)
             refusal = why(error)
@@ -373,6 +402,7 @@ class GraphedStep:
                 self._recordings.add(device, key, recording)
                 progress.recorded()
                 call.before.clear()  # gradients that play no part any more
+                captured.before.clear()
                 device.give_back()
                 device.follow()
                 recording.gradients.take_back()

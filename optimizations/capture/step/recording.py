@@ -153,14 +153,17 @@ def capture(
     carry: bool = True,
     marks: TensorMarks | None = None,
     draws_unused: bool = False,
+    may_mention: bool = False,
 ) -> Recording:
     """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
     `carry`: copies of inputs and results are part of the graph where that is possible. See `copy_nodes`. `marks` are of
     the tensors that the step reaches, from before the call. `pool_bytes_elsewhere`: of the step's other graphs.
-    `draws_unused`: what it draws on the host decides nothing.
+    `draws_unused`: what it draws on the host decides nothing. `may_mention`: gradients from before are a part of the
+    call where the graph mentions them.
 
     Raises:
+        GradientsMentioned: it does, and no operator reads them.
         NotCarried: copies are not part of the graph in a way that they can be led elsewhere.
         StepDiffers: the captured call is not what was observed.
         StepRefused: it cannot be repeated, or does not fit into the budget.
@@ -225,7 +228,7 @@ def capture(
             )
         )
     after = gradients(call.parameters)
-    indifferent = _indifferent(device, graph, observer, call.before, after)
+    indifferent = _indifferent(device, graph, observer, call.before, after, may_mention=may_mention)
     unread = _storages(old for old, new in zip(call.before, after, strict=True) if indifferent and old is not new)
     kept = [
         tensor
@@ -337,6 +340,10 @@ HELD_NODES = Refusal(
     "detach() what is kept of earlier calls, or make the step before the first backward",
 )
 """The nodes that add to gradients belong to the stream they were first used on, as long as a result refers to them."""
+
+
+class GradientsMentioned(RuntimeError):
+    """A captured graph holds what may be the address of a gradient from before, and no operator reads these."""
 
 
 def is_programs_own(error: Exception) -> bool:
@@ -455,15 +462,25 @@ def _indifferent(
     observer: Observer,
     before: Sequence[torch.Tensor | None],
     after: Sequence[torch.Tensor | None],
+    *,
+    may_mention: bool,
 ) -> bool:
-    """Whether gradients from before the call play no part in it. Note [Gradients before and after]."""
+    """Whether gradients from before the call play no part in it. Note [Gradients before and after].
+
+    Raises:
+        GradientsMentioned: unless it `may_mention` them, where nothing else leads to them.
+    """
     there = [gradient for gradient in before if gradient is not None]
-    return (
-        bool(there)
-        and not any(storage(gradient) in observer.outside for gradient in there)
-        and not any(old is not None and old is new for old, new in zip(before, after, strict=True))
-        and not device.mentions(graph, memory(there))
-    )
+    if (
+        not there
+        or any(storage(gradient) in observer.outside for gradient in there)
+        or any(old is not None and old is new for old, new in zip(before, after, strict=True))
+    ):
+        return False
+    mentioned = device.mentions(graph, memory(there))
+    if mentioned and not may_mention:
+        raise GradientsMentioned("words of the graph may be addresses of gradients from before the call")
+    return not mentioned
 
 
 def _reads(device: Device, graph: Any, observer: Observer, call: Call) -> Callable[[torch.Tensor], bool]:

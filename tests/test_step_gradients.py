@@ -1,0 +1,118 @@
+"""Gradients from before a captured step, of which a graph may hold addresses that are only left over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice, CpuGraph
+from step_parts import batches, loss_of, network
+
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.captured.graph import MemoryRange
+
+Mentions = Callable[[CpuGraph, Sequence[MemoryRange]], bool]
+
+
+def training(reads: Callable[[torch.Tensor], None] | None = None) -> tuple[Callable[..., Any], torch.nn.Module]:
+    """A step that throws gradients away before it computes others. `reads`: what is done with each one before."""
+    model = network("cpu")
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        for parameter in model.parameters():
+            if reads is not None and parameter.grad is not None:
+                reads(parameter.grad)
+            parameter.grad = None
+        loss = loss_of(model, batch)
+        loss.backward()
+        return loss
+
+    return step, model
+
+
+def run(mentions: Mentions | None, calls: int = 8) -> tuple[GraphedStep, CpuDevice, list[bool]]:
+    """The step after so many calls, and whether each call's loss and gradients were eager's."""
+    device, alike = CpuDevice(), []
+    if mentions is not None:
+        device.mentions = mentions  # type: ignore[method-assign]
+    (made, model), (other, reference) = training(), training()
+    step = GraphedStep(made, device=device)
+    for batch in batches("cpu", calls):
+        same = torch.equal(step(*batch), other(*batch))
+        alike.append(
+            same
+            and all(
+                torch.equal(one.grad, its.grad)
+                for one, its in zip(model.parameters(), reference.parameters(), strict=True)
+                if one.grad is not None and its.grad is not None
+            )
+        )
+    return step, device, alike
+
+
+def test_an_address_that_is_left_over_in_a_graph_makes_no_launch_bring_gradients() -> None:
+    left_over: list[MemoryRange] = []
+
+    def mentions(graph: CpuGraph, memory: Sequence[MemoryRange]) -> bool:
+        """Words of all graphs lead to where the gradients were that the first one was asked about."""
+        if not left_over:
+            left_over.extend(memory)
+        return any(one in left_over for one in memory)
+
+    step, device, alike = run(mentions)
+    assert all(alike) and device.captures == 2
+    assert step.report().replays >= 4
+    (recording,) = step._recordings.steady
+    assert recording.gradients.steady()[0] is not None  # they are not brought in each call
+
+
+def test_gradients_that_a_graph_leads_to_wherever_they_lie_are_brought() -> None:
+    step, device, alike = run(lambda graph, memory: bool(memory))
+    assert all(alike) and device.captures == 3
+    assert step.report().replays >= 4
+    (recording,) = step._recordings.steady
+    assert recording.gradients.steady() == (None, True)
+
+
+def test_no_further_capture_is_made_where_no_word_leads_to_gradients() -> None:
+    step, device, alike = run(None)
+    assert all(alike) and device.captures == 1 and step.report().replays >= 4
+
+
+def test_a_second_capture_that_fails_costs_nothing_but_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def mentions(graph: CpuGraph, memory: Sequence[MemoryRange]) -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    def out_of_memory(found: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory for copies")
+
+    monkeypatch.setattr("optimizations.capture.step.graphed_step.copied", out_of_memory)
+    step, device, alike = run(mentions)
+    assert all(alike) and device.captures == 2 and asked
+    assert step.report().replays >= 4 and not step.report().refusals
+
+
+def test_what_held_a_gradient_finds_it_where_it_is_read_after_all() -> None:
+    """A capture with copies that is not kept leaves the gradients that were there."""
+    device = CpuDevice()
+    device.mentions = lambda graph, memory: bool(memory)  # type: ignore[method-assign]
+    made, model = training()
+    step = GraphedStep(made, device=device)
+    for batch in batches("cpu", 6):
+        held = [parameter.grad for parameter in model.parameters()]
+        before = [None if gradient is None else gradient.clone() for gradient in held]
+        step(*batch)
+        if device.captures:
+            break
+    assert device.captures == 3
+    (recording,) = step._recordings.steady
+    assert all(one is its for one, its in zip(recording.gradients._before, held, strict=True))
+    assert all(
+        one is not None and its is not None and torch.equal(one, its) for one, its in zip(held, before, strict=True)
+    )
