@@ -6,6 +6,7 @@ that code uses of the object is known by its names, and it may call whatever the
 
 from __future__ import annotations
 
+import abc
 import datetime
 import dis
 import functools
@@ -18,10 +19,15 @@ from typing import Any
 
 import torch
 
+from optimizations.capture.step.name_uses import is_key
+
 _LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 PARTIALS = (functools.partial, functools.partialmethod)
 CACHED = type(functools.lru_cache(lambda: None))
 
+_BUILT_IN = (types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType)
+_WITHOUT_LOOKUPS = ("abc", "typing", "collections.abc")
+"""Modules of bases that know nothing of the attributes of their objects."""
 MAKING = frozenset({"__init__", "__new__", "__post_init__"})
 """Called for objects that the step makes, of classes it names; not for those that are there."""
 _DATES = frozenset({"now", "today", "utcnow"})
@@ -51,6 +57,16 @@ def methods(kind: type) -> Iterator[tuple[type, str, Any]]:
                 code = _code(value)
                 if isinstance(code, (types.FunctionType, CACHED, *PARTIALS)) or _is_users_object(code):
                     yield base, name, code
+
+
+def compares_fields(kind: type, name: str) -> bool:
+    """Whether a method is the `__eq__` that `dataclass` made, which runs for a comparison and for nothing else.
+
+    Where objects have a hash, or an order, they are compared in other places too.
+    """
+    made = vars(kind).get("__eq__") if name == "__eq__" and "__dataclass_params__" in vars(kind) else None
+    code = getattr(made, "__code__", None)
+    return code is not None and code.co_filename == "<string>" and kind.__hash__ is None and "__lt__" not in vars(kind)
 
 
 def inherited(kind: type) -> Mapping[str, frozenset[str]]:
@@ -103,7 +119,7 @@ def loads(code: types.CodeType) -> frozenset[tuple[str, ...]]:
     found: set[tuple[str, ...]] = set()
     last: str | None = None
     for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
             last = step.argval
             found.add((step.argval,))
         elif step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")):  # such as a module that it imports itself
@@ -137,6 +153,27 @@ def _is_users_object(value: Any) -> bool:
 def is_implicit(name: str) -> bool:
     """Whether Python calls a method of this name by itself: for operators, `with`, iteration, attributes."""
     return name.startswith("__") and name.endswith("__") and name not in _NOT_IN_A_STEP
+
+
+def is_plain(kind: type, but: type = object) -> bool:
+    """Whether a class has nothing of a library's but of `but` that might look up names of its objects."""
+    if type(kind) not in (type, abc.ABCMeta) and not is_users(type(kind).__module__):
+        return False
+    for base in kind.__mro__:
+        if is_users(base.__module__):
+            if any(map(_is_a_librarys, vars(base).values())):
+                return False
+        elif base not in (object, types.SimpleNamespace, but) and base.__module__ not in _WITHOUT_LOOKUPS:
+            return False
+    return True
+
+
+def _is_a_librarys(member: Any) -> bool:
+    """Whether a member of a class is code of Python's own or a library's."""
+    code = inspect.unwrap(member) if isinstance(member, types.FunctionType) else member
+    if isinstance(code, types.FunctionType):
+        return not is_users_file(code.__code__.co_filename)
+    return isinstance(code, _BUILT_IN)
 
 
 def slots(kind: type) -> tuple[str, ...]:
@@ -182,13 +219,14 @@ def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
 
 @functools.lru_cache(maxsize=4096)
 def looks_up_by_variable(code: types.CodeType) -> bool:
-    """Whether code may ask `getattr` for a name that does not stand there: a variable, or put together."""
+    """Whether code may ask `getattr`, or `hasattr`, for a name that is not there: a variable, or put together."""
     if any(looks_up_by_variable(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)):
         return True
     inside = stands_there = False
-    for step in dis.get_instructions(code):
+    steps = list(dis.get_instructions(code))
+    for index, step in enumerate(steps):
         if not inside:
-            inside = step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "getattr"
+            inside = step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in ("getattr", "hasattr")
             stands_there = False
         elif step.opname.startswith("CALL"):
             if not stands_there:
@@ -196,9 +234,11 @@ def looks_up_by_variable(code: types.CodeType) -> bool:
             inside = False
         elif step.opname in ("BINARY_OP", "BUILD_STRING", "LOAD_METHOD", "PUSH_NULL") or "NULL" in step.argrepr:
             return True  # put together; or a call among its arguments, behind which its own is not looked for
+        elif step.opname.startswith(("STORE", "RETURN", "BUILD")):
+            return True  # it is kept, to be called later
         elif step.opname == "LOAD_CONST":
-            stands_there = stands_there or isinstance(step.argval, str)
-    return False
+            stands_there = stands_there or (isinstance(step.argval, str) and not is_key(steps[index + 1 :]))
+    return inside
 
 
 @functools.lru_cache(maxsize=4096)

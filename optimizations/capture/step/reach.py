@@ -2,12 +2,25 @@
 
 Note [How far it looks]. Variables of the step and of the functions it calls (closures, defaults, globals they name),
 what containers hold, modules, optimizers, schedulers and scalers, and attributes of the program's own objects by names
-that occur in this code; likewise what its classes, modules, functions and containers have as attributes. Of containers
-among the arguments, a batch of a class of the program's own, it is what methods of that class reach. What a training
-loop keeps in the same object as the step (a counter, a data loader) has another name, and may change. Where
-code asks `getattr` for a variable, strings that it reaches are such names, and of namespaces all values count. Of
+that are attributes' in this code; likewise what its classes, modules, functions and containers have as attributes. Of
+containers among the arguments, a batch of a class of the program's own, it is what methods of that class reach. What a
+training loop keeps in the same object as the step (a counter, a data loader) has another name, and may change. Of
 objects of installed libraries all attributes count, and of their functions all variables around them, since their code
 is not followed. What a C extension keeps is not seen.
+
+Note [Which names count]. A name often occurs twice: a loop counts its `step`, and its step calls `optimizer.step()`. So
+
+* globals are those that code loads or writes as such, not what has their name;
+* a string counts as an attribute's name, but not where it is only a key or compared;
+* a method that is called counts, but not where it is called of an object that is found without running anything, is of
+  a library, and holds nothing of the program's own: `self.optimizer.step()`, where `self` can only be objects that are
+  known (`owners.py`). What stands in `self.optimizer` is watched, so that another is noticed, and all is looked at
+  again. Of objects whose classes have a base of a library such names count: its code may call them;
+* fields count that `dataclass` lets `__eq__` compare, but only where code compares what is no constant.
+
+Where code may look names up by a variable, more of them count. With `getattr` and `vars` strings in data do, and all
+names and strings in code; so do parts of strings that it puts together. With what gives attributes as a dict, such as
+`asdict`, all names and strings in code do. With `globals`, `eval` and the like they count for variables, too.
 """
 
 from __future__ import annotations
@@ -21,6 +34,7 @@ import logging
 import operator
 import os
 import random
+import re
 import sys
 import threading
 import types
@@ -44,14 +58,18 @@ from optimizations.capture.step.host_state import (
     cell_content,
     is_array,
 )
+from optimizations.capture.step.name_uses import FIRST, FREE, MATCHED, NameUses, Owner, Use, name_uses
+from optimizations.capture.step.owners import UNKNOWN, attribute_of, is_librarys, only_librarys
 from optimizations.capture.step.program_code import (
     CACHED,
     MAKING,
     PARTIALS,
+    compares_fields,
     data,
     inherited,
     is_clock,
     is_implicit,
+    is_plain,
     is_users,
     is_users_file,
     loads,
@@ -83,6 +101,36 @@ _SETTINGS_OF_THESE = ("training", "require_backward_grad_sync")
 """What such a module is told: the latter by `no_sync()`, whether a backward exchanges gradients."""
 _NOT_LOOKED_INTO = (*sorted(sys.stdlib_module_names - {"__main__"}), "torch", "numpy", "optimizations", "triton")
 _KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
+_BY_VARIABLE = ("vars", "__dict__")
+_WITH_KEYS = frozenset(
+    {"dir", "asdict", "astuple", "fields", "getmembers", "getmembers_static", "getattr_static", "attrgetter"}
+    | {"methodcaller", "__getattribute__", "__getattr__", "__getstate__", "__reduce_ex__", "__slots__", "locals"}
+    | {
+        "f_locals",
+        "model_dump",
+        "to_dict",
+        "as_dict",
+        "__dataclass_fields__",
+        "__annotations__",
+        "__fields__",
+        "_get_kwargs",
+    }
+)
+"""By these, code may have attributes as entries of a dict, or look them up by strings."""
+_VARIABLES = frozenset(
+    {"globals", "eval", "exec", "compile", "__globals__", "f_globals", "modules", "import_module", "__import__"}
+    | {"__builtins__", "getmodule"}
+)
+"""By these, code may look up the variables of a module by strings, or as attributes."""
+_EVALUATE = frozenset({"eval", "exec", "compile"})
+_OTHER_OBJECTS = frozenset({"copy", "deepcopy", "replace", "__class__", "__new__", "__func__"})
+"""By these, code may run a method for an object that is not reached."""
+_LOOK_UP: tuple[Any, ...] = (getattr, vars, dir, globals, locals, eval, exec, compile)
+MOST_OF_A_KIND = 16
+"""Objects of which a method may be, where it is asked whose attributes it uses."""
+LONGEST_EXPRESSION = 200
+"""Characters of a string that is looked through for names, where code evaluates such."""
+_WORD = re.compile(r"[^\W\d]\w*")
 
 
 def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) -> HostState:
@@ -119,13 +167,33 @@ class _Object:
     kind: type
     container: Container | None = None
     is_made: bool = False
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A function that is reached as a method: its first parameter is the object."""
+
+    function: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """One of the program's own, with its `globals`: those that it names, and its globals' modules by their names."""
+
+    function: types.FunctionType
+    uses: NameUses
+    variables: Container
+    modules: tuple[tuple[str, types.ModuleType, Container], ...]
 
 
 class _Walk:
-    """`names` are all that occur in code of the step; objects are looked at again when there are more. `asked` are
-    those that code may ask for by `getattr` or `hasattr`: classes and modules may get them later.
+    """`names` are those of attributes in code of the step; objects are looked at again when there are more. `of_others`
+    are only of objects of libraries. `asked` are those that code may ask for by `getattr` or `hasattr`: classes and
+    modules may get them later.
 
-    `strings` are what it reaches in data: names too, where code looks attributes up `by_variable`.
+    `strings` are what it reaches in data: names too, where code looks attributes up `by_variable`. `keys` are other
+    names and strings in code; `named` is all that occurs there, at whatever place.
     """
 
     def __init__(self, hooks_of_tensors: bool) -> None:
@@ -134,7 +202,20 @@ class _Walk:
         self.names: set[str] = set()
         self.asked: set[str] = set()
         self.strings: set[str] = set()
-        self.by_variable = False
+        self.of_others: set[str] = set()
+        self.keys: set[str] = set()
+        self.words: set[str] = set()
+        self.pieces: set[str] = set()
+        self.named: set[str] = set()
+        self.by_variable = self.compares = False
+        self._stored: set[str] = set()
+        self._globals: set[str] = set()
+        self._functions: list[_Function] = []
+        self._reached_alone: set[int] = set()
+        self._first: dict[int, dict[int, Any]] = {}
+        self._known: dict[tuple[int, str], bool] = {}
+        self._texts: list[str] = []
+        self._plain: dict[tuple[type, type], bool] = {}
         self._objects: list[_Object] = []
         self._sparse: list[Container] = []
         self._classes: set[type] = set()
@@ -148,8 +229,15 @@ class _Walk:
         while self._waiting:
             path, value = self._waiting.popleft()
             value = _behind(value)
-            if isinstance(value, str) and value.isidentifier():
-                self.strings.add(value)
+            if isinstance(value, _Method):
+                value = value.function
+            elif isinstance(value, types.FunctionType):
+                self._reached_alone.add(id(value))
+            if isinstance(value, str):
+                if value.isidentifier():
+                    self.strings.add(value)
+                elif len(value) <= LONGEST_EXPRESSION:
+                    self._texts.append(value)
             if not _is_a_number(value) and id(value) not in self._seen:
                 if len(self._seen) >= MOST_OBJECTS:
                     self.state.complete = False
@@ -162,32 +250,143 @@ class _Walk:
 
     def _look_again(self) -> None:
         """Attributes, methods and properties of the program's objects whose names have occurred since."""
-        in_whole = self.by_variable or not self.names.isdisjoint(("vars", "__dict__"))
-        if in_whole:
+        self._take_in_uses()
+        in_whole = self.by_variable or not self.named.isdisjoint(_BY_VARIABLE)
+        by_strings = not self.named.isdisjoint(_VARIABLES)
+        if not self.named.isdisjoint(_EVALUATE):
+            self.names.update(word for text in self._texts for word in _WORD.findall(text))
+            self.names |= self.words
+        if in_whole or by_strings:
             self.names |= self.strings
+        if in_whole or by_strings or not self.named.isdisjoint(_WITH_KEYS):
+            self.names |= self.keys | self.of_others
+        self._look_at_variables(by_strings)
         self._look_at_sparse()
+        with_keys = self.names | self.keys | self.of_others
+        running: dict[tuple[type, bool], list[tuple[str, Any, bool]]] = {}
+        pieces = tuple(self.pieces) if self.by_variable else ()
         for one in self._objects:
             of_libraries = self._inherited[one.kind]
             if (container := one.container) is not None:
                 assert container.names is not None
                 content = container.content()
-                used = self.names | used_by(of_libraries, self.names) if of_libraries else self.names
+                used = self.names if self._is_plain(one.kind, but=torch.nn.Module) else with_keys
+                if of_libraries:
+                    used = used | used_by(of_libraries, with_keys)
+                if pieces:
+                    used = used.union(name for name in content if name.startswith(pieces) or name.endswith(pieces))
+                if MATCHED in self.names and isinstance(matched := getattr(one.kind, MATCHED, ()), tuple):
+                    used = used.union(matched)
                 if in_whole and issubclass(one.kind, _PLAIN_OBJECTS):
                     used = used.union(content)
                 for name in used - container.names:
                     if name in content:
                         container.names.add(name)
                         self._waiting.append((f"{container.path}.{name}", content[name]))
+                if issubclass(one.kind, torch.nn.Module):  # a method of PyTorch's may be replaced
+                    used = used | self.of_others
                 container.absent = frozenset(used.difference(content))
-            for definer, name, code in methods(one.kind):
-                if name in self.names or is_implicit(name) or name in of_libraries or (one.is_made and name in MAKING):
-                    self._look_at_code(one.kind, definer, name)
-                    if id(code) not in self._seen:
-                        self._waiting.append((f"{one.path}.{name}", code))
+            for name, code, of_objects in self._running(one, of_libraries, with_keys, running):
+                if isinstance(code, types.FunctionType):
+                    self._is_of(code, one.value if of_objects else None)
+                if id(code) not in self._seen:
+                    self._waiting.append((f"{one.path}.{name}", _Method(code)))
         for kind in {one.kind for one in self._objects}:
             for name in self.asked:
                 if all(name not in vars(base) for base in kind.__mro__):
                     self._look_at_code(kind, object, name)
+
+    def _running(
+        self,
+        one: _Object,
+        of_libraries: Mapping[str, frozenset[str]],
+        with_keys: set[str],
+        known: dict[tuple[type, bool], list[tuple[str, Any, bool]]],
+    ) -> list[tuple[str, Any, bool]]:
+        """Methods that may run for an object: their names and code, and whether they are given the object itself."""
+        key = one.kind, one.is_made
+        if key in known:
+            return known[key]
+        found = known[key] = []
+        called = self.names if self._is_plain(one.kind) else with_keys
+        for definer, name, code in methods(one.kind):
+            if not self.compares and compares_fields(definer, name):
+                continue
+            if name in called or is_implicit(name) or name in of_libraries or (one.is_made and name in MAKING):
+                self._look_at_code(one.kind, definer, name)
+                found.append((name, code, isinstance(vars(definer)[name], (types.FunctionType, property))))
+        return found
+
+    def _is_of(self, method: types.FunctionType, value: Any) -> None:
+        """A method may run for this object."""
+        known = self._first.setdefault(id(method), {})
+        if len(known) <= MOST_OF_A_KIND:
+            known[id(value)] = value
+
+    def _take_in_uses(self) -> None:
+        """Attributes of libraries' objects are no names of others, as long as no other use of their names is found."""
+        for one in self._functions:
+            for use in one.uses.known:
+                if use.name not in self.names:
+                    (self.of_others if self._is_a_librarys(one.function, use) else self.names).add(use.name)
+
+    def _is_a_librarys(self, function: types.FunctionType, use: Use) -> bool:
+        owners = self._owners(function, use.owner)
+        if not owners or not all(self._only_librarys(owner, use.name) for owner in owners):
+            return False
+        given = [value for one in use.given for value in self._owners(function, one) or (UNKNOWN,)]
+        return all(map(is_librarys, given))
+
+    def _only_librarys(self, owner: Any, name: str) -> bool:
+        key = id(owner), name
+        if key not in self._known:
+            self._known[key] = only_librarys(owner, name)
+        return self._known[key]
+
+    def _owners(self, function: types.FunctionType, owner: Owner) -> list[Any]:
+        """What code means by these variables and attributes; nothing if that is not known."""
+        kind, name, *rest = owner
+        found: list[Any]
+        if kind == FIRST:
+            any_object = id(function) in self._reached_alone or "type" in self._globals
+            any_object = any_object or not self.named.isdisjoint(_OTHER_OBJECTS)
+            found = [] if any_object else list(self._first.get(id(function), {}).values())
+            if len(found) > MOST_OF_A_KIND or any(value is None for value in found):
+                return []
+        elif name in self._stored:
+            return []
+        elif kind == FREE:
+            cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+            found = [cell_content(cell) for free, cell in cells if free == name]
+        else:
+            found = [function.__globals__[name]] if name in function.__globals__ else []
+        for attribute in rest:
+            found = [attribute_of(one, attribute, self._stored) for one in found]
+            if any(one is UNKNOWN for one in found):
+                return []
+        return [_behind(one) for one in found]
+
+    def _look_at_variables(self, by_strings: bool) -> None:
+        """Variables of modules by names that occur."""
+        every = self.names | self.named | self.strings if by_strings else set()
+        scopes = {id(one.function.__globals__): one for one in self._functions}
+        for one in scopes.values():
+            scope, variables = one.function.__globals__, one.variables.held
+            for name in every.intersection(scope).difference(variables.names):
+                variables.names.add(name)
+                if not is_clock(scope[name]):
+                    self._waiting.append((name, scope[name]))
+        for one in self._functions:
+            for name, module, container in one.modules:
+                named = self.names if by_strings or self.by_variable else self.names & self._names_of(one.function)
+                for member in named.intersection(vars(module)).difference(container.held.names):
+                    container.held.names.add(member)
+                    found = vars(module)[member]
+                    if not is_clock(found) or (name, member) in loads(one.function.__code__):
+                        self._waiting.append((f"{name}.{member}", found))
+
+    def _names_of(self, function: types.FunctionType) -> set[str]:
+        return set(names(function.__code__))
 
     def _look_at_code(self, kind: type, definer: type, name: str) -> None:
         """Another method may get this name: in the class that defines it, or in one that `kind` asks before."""
@@ -212,7 +411,7 @@ class _Walk:
             assert container.names is not None
             scope = container.held if isinstance(container.held, Scope) else None
             content = scope.scope if scope is not None else container.content()
-            for name in self.names.intersection(content).difference(container.names):
+            for name in self._names_for(container).intersection(content).difference(container.names):
                 if scope is not None:
                     if isinstance(content[name], Iterator) or is_clock(content[name]):
                         continue  # another function's, for all that is known
@@ -225,6 +424,19 @@ class _Walk:
                 if not container.names and not container.absent:
                     self.state.containers.append(container)
                 container.absent = frozenset(absent)
+
+    def _is_plain(self, kind: type, but: type = object) -> bool:
+        """Whether a class has nothing of a library's, other than this one, whose code might look up names."""
+        key = kind, but
+        if key not in self._plain:
+            self._plain[key] = is_plain(kind, but)
+        return self._plain[key]
+
+    def _names_for(self, container: Container) -> set[str]:
+        """Names that count for what is looked at by them: all for a tensor, and for a class that a library made."""
+        held = container.held
+        plain = self._is_plain(held.value) if isinstance(held, ClassData) else isinstance(held, Scope)
+        return self.names if plain else self.names | self.keys | self.of_others
 
     def _members(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Notes `value` in the state and gives what it leads to."""
@@ -267,7 +479,9 @@ class _Walk:
             yield from self._of_function(path, value)
         elif isinstance(value, types.MethodType):
             yield _owner_name(path, value), value.__self__
-            yield path, value.__func__
+            if isinstance(value.__func__, types.FunctionType):
+                self._is_of(value.__func__, value.__self__)
+            yield path, _Method(value.__func__)
             if not is_users_file(getattr(getattr(value.__func__, "__code__", None), "co_filename", "")):
                 self.names.add(value.__name__)  # a library's, of which the name is all that is known
         elif isinstance(value, (collections.UserDict, collections.UserList, collections.ChainMap)):
@@ -309,6 +523,9 @@ class _Walk:
         elif isinstance(value, types.BuiltinFunctionType):
             if is_clock(value):
                 state.clocks.append(path)
+            if value in _LOOK_UP:  # under another name
+                self.named.add(value.__name__)
+                self.by_variable = self.by_variable or value is getattr
             yield path, value.__self__  # of `settings.get`; a module where it is a function
         elif isinstance(value, (operator.attrgetter, operator.methodcaller)):
             for name in (one for one in value.__reduce__()[1] if isinstance(one, str)):
@@ -327,7 +544,7 @@ class _Walk:
         elif is_users(type(value).__module__) or isinstance(value, _PLAIN_OBJECTS):
             self._of_object(path, value)
             for call in [code for _, name, code in methods(type(value)) if name == "__call__"][-1:]:
-                yield f"{path}.__call__", call
+                yield f"{path}.__call__", _Method(call)
         elif isinstance(value, logging.Logger):  # whether it writes is asked, and decided by those above it, too
             state.containers.append(Container(vars(value), path, is_attributes=True, names={"level", "disabled"}))
             state.containers.append(Container(vars(value.manager), path, is_attributes=True, names={"_disable"}))
@@ -346,7 +563,7 @@ class _Walk:
         found = [Slots(value, names) for names in [slots(kind)] if names]
         found += [vars(value)] if getattr(value, "__dict__", value) is not value else []
         for held in found:
-            self._note(Container(held, path, is_attributes=True, names=set()), kind)
+            self._note(Container(held, path, is_attributes=True, names=set()), kind, value)
         if not found:
             self._of_code(path, kind)
 
@@ -355,14 +572,14 @@ class _Walk:
         if is_users(type(value).__module__):
             self._of_object(path, value)
 
-    def _note(self, container: Container, kind: type) -> None:
+    def _note(self, container: Container, kind: type, value: Any) -> None:
         self.state.containers.append(container)
-        self._of_code(container.path, kind, container)
+        self._of_code(container.path, kind, container, value)
 
-    def _of_code(self, path: str, kind: type, container: Container | None = None) -> None:
+    def _of_code(self, path: str, kind: type, container: Container | None = None, value: Any = None) -> None:
         """What a class of the program's own holds and runs for an object of it."""
         self._inherited.setdefault(kind, inherited(kind))
-        self._objects.append(_Object(path, kind, container))
+        self._objects.append(_Object(path, kind, container, value=value))
         if is_users(kind.__module__):
             self._of_class(kind.__name__, kind)
 
@@ -395,7 +612,7 @@ class _Walk:
         if users:
             # Its `training` is used, and the numbers of its own code.
             self.names.add("forward")
-            self._note(Container(attributes, path, is_attributes=True, names={"training"}), type(module))
+            self._note(Container(attributes, path, is_attributes=True, names={"training"}), type(module), module)
         elif not type(module).__module__.startswith(_KEEPS_BOOKS):
             self.state.containers.append(Container(attributes, path, is_attributes=True))
             for name, member in list(attributes.items()):
@@ -415,7 +632,7 @@ class _Walk:
             for hook in list(attributes.get(kind, {}).values()):
                 yield f"{path}.{kind}", hook
         if users:
-            yield f"{path}.forward", type(module).forward
+            yield f"{path}.forward", _Method(type(module).forward)
 
     def _of_function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         original = getattr(function, "_torchdynamo_orig_callable", None)
@@ -433,7 +650,15 @@ class _Walk:
             if not _belongs_to(function.__module__, _NOT_LOOKED_INTO):
                 yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
             return
-        self.names |= named
+        uses = name_uses(function.__code__)
+        self.names |= uses.attributes
+        self.keys |= named | uses.keys
+        self.words |= uses.words
+        self.pieces |= uses.pieces
+        self.compares = self.compares or uses.compares
+        self.named |= named
+        self._stored |= uses.stored
+        self._globals |= uses.globals
         asked = set() if named.isdisjoint(("getattr", "hasattr")) else set(strings(function.__code__))
         self.asked |= asked
         self.by_variable = self.by_variable or looks_up_by_variable(function.__code__)
@@ -448,26 +673,26 @@ class _Walk:
         scope = function.__globals__
         if reads_a_date(named, scope):
             self.state.clocks.append(f"datetime in {path}")
-        used = {name for name in named if name in scope}
+        counted = uses.globals if named.isdisjoint((*_BY_VARIABLE, *_VARIABLES)) else named
+        used = {name for name in counted if name in scope}
         missing = {name for name in named.difference(scope) if (name,) in loads(function.__code__)}
         if "globals" in named:
             missing.update(name for name in strings(function.__code__) if name not in scope)
         absent = frozenset(name for name in missing if not hasattr(builtins, name))
-        self.state.containers.append(Container(Scope(scope, used), "", absent=absent))
+        variables = Container(Scope(scope, used), "", absent=absent)
+        self.state.containers.append(variables)
         imported = {name: sys.modules[name] for name in named - used if name in sys.modules and is_users(name)}
+        modules: list[tuple[str, types.ModuleType, Container]] = []
         for name, value in [*((name, scope[name]) for name in sorted(used)), *sorted(imported.items())]:
             if isinstance(value, types.ModuleType) and is_users(value.__name__):
-                members = {member for member in named if member in vars(value)}
                 taken = {attribute for owner, *rest in loads(function.__code__) if owner == name for attribute in rest}
                 absent = frozenset(taken.union(asked).difference(vars(value)))
-                scope_of_module = Container(Scope(vars(value), members), name, is_attributes=True, absent=absent)
-                self.state.containers.append(scope_of_module)
-                for member in members:
-                    found = vars(value)[member]
-                    if not is_clock(found) or (name, member) in loads(function.__code__):
-                        yield f"{name}.{member}", found
+                of_module = Container(Scope(vars(value), set()), name, is_attributes=True, absent=absent)
+                self.state.containers.append(of_module)
+                modules.append((name, value, of_module))
             elif not is_clock(value) or (name,) in loads(function.__code__):  # imported by its name
                 yield name, value
+        self._functions.append(_Function(function, uses, variables, tuple(modules)))
 
 
 def is_generator(value: Any) -> bool:

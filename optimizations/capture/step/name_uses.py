@@ -1,0 +1,331 @@
+"""How code uses names: which are globals, which are attributes and of what, which strings are only keys.
+
+Note [What a name is used as]. The same name may be a global, an attribute, and a key of a batch. It is told from the
+instructions, of Python 3.11 to 3.14. What is not understood counts as an attribute's name.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import re
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_GLOBALS = frozenset(
+    {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME"}
+    | {"DELETE_NAME"}
+)
+_STORES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")
+_NOTHING = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PRECALL", "KW_NAMES", "RESUME", "NOT_TAKEN"})
+_LOADS = frozenset(
+    {"LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_FAST_LOAD_FAST", "LOAD_CONST", "LOAD_SMALL_INT"}
+    | {"LOAD_FAST_BORROW_LOAD_FAST_BORROW", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLOSURE", "PUSH_NULL"}
+    | {"LOAD_COMMON_CONSTANT", "LOAD_CONST_IMMORTAL", "LOAD_CONST_MORTAL", "LOAD_BUILD_CLASS"}
+)
+"""They put something on the stack, and take nothing."""
+_GIVES_ONE = frozenset(
+    {"BINARY_OP", "UNARY_NEGATIVE", "UNARY_NOT", "UNARY_INVERT", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "MAKE_FUNCTION"}
+    | {"CALL_INTRINSIC_1", "FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE", "BUILD_STRING"}
+    | {"BUILD_TUPLE", "BUILD_LIST", "BUILD_SET", "BUILD_SLICE", "BUILD_MAP", "BUILD_CONST_KEY_MAP", "BINARY_SLICE"}
+    | {"BINARY_SUBSCR", "COMPARE_OP", "CONTAINS_OP", "IS_OP", "GET_ITER", "TO_BOOL", "SET_FUNCTION_ATTRIBUTE"}
+)
+"""They put one thing on the stack, and take as many as their effect on it says."""
+_TAKE: dict[str, int] = {
+    **dict.fromkeys(("POP_TOP", "STORE_FAST", "STORE_DEREF", "STORE_GLOBAL", "STORE_NAME"), 1),
+    **{"STORE_ATTR": 2, "DELETE_SUBSCR": 2, "STORE_SUBSCR": 3, "STORE_FAST_STORE_FAST": 2},
+}
+"""How many things on the stack are taken by what puts nothing there."""
+_SUBSCRIPTS = ("BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR")
+_WORD = re.compile(r"[^\W\d]\w*")
+_PIECE = re.compile(r"\w+")
+_PLACE = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]|\{[^}]*\}")
+"""Where `%` and `format` put something into a string."""
+
+_COMPARE = frozenset({"index", "count", "remove", "eq", "ne", "contains", "countOf", "indexOf", "__eq__", "__ne__"})
+"""Functions and methods that ask for equality."""
+
+Owner = tuple[str, ...]
+"""Where an object comes from: "global", "free" (a variable around the function) or "first" (its first parameter), the
+variable's name, and attributes one by one."""
+FIRST, FREE, GLOBAL = "first", "free", "global"
+MATCHED = "__match_args__"
+"""What a class pattern asks a class for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A method that is called. `owner`: whose; `given`: what it is given that is not a constant."""
+
+    name: str
+    owner: Owner
+    given: tuple[Owner, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NameUses:
+    """Names in a function, inner ones included.
+
+    Attributes:
+        globals: loaded, written or deleted as globals, or as names in the body of a class.
+        attributes: names of attributes, of which it is not known whose they are, and strings that may be such.
+        known: attributes of which it is.
+        keys: strings that are only keys, or compared, other strings among the constants, and parameters.
+        stored: attributes and variables that are written.
+        words: names in strings that are none themselves, such as what `eval` is given.
+        pieces: parts of strings in code that puts strings together.
+        compares: whether it asks of what is no constant if it equals something.
+    """
+
+    globals: frozenset[str]
+    attributes: frozenset[str]
+    known: frozenset[Use]
+    keys: frozenset[str]
+    stored: frozenset[str]
+    words: frozenset[str]
+    pieces: frozenset[str]
+    compares: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def name_uses(code: types.CodeType) -> NameUses:
+    """How a function uses names. Note [What a name is used as]."""
+    steps = list(dis.get_instructions(code))
+    read = {step.argval for step in steps if step.opname in _GLOBALS}
+    attributes, known = _attributes(code, steps)
+    attributes.update(set(code.co_names).difference(read, attributes, (use.name for use in known)))
+    strings = set(_strings(code.co_consts))
+    given = {text for text in _given(steps) if text.isidentifier()}
+    words = {word for text in strings if not text.isidentifier() for word in _WORD.findall(text)}
+    attributes |= given
+    for text in strings:
+        if "." in text and all(map(str.isidentifier, text.split("."))):
+            attributes.update(text.split("."))
+    keys = {text for text in strings if text.isidentifier()}
+    keys.update(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])  # of `f(**vars(held))`
+    if not {"format", "format_map"}.isdisjoint(code.co_names):  # which looks up attributes
+        attributes |= words
+    keys.update(word for text in strings if "%(" in text or "{" in text for word in _WORD.findall(text))
+    if any(step.opname == "MATCH_CLASS" for step in steps):
+        attributes |= keys | {MATCHED}
+    pieces = {word for text in strings for word in _PIECE.findall(_PLACE.sub(" ", text))} if _joins(steps) else set()
+    compares = _compares(steps) or not _COMPARE.isdisjoint(code.co_names)
+    stored = {one for step in steps if step.opname in _STORES for one in [step.argval]}
+    if not {"setattr", "delattr", "__setattr__", "__delattr__"}.isdisjoint(code.co_names):
+        stored |= given
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inner = name_uses(constant)
+            read |= inner.globals
+            attributes |= inner.attributes
+            keys |= inner.keys
+            stored |= inner.stored
+            words |= inner.words
+            pieces |= inner.pieces
+            compares = compares or inner.compares
+            for use in inner.known:
+                owners = [_outside(code, steps, one) for one in (use.owner, *use.given)]
+                if None in owners:
+                    attributes.add(use.name)
+                else:
+                    owner, *others = (one for one in owners if one is not None)
+                    known.add(Use(use.name, owner, tuple(others)))
+    made = map(frozenset, (read, attributes, known, keys, stored, words, pieces))
+    return NameUses(*made, compares)  # type: ignore[call-arg, arg-type]
+
+
+def _compares(steps: Sequence[dis.Instruction]) -> bool:
+    """Whether something is compared with, or looked for among others, that is no constant."""
+    steps = [step for step in steps if step.opname not in ("EXTENDED_ARG", "CACHE")]
+    for two, one, step in zip([None, None, *steps], [None, *steps], steps, strict=False):
+        if step.opname == "COMPARE_OP" and ("==" in step.argrepr or "!=" in step.argrepr):
+            if one is None or not _is_constant(one):
+                return True
+        elif step.opname == "CONTAINS_OP" and (two is None or one is None or not _is_constant(two)):
+            return True
+    return False
+
+
+def _is_constant(step: dis.Instruction) -> bool:
+    return step.opname in ("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_CONST_IMMORTAL", "LOAD_CONST_MORTAL")
+
+
+def _joins(steps: Sequence[dis.Instruction]) -> bool:
+    """Whether code may put strings together."""
+    return any(step.opname in ("BUILD_STRING", "BINARY_OP") or step.argval in ("format", "join") for step in steps)
+
+
+def _strings(constants: Sequence[Any]) -> Iterator[str]:
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, (tuple, frozenset)):
+            yield from _strings(tuple(constant))
+
+
+def _attributes(code: types.CodeType, steps: Sequence[dis.Instruction]) -> tuple[set[str], set[Use]]:
+    """Names of attributes of what is not known, and the others."""
+    names: set[str] = set()
+    known: set[Use] = set()
+    owner: Owner | None = None
+    for index, step in enumerate(steps):
+        if step.is_jump_target:
+            owner = None
+        if step.opname in ("EXTENDED_ARG", "CACHE"):
+            continue
+        if (found := _root(code, steps, step)) is not None:
+            owner = found
+        elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            given = _arguments(code, steps, index) if owner is not None and _is_called(step) else None
+            if owner is not None and given is not None:
+                known.add(Use(step.argval, owner, given))
+            elif owner is None or not _is_taken_on(steps, index):
+                names.add(step.argval)
+            else:
+                known.add(Use(step.argval, owner))
+            owner = None if owner is None or _is_called(step) else (*owner, step.argval)
+        else:
+            if step.opcode in dis.hasname and step.opname not in _GLOBALS and isinstance(step.argval, str):
+                names.add(step.argval)
+            owner = None
+    return names, known
+
+
+def _is_called(step: dis.Instruction) -> bool:
+    return step.opname == "LOAD_METHOD" or "NULL" in step.argrepr
+
+
+def _is_taken_on(steps: Sequence[dis.Instruction], index: int) -> bool:
+    """Whether another attribute is looked up of this one."""
+    for step in steps[index + 1 :]:
+        if step.opname not in ("EXTENDED_ARG", "CACHE"):
+            return step.opname in ("LOAD_ATTR", "LOAD_METHOD") and not step.is_jump_target
+    return False
+
+
+def _root(code: types.CodeType, steps: Sequence[dis.Instruction], step: dis.Instruction) -> Owner | None:
+    """The variable that an instruction loads last, if all know what it is."""
+    if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and "NULL" not in step.argrepr:
+        return GLOBAL, step.argval
+    if step.opname == "LOAD_NAME":
+        return None
+    if step.opname.startswith("LOAD_FAST") and step.opname != "LOAD_FAST_AND_CLEAR":
+        name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+        return (FIRST, name) if _is_first(code, steps, name) else None
+    if step.opname == "LOAD_DEREF":
+        return _of_cell(code, steps, step.argval)
+    return None
+
+
+def _of_cell(code: types.CodeType, steps: Sequence[dis.Instruction], name: str) -> Owner | None:
+    if name in code.co_freevars:
+        return FREE, name
+    return (FIRST, name) if _is_first(code, steps, name) else None
+
+
+def _is_first(code: types.CodeType, steps: Sequence[dis.Instruction], name: str) -> bool:
+    """Whether this is the first parameter, which is never written here."""
+    if not code.co_argcount or code.co_varnames[0] != name:
+        return False
+    writes = (step for step in steps if "STORE_" in step.opname or "DELETE_" in step.opname or "CLEAR" in step.opname)
+    return not any(name in _written(step) for step in writes if "FAST" in step.opname or "DEREF" in step.opname)
+
+
+def _written(step: dis.Instruction) -> tuple[Any, ...]:
+    if not isinstance(step.argval, tuple):
+        return (step.argval,)
+    return step.argval[:1] if "LOAD" in step.opname else step.argval
+
+
+def _outside(code: types.CodeType, steps: Sequence[dis.Instruction], owner: Owner) -> Owner | None:
+    """What an owner in an inner function is in this one."""
+    kind, name, *rest = owner
+    if kind == GLOBAL:
+        return owner
+    found = _of_cell(code, steps, name) if kind == FREE else None
+    return None if found is None else (*found, *rest)
+
+
+def _arguments(code: types.CodeType, steps: Sequence[dis.Instruction], index: int) -> tuple[Owner, ...] | None:
+    """What is given in the call of the method that is loaded here: variables, and attributes of such."""
+    given: list[Owner] = []
+    last = False
+    for step in steps[index + 1 :]:
+        if step.is_jump_target:
+            return None
+        if step.opname in _NOTHING:
+            continue
+        if step.opname in ("CALL", "CALL_KW"):
+            return tuple(given)
+        if isinstance(step.argval, tuple) and step.opname.startswith("LOAD_FAST"):
+            return None
+        if (found := _root(code, steps, step)) is not None:
+            given.append(found)
+            last = True
+        elif step.opname == "LOAD_ATTR" and last and not _is_called(step):
+            given[-1] = (*given[-1], step.argval)
+        elif _is_constant(step):
+            last = False
+        else:
+            return None
+    return None
+
+
+def _given(steps: Sequence[dis.Instruction]) -> set[str]:
+    """Strings that are not only keys, or compared: something else is done with them, or it is not known what."""
+    return {
+        step.argval
+        for index, step in enumerate(steps)
+        if step.opcode in dis.hasconst and isinstance(step.argval, str)
+        if not (step.opname.startswith("LOAD_CONST") and is_key(steps[index + 1 :]))
+    }
+
+
+def is_key(behind: Sequence[dis.Instruction]) -> bool:
+    """Whether what was put on the stack is only a key or compared, going on from there as far as no branch comes."""
+    stack = [True]  # whether it is this string; the last is the top
+    for step in behind:
+        name = step.opname
+        if step.is_jump_target:
+            return False
+        if name in _NOTHING:
+            continue
+        if name in ("COPY", "SWAP"):
+            depth = step.arg or 1
+            stack[:0] = [False] * (depth - len(stack))
+            if name == "COPY":
+                stack.append(stack[-depth])
+            else:
+                stack[-1], stack[-depth] = stack[-depth], stack[-1]
+            continue
+        effect = dis.stack_effect(step.opcode, step.arg, jump=False)
+        if name in _LOADS:
+            stack += [False] * effect
+            continue
+        if name in ("LOAD_ATTR", "LOAD_METHOD"):
+            takes, gives = 1, 1 + effect
+        elif name in _GIVES_ONE:
+            takes, gives = 1 - effect, 1
+        elif name in _TAKE:
+            takes, gives = _TAKE[name], 0
+        else:
+            return False
+        stack[:0] = [False] * (takes - len(stack))
+        taken = stack[len(stack) - takes :]
+        if any(ours and not _as_key(step, takes - 1 - place) for place, ours in enumerate(taken)):
+            return False
+        stack[len(stack) - takes :] = [False] * gives
+        if not any(stack):
+            return True
+    return False
+
+
+def _as_key(step: dis.Instruction, below_top: int) -> bool:
+    """Whether an instruction takes what lies so far below the top of the stack as a key, or compares it."""
+    if step.opname in _SUBSCRIPTS or (step.opname == "BINARY_OP" and step.argrepr == "[]"):
+        return below_top == 0
+    if step.opname == "BUILD_MAP":
+        return below_top % 2 == 1
+    return step.opname in ("COMPARE_OP", "CONTAINS_OP", "IS_OP", "POP_TOP")
