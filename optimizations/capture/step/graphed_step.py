@@ -33,6 +33,7 @@ from optimizations.capture.copy_nodes import NotCarried
 from optimizations.capture.device import CudaDevice, Device
 from optimizations.capture.signature import class_of_objects, signature, without_objects
 from optimizations.capture.step.call import Call, call_of, refused_call
+from optimizations.capture.step.changing_values import ChangingValues, named, numbers_in, with_names
 from optimizations.capture.step.gradients import copied, pattern, put
 from optimizations.capture.step.host_random import HostRandom, decides
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
@@ -103,6 +104,8 @@ class GraphedStep:
         self._refusals: list[Refusal] = []
         self._objects: dict[Hashable, set[Hashable]] = {}
         self._drawn: set[str] = set()
+        self._changing = ChangingValues()
+        self._moved: list[str] = []
         self._calls = self._eager = 0
         self._carries = True
         self._observes = False
@@ -226,13 +229,13 @@ class GraphedStep:
             self._changes_streams(device, observes=True)
             with alone(), device.warming_up():
                 return self._step(*args, **kwargs)
-        self._recordings.drop_moved()
+        self._moved = self._recordings.drop_moved() or self._moved
         if any(recording.shares(tensors) for recording in self._recordings.of(key)):
             return self._as_it_is(args, kwargs, None)  # other calls of this signature are served by the graph
         self._recordings.drop_with_moved_inputs(key, tensors)
         if self._recordings.dropped > MOST_DROPPED * self._options.limit:
             self._all = Refusal(
-                "was recorded again and again, because tensors or objects it uses are others each time",
+                f"was recorded again and again: it reads {named(self._moved)} in each call",
                 "write new values into the same tensors (`copy_`), or pass them as arguments",
             )
             return self._refuse_and_run(key, self._all, args, kwargs)
@@ -248,9 +251,16 @@ class GraphedStep:
             return self._refuse_and_run(key, refusal, args, kwargs)
         others = self._recordings.of(key)
         host_key = others[0].watch.host_key() if others else ()
+        if host_key:
+            names = others[0].watch.differing()
+            if (changing := self._changing.note(key, host_key, names, self._recordings.replays)) is not None:
+                self._note(changing)
         frozen = tuple([not parameter.requires_grad for parameter in call.parameters])
         action, progress = self._plan.next((key, pattern(call.before), frozen, host_key))
-        if (refusal := self._plan.exhausted() or self._others_each_time(key)) is not None:
+        exhausted = self._plan.exhausted()
+        if exhausted is not None and self._changing.refusal is not None:
+            exhausted = self._changing.refusal
+        if (refusal := exhausted or self._others_each_time(key)) is not None:
             self._all = refusal
             self._plan.forget()
             return self._refuse_and_run(key, refusal, args, kwargs)
@@ -299,8 +309,11 @@ class GraphedStep:
         progress.asked = progress.asked or seen.asked
         if seen.findings and progress.told_to_be_captured():
             return seen.returned
+        numbers = numbers_in(call.state)
         if (refusal := progress.note(seen.operations, seen.structure, seen.findings, seen.host_draws)) is not None:
-            self._refuse(key, refusal)
+            differs = refusal is progress.difference
+            self._refuse(key, with_names(refusal, progress.numbers, numbers) if differs else refusal)
+        progress.numbers = numbers
         progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
         progress.kept_casts = seen.kept_casts
         progress.host = HostTensors(on_the_host(call.state.tensors, device.holds))

@@ -85,12 +85,16 @@ class KeptRecordings:
         """Inputs of calls of this signature that were the same tensors for a while, and then others."""
         return self._copied_inputs.get(key, set())
 
-    def drop_moved(self) -> None:
-        """Free those that can never be used again."""
+    def drop_moved(self) -> list[str]:
+        """Free those that can never be used again. Gives the names of what stands elsewhere."""
+        names: list[str] = []
         for key, recordings in list(self._by_key.items()):
             usable = [recording for recording in recordings if not recording.is_over()]
-            self._free([recording for recording in recordings if recording not in usable])
+            over = [recording for recording in recordings if recording not in usable]
+            names += [name for recording in over for name in recording.watch.differing()]
+            self._free(over)
             self._by_key[key] = usable
+        return list(dict.fromkeys(names))
 
     def drop_with_moved_inputs(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> None:
         """Inputs that were the same tensors and are others now are copied from now on."""

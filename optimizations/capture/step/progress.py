@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -47,7 +48,7 @@ class Progress:
     those it drew from other than the default one, `failed` the captures that were not what was observed, `set_ups` the
     calls and captures in which something was compiled. `host_draws`: what the last observed call drew on the host,
     where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them. `asked`:
-    it asks whether it is captured, and is told `as_captured`."""
+    it asks whether it is captured, and is told `as_captured`. `numbers`: what it read in Python."""
 
     trace: Sequence[Operation] = ()
     returned: object = None
@@ -67,6 +68,7 @@ class Progress:
     inputs: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     same_inputs: set[int] = field(default_factory=set)
     difference: Refusal | None = None
+    numbers: dict[tuple[int, Any], tuple[str, Any]] = field(default_factory=dict)
 
     def note(
         self,

@@ -362,6 +362,21 @@ class Watch:
         found += self._host.differences() if self._host else []
         return tuple(found)
 
+    def differing(self) -> list[str]:
+        """The names of what is not as it was."""
+        found = []
+        for name, owner, key, old in self._named:
+            try:
+                new = owner[key]
+            except UNREADABLE:
+                new = None
+            if new is not old and not (_is_number(new) and _is_number(old) and exact(new) == exact(old)):
+                found.append(name.removeprefix("."))
+        without = chain(self._without_in_dicts, self._without_asked, self._without_others)
+        found += [name for keys, absent in without for name in absent if not keys.isdisjoint((name,))]
+        arrays = zip(self._arrays, self._array_bytes(), self._bytes, strict=True)
+        return [*found, *(name for name, new, old in arrays if new != old)]
+
     def moved(self) -> bool:
         """Whether something else stands in the place of a tensor or object: the recording cannot be used again."""
         try:
