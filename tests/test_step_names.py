@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from lookup_programs import LOOKUPS
 from name_programs import CALLS, COINCIDES, READS, run_read, run_script
 
 from optimizations.capture.step.name_uses import GLOBAL, Use, name_uses
@@ -15,11 +16,14 @@ from optimizations.capture.step.name_uses import GLOBAL, Use, name_uses
 SIMULATED = "ignore:.*runs without a CUDA graph"
 
 
-@pytest.mark.parametrize("name", READS)
+PROGRAMS = {**READS, **LOOKUPS}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.filterwarnings(SIMULATED)
 def test_what_a_step_reads_in_any_way_is_never_one_from_before(name: str) -> None:
-    expected, _ = run_read(READS[name], graphed=False)
-    found, report = run_read(READS[name], graphed=True)
+    expected, _ = run_read(PROGRAMS[name], graphed=False)
+    found, report = run_read(PROGRAMS[name], graphed=True)
     assert all(map(torch.equal, found, expected))
     assert report.replays >= 3, "it is replayed between the changes"
 

@@ -126,6 +126,8 @@ _EVALUATE = frozenset({"eval", "exec", "compile"})
 _OTHER_OBJECTS = frozenset({"copy", "deepcopy", "replace", "__class__", "__new__", "__func__"})
 """By these, code may run a method for an object that is not reached."""
 _LOOK_UP: tuple[Any, ...] = (getattr, vars, dir, globals, locals, eval, exec, compile)
+_READ_FIELDS = (*_BY_VARIABLE, *_WITH_KEYS, *_OTHER_OBJECTS, "repr", "str", "tree_map", "tree_flatten", "tree_leaves")
+"""By these, code may read all fields of a dataclass, which occur in the code that compares it."""
 MOST_OF_A_KIND = 16
 """Objects of which a method may be, where it is asked whose attributes it uses."""
 LONGEST_EXPRESSION = 200
@@ -309,8 +311,9 @@ class _Walk:
             return known[key]
         found = known[key] = []
         called = self.names if self._is_plain(one.kind) else with_keys
+        reads_fields = self.compares or self.by_variable or not self.named.isdisjoint(_READ_FIELDS)
         for definer, name, code in methods(one.kind):
-            if not self.compares and compares_fields(definer, name):
+            if not reads_fields and compares_fields(definer, name):
                 continue
             if name in called or is_implicit(name) or name in of_libraries or (one.is_made and name in MAKING):
                 self._look_at_code(one.kind, definer, name)
@@ -484,6 +487,7 @@ class _Walk:
             yield path, _Method(value.__func__)
             if not is_users_file(getattr(getattr(value.__func__, "__code__", None), "co_filename", "")):
                 self.names.add(value.__name__)  # a library's, of which the name is all that is known
+                self.named.add(value.__name__)
         elif isinstance(value, (collections.UserDict, collections.UserList, collections.ChainMap)):
             state.containers.append(Container(vars(value), path, is_attributes=True))
             yield from ((f"{path}.{name}", member) for name, member in vars(value).items())
@@ -530,6 +534,7 @@ class _Walk:
         elif isinstance(value, (operator.attrgetter, operator.methodcaller)):
             for name in (one for one in value.__reduce__()[1] if isinstance(one, str)):
                 self.names.update(name.split("."))
+                self.named.update(name.split("."))
         elif isinstance(value, (type, types.ModuleType)):
             return
         elif isinstance(value, type(os.environ)):
@@ -690,6 +695,8 @@ class _Walk:
                 of_module = Container(Scope(vars(value), set()), name, is_attributes=True, absent=absent)
                 self.state.containers.append(of_module)
                 modules.append((name, value, of_module))
+                if "__getattr__" in vars(value):
+                    yield f"{name}.__getattr__", vars(value)["__getattr__"]
             elif not is_clock(value) or (name,) in loads(function.__code__):  # imported by its name
                 yield name, value
         self._functions.append(_Function(function, uses, variables, tuple(modules)))
