@@ -16,6 +16,7 @@ from optimizations.capture.trees.manager import INSIDE_CAPTURE, EncoreManager
 from optimizations.capture.trees.node import StillHeld
 from optimizations.captured.editing import EditableGraph
 from optimizations.indirection.plan import Choice
+from optimizations.recording.session import Session
 
 __all__ = ["cuda_on_cpu"]
 
@@ -163,6 +164,45 @@ def test_what_is_put_off_for_a_recording_does_not_wait_for_the_next_one(
         del kept, out
     check(compiled, weights[2])
     check(other, weights[1])
+
+
+@pytest.mark.parametrize("lean", [True, False])
+def test_a_graph_that_could_not_be_changed_is_not_launched_behind_an_interrupt(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, lean: bool
+) -> None:
+    """Memory is short while the graph is instantiated again, its recording is given up, and the program is interrupted
+    before that call finds the recording of no use."""
+    compiled, w = Compiled(Model(cuda_on_cpu), Choice.PRELUDE, lean=lean), values(7)
+    kept, ended = [], []
+    instantiate, give_up = FakeGraph.instantiate, Session._give_up
+
+    def fail(self: FakeGraph) -> None:
+        if self._executable is not None and not ended:
+            self._executable = None  # PyTorch lets go of the one there was first
+            ended.append("out of memory")
+            raise torch.OutOfMemoryError("for this test")
+        instantiate(self)
+
+    def interrupted(self: Session, reason: str) -> None:
+        give_up(self, reason)
+        ended.append("interrupt")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeGraph, "instantiate", fail)
+    monkeypatch.setattr(Session, "_give_up", interrupted)
+    raised = 0
+    for number in range(30):
+        x, y = values(number), values(-3 * number)
+        kept.append((x, y))
+        try:
+            (result,) = compiled(x, y, w)
+        except KeyboardInterrupt:
+            raised += 1
+            monkeypatch.setattr(Session, "_give_up", give_up)
+            continue
+        assert torch.equal(result, 2 * x + y * w), number
+    assert ended == ["out of memory", "interrupt"] and raised == 1
+    assert len(nodes()) == 1
 
 
 @pytest.mark.parametrize("lean", [True, False])

@@ -289,7 +289,8 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                 if still_alive(current, current.results_alive):
                     return in_full(inputs, RESULTS_HELD)
             session = chosen.session
-            if session is not None and session.stage is not done and not session.rests():
+            # One that is done may have been left with a graph that was not changed to the end.
+            if session is not None and (session.stage is not done or session.unusable) and not session.rests():
                 return in_full(inputs, WORK_IS_DUE)
 
             node = chosen.node
