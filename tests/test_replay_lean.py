@@ -421,9 +421,9 @@ def test_with_inductors_debugging_options_there_are_no_steady_calls(cuda_on_cpu:
     compiled = Compiled(Model(cuda_on_cpu))
     check(compiled, W)
     (node,) = nodes()
-    assert lean.steady_call(node, None, None) is not None
+    assert lean.steady_call(node) is not None
     with torch_internals.inductor_config.patch({f"triton.{option}": True}):
-        assert lean.steady_call(node, None, None) is None
+        assert lean.steady_call(node) is None
 
 
 def test_functions_that_return_inputs_have_no_steady_calls(cuda_on_cpu: CudaOnCpu) -> None:
@@ -431,7 +431,7 @@ def test_functions_that_return_inputs_have_no_steady_calls(cuda_on_cpu: CudaOnCp
     check(compiled, W)
     (node,) = nodes()
     node.function.returned_inputs = {0: 0}
-    assert lean.steady_call(node, None, None) is None
+    assert lean.steady_call(node) is None
 
 
 def test_a_function_that_lost_its_graph_goes_the_full_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:

@@ -145,7 +145,6 @@ class SteadyCall:
 
     Attributes:
         node: the recording; `state`: its state when this was made. Another one now: this is not valid any more.
-        mode: of stock's: inference, forward or backward.
         addresses, compared: where inputs at fixed addresses and results of earlier graphs lie, and their places.
         dead_before, dead_after: references to results that must have died before the graph, and when it runs.
         dying: places of inputs that are results of earlier graphs, and are let go before the launch.
@@ -154,23 +153,19 @@ class SteadyCall:
     __slots__ = (
         "addresses",
         "compared",
-        "compile_id",
         "dead_after",
         "dead_before",
         "dying",
         "graph",
-        "mode",
         "node",
         "session",
         "state",
         "tracker",
     )
 
-    def __init__(self, node: EncoreNode, mode: Any, compile_id: Any) -> None:
+    def __init__(self, node: EncoreNode) -> None:
         self.node = node
         self.state = node.state
-        self.mode = mode
-        self.compile_id = compile_id
         self.addresses = node.static_input_data_ptrs
         self.compared = sorted({*node.static_input_idxs, *node.cudagraph_managed_idxs})
         self.dead_before = node.references(node.expected_dead_indices_before_graph)
@@ -186,13 +181,13 @@ class SteadyCall:
         return bool(self.state == self.node.state)
 
 
-def steady_call(node: EncoreNode, mode: Any, compile_id: Any) -> SteadyCall | None:
+def steady_call(node: EncoreNode) -> SteadyCall | None:
     """The steady call of a recording, if it can have one now."""
     options = torch_internals.inductor_config.triton
     debugging = options.fast_path_cudagraph_asserts or options.force_cudagraph_sync or options.force_cudagraphs_warmup
     if debugging or node.function.returned_inputs or node.graph is None:
         return None
-    return SteadyCall(node, mode, compile_id)
+    return SteadyCall(node)
 
 
 def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[list[Any]], Any]:
@@ -249,7 +244,7 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
             generation = steps.mark_step_counter or generations.generation
             begins = generation != manager.current_gen
             following = calls.get(None if begins else current)
-            if following is None and not begins and manager.may_begin_within_iteration():
+            if following is None and manager.may_begin_within_iteration():
                 following, begins = calls.get(None), True  # Note [Loops]
 
             chosen: SteadyCall | None = None
@@ -301,8 +296,8 @@ def steadily(manager: EncoreManager, full: functools.partial[Any]) -> Callable[[
                 function.went_the_full_way(INPUT_STILL_HELD)
                 return manager.run_without_graph(inputs, function_id, INPUT_STILL_HELD)
 
-            # From here on the call is served, as by `CUDAGraphTreeManager.execute_node` and `CUDAGraphNode.run`.
-            manager.mode, manager.compile_id = mode, chosen.compile_id
+            # From here on the call is served, as by `CUDAGraphTreeManager.execute_node` and `CUDAGraphNode.run`. The
+            # manager's `mode` and `compile_id` are left as they are: they are read behind `run` only, which sets them.
             manager._current_node = node
             manager.current_gen = generation
             node.replays += 1

@@ -210,7 +210,7 @@ class EncoreManager(FollowingManager):
         found = self._steady[function_id]
         calls = [call for call in found.get(node.parent, ()) if call.valid]
         if not any(call.node is node for call in calls):
-            made = steady_call(node, self.id_to_mode[function_id], self.id_to_compile_id[function_id])
+            made = steady_call(node)
             calls = [*([] if made is None else [made]), *calls][:MOST_KEPT]
         if calls:
             found[node.parent] = calls
