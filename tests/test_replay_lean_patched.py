@@ -1,0 +1,96 @@
+"""Steady calls of recordings that are patched: for which inputs they are not, and what is done for each launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from simulated_cuda import Function, floats
+from simulated_work import aligned
+from test_replay_lean import call, full_ways, reasons
+from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
+
+from optimizations.capture.trees import lean
+from optimizations.replay.swaps import Swaps
+
+__all__ = ["cuda_on_cpu", "full_ways"]
+
+
+class MadeForStrides(Model):
+    """Its kernel reads `w` by the strides that it has when it is captured, as one of Inductor's does."""
+
+    def __init__(self, cuda: CudaOnCpu) -> None:
+        super().__init__(cuda)
+        self.dense = self.body
+        self.strided = Function("strided", (8, 8, 8, 8), self._strided)
+        cuda.driver.add_function(self.strided)
+
+    def _strided(self, x: bytes, y: bytes, w: bytes, out: bytes) -> None:
+        every = torch.tensor(list(floats(int.from_bytes(w, "little"), 2 * COUNT))[::2])
+        self._body(x, y, every.data_ptr().to_bytes(8, "little"), out)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        self.body = self.dense if inputs[2].is_contiguous() else self.strided
+        return super().__call__(inputs)
+
+
+def strided() -> torch.Tensor:
+    return aligned(2 * COUNT)[::2].copy_(values(9))
+
+
+def unaligned() -> torch.Tensor:
+    return values(9, offset=1)
+
+
+def patched(cuda: CudaOnCpu, monkeypatch: pytest.MonkeyPatch) -> tuple[Compiled, list[torch.Tensor]]:
+    """A function whose recording is patched for ever new weights."""
+    monkeypatch.setattr(Swaps, "worth_recording", lambda *_: False)
+    compiled, weights = Compiled(MadeForStrides(cuda)), [values(step) for step in range(12)]
+    for _ in range(4):
+        for w in weights:
+            check(compiled, w, calls=2)
+    compiled.functions[0]._full_ways.clear()
+    return compiled, weights
+
+
+@pytest.mark.parametrize("weight", [strided, unaligned])
+def test_what_a_graph_cannot_read_in_place_is_not_patched_into_it(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch, weight: Callable[[], torch.Tensor]
+) -> None:
+    """Kernels rely on the strides and the alignment that they were recorded with."""
+    compiled, weights = patched(cuda_on_cpu, monkeypatch)
+    full_ways.clear()
+    call(compiled, weights[5])
+    assert full_ways == []
+    call(compiled, weight())
+    assert full_ways
+    assert reasons(compiled) == [lean.FIXED_INPUT_MOVED]
+
+
+def test_what_was_written_for_a_launch_is_not_written_again_where_nothing_moves(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, weights = patched(cuda_on_cpu, monkeypatch)
+    (node,) = [one for one in nodes() if one.swaps is not None]
+    tracker = node.tracker
+    assert tracker is not None
+    settled: list[int] = []
+    settle = tracker._pointers.settle
+
+    def noted() -> None:
+        settled.append(1)
+        settle()
+
+    monkeypatch.setattr(tracker._pointers, "settle", noted)
+    full_ways.clear()
+    x, y = values(1), values(2)
+    found = []
+    for w in [weights[5]] * 4 + [weights[6]] * 3:
+        assert torch.equal(compiled(x, y, w)[0], 2 * x + y * w)
+        assert not tracker.pending
+        found.append(len(settled))
+    assert full_ways == []
+    assert found == [0, 1, 1, 1, 1, 2, 2], "once, by the call behind the one that moved"

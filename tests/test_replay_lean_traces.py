@@ -1,0 +1,62 @@
+"""What steady calls leave behind, as full ones do, and what does not end them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
+from test_replay_lean import Training, W, full_ways, steady
+from trees_on_cpu import Compiled, Model, check, values
+
+from optimizations.recording import budget
+
+__all__ = ["cuda_on_cpu", "full_ways"]
+
+
+def test_the_list_of_inputs_is_empty_after_a_steady_call(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    """Or its caller would keep them alive, and their memory taken, while what follows runs."""
+    compiled = steady(cuda_on_cpu, full_ways)
+    torch.compiler.cudagraph_mark_step_begin()
+    given = [values(1), values(2), W]
+    compiled.function(given)
+    assert given == []
+    assert full_ways == []
+
+
+def test_data_that_steady_calls_copy_is_counted(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    compiled = Compiled(Model(cuda_on_cpu, hides_y=True))
+    check(compiled, W, calls=30)
+    full_ways.clear()
+    before = compiled.reports[0].total_copied_bytes
+    check(compiled, W, calls=4)
+    assert full_ways == []
+    assert compiled.reports[0].total_copied_bytes == before + 4 * W.nbytes
+
+
+def test_forwards_without_a_backward_are_steady_where_the_program_marks_its_steps(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    """Marked, an iteration begins though the backward of the one before never came."""
+    training = Training(cuda_on_cpu)
+    for step in range(12):
+        training.step(step)
+    full_ways.clear()
+    replays = cuda_on_cpu.replays
+    for step in range(6):
+        training.step(step, backward=False)
+    assert full_ways == []
+    assert cuda_on_cpu.replays == replays + 6
+
+
+def test_calls_are_steady_while_work_on_their_recording_waits(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "FEWEST_REPLAYS", 100)
+    compiled = Compiled(Model(cuda_on_cpu))
+    check(compiled, W, calls=4)
+    full_ways.clear()
+    check(compiled, W, calls=20)
+    assert full_ways == []
+    assert compiled.reports[0].stage == "waiting"
