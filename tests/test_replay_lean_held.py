@@ -142,3 +142,49 @@ def test_a_call_behind_which_the_same_function_was_recorded_is_served_by_the_rec
     compiled, found = called_once_and_twice(cuda_on_cpu, steady=True)
     assert found == by_stock
     assert reasons(compiled) == [lean.ANOTHER_FOLLOWS]
+
+
+class Two(Model):
+    """The result, and the one with x and y exchanged."""
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        x, y, w = inputs
+        inputs.clear()
+        return [*super().__call__([x, y, w]), *super().__call__([y, x, w])]
+
+
+class Runs(torch.autograd.Function):
+    """A function whose results refer to a backward, as those of AOTAutograd's do."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, function: Any, inputs: list[Any]) -> tuple[torch.Tensor, ...]:
+        return tuple(function(inputs))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, ...]:
+        return None, None, None
+
+
+def test_a_held_result_is_not_written_over_where_another_one_loses_its_history(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    compiled, leaf = Compiled(Two(cuda_on_cpu), outputs=2, is_inference=False), torch.ones(1, requires_grad=True)
+
+    def iteration(start: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The second result, and what it is."""
+        torch.compiler.cudagraph_mark_step_begin()
+        x, y = values(start), values(-2 * start)
+        one, other = Runs.apply(leaf, compiled.function, [x, y, W])
+        assert torch.equal(one, 2 * x + y * W)
+        return other, 2 * y + x * W
+
+    for start in range(40):
+        iteration(start)
+    compiled.functions[0]._full_ways.clear()
+    full_ways.clear()
+    held, expected = iteration(40)
+    assert full_ways == []
+    for start in range(41, 44):
+        iteration(start)
+        assert torch.equal(held, expected)
+    assert lean.RESULTS_HELD in reasons(compiled)

@@ -101,6 +101,7 @@ HOLDS: dict[str, Callable[[list[torch.Tensor]], Any]] = {
     "the result": lambda saved: saved[3],
     "a view of it": lambda saved: saved[3][4:8],
     "its storage": lambda saved: saved[3].untyped_storage(),
+    "a tensor over its memory": lambda saved: saved[3].data,
     "a backward": lambda saved: torch.ones(COUNT, requires_grad=True) * saved[3],
 }
 
@@ -141,3 +142,28 @@ def test_counts_are_those_of_the_references_that_stock_keeps_now(cuda_on_cpu: Cu
     assert not references.idle() and lean.any_alive(references), "what is aliased counts as held, as under stock"
     node.remove_node_cached_tensors()
     assert not references.idle() and not lean.any_alive(references)
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_where_a_backward_does_not_show_in_pythons_counts_it_is_found_in_those_of_cpp(
+    cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    """As in a PyTorch in which a reference of C++'s to a tensor is none to its object of Python."""
+    training = Training(cuda_on_cpu)
+
+    def references(values: list[Any], place: int) -> int:
+        return lean._UNUSED_STORAGE if isinstance(values[place], torch.UntypedStorage) else lean._UNUSED
+
+    node = next(one for one in nodes() if one.function is training.functions[0])
+    asked = node.references([(0, place) for place in (range(RESULTS) if many else range(3, 4))])
+    assert (type(asked) is lean.Many) == many
+    assert not lean.any_alive(asked)
+    monkeypatch.setattr(lean, "_HOLDERS_ARE_COUNTED", False)
+    monkeypatch.setattr(lean, "_references", references)
+    monkeypatch.setattr(lean.Idle, "stand", lambda idle: True)
+    assert not lean.any_alive(asked)
+    seen = training.step(1, HOLDS["a backward"])
+    assert lean.any_alive(asked)
+    assert lean.INPUT_STILL_HELD in training.ways()
+    del seen
+    assert not lean.any_alive(asked)

@@ -14,6 +14,8 @@ from test_replay_lean import call, full_ways, reasons
 from trees_on_cpu import COUNT, Compiled, Model, check, nodes, values
 
 from optimizations.capture.trees import lean
+from optimizations.capture.trees.containers import managers
+from optimizations.replay import addresses
 from optimizations.replay.swaps import Swaps
 
 __all__ = ["cuda_on_cpu", "full_ways"]
@@ -65,6 +67,9 @@ def test_what_a_graph_cannot_read_in_place_is_not_patched_into_it(
     full_ways.clear()
     call(compiled, weights[5])
     assert full_ways == []
+    for calls in [calls for one in managers() for found in one._steady.values() for calls in found.values()]:
+        calls[:] = [one for one in calls if one.tracker is not None and one.tracker.fixed]
+        assert len(calls) == 1
     call(compiled, weight())
     assert full_ways
     assert reasons(compiled) == [lean.FIXED_INPUT_MOVED]
@@ -94,3 +99,23 @@ def test_what_was_written_for_a_launch_is_not_written_again_where_nothing_moves(
         found.append(len(settled))
     assert full_ways == []
     assert found == [0, 1, 1, 1, 1, 2, 2], "once, by the call behind the one that moved"
+
+
+def test_addresses_of_weights_are_compared_once_in_a_call(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be a thousand of them."""
+    compiled, weights = patched(cuda_on_cpu, monkeypatch)
+    call(compiled, weights[5])
+    compared: list[list[int]] = []
+    equal = addresses._data_ptrs_equal
+
+    def noted(inputs: Any, expected: Any, indices: list[int]) -> bool:
+        compared.append(indices)
+        return bool(equal(inputs, expected, indices))
+
+    monkeypatch.setattr(addresses, "_data_ptrs_equal", noted)
+    full_ways.clear()
+    call(compiled, weights[5])
+    assert full_ways == []
+    assert sorted(compared) == [[0, 1], [2]]

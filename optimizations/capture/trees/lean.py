@@ -167,7 +167,7 @@ class SteadyCall:
         self.node = node
         self.state = node.state
         self.addresses = node.static_input_data_ptrs
-        self.compared = sorted({*node.static_input_idxs, *node.cudagraph_managed_idxs})
+        self.compared = sorted(node.static_input_idxs)  # results of earlier graphs are among them
         self.dead_before = node.references(node.expected_dead_indices_before_graph)
         self.dead_after = node.references(node.expected_dead_indices_after_graph)
         self.dying = [index for index in node.cudagraph_managed_idxs if not node.preserved_aliased_inputs[index]]
