@@ -268,3 +268,17 @@ def test_what_is_exchanged_is_let_go(partitioned: Partitioned) -> None:
     check(model, run)
     gc.collect()
     assert storage() is None
+
+
+@torch.no_grad()
+def test_a_partition_that_gives_other_results_than_its_source_says_is_an_error(partitioned: Partitioned) -> None:
+    """The code around it would fail, too; results are not taken from wrong places."""
+    model = Model()
+    run = settled(model)
+    (graph,) = partitioned.graphs
+    (partition,) = graph.compiled_fn_runner.partitions
+    graph.compiled_fn_runner.partitions[0] = lambda values: [torch.zeros(4), *partition(values)]
+    with pytest.raises(RuntimeError, match="a graph returned 3 results, its source says 2"):
+        run(X, X + 1)
+    graph.compiled_fn_runner.partitions[0] = partition
+    check(model, run)

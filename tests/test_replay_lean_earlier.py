@@ -45,6 +45,27 @@ def test_another_result_of_the_same_graph_goes_the_full_way(cuda_on_cpu: CudaOnC
     assert reasons(second) == [lean.FIXED_INPUT_MOVED]
 
 
+def test_a_result_that_is_handed_on_is_still_the_callers_tensor(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) -> None:
+    """Of results of earlier graphs a steady call lets go of those only that are dead behind it."""
+    first, second = Compiled(Model(cuda_on_cpu)), Compiled(Model(cuda_on_cpu, returns_x=True), outputs=2)
+
+    def iteration(start: int) -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        x, y = values(start), values(-2 * start)
+        (made,) = first.function([x, y, W])
+        result, same = second.function([made, y, W])
+        assert same is made
+        assert torch.equal(made, 2 * x + y * W)
+        assert torch.equal(result, 2 * made + y * W)
+
+    for start in range(40):
+        iteration(start)
+    full_ways.clear()
+    for start in range(4):
+        iteration(start)
+    assert full_ways == []
+
+
 def test_a_recording_without_a_graph_has_no_steady_calls(cuda_on_cpu: CudaOnCpu) -> None:
     """All graphs may be ended in the midst of a call, by a finalizer of the program's."""
     compiled = Compiled(Model(cuda_on_cpu))

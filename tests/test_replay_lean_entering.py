@@ -15,6 +15,8 @@ from trees_on_cpu import Compiled, Model, check, nodes, values
 from optimizations.capture import inner_graphs
 from optimizations.capture.trees import lean, manager
 from optimizations.recording.generated import GeneratedCode
+from optimizations.replay import turns
+from optimizations.torch_internals import thread_state
 
 __all__ = ["cuda_on_cpu", "full_ways"]
 
@@ -135,6 +137,26 @@ def test_while_graphs_of_modules_rest_a_steady_call_runs_the_function(
     call(compiled)
     assert (cuda_on_cpu.replays, len(model.runs)) == (replays + 1, runs + 1)
     assert full_ways == []
+
+
+def test_a_backward_that_a_function_runs_in_another_thread_does_not_wait_for_its_turn(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    """The turn is lent to it by a caller that waits for it: it neither takes the turn nor launches a graph."""
+    compiled = steady(cuda_on_cpu, full_ways)
+    turn, replays = compiled.functions[0].turn, cuda_on_cpu.replays
+    with turns.lending(turn):
+        lent = thread_state.find(turns._TLS_KEY)
+
+        def backward() -> None:
+            thread_state.keep(turns._TLS_KEY, lent)  # as the engine hands it on
+            call(compiled)
+
+        in_a_thread(backward)
+    assert cuda_on_cpu.replays == replays
+    assert [one.reason for one in compiled.functions[0].uncaptured()] == [manager.INSIDE_FUNCTION]
+    call(compiled)
+    assert cuda_on_cpu.replays == replays + 1
 
 
 class Outer:
