@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from test_replay_lean import Training, W, full_ways, steady
-from trees_on_cpu import Compiled, Model, check, values
+from test_replay_lean_held import Runs
+from trees_on_cpu import Compiled, Model, check, nodes, values
 
 from optimizations.recording import budget
 
@@ -60,3 +62,29 @@ def test_calls_are_steady_while_work_on_their_recording_waits(
     check(compiled, W, calls=20)
     assert full_ways == []
     assert compiled.reports[0].stage == "waiting"
+
+
+def test_where_another_recording_serves_steadily_the_backward_of_the_last_calls_results_is_let_go(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any]
+) -> None:
+    """It refers to parameters that may have been swapped, and the recording may never be replayed again."""
+    compiled, weights = Compiled(Model(cuda_on_cpu), is_inference=False), [values(5), values(6)]
+
+    def serve(start: int) -> weakref.ref[torch.Tensor]:
+        """To what the backward of the results refers to."""
+        torch.compiler.cudagraph_mark_step_begin()
+        leaf, x, y, w = torch.ones(1, requires_grad=True), values(start), values(-2 * start), weights[start % 2]
+        (result,) = Runs.apply(leaf, compiled.function, [x, y, w])
+        assert torch.equal(result, 2 * x + y * w)
+        return weakref.ref(leaf)
+
+    for start in range(40):
+        serve(start)
+    full_ways.clear()
+    for start in range(40, 46):
+        leaf = serve(start)
+        assert leaf() is not None, "the results are handed out again in the next call of this recording"
+        serve(start + 1)
+        assert leaf() is None
+    assert full_ways == []
+    assert len(nodes()) == 2
