@@ -118,6 +118,7 @@ def test_lean_off_is_stocks_way(cuda_on_cpu: CudaOnCpu, full_ways: list[Any]) ->
     check(compiled, W, calls=4)
     assert len(full_ways) >= 4
     assert reasons(compiled) == [], "nobody asked for steady calls"
+    assert not any(found for one in managers() for found in one._steady.values()), "and none is kept"
     assert compiled.reports[0].steady_replays == 0
 
 

@@ -142,6 +142,8 @@ def test_a_call_behind_which_the_same_function_was_recorded_is_served_by_the_rec
     compiled, found = called_once_and_twice(cuda_on_cpu, steady=True)
     assert found == by_stock
     assert reasons(compiled) == [lean.ANOTHER_FOLLOWS]
+    kept = [calls for one in managers() for found in one._steady.values() for calls in found.values()]
+    assert [len(calls) for calls in kept] == [len({call.node for call in calls}) for calls in kept], "no copies of one"
 
 
 class Two(Model):

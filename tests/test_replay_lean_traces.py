@@ -12,6 +12,8 @@ from test_replay_lean import Training, W, full_ways, steady
 from test_replay_lean_held import Runs
 from trees_on_cpu import Compiled, Model, check, nodes, values
 
+from optimizations.capture.trees import manager
+from optimizations.capture.trees.containers import managers
 from optimizations.recording import budget
 
 __all__ = ["cuda_on_cpu", "full_ways"]
@@ -88,3 +90,23 @@ def test_where_another_recording_serves_steadily_the_backward_of_the_last_calls_
         assert leaf() is None
     assert full_ways == []
     assert len(nodes()) == 2
+
+
+def test_no_more_steady_calls_are_kept_than_there_may_be(
+    cuda_on_cpu: CudaOnCpu, full_ways: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the sets of parameters that were recorded or went the full way last."""
+    monkeypatch.setattr(manager, "MOST_KEPT", 4)
+    compiled = Compiled(Model(cuda_on_cpu, hides_y=True), static_inputs=(1, 2))
+    parameters = [values(3 * swap) for swap in range(8)]
+    for step in range(80):
+        y = parameters[step % 8]
+        assert torch.equal(compiled(values(step), y, W)[0], 2 * values(step) + y * W)
+    assert len(nodes()) == 8
+    kept = [calls for one in managers() for found in one._steady.values() for calls in found.values()]
+    assert [len(calls) for calls in kept] == [4]
+    full_ways.clear()
+    for step in range(4):
+        y = parameters[4 + step % 4]
+        assert torch.equal(compiled(values(step), y, W)[0], 2 * values(step) + y * W)
+    assert full_ways == []

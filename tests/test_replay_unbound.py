@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from binding_programs import Model, one_parameter, state_assigned
+from binding_programs import Layer, Model, one_parameter, state_assigned
 from bound_calls import ONE, Clock, Scaled, X, clock, compiled, reads, runner, same, settle
 from torch import nn
 
@@ -194,3 +194,23 @@ def test_slow_comparisons_are_made_new(clock: Clock, reads: list[Any]) -> None:
     assert reads == [model]
     one_parameter(model)
     assert same(run(X), model(X))
+
+
+@torch.no_grad()
+def test_each_choice_of_modules_is_bound_by_itself(reads: list[Any]) -> None:
+    """Two modules take turns in front of the same last one, and neither is read again."""
+    firsts, last = [Layer(1).eval(), Layer(2).eval()], Layer(3).eval()
+
+    def program(x: torch.Tensor, first: nn.Module, last: nn.Module) -> torch.Tensor:
+        result: torch.Tensor = last(first(x))
+        return result
+
+    run = compiled(program)
+    for _ in range(READS_BEFORE + 1):
+        for first in firsts:
+            assert same(run(X, first, last), program(X, first, last))
+    reads.clear()
+    for _ in range(4):
+        for first in firsts:
+            assert same(run(X, first, last), program(X, first, last))
+    assert reads == []
