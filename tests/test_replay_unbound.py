@@ -119,17 +119,24 @@ def test_a_defect_in_binding_costs_binding_only(monkeypatch: pytest.MonkeyPatch)
 
 
 @torch.no_grad()
-def test_a_module_that_keeps_its_tensors_in_its_own_way_is_read_in_each_call(reads: list[Any]) -> None:
+def test_a_module_that_keeps_its_tensors_in_its_own_way_is_read_in_each_call(
+    reads: list[Any], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
     class Tracking(dict[str, Any]):
         pass
 
     model = Model().eval()
     model.layers[0].linear.__dict__["_parameters"] = Tracking(model.layers[0].linear._parameters)
+    asked: list[int] = []
+    stock = bound_module.same_tensors
+    monkeypatch.setattr(bound_module, "same_tensors", lambda *given: (asked.append(1), stock(*given))[1])
     run = compiled(model)
     for _ in range(READS_BEFORE + 4):
         assert same(run(X), model(X))
         one_parameter(model)
     assert len(reads) == READS_BEFORE + 4
+    assert asked == [1], "it stays so"
+    assert not [one for one in recwarn if "parameters are read in each call" in str(one.message)], "and is no defect"
 
 
 @torch.no_grad()

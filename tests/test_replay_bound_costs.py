@@ -1,0 +1,162 @@
+"""When parameters are read and when they are compared in C++: what one costs is weighed against the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from bound_calls import ONE, Clock, Scaled, clock, compiled, reads, runner, same, settle
+from torch import nn
+
+from optimizations.replay import bound as bound_module
+from optimizations.replay.bound import PATIENCE, PROBE_EVERY, BoundRoots
+from optimizations.torch_internals.identity_guard import same_tensors
+
+__all__ = ["clock", "reads", "runner"]
+
+pytestmark = pytest.mark.usefixtures("runner")
+
+
+def making_takes(monkeypatch: pytest.MonkeyPatch, clock: Clock, time: int) -> None:
+    """To make a comparison takes so long; whatever else is measured takes 1."""
+
+    def make(*arguments: Any) -> Any:
+        clock.now += time - 1
+        return same_tensors(*arguments)
+
+    monkeypatch.setattr(bound_module, "same_tensors", make)
+
+
+def serve(run: Any, model: nn.Module, calls: int) -> None:
+    for _ in range(calls):
+        assert same(run(ONE), model(ONE))
+
+
+@torch.no_grad()
+def test_after_an_exchange_calls_read_until_that_took_twice_as_long_as_a_comparison_that_did_not_pay(
+    clock: Clock, reads: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    making_takes(monkeypatch, clock, 10)
+    model = Scaled()
+    run = compiled(model)
+    settle(lambda: run(ONE))
+    for weight in (2, 4, 8):
+        reads.clear()
+        serve(run, model, 3)
+        assert reads == []
+        model.scale = nn.Parameter(model.scale + 1)
+        serve(run, model, 1 + 10 * weight + 3)
+        assert len(reads) == 1 + 10 * weight
+
+
+@torch.no_grad()
+def test_a_comparison_that_won_back_what_it_cost_is_made_again_as_soon_as_reading_took_as_long(
+    clock: Clock, reads: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    making_takes(monkeypatch, clock, 10)
+    model = Scaled()
+    run = compiled(model)
+    settle(lambda: run(ONE))
+    for _ in range(3):
+        serve(run, model, PROBE_EVERY + 1)
+        reads.clear()
+        model.scale = nn.Parameter(model.scale + 1)
+        serve(run, model, 40)
+        assert len(reads) == 1 + 10
+
+
+@torch.no_grad()
+def test_parameters_that_are_exchanged_again_and_again_are_compared_for_ever(
+    clock: Clock, reads: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlike buffers that may be results of a graph: a program that swaps parameters may go on with some."""
+    making_takes(monkeypatch, clock, 2)
+    model = Scaled()
+    run = compiled(model)
+    settle(lambda: run(ONE))
+    weight = 1
+    while weight <= 4 * PATIENCE:
+        model.scale = nn.Parameter(model.scale + 1)
+        weight *= 2
+        serve(run, model, 1 + 2 * weight)
+    reads.clear()
+    serve(run, model, 4)
+    assert reads == []
+
+
+class Buffered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(1))
+        self.register_buffer("scale", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale + self.shift
+
+
+@torch.no_grad()
+def test_buffers_that_are_exchanged_again_and_again_are_compared_no_more(
+    clock: Clock, reads: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be results of a graph, which what is bound would keep alive."""
+    making_takes(monkeypatch, clock, 2)
+    model = Buffered()
+    run = compiled(model)
+    settle(lambda: run(ONE))
+    weight = 1
+    while weight <= PATIENCE:
+        reads.clear()
+        serve(run, model, 2)
+        assert reads == [], "compared until then"
+        model.scale = model.scale + 1
+        weight *= 2
+        serve(run, model, 1 + 2 * weight)
+    model.scale = model.scale + 1
+    reads.clear()
+    serve(run, model, 8 * weight)
+    assert len(reads) == 8 * weight
+
+
+@torch.no_grad()
+def test_a_comparison_that_fails_though_nothing_was_exchanged_is_made_new(
+    clock: Clock, reads: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def make(*arguments: Any) -> Any:
+        made.append(same_tensors(*arguments))
+        return made[-1] if len(made) > 1 else lambda given: False
+
+    monkeypatch.setattr(bound_module, "same_tensors", make)
+    model = Scaled()
+    run = compiled(model)
+    settle(lambda: run(ONE))
+    serve(run, model, 8)
+    reads.clear()
+    serve(run, model, 4)
+    assert reads == [] and len(made) == 2
+
+
+@torch.no_grad()
+def test_a_comparison_that_became_slow_is_kept_until_that_took_as_long_as_making_it(
+    clock: Clock, reads: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    making_takes(monkeypatch, clock, 4 * PROBE_EVERY * 9)
+    model = Scaled()
+    run = compiled(model)
+    settle(lambda: run(ONE))
+    reads.clear()
+    serve(run, model, PROBE_EVERY)
+    clock.step = 10  # nine more than it took
+    serve(run, model, 4 * PROBE_EVERY)
+    assert reads == []
+    serve(run, model, 4)
+    assert len(reads) == 1, "which makes a new one"
+
+
+def test_a_comparison_that_another_thread_gave_up_is_not_measured(clock: Clock) -> None:
+    roots = BoundRoots(bound_module.Binding(1, (0,), ()))
+    roots.calls_to_probe = 0
+    roots.probe((ONE,))
+    assert roots.calls_to_probe == PROBE_EVERY
