@@ -309,21 +309,24 @@ def test_a_cell_that_follows_waits_in_both_of_its_compilations_and_its_times_are
     live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, spec=spec)
     waits: list[tuple[int, float]] = []
     wait = suite.compile_order.Follower._wait_for
+    begun = threading.Event()
 
     def noted(self, descriptor: int, graphs: int) -> None:
         begin = time.monotonic()
+        begun.set()
         wait(self, descriptor, graphs)
         waits.append((graphs, time.monotonic() - begin))
 
     monkeypatch.setattr(suite.compile_order.Follower, "_wait_for", noted)
     with leader(tmp_path) as process:
         assert process.stdin is not None
-        with later(lambda: print(file=process.stdin, flush=True)):
+        with later(begun, lambda: print(file=process.stdin, flush=True)):
             live.build()
         assert max(seconds for _, seconds in waits) >= WAIT_S / 2
         waits.clear()
         begin = time.perf_counter()
-        with later(process.kill):
+        begun.clear()
+        with later(begun, process.kill):
             live.compile(CompileConditions.KERNELS_SIDE_BY_SIDE)
         took = time.perf_counter() - begin
     times = live._compilation._compile_times
@@ -333,14 +336,21 @@ def test_a_cell_that_follows_waits_in_both_of_its_compilations_and_its_times_are
 
 
 @contextlib.contextmanager
-def later(do: Callable[[], object]) -> Iterator[None]:
-    """`do`, once the block waits for it, or would have."""
-    timer = threading.Timer(WAIT_S, do)
-    timer.start()
+def later(begun: threading.Event, do: Callable[[], object]) -> Iterator[None]:
+    """`do`, `WAIT_S` after the block began to wait for it, or where it ends without."""
+
+    def when_it_is_time() -> None:
+        begun.wait()
+        time.sleep(WAIT_S)
+        do()
+
+    thread = threading.Thread(target=when_it_is_time)
+    thread.start()
     try:
         yield
     finally:
-        timer.join()
+        begun.set()
+        thread.join()
 
 
 @contextlib.contextmanager

@@ -144,7 +144,6 @@ def turning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(served, "LOOK_EVERY", 2)
     monkeypatch.setattr(group, "LONGEST_LOOK_EVERY", 2)
     monkeypatch.setattr(budget, "SHARE", 1e9)
-    monkeypatch.setattr(budget, "SHARE_OF_ALL", 1e9)
     monkeypatch.setattr(member, "circumstances", lambda *arguments: None)
 
     def with_rules(rules: Rules, seed: int = 4) -> None:

@@ -10,7 +10,9 @@ import abc
 import datetime
 import dis
 import functools
+import importlib.metadata
 import inspect
+import pathlib
 import sys
 import sysconfig
 import types
@@ -258,6 +260,30 @@ def is_users(module: Any) -> bool:
     return path is None or is_users_file(path)
 
 
+@functools.lru_cache(maxsize=65536)
 def is_users_file(path: str) -> bool:
     """Whether the program's own code stands in a file, and not Python's or an installed library's."""
-    return not path.startswith(_LIBRARIES) and "site-packages" not in path and not path.startswith("<frozen")
+    if path.startswith(_LIBRARIES) or "site-packages" in path or path.startswith("<frozen"):
+        return False
+    file = pathlib.Path(path)
+    return not any(
+        folder
+        and path.startswith(folder)
+        and file.is_relative_to(folder)
+        and _is_installed(file.relative_to(folder), folder)
+        for folder in sys.path
+    )
+
+
+def _is_installed(file: pathlib.Path, folder: str) -> bool:
+    return bool(file.parts) and file.parts[0] in _installed_in(folder)
+
+
+@functools.cache
+def _installed_in(folder: str) -> frozenset[str]:
+    """What packages that were installed into a folder have there, as `pip install --target` does: files and folders.
+
+    The program's own code may stand beside them, and what describes it as a package that is worked on (`.egg-info`).
+    """
+    described = map(importlib.metadata.PathDistribution, pathlib.Path(folder).glob("*.dist-info"))
+    return frozenset(file.parts[0] for one in described for file in one.files or ())
