@@ -267,7 +267,8 @@ def is_users_file(path: str) -> bool:
         return False
     file = pathlib.Path(path)
     return not any(
-        folder
+        isinstance(folder, str)
+        and folder
         and path.startswith(folder)
         and file.is_relative_to(folder)
         and _is_installed(file.relative_to(folder), folder)
