@@ -10,13 +10,14 @@ import pytest
 import torch
 from lookup_programs import LOOKUPS
 from name_programs import CALLS, COINCIDES, READS, run_read, run_script
+from text_programs import MORE_LOOKUPS
 
 from optimizations.capture.step.name_uses import GLOBAL, Use, name_uses
 
 SIMULATED = "ignore:.*runs without a CUDA graph"
 
 
-PROGRAMS = {**READS, **LOOKUPS}
+PROGRAMS = {**READS, **LOOKUPS, **MORE_LOOKUPS}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -44,8 +44,16 @@ _PIECE = re.compile(r"\w+")
 _PLACE = re.compile(r"%[-+ #0]*\d*(?:\.\d+)?[a-zA-Z]|\{[^}]*\}")
 """Where `%` and `format` put something into a string."""
 
-_COMPARE = frozenset({"index", "count", "remove", "eq", "ne", "contains", "countOf", "indexOf", "__eq__", "__ne__"})
-"""Functions and methods that ask for equality."""
+COMPARE = frozenset(
+    {"index", "count", "remove", "eq", "ne", "contains", "countOf", "indexOf", "__eq__", "__ne__", "groupby", "approx"}
+)
+"""Functions and methods that ask for equality, next to those whose name begins with `assert`."""
+_FORMATS = ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE")
+_TEXTS = frozenset(
+    {"str", "repr", "ascii", "format", "format_map", "vformat", "format_field", "print", "substitute", "Template"}
+    | {"pformat", "pprint", "pp", "saferepr", "safe_substitute"}
+)
+"""By these, code makes texts of objects."""
 
 Owner = tuple[str, ...]
 """Where an object comes from: "global", "free" (a variable around the function) or "first" (its first parameter), the
@@ -77,6 +85,7 @@ class NameUses:
         words: names in strings that are none themselves, such as what `eval` is given.
         pieces: parts of strings in code that puts strings together.
         compares: whether it asks of what is no constant if it equals something.
+        texts: whether it may make texts of objects.
     """
 
     globals: frozenset[str]
@@ -87,6 +96,7 @@ class NameUses:
     words: frozenset[str]
     pieces: frozenset[str]
     compares: bool
+    texts: bool
 
 
 @functools.lru_cache(maxsize=4096)
@@ -111,7 +121,9 @@ def name_uses(code: types.CodeType) -> NameUses:
     if any(step.opname == "MATCH_CLASS" for step in steps):
         attributes |= keys | {MATCHED}
     pieces = {word for text in strings for word in _PIECE.findall(_PLACE.sub(" ", text))} if _joins(steps) else set()
-    compares = _compares(steps) or not _COMPARE.isdisjoint(code.co_names)
+    called = {*code.co_names, *(set() if {"getattr", "methodcaller"}.isdisjoint(code.co_names) else given)}
+    compares = _compares(steps) or any(map(asks_for_equality, called))
+    texts = _makes_texts(steps) or not _TEXTS.isdisjoint(called)
     stored = {one for step in steps if step.opname in _STORES for one in [step.argval]}
     if not {"setattr", "delattr", "__setattr__", "__delattr__"}.isdisjoint(code.co_names):
         stored |= given
@@ -125,6 +137,7 @@ def name_uses(code: types.CodeType) -> NameUses:
             words |= inner.words
             pieces |= inner.pieces
             compares = compares or inner.compares
+            texts = texts or inner.texts
             for use in inner.known:
                 owners = [_outside(code, steps, one) for one in (use.owner, *use.given)]
                 if None in owners:
@@ -133,7 +146,22 @@ def name_uses(code: types.CodeType) -> NameUses:
                     owner, *others = (one for one in owners if one is not None)
                     known.add(Use(use.name, owner, tuple(others)))
     made = map(frozenset, (read, attributes, known, keys, stored, words, pieces))
-    return NameUses(*made, compares)  # type: ignore[call-arg, arg-type]
+    return NameUses(*made, compares, texts)  # type: ignore[call-arg, arg-type]
+
+
+def asks_for_equality(name: str) -> bool:
+    """Whether a function or method of this name compares what it is given."""
+    return name in COMPARE or name.startswith("assert")
+
+
+def _makes_texts(steps: Sequence[dis.Instruction]) -> bool:
+    """Whether there is an f-string that something is put into, or a `%` whose right side is not a number."""
+    steps = [step for step in steps if step.opname not in ("EXTENDED_ARG", "CACHE")]
+    for one, step in zip([None, *steps], steps, strict=False):
+        by_number = one is not None and _is_constant(one) and isinstance(one.argval, (int, float))
+        if step.opname in _FORMATS or (step.opname == "BINARY_OP" and step.argrepr in ("%", "%=") and not by_number):
+            return True
+    return False
 
 
 def _compares(steps: Sequence[dis.Instruction]) -> bool:
@@ -150,6 +178,37 @@ def _compares(steps: Sequence[dis.Instruction]) -> bool:
 
 def _is_constant(step: dis.Instruction) -> bool:
     return step.opname in ("LOAD_CONST", "LOAD_SMALL_INT", "LOAD_CONST_IMMORTAL", "LOAD_CONST_MORTAL")
+
+
+def relative_imports(code: types.CodeType) -> Iterator[tuple[int, str]]:
+    """What code imports from the package that it stands in: how many levels up, and the name; or none."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("EXTENDED_ARG", "CACHE")]
+    for level, step in zip([None, None, *steps], steps, strict=False):
+        if step.opname == "IMPORT_NAME" and level is not None and isinstance(level.argval, int) and level.argval:
+            yield level.argval, step.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from relative_imports(constant)
+
+
+@functools.lru_cache(maxsize=4096)
+def chains(code: types.CodeType) -> frozenset[Owner]:
+    """Globals that code loads, each with the attributes that are looked up of it one by one."""
+    found: set[Owner] = set()
+    chain: Owner | None = None
+    for step in dis.get_instructions(code):
+        if step.opname in ("EXTENDED_ARG", "CACHE"):
+            continue
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            chain = (step.argval,)
+            found.add(chain)
+        elif chain is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            chain = (*chain, step.argval)
+            found.add(chain)
+        else:
+            chain = None
+    inner = (chains(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(found).union(*inner)
 
 
 def _joins(steps: Sequence[dis.Instruction]) -> bool:
@@ -207,9 +266,9 @@ def _is_taken_on(steps: Sequence[dis.Instruction], index: int) -> bool:
 
 def _root(code: types.CodeType, steps: Sequence[dis.Instruction], step: dis.Instruction) -> Owner | None:
     """The variable that an instruction loads last, if all know what it is."""
-    if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and "NULL" not in step.argrepr:
+    if step.opname == "LOAD_GLOBAL" and "NULL" not in step.argrepr:
         return GLOBAL, step.argval
-    if step.opname == "LOAD_NAME":
+    if step.opname == "LOAD_NAME":  # in the body of a class, where it may be a name of that body
         return None
     if step.opname.startswith("LOAD_FAST") and step.opname != "LOAD_FAST_AND_CLEAR":
         name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval

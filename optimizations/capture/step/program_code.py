@@ -34,6 +34,7 @@ MAKING = frozenset({"__init__", "__new__", "__post_init__"})
 """Called for objects that the step makes, of classes it names; not for those that are there."""
 _DATES = frozenset({"now", "today", "utcnow"})
 _TELL_DATES = (datetime, datetime.datetime, datetime.date)
+_LOOK_UP_OR_IMPORT = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")
 CLOCKS = tuple(
     f"{name}{unit}"
     for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time")
@@ -41,10 +42,12 @@ CLOCKS = tuple(
 )
 """Functions of the module `time` that give another value each time they are asked."""
 ADVICE_ON_CLOCKS = "measure around it; decide by the time before it, and pass the decision"
+TEXTS = frozenset({"__repr__", "__str__"})
+"""Called where texts are made of objects."""
+COPIES = frozenset({"__copy__", "__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__", "__replace__"})
+"""Called where objects are copied, or pickled."""
 _NOT_IN_A_STEP = frozenset(
-    {"__repr__", "__str__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"}
-    | MAKING
-    | {"__deepcopy__", "__init_subclass__", "__class_getitem__", "__set_name__", "__dir__", "__sizeof__"}
+    {*TEXTS, *COPIES, *MAKING, "__del__", "__setstate__", "__init_subclass__", "__set_name__", "__dir__", "__sizeof__"}
 )
 
 
@@ -84,6 +87,13 @@ def inherited(kind: type) -> Mapping[str, frozenset[str]]:
                 if isinstance(code, types.FunctionType) and name not in _NOT_IN_A_STEP:
                     found[name] = found.get(name, frozenset()).union(names(code.__code__))
     return found
+
+
+@functools.lru_cache(maxsize=1)
+def of_modules() -> Mapping[str, frozenset[str]]:
+    """The methods of `torch.nn.Module`, with the names in their code: `eval` calls `train`."""
+    found = {name: value for name, value in vars(torch.nn.Module).items() if isinstance(value, types.FunctionType)}
+    return {name: frozenset(names(value.__code__)) for name, value in found.items() if name not in _NOT_IN_A_STEP}
 
 
 def used_by(of_libraries: Mapping[str, frozenset[str]], called: Collection[str]) -> set[str]:
@@ -228,7 +238,7 @@ def looks_up_by_variable(code: types.CodeType) -> bool:
     steps = list(dis.get_instructions(code))
     for index, step in enumerate(steps):
         if not inside:
-            inside = step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in ("getattr", "hasattr")
+            inside = step.opname in _LOOK_UP_OR_IMPORT and step.argval in ("getattr", "hasattr")
             stands_there = False
         elif step.opname.startswith("CALL"):
             if not stands_there:

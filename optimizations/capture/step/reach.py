@@ -16,7 +16,10 @@ Note [Which names count]. A name often occurs twice: a loop counts its `step`, a
   a library, and holds nothing of the program's own: `self.optimizer.step()`, where `self` can only be objects that are
   known (`owners.py`). What stands in `self.optimizer` is watched, so that another is noticed, and all is looked at
   again. Of objects whose classes have a base of a library such names count: its code may call them;
-* fields count that `dataclass` lets `__eq__` compare, but only where code compares what is no constant.
+* fields count that `dataclass` lets `__eq__` compare, but only where code compares what is no constant, makes texts of
+  objects or copies them;
+* what a call of `torch.nn.Module` calls in turn counts for modules of the program's own: `eval` calls `train`;
+* a class counts as one of which objects are made where one of its class methods is called.
 
 Where code may look names up by a variable, more of them count. With `getattr` and `vars` strings in data do, and all
 names and strings in code; so do parts of strings that it puts together. With what gives attributes as a dict, such as
@@ -58,12 +61,25 @@ from optimizations.capture.step.host_state import (
     cell_content,
     is_array,
 )
-from optimizations.capture.step.name_uses import FIRST, FREE, MATCHED, NameUses, Owner, Use, name_uses
+from optimizations.capture.step.name_uses import (
+    FIRST,
+    FREE,
+    MATCHED,
+    NameUses,
+    Owner,
+    Use,
+    asks_for_equality,
+    chains,
+    name_uses,
+    relative_imports,
+)
 from optimizations.capture.step.owners import UNKNOWN, attribute_of, is_librarys, only_librarys
 from optimizations.capture.step.program_code import (
     CACHED,
+    COPIES,
     MAKING,
     PARTIALS,
+    TEXTS,
     compares_fields,
     data,
     inherited,
@@ -76,6 +92,7 @@ from optimizations.capture.step.program_code import (
     looks_up_by_variable,
     methods,
     names,
+    of_modules,
     reads_a_date,
     slots,
     strings,
@@ -117,16 +134,25 @@ _WITH_KEYS = frozenset(
     }
 )
 """By these, code may have attributes as entries of a dict, or look them up by strings."""
+_BY_A_STRING = frozenset(
+    {"attrgetter", "methodcaller", "__getattribute__", "getattr_static", "get_field", "__reduce_ex__", "__reduce__"}
+    | {"__getstate__", "getmembers", "getmembers_static", "asdict", "model_dump"}
+)
+"""Those of these by which a string that is held may be such a name."""
 _VARIABLES = frozenset(
     {"globals", "eval", "exec", "compile", "__globals__", "f_globals", "modules", "import_module", "__import__"}
     | {"__builtins__", "getmodule"}
 )
 """By these, code may look up the variables of a module by strings, or as attributes."""
 _EVALUATE = frozenset({"eval", "exec", "compile"})
+_FORMAT = frozenset({"format", "format_map", "vformat", "get_field", "Formatter"})
+"""By these, code may look up attributes that stand in a text."""
+_COPY = frozenset({"copy", "deepcopy", "dumps", "dump", "save", "replace"})
+"""By these, code may copy an object, or write all that it holds."""
 _OTHER_OBJECTS = frozenset({"copy", "deepcopy", "replace", "__class__", "__new__", "__func__"})
 """By these, code may run a method for an object that is not reached."""
 _LOOK_UP: tuple[Any, ...] = (getattr, vars, dir, globals, locals, eval, exec, compile)
-_READ_FIELDS = (*_BY_VARIABLE, *_WITH_KEYS, *_OTHER_OBJECTS, "repr", "str", "tree_map", "tree_flatten", "tree_leaves")
+_READ_FIELDS = (*_BY_VARIABLE, *_WITH_KEYS, *_OTHER_OBJECTS, *_COPY, "tree_map", "tree_flatten", "tree_leaves")
 """By these, code may read all fields of a dataclass, which occur in the code that compares it."""
 MOST_OF_A_KIND = 16
 """Objects of which a method may be, where it is asked whose attributes it uses."""
@@ -209,7 +235,8 @@ class _Walk:
         self.words: set[str] = set()
         self.pieces: set[str] = set()
         self.named: set[str] = set()
-        self.by_variable = self.compares = False
+        self.by_variable = self.compares = self.texts = False
+        self._met_another = False
         self._stored: set[str] = set()
         self._globals: set[str] = set()
         self._functions: list[_Function] = []
@@ -246,19 +273,25 @@ class _Walk:
                     break
                 self._seen[id(value)] = value
                 self._waiting.extend(self._members(path, value))
-            if not self._waiting:
+            while not self._waiting:
                 self._look_again()
+                if not self._met_another:
+                    break
         return self.state
 
     def _look_again(self) -> None:
         """Attributes, methods and properties of the program's objects whose names have occurred since."""
+        self._met_another = False
         self._take_in_uses()
         in_whole = self.by_variable or not self.named.isdisjoint(_BY_VARIABLE)
         by_strings = not self.named.isdisjoint(_VARIABLES)
         if not self.named.isdisjoint(_EVALUATE):
             self.names.update(word for text in self._texts for word in _WORD.findall(text))
             self.names |= self.words
-        if in_whole or by_strings:
+        if not self.named.isdisjoint(_FORMAT):
+            self.names.update(word for text in self._texts if "{" in text for word in _WORD.findall(text))
+            self.names |= self.words
+        if in_whole or by_strings or not self.named.isdisjoint(_BY_A_STRING):
             self.names |= self.strings
         if in_whole or by_strings or not self.named.isdisjoint(_WITH_KEYS):
             self.names |= self.keys | self.of_others
@@ -281,12 +314,12 @@ class _Walk:
                     used = used.union(matched)
                 if in_whole and issubclass(one.kind, _PLAIN_OBJECTS):
                     used = used.union(content)
+                if issubclass(one.kind, torch.nn.Module):  # a method of PyTorch's may be replaced
+                    used = used | self.of_others.union(of_modules().keys() & used_by(of_modules(), with_keys))
                 for name in used - container.names:
                     if name in content:
                         container.names.add(name)
                         self._waiting.append((f"{container.path}.{name}", content[name]))
-                if issubclass(one.kind, torch.nn.Module):  # a method of PyTorch's may be replaced
-                    used = used | self.of_others
                 container.absent = frozenset(used.difference(content))
             for name, code, of_objects in self._running(one, of_libraries, with_keys, running):
                 if isinstance(code, types.FunctionType):
@@ -311,20 +344,30 @@ class _Walk:
             return known[key]
         found = known[key] = []
         called = self.names if self._is_plain(one.kind) else with_keys
-        reads_fields = self.compares or self.by_variable or not self.named.isdisjoint(_READ_FIELDS)
+        if issubclass(one.kind, torch.nn.Module):
+            called = called | (of_modules().keys() & used_by(of_modules(), with_keys))
+        if self.texts:
+            called = called | TEXTS | {"extra_repr"}
+        if not self.named.isdisjoint(_COPY):
+            called = called | COPIES
+        reads_fields = self.compares or self.texts or self.by_variable or not self.named.isdisjoint(_READ_FIELDS)
         for definer, name, code in methods(one.kind):
             if not reads_fields and compares_fields(definer, name):
                 continue
             if name in called or is_implicit(name) or name in of_libraries or (one.is_made and name in MAKING):
                 self._look_at_code(one.kind, definer, name)
                 found.append((name, code, isinstance(vars(definer)[name], (types.FunctionType, property))))
+                makes_another = isinstance(vars(definer)[name], classmethod)
+                if makes_another and id(one.kind) not in self._seen:
+                    self._waiting.append((one.path, one.kind))
         return found
 
     def _is_of(self, method: types.FunctionType, value: Any) -> None:
         """A method may run for this object."""
         known = self._first.setdefault(id(method), {})
-        if len(known) <= MOST_OF_A_KIND:
+        if len(known) <= MOST_OF_A_KIND and id(value) not in known:
             known[id(value)] = value
+            self._met_another = True
 
     def _take_in_uses(self) -> None:
         """Attributes of libraries' objects are no names of others, as long as no other use of their names is found."""
@@ -469,6 +512,8 @@ class _Walk:
             state.containers.append(Container(value, path))
             if isinstance(value, dict):
                 self.strings.update(key for key in list(value) if isinstance(key, str) and key.isidentifier())
+            if isinstance(value, collections.defaultdict):
+                yield f"{path}.default_factory", value.default_factory
             yield from _of_container(path, value)
             self._of_subclass(path, value)
         elif isinstance(value, (tuple, frozenset)):
@@ -530,13 +575,17 @@ class _Walk:
             if value in _LOOK_UP:  # under another name
                 self.named.add(value.__name__)
                 self.by_variable = self.by_variable or value is getattr
+            self.compares = self.compares or asks_for_equality(value.__name__)
+            self.texts = self.texts or value in (repr, ascii, format, print)
             yield path, value.__self__  # of `settings.get`; a module where it is a function
         elif isinstance(value, (operator.attrgetter, operator.methodcaller)):
             for name in (one for one in value.__reduce__()[1] if isinstance(one, str)):
                 self.names.update(name.split("."))
                 self.named.update(name.split("."))
+                self.compares = self.compares or asks_for_equality(name)
+            yield path, value.__reduce__()[1]
         elif isinstance(value, (type, types.ModuleType)):
-            return
+            self.texts = self.texts or value is str  # under another name
         elif isinstance(value, type(os.environ)):
             yield path, vars(value)["_data"]
         elif isinstance(value, torch.optim.Optimizer):
@@ -661,6 +710,7 @@ class _Walk:
         self.words |= uses.words
         self.pieces |= uses.pieces
         self.compares = self.compares or uses.compares
+        self.texts = self.texts or uses.texts
         self.named |= named
         self._stored |= uses.stored
         self._globals |= uses.globals
@@ -686,7 +736,9 @@ class _Walk:
         absent = frozenset(name for name in missing if not hasattr(builtins, name))
         variables = Container(Scope(scope, used), "", absent=absent)
         self.state.containers.append(variables)
-        imported = {name: sys.modules[name] for name in named - used if name in sys.modules and is_users(name)}
+        imported = dict(_imported(function, named - used))
+        for owner, *rest in chains(function.__code__):
+            yield from _put_in_a_library(".".join((owner, *rest)), scope.get(owner), rest)
         modules: list[tuple[str, types.ModuleType, Container]] = []
         for name, value in [*((name, scope[name]) for name in sorted(used)), *sorted(imported.items())]:
             if isinstance(value, types.ModuleType) and is_users(value.__name__):
@@ -700,6 +752,44 @@ class _Walk:
             elif not is_clock(value) or (name,) in loads(function.__code__):  # imported by its name
                 yield name, value
         self._functions.append(_Function(function, uses, variables, tuple(modules)))
+
+
+def _imported(function: types.FunctionType, named: Iterable[str]) -> Iterator[tuple[str, types.ModuleType]]:
+    """The program's own modules that a function may import or look up itself, by their names."""
+    found = {*named, *(text for text in _texts(function.__code__) if "." in text)}
+    parts = str(function.__globals__.get("__package__") or function.__globals__.get("__name__")).split(".")
+    for level, name in relative_imports(function.__code__):
+        parents = parts[: len(parts) - level + 1]
+        found.add(".".join([*parents, name] if name else parents))
+    for name in found:
+        if is_users(name) and isinstance(module := sys.modules.get(name), types.ModuleType):
+            yield name, module
+
+
+def _texts(code: types.CodeType) -> Iterator[str]:
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, types.CodeType):
+            yield from _texts(constant)
+
+
+def _put_in_a_library(path: str, owner: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """What the program has put into a module of a library, from which code takes it."""
+    found = owner
+    for name in names:
+        if not isinstance(found, types.ModuleType) or is_users(found.__name__):
+            return
+        found = vars(found).get(name)
+    if found is owner or isinstance(found, types.ModuleType):
+        return
+    if is_users_file(found.__code__.co_filename) if isinstance(found, types.FunctionType) else is_own(found):
+        yield path, found
+
+
+def is_own(value: Any) -> bool:
+    """Whether it is a class of the program's own, or an object of such a class."""
+    return is_users((value if isinstance(value, type) else type(value)).__module__)
 
 
 def is_generator(value: Any) -> bool:
