@@ -1208,3 +1208,53 @@ def weigh(b):
 """,
     """m.w += 1""",
 )
+
+MORE_LOOKUPS["returned module"] = read(
+    """
+import sys, types
+m = types.ModuleType('psettings_a')
+m.rate = 2.0
+sys.modules['psettings_a'] = m
+
+def cfg():
+    import psettings_a
+    return psettings_a
+
+def weigh(b):
+    return cfg().rate
+""",
+    """m.rate += 1""",
+)
+
+MORE_LOOKUPS["module passed"] = read(
+    """
+import sys, types
+m = types.ModuleType('psettings_b')
+m.rate = 2.0
+sys.modules['psettings_b'] = m
+
+def helper(x):
+    return x.rate
+
+def weigh(b):
+    return helper(m)
+""",
+    """m.rate += 1""",
+)
+
+MORE_LOOKUPS["module passed imported"] = read(
+    """
+import sys, types
+mm = types.ModuleType('psettings_c')
+mm.rate = 2.0
+sys.modules['psettings_c'] = mm
+
+def helper(x):
+    return x.rate
+
+def weigh(b):
+    import psettings_c as q
+    return helper(q)
+""",
+    """mm.rate += 1""",
+)

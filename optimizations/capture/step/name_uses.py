@@ -192,6 +192,35 @@ def relative_imports(code: types.CodeType) -> Iterator[tuple[int, str]]:
 
 
 @functools.lru_cache(maxsize=4096)
+def handed_on(code: types.CodeType) -> frozenset[str]:
+    """Variables that code loads for something else than an attribute of theirs: it may give them to other code."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("EXTENDED_ARG", "CACHE")]
+    found: set[str] = set()
+    for step, behind in zip(steps, [*steps[1:], None], strict=True):
+        if step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF")):
+            loaded = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+            of_last = behind is not None and behind.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")
+            found.update(loaded[:-1] if of_last else loaded)
+    inner = (handed_on(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(found).union(*inner)
+
+
+@functools.lru_cache(maxsize=4096)
+def imported_as(code: types.CodeType) -> frozenset[str]:
+    """Variables that code itself imports something as."""
+    found: set[str] = set()
+    importing = False
+    for step in dis.get_instructions(code):
+        if step.opname in ("IMPORT_NAME", "IMPORT_FROM"):
+            importing = True
+        elif importing and step.opname.startswith("STORE_"):
+            found.add(step.argval)
+            importing = False
+    inner = (imported_as(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(found).union(*inner)
+
+
+@functools.lru_cache(maxsize=4096)
 def chains(code: types.CodeType) -> frozenset[Owner]:
     """Globals that code loads, each with the attributes that are looked up of it one by one."""
     found: set[Owner] = set()

@@ -70,6 +70,8 @@ from optimizations.capture.step.name_uses import (
     Use,
     asks_for_equality,
     chains,
+    handed_on,
+    imported_as,
     name_uses,
     relative_imports,
 )
@@ -747,6 +749,9 @@ class _Walk:
                 of_module = Container(Scope(vars(value), set()), name, is_attributes=True, absent=absent)
                 self.state.containers.append(of_module)
                 modules.append((name, value, of_module))
+                given = handed_on(function.__code__)
+                if name in given or (name in imported and not given.isdisjoint(imported_as(function.__code__))):
+                    yield name, value  # other code may look attributes up
                 if "__getattr__" in vars(value):
                     yield f"{name}.__getattr__", vars(value)["__getattr__"]
             elif not is_clock(value) or (name,) in loads(function.__code__):  # imported by its name
