@@ -1258,3 +1258,53 @@ def weigh(b):
 """,
     """mm.rate += 1""",
 )
+
+MORE_LOOKUPS["tensor subclass method"] = read(
+    """
+G = {'w': 2.0}
+
+class MyT(torch.Tensor):
+
+    def weigh(s):
+        return G['w']
+t = torch.ones(1).as_subclass(MyT)
+
+def weigh(b):
+    return t.weigh()
+""",
+    """G['w'] += 1""",
+)
+
+MORE_LOOKUPS["parameter subclass method"] = read(
+    """
+G = {'w': 2.0}
+
+class MyP(nn.Parameter):
+
+    def weigh(s):
+        return G['w']
+t = MyP(torch.ones(1))
+
+def weigh(b):
+    return t.weigh()
+""",
+    """G['w'] += 1""",
+)
+
+MORE_LOOKUPS["keys data"] = read(
+    """
+class I:
+
+    def keys(s):
+        return s.names
+
+    def __getitem__(s, k):
+        return 2.0
+i = I()
+i.names = ['w']
+
+def weigh(b):
+    return float(len(dict(**i)))
+""",
+    """i.names=i.names+[f'x{len(i.names)}']""",
+)

@@ -356,7 +356,14 @@ class _Walk:
         for definer, name, code in methods(one.kind):
             if not reads_fields and compares_fields(definer, name):
                 continue
-            if name in called or is_implicit(name) or name in of_libraries or (one.is_made and name in MAKING):
+            # `**` calls `keys`.
+            if (
+                name in called
+                or is_implicit(name)
+                or name == "keys"
+                or name in of_libraries
+                or (one.is_made and name in MAKING)
+            ):
                 self._look_at_code(one.kind, definer, name)
                 found.append((name, code, isinstance(vars(definer)[name], (types.FunctionType, property))))
                 makes_another = isinstance(vars(definer)[name], classmethod)
@@ -496,6 +503,8 @@ class _Walk:
                 yield from ((f"{path}.{name}", member) for name, member in list(vars(value).items()))
             elif attributes := getattr(value, "__dict__", None):
                 self._sparse.append(Container(attributes, path, is_attributes=True, names=set()))
+            if is_users(type(value).__module__):
+                self._of_code(path, type(value))
             for held in hook_registry.tensor_hooks(value) if self._hooks_of_tensors else ():
                 yield from ((f"{path}.hook", hook) for hook in list(held.values()))
         elif is_array(value):
