@@ -6,24 +6,7 @@ that are attributes' in this code; likewise what its classes, modules, functions
 containers among the arguments, a batch of a class of the program's own, it is what methods of that class reach. What a
 training loop keeps in the same object as the step (a counter, a data loader) has another name, and may change. Of
 objects of installed libraries all attributes count, and of their functions all variables around them, since their code
-is not followed. What a C extension keeps is not seen.
-
-Note [Which names count]. A name often occurs twice: a loop counts its `step`, and its step calls `optimizer.step()`. So
-
-* globals are those that code loads or writes as such, not what has their name;
-* a string counts as an attribute's name, but not where it is only a key or compared;
-* a method that is called counts, but not where it is called of an object that is found without running anything, is of
-  a library, and holds nothing of the program's own: `self.optimizer.step()`, where `self` can only be objects that are
-  known (`owners.py`). What stands in `self.optimizer` is watched, so that another is noticed, and all is looked at
-  again. Of objects whose classes have a base of a library such names count: its code may call them;
-* fields count that `dataclass` lets `__eq__` compare, but only where code compares what is no constant, makes texts of
-  objects or copies them;
-* what a call of `torch.nn.Module` calls in turn counts for modules of the program's own: `eval` calls `train`;
-* a class counts as one of which objects are made where one of its class methods is called.
-
-Where code may look names up by a variable, more of them count. With `getattr` and `vars` strings in data do, and all
-names and strings in code; so do parts of strings that it puts together. With what gives attributes as a dict, such as
-`asdict`, all names and strings in code do. With `globals`, `eval` and the like they count for variables, too.
+is not followed. What a C extension keeps is not seen. Which names count: see the Note in `counted_names`.
 """
 
 from __future__ import annotations
@@ -37,7 +20,6 @@ import logging
 import operator
 import os
 import random
-import re
 import sys
 import threading
 import types
@@ -49,6 +31,7 @@ from typing import Any
 import torch
 
 from optimizations.capture.signature import PLAIN, containers, objects
+from optimizations.capture.step.counted_names import CountedNames, behind, looks_up_variables
 from optimizations.capture.step.host_state import (
     MODULE_HOOKS,
     ClassCode,
@@ -62,26 +45,17 @@ from optimizations.capture.step.host_state import (
     is_array,
 )
 from optimizations.capture.step.name_uses import (
-    FIRST,
-    FREE,
     MATCHED,
-    NameUses,
-    Owner,
-    Use,
     asks_for_equality,
     chains,
     handed_on,
     imported_as,
-    name_uses,
     relative_imports,
 )
-from optimizations.capture.step.owners import UNKNOWN, attribute_of, is_librarys, only_librarys
 from optimizations.capture.step.program_code import (
     CACHED,
-    COPIES,
     MAKING,
     PARTIALS,
-    TEXTS,
     compares_fields,
     data,
     inherited,
@@ -91,7 +65,6 @@ from optimizations.capture.step.program_code import (
     is_users,
     is_users_file,
     loads,
-    looks_up_by_variable,
     methods,
     names,
     of_modules,
@@ -120,47 +93,6 @@ _SETTINGS_OF_THESE = ("training", "require_backward_grad_sync")
 """What such a module is told: the latter by `no_sync()`, whether a backward exchanges gradients."""
 _NOT_LOOKED_INTO = (*sorted(sys.stdlib_module_names - {"__main__"}), "torch", "numpy", "optimizations", "triton")
 _KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
-_BY_VARIABLE = ("vars", "__dict__")
-_WITH_KEYS = frozenset(
-    {"dir", "asdict", "astuple", "fields", "getmembers", "getmembers_static", "getattr_static", "attrgetter"}
-    | {"methodcaller", "__getattribute__", "__getattr__", "__getstate__", "__reduce_ex__", "__slots__", "locals"}
-    | {
-        "f_locals",
-        "model_dump",
-        "to_dict",
-        "as_dict",
-        "__dataclass_fields__",
-        "__annotations__",
-        "__fields__",
-        "_get_kwargs",
-    }
-)
-"""By these, code may have attributes as entries of a dict, or look them up by strings."""
-_BY_A_STRING = frozenset(
-    {"attrgetter", "methodcaller", "__getattribute__", "getattr_static", "get_field", "__reduce_ex__", "__reduce__"}
-    | {"__getstate__", "getmembers", "getmembers_static", "asdict", "model_dump"}
-)
-"""Those of these by which a string that is held may be such a name."""
-_VARIABLES = frozenset(
-    {"globals", "eval", "exec", "compile", "__globals__", "f_globals", "modules", "import_module", "__import__"}
-    | {"__builtins__", "getmodule"}
-)
-"""By these, code may look up the variables of a module by strings, or as attributes."""
-_EVALUATE = frozenset({"eval", "exec", "compile"})
-_FORMAT = frozenset({"format", "format_map", "vformat", "get_field", "Formatter"})
-"""By these, code may look up attributes that stand in a text."""
-_COPY = frozenset({"copy", "deepcopy", "dumps", "dump", "save", "replace"})
-"""By these, code may copy an object, or write all that it holds."""
-_OTHER_OBJECTS = frozenset({"copy", "deepcopy", "replace", "__class__", "__new__", "__func__"})
-"""By these, code may run a method for an object that is not reached."""
-_LOOK_UP: tuple[Any, ...] = (getattr, vars, dir, globals, locals, eval, exec, compile)
-_READ_FIELDS = (*_BY_VARIABLE, *_WITH_KEYS, *_OTHER_OBJECTS, *_COPY, "tree_map", "tree_flatten", "tree_leaves")
-"""By these, code may read all fields of a dataclass, which occur in the code that compares it."""
-MOST_OF_A_KIND = 16
-"""Objects of which a method may be, where it is asked whose attributes it uses."""
-LONGEST_EXPRESSION = 200
-"""Characters of a string that is looked through for names, where code evaluates such."""
-_WORD = re.compile(r"[^\W\d]\w*")
 
 
 def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) -> HostState:
@@ -212,40 +144,18 @@ class _Function:
     """One of the program's own, with its `globals`: those that it names, and its globals' modules by their names."""
 
     function: types.FunctionType
-    uses: NameUses
     variables: Container
     modules: tuple[tuple[str, types.ModuleType, Container], ...]
 
 
 class _Walk:
-    """`names` are those of attributes in code of the step; objects are looked at again when there are more. `of_others`
-    are only of objects of libraries. `asked` are those that code may ask for by `getattr` or `hasattr`: classes and
-    modules may get them later.
-
-    `strings` are what it reaches in data: names too, where code looks attributes up `by_variable`. `keys` are other
-    names and strings in code; `named` is all that occurs there, at whatever place.
-    """
+    """`names` are those that count; objects are looked at again when there are more."""
 
     def __init__(self, hooks_of_tensors: bool) -> None:
         self._hooks_of_tensors = hooks_of_tensors
         self.state = HostState()
-        self.names: set[str] = set()
-        self.asked: set[str] = set()
-        self.strings: set[str] = set()
-        self.of_others: set[str] = set()
-        self.keys: set[str] = set()
-        self.words: set[str] = set()
-        self.pieces: set[str] = set()
-        self.named: set[str] = set()
-        self.by_variable = self.compares = self.texts = False
-        self._met_another = False
-        self._stored: set[str] = set()
-        self._globals: set[str] = set()
+        self.names = CountedNames()
         self._functions: list[_Function] = []
-        self._reached_alone: set[int] = set()
-        self._first: dict[int, dict[int, Any]] = {}
-        self._known: dict[tuple[int, str], bool] = {}
-        self._texts: list[str] = []
         self._plain: dict[tuple[type, type], bool] = {}
         self._objects: list[_Object] = []
         self._sparse: list[Container] = []
@@ -259,16 +169,13 @@ class _Walk:
         self._waiting.extend(roots)
         while self._waiting:
             path, value = self._waiting.popleft()
-            value = _behind(value)
+            value = behind(value)
             if isinstance(value, _Method):
                 value = value.function
             elif isinstance(value, types.FunctionType):
-                self._reached_alone.add(id(value))
-            if isinstance(value, str):
-                if value.isidentifier():
-                    self.strings.add(value)
-                elif len(value) <= LONGEST_EXPRESSION:
-                    self._texts.append(value)
+                self.names.is_reached_alone(value)
+            elif isinstance(value, str):
+                self.names.held_in_data(value)
             if not _is_a_number(value) and id(value) not in self._seen:
                 if len(self._seen) >= MOST_OBJECTS:
                     self.state.complete = False
@@ -277,47 +184,35 @@ class _Walk:
                 self._waiting.extend(self._members(path, value))
             while not self._waiting:
                 self._look_again()
-                if not self._met_another:
+                if not self.names.met_another:
                     break
         return self.state
 
     def _look_again(self) -> None:
         """Attributes, methods and properties of the program's objects whose names have occurred since."""
-        self._met_another = False
-        self._take_in_uses()
-        in_whole = self.by_variable or not self.named.isdisjoint(_BY_VARIABLE)
-        by_strings = not self.named.isdisjoint(_VARIABLES)
-        if not self.named.isdisjoint(_EVALUATE):
-            self.names.update(word for text in self._texts for word in _WORD.findall(text))
-            self.names |= self.words
-        if not self.named.isdisjoint(_FORMAT):
-            self.names.update(word for text in self._texts if "{" in text for word in _WORD.findall(text))
-            self.names |= self.words
-        if in_whole or by_strings or not self.named.isdisjoint(_BY_A_STRING):
-            self.names |= self.strings
-        if in_whole or by_strings or not self.named.isdisjoint(_WITH_KEYS):
-            self.names |= self.keys | self.of_others
-        self._look_at_variables(by_strings)
+        names = self.names
+        names.settle()
+        self._look_at_variables()
         self._look_at_sparse()
-        with_keys = self.names | self.keys | self.of_others
+        with_keys = names.with_keys
         running: dict[tuple[type, bool], list[tuple[str, Any, bool]]] = {}
-        pieces = tuple(self.pieces) if self.by_variable else ()
+        pieces = names.pieces_looked_up
         for one in self._objects:
             of_libraries = self._inherited[one.kind]
             if (container := one.container) is not None:
                 assert container.names is not None
                 content = container.content()
-                used = self.names if self._is_plain(one.kind, but=torch.nn.Module) else with_keys
+                used = names.attributes if self._is_plain(one.kind, but=torch.nn.Module) else with_keys
                 if of_libraries:
                     used = used | used_by(of_libraries, with_keys)
                 if pieces:
                     used = used.union(name for name in content if name.startswith(pieces) or name.endswith(pieces))
-                if MATCHED in self.names and isinstance(matched := getattr(one.kind, MATCHED, ()), tuple):
+                if MATCHED in names.attributes and isinstance(matched := getattr(one.kind, MATCHED, ()), tuple):
                     used = used.union(matched)
-                if in_whole and issubclass(one.kind, _PLAIN_OBJECTS):
+                if names.in_whole and issubclass(one.kind, _PLAIN_OBJECTS):
                     used = used.union(content)
                 if issubclass(one.kind, torch.nn.Module):  # a method of PyTorch's may be replaced
-                    used = used | self.of_others.union(of_modules().keys() & used_by(of_modules(), with_keys))
+                    used = used | names.of_others.union(of_modules().keys() & used_by(of_modules(), with_keys))
                 for name in used - container.names:
                     if name in content:
                         container.names.add(name)
@@ -325,11 +220,11 @@ class _Walk:
                 container.absent = frozenset(used.difference(content))
             for name, code, of_objects in self._running(one, of_libraries, with_keys, running):
                 if isinstance(code, types.FunctionType):
-                    self._is_of(code, one.value if of_objects else None)
+                    names.is_of(code, one.value if of_objects else None)
                 if id(code) not in self._seen:
                     self._waiting.append((f"{one.path}.{name}", _Method(code)))
         for kind in {one.kind for one in self._objects}:
-            for name in self.asked:
+            for name in names.asked:
                 if all(name not in vars(base) for base in kind.__mro__):
                     self._look_at_code(kind, object, name)
 
@@ -345,14 +240,11 @@ class _Walk:
         if key in known:
             return known[key]
         found = known[key] = []
-        called = self.names if self._is_plain(one.kind) else with_keys
+        called = self.names.attributes if self._is_plain(one.kind) else with_keys
         if issubclass(one.kind, torch.nn.Module):
             called = called | (of_modules().keys() & used_by(of_modules(), with_keys))
-        if self.texts:
-            called = called | TEXTS | {"extra_repr"}
-        if not self.named.isdisjoint(_COPY):
-            called = called | COPIES
-        reads_fields = self.compares or self.texts or self.by_variable or not self.named.isdisjoint(_READ_FIELDS)
+        called = called | self.names.called_unnamed
+        reads_fields = self.names.reads_fields
         for definer, name, code in methods(one.kind):
             if not reads_fields and compares_fields(definer, name):
                 continue
@@ -371,59 +263,10 @@ class _Walk:
                     self._waiting.append((one.path, one.kind))
         return found
 
-    def _is_of(self, method: types.FunctionType, value: Any) -> None:
-        """A method may run for this object."""
-        known = self._first.setdefault(id(method), {})
-        if len(known) <= MOST_OF_A_KIND and id(value) not in known:
-            known[id(value)] = value
-            self._met_another = True
-
-    def _take_in_uses(self) -> None:
-        """Attributes of libraries' objects are no names of others, as long as no other use of their names is found."""
-        for one in self._functions:
-            for use in one.uses.known:
-                if use.name not in self.names:
-                    (self.of_others if self._is_a_librarys(one.function, use) else self.names).add(use.name)
-
-    def _is_a_librarys(self, function: types.FunctionType, use: Use) -> bool:
-        owners = self._owners(function, use.owner)
-        if not owners or not all(self._only_librarys(owner, use.name) for owner in owners):
-            return False
-        given = [value for one in use.given for value in self._owners(function, one) or (UNKNOWN,)]
-        return all(map(is_librarys, given))
-
-    def _only_librarys(self, owner: Any, name: str) -> bool:
-        key = id(owner), name
-        if key not in self._known:
-            self._known[key] = only_librarys(owner, name)
-        return self._known[key]
-
-    def _owners(self, function: types.FunctionType, owner: Owner) -> list[Any]:
-        """What code means by these variables and attributes; nothing if that is not known."""
-        kind, name, *rest = owner
-        found: list[Any]
-        if kind == FIRST:
-            any_object = id(function) in self._reached_alone or "type" in self._globals
-            any_object = any_object or not self.named.isdisjoint(_OTHER_OBJECTS)
-            found = [] if any_object else list(self._first.get(id(function), {}).values())
-            if len(found) > MOST_OF_A_KIND or any(value is None for value in found):
-                return []
-        elif name in self._stored:
-            return []
-        elif kind == FREE:
-            cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
-            found = [cell_content(cell) for free, cell in cells if free == name]
-        else:
-            found = [function.__globals__[name]] if name in function.__globals__ else []
-        for attribute in rest:
-            found = [attribute_of(one, attribute, self._stored) for one in found]
-            if any(one is UNKNOWN for one in found):
-                return []
-        return [_behind(one) for one in found]
-
-    def _look_at_variables(self, by_strings: bool) -> None:
+    def _look_at_variables(self) -> None:
         """Variables of modules by names that occur."""
-        every = self.names | self.named | self.strings if by_strings else set()
+        counted = self.names
+        every = counted.attributes | counted.named | counted.strings if counted.by_strings else set()
         scopes = {id(one.function.__globals__): one for one in self._functions}
         for one in scopes.values():
             scope, variables = one.function.__globals__, one.variables.held
@@ -433,15 +276,14 @@ class _Walk:
                     self._waiting.append((name, scope[name]))
         for one in self._functions:
             for name, module, container in one.modules:
-                named = self.names if by_strings or self.by_variable else self.names & self._names_of(one.function)
+                named = counted.attributes
+                if not (counted.by_strings or counted.by_variable):
+                    named = named & set(names(one.function.__code__))
                 for member in named.intersection(vars(module)).difference(container.held.names):
                     container.held.names.add(member)
                     found = vars(module)[member]
                     if not is_clock(found) or (name, member) in loads(one.function.__code__):
                         self._waiting.append((f"{name}.{member}", found))
-
-    def _names_of(self, function: types.FunctionType) -> set[str]:
-        return set(names(function.__code__))
 
     def _look_at_code(self, kind: type, definer: type, name: str) -> None:
         """Another method may get this name: in the class that defines it, or in one that `kind` asks before."""
@@ -475,7 +317,7 @@ class _Walk:
                     self.state.containers.append(container)
                 container.names.add(name)
                 self._waiting.append((f"{container.path}.{name}", content[name]))
-            if scope is not None and (absent := self.asked.difference(content)):
+            if scope is not None and (absent := self.names.asked.difference(content)):
                 if not container.names and not container.absent:
                     self.state.containers.append(container)
                 container.absent = frozenset(absent)
@@ -491,7 +333,7 @@ class _Walk:
         """Names that count for what is looked at by them: all for a tensor, and for a class that a library made."""
         held = container.held
         plain = self._is_plain(held.value) if isinstance(held, ClassData) else isinstance(held, Scope)
-        return self.names if plain else self.names | self.keys | self.of_others
+        return self.names.attributes if plain else self.names.with_keys
 
     def _members(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Notes `value` in the state and gives what it leads to."""
@@ -522,7 +364,7 @@ class _Walk:
         elif isinstance(value, (dict, list, set, collections.deque)):
             state.containers.append(Container(value, path))
             if isinstance(value, dict):
-                self.strings.update(key for key in list(value) if isinstance(key, str) and key.isidentifier())
+                self.names.strings.update(key for key in list(value) if isinstance(key, str) and key.isidentifier())
             if isinstance(value, collections.defaultdict):
                 yield f"{path}.default_factory", value.default_factory
             yield from _of_container(path, value)
@@ -539,11 +381,10 @@ class _Walk:
         elif isinstance(value, types.MethodType):
             yield _owner_name(path, value), value.__self__
             if isinstance(value.__func__, types.FunctionType):
-                self._is_of(value.__func__, value.__self__)
+                self.names.is_of(value.__func__, value.__self__)
             yield path, _Method(value.__func__)
             if not is_users_file(getattr(getattr(value.__func__, "__code__", None), "co_filename", "")):
-                self.names.add(value.__name__)  # a library's, of which the name is all that is known
-                self.named.add(value.__name__)
+                self.names.occurs(value.__name__)  # a library's, of which the name is all that is known
         elif isinstance(value, (collections.UserDict, collections.UserList, collections.ChainMap)):
             state.containers.append(Container(vars(value), path, is_attributes=True))
             yield from ((f"{path}.{name}", member) for name, member in vars(value).items())
@@ -583,20 +424,15 @@ class _Walk:
         elif isinstance(value, types.BuiltinFunctionType):
             if is_clock(value):
                 state.clocks.append(path)
-            if value in _LOOK_UP:  # under another name
-                self.named.add(value.__name__)
-                self.by_variable = self.by_variable or value is getattr
-            self.compares = self.compares or asks_for_equality(value.__name__)
-            self.texts = self.texts or value in (repr, ascii, format, print)
+            self.names.is_held(value)
             yield path, value.__self__  # of `settings.get`; a module where it is a function
         elif isinstance(value, (operator.attrgetter, operator.methodcaller)):
             for name in (one for one in value.__reduce__()[1] if isinstance(one, str)):
-                self.names.update(name.split("."))
-                self.named.update(name.split("."))
-                self.compares = self.compares or asks_for_equality(name)
+                self.names.occurs(*name.split("."))
+                self.names.compares = self.names.compares or asks_for_equality(name)
             yield path, value.__reduce__()[1]
         elif isinstance(value, (type, types.ModuleType)):
-            self.texts = self.texts or value is str  # under another name
+            self.names.texts = self.names.texts or value is str  # under another name
         elif isinstance(value, type(os.environ)):
             yield path, vars(value)["_data"]
         elif isinstance(value, torch.optim.Optimizer):
@@ -676,7 +512,7 @@ class _Walk:
         users = is_users(type(module).__module__)
         if users:
             # Its `training` is used, and the numbers of its own code.
-            self.names.add("forward")
+            self.names.attributes.add("forward")
             self._note(Container(attributes, path, is_attributes=True, names={"training"}), type(module), module)
         elif not type(module).__module__.startswith(_KEEPS_BOOKS):
             self.state.containers.append(Container(attributes, path, is_attributes=True))
@@ -715,19 +551,7 @@ class _Walk:
             if not _belongs_to(function.__module__, _NOT_LOOKED_INTO):
                 yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
             return
-        uses = name_uses(function.__code__)
-        self.names |= uses.attributes
-        self.keys |= named | uses.keys
-        self.words |= uses.words
-        self.pieces |= uses.pieces
-        self.compares = self.compares or uses.compares
-        self.texts = self.texts or uses.texts
-        self.named |= named
-        self._stored |= uses.stored
-        self._globals |= uses.globals
-        asked = set() if named.isdisjoint(("getattr", "hasattr")) else set(strings(function.__code__))
-        self.asked |= asked
-        self.by_variable = self.by_variable or looks_up_by_variable(function.__code__)
+        uses, asked = self.names.take_in(function, named)
         if vars(function):
             self._sparse.append(Container(vars(function), path, is_attributes=True, names=set()))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
@@ -739,7 +563,7 @@ class _Walk:
         scope = function.__globals__
         if reads_a_date(named, scope):
             self.state.clocks.append(f"datetime in {path}")
-        counted = uses.globals if named.isdisjoint((*_BY_VARIABLE, *_VARIABLES)) else named
+        counted = named if looks_up_variables(named) else uses.globals
         used = {name for name in counted if name in scope}
         missing = {name for name in named.difference(scope) if (name,) in loads(function.__code__)}
         if "globals" in named:
@@ -765,7 +589,7 @@ class _Walk:
                     yield f"{name}.__getattr__", vars(value)["__getattr__"]
             elif not is_clock(value) or (name,) in loads(function.__code__):  # imported by its name
                 yield name, value
-        self._functions.append(_Function(function, uses, variables, tuple(modules)))
+        self._functions.append(_Function(function, variables, tuple(modules)))
 
 
 def _imported(function: types.FunctionType, named: Iterable[str]) -> Iterator[tuple[str, types.ModuleType]]:
@@ -812,16 +636,6 @@ def is_generator(value: Any) -> bool:
         return not isinstance(value, torch.Generator) or value.device.type == "cpu"
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, (numpy.random.Generator, numpy.random.RandomState))
-
-
-def _behind(value: Any) -> Any:
-    """The object that a weak proxy stands for, None if it is gone; all else itself."""
-    if type(value) not in weakref.ProxyTypes:
-        return value
-    try:
-        return value.__repr__.__self__
-    except ReferenceError:
-        return None
 
 
 def _is_a_number(value: Any) -> bool:
