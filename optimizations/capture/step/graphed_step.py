@@ -49,6 +49,7 @@ from optimizations.capture.step.recording import GradientsMentioned, capture, ca
 from optimizations.capture.step.replaying import MISSED
 from optimizations.capture.step.surroundings import alone, ambient, inside, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
+from optimizations.capture.step.unread_arguments import unread_arguments
 from optimizations.report.steps import Refusal, StepReport
 from optimizations.weak_registry import WeakRegistry
 
@@ -87,6 +88,7 @@ class GraphedStep:
             raise TypeError(f"graph_step needs a function, not {type(step).__name__}")
         functools.update_wrapper(self, step, updated=())
         self._step = step
+        self._unread = unread_arguments(step)
         self._options = StepOptions(**options)
         self._device = device
         self._given_device = device
@@ -157,6 +159,8 @@ class GraphedStep:
             try:
                 self._thread = _this_thread()
                 self._calls += 1
+                if self._unread is not None:
+                    args, kwargs = self._unread.left_out(args, kwargs)
                 steady = self._recordings.steady
                 if steady and not self._recordings.follow():
                     return self._as_it_is(args, kwargs, None)
