@@ -10,11 +10,11 @@ import pytest
 import torch
 from cuda_on_cpu import CudaOnCpu, cuda_on_cpu
 from test_replay_lean import Training, W, call, full_ways, reasons, steady
+from test_replay_outlived import Outer
 from trees_on_cpu import Compiled, Model, check, nodes, values
 
 from optimizations.capture import inner_graphs
 from optimizations.capture.trees import lean, manager
-from optimizations.recording.generated import GeneratedCode
 from optimizations.replay import turns
 from optimizations.torch_internals import thread_state
 
@@ -157,21 +157,6 @@ def test_a_backward_that_a_function_runs_in_another_thread_does_not_wait_for_its
     assert [one.reason for one in compiled.functions[0].uncaptured()] == [manager.INSIDE_FUNCTION]
     call(compiled)
     assert cuda_on_cpu.replays == replays + 1
-
-
-class Outer:
-    """A function with an operator that calls another compiled function, and keeps where its result lay."""
-
-    def __init__(self, cuda: CudaOnCpu, inner: Compiled) -> None:
-        self.code = GeneratedCode(None)
-        self.inner = inner
-        self.last = Model(cuda)
-
-    def __call__(self, inputs: list[Any]) -> list[Any]:
-        x, y, w = inputs
-        inputs.clear()
-        (made,) = self.inner.function([x, y, w])
-        return self.last([made, y, w])
 
 
 def test_what_a_function_calls_while_it_is_captured_again_launches_no_graph(

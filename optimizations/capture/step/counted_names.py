@@ -8,8 +8,8 @@ Note [Which names count]. A name often occurs twice: a loop counts its `step`, a
   a library, and holds nothing of the program's own: `self.optimizer.step()`, where `self` can only be objects that are
   known (`owners.py`). What stands in `self.optimizer` is watched, so that another is noticed, and all is looked at
   again. Of objects whose classes have a base of a library such names count: its code may call them;
-* fields count that `dataclass` lets `__eq__` compare, but only where code compares what is no constant, makes texts of
-  objects or copies them;
+* `dataclass` makes an `__eq__` that names all fields. They count only where code compares two objects, makes texts of
+  objects, or copies them;
 * what a call of `torch.nn.Module` calls in turn counts for modules of the program's own: `eval` calls `train`;
 * a class counts as one of which objects are made where one of its class methods is called.
 
@@ -20,14 +20,22 @@ names and strings in code; so do parts of strings that it puts together. With wh
 
 from __future__ import annotations
 
-import re
 import types
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 from optimizations.capture.step.host_state import cell_content
-from optimizations.capture.step.name_uses import FIRST, FREE, NameUses, Owner, Use, asks_for_equality, name_uses
+from optimizations.capture.step.name_uses import (
+    FIRST,
+    FREE,
+    NameUses,
+    Owner,
+    Use,
+    asks_for_equality,
+    name_uses,
+    words_in,
+)
 from optimizations.capture.step.owners import UNKNOWN, attribute_of, is_librarys, only_librarys
 from optimizations.capture.step.program_code import COPIES, TEXTS, looks_up_by_variable, strings
 
@@ -35,16 +43,8 @@ _BY_VARIABLE = ("vars", "__dict__")
 _WITH_KEYS = frozenset(
     {"dir", "asdict", "astuple", "fields", "getmembers", "getmembers_static", "getattr_static", "attrgetter"}
     | {"methodcaller", "__getattribute__", "__getattr__", "__getstate__", "__reduce_ex__", "__slots__", "locals"}
-    | {
-        "f_locals",
-        "model_dump",
-        "to_dict",
-        "as_dict",
-        "__dataclass_fields__",
-        "__annotations__",
-        "__fields__",
-        "_get_kwargs",
-    }
+    | {"f_locals", "model_dump", "to_dict", "as_dict", "__dataclass_fields__", "__annotations__", "__fields__"}
+    | {"_get_kwargs"}
 )
 """By these, code may have attributes as entries of a dict, or look them up by strings."""
 _BY_A_STRING = frozenset(
@@ -71,7 +71,6 @@ MOST_OF_A_KIND = 16
 """Objects of which a method may be, where it is asked whose attributes it uses."""
 LONGEST_EXPRESSION = 200
 """Characters of a string that is looked through for names, where code evaluates such."""
-_WORD = re.compile(r"[^\W\d]\w*")
 
 
 class CountedNames:
@@ -150,7 +149,7 @@ class CountedNames:
         self.texts = self.texts or function in (repr, ascii, format, print)
 
     def is_reached_alone(self, function: types.FunctionType) -> None:
-        """A function that is no method where it is reached: its first parameter may be anything."""
+        """A function that is not reached as a method of an object: its first parameter may be anything."""
         self._reached_alone.add(id(function))
 
     def is_of(self, method: types.FunctionType, value: Any) -> None:
@@ -167,10 +166,10 @@ class CountedNames:
         self.in_whole = self.by_variable or self._occurs_one_of(_BY_VARIABLE)
         self.by_strings = self._occurs_one_of(_VARIABLES)
         if self._occurs_one_of(_EVALUATE):
-            self.attributes.update(word for text in self._texts for word in _WORD.findall(text))
+            self.attributes.update(word for text in self._texts for word in words_in(text))
             self.attributes |= self._words
         if self._occurs_one_of(_FORMAT):
-            self.attributes.update(word for text in self._texts if "{" in text for word in _WORD.findall(text))
+            self.attributes.update(word for text in self._texts if "{" in text for word in words_in(text))
             self.attributes |= self._words
         if self.in_whole or self.by_strings or self._occurs_one_of(_BY_A_STRING):
             self.attributes |= self.strings

@@ -10,7 +10,7 @@ import dis
 import functools
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ _GLOBALS = frozenset(
     | {"DELETE_NAME"}
 )
 _STORES = ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")
-_NOTHING = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PRECALL", "KW_NAMES", "RESUME", "NOT_TAKEN"})
+_PARTS = ("EXTENDED_ARG", "CACHE")
+_NOTHING = frozenset({*_PARTS, "NOP", "PRECALL", "KW_NAMES", "RESUME", "NOT_TAKEN"})
 _LOADS = frozenset(
     {"LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_FAST_LOAD_FAST", "LOAD_CONST", "LOAD_SMALL_INT"}
     | {"LOAD_FAST_BORROW_LOAD_FAST_BORROW", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLOSURE", "PUSH_NULL"}
@@ -84,7 +85,7 @@ class NameUses:
         stored: attributes and variables that are written.
         words: names in strings that are none themselves, such as what `eval` is given.
         pieces: parts of strings in code that puts strings together.
-        compares: whether it asks of what is no constant if it equals something.
+        compares: whether it may compare two objects, and not only one with a constant.
         texts: whether it may make texts of objects.
     """
 
@@ -99,6 +100,25 @@ class NameUses:
     texts: bool
 
 
+def instructions(code: types.CodeType) -> list[dis.Instruction]:
+    """What code does, without what only belongs to the instruction next to it."""
+    return _doing(dis.get_instructions(code))
+
+
+def _doing(steps: Iterable[dis.Instruction]) -> list[dis.Instruction]:
+    return [step for step in steps if step.opname not in _PARTS]
+
+
+def inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The functions and classes that stand in code."""
+    return (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+def words_in(text: str) -> list[str]:
+    """Parts of a text that may be names."""
+    return _WORD.findall(text)
+
+
 @functools.lru_cache(maxsize=4096)
 def name_uses(code: types.CodeType) -> NameUses:
     """How a function uses names. Note [What a name is used as]."""
@@ -108,7 +128,7 @@ def name_uses(code: types.CodeType) -> NameUses:
     attributes.update(set(code.co_names).difference(read, attributes, (use.name for use in known)))
     strings = set(_strings(code.co_consts))
     given = {text for text in _given(steps) if text.isidentifier()}
-    words = {word for text in strings if not text.isidentifier() for word in _WORD.findall(text)}
+    words = {word for text in strings if not text.isidentifier() for word in words_in(text)}
     attributes |= given
     for text in strings:
         if "." in text and all(map(str.isidentifier, text.split("."))):
@@ -117,34 +137,33 @@ def name_uses(code: types.CodeType) -> NameUses:
     keys.update(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])  # of `f(**vars(held))`
     if not {"format", "format_map"}.isdisjoint(code.co_names):  # which looks up attributes
         attributes |= words
-    keys.update(word for text in strings if "%(" in text or "{" in text for word in _WORD.findall(text))
+    keys.update(word for text in strings if "%(" in text or "{" in text for word in words_in(text))
     if any(step.opname == "MATCH_CLASS" for step in steps):
         attributes |= keys | {MATCHED}
     pieces = {word for text in strings for word in _PIECE.findall(_PLACE.sub(" ", text))} if _joins(steps) else set()
     called = {*code.co_names, *(set() if {"getattr", "methodcaller"}.isdisjoint(code.co_names) else given)}
-    compares = _compares(steps) or any(map(asks_for_equality, called))
-    texts = _makes_texts(steps) or not _TEXTS.isdisjoint(called)
+    doing = _doing(steps)
+    compares = _compares(doing) or any(map(asks_for_equality, called))
+    texts = _makes_texts(doing) or not _TEXTS.isdisjoint(called)
     stored = {one for step in steps if step.opname in _STORES for one in [step.argval]}
     if not {"setattr", "delattr", "__setattr__", "__delattr__"}.isdisjoint(code.co_names):
         stored |= given
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            inner = name_uses(constant)
-            read |= inner.globals
-            attributes |= inner.attributes
-            keys |= inner.keys
-            stored |= inner.stored
-            words |= inner.words
-            pieces |= inner.pieces
-            compares = compares or inner.compares
-            texts = texts or inner.texts
-            for use in inner.known:
-                owners = [_outside(code, steps, one) for one in (use.owner, *use.given)]
-                if None in owners:
-                    attributes.add(use.name)
-                else:
-                    owner, *others = (one for one in owners if one is not None)
-                    known.add(Use(use.name, owner, tuple(others)))
+    for inner in map(name_uses, inner_codes(code)):
+        read |= inner.globals
+        attributes |= inner.attributes
+        keys |= inner.keys
+        stored |= inner.stored
+        words |= inner.words
+        pieces |= inner.pieces
+        compares = compares or inner.compares
+        texts = texts or inner.texts
+        for use in inner.known:
+            owners = [_outside(code, steps, one) for one in (use.owner, *use.given)]
+            if None in owners:
+                attributes.add(use.name)
+            else:
+                owner, *others = (one for one in owners if one is not None)
+                known.add(Use(use.name, owner, tuple(others)))
     made = map(frozenset, (read, attributes, known, keys, stored, words, pieces))
     return NameUses(*made, compares, texts)  # type: ignore[call-arg, arg-type]
 
@@ -156,7 +175,6 @@ def asks_for_equality(name: str) -> bool:
 
 def _makes_texts(steps: Sequence[dis.Instruction]) -> bool:
     """Whether there is an f-string that something is put into, or a `%` whose right side is not a number."""
-    steps = [step for step in steps if step.opname not in ("EXTENDED_ARG", "CACHE")]
     for one, step in zip([None, *steps], steps, strict=False):
         by_number = one is not None and _is_constant(one) and isinstance(one.argval, (int, float))
         if step.opname in _FORMATS or (step.opname == "BINARY_OP" and step.argrepr in ("%", "%=") and not by_number):
@@ -165,8 +183,7 @@ def _makes_texts(steps: Sequence[dis.Instruction]) -> bool:
 
 
 def _compares(steps: Sequence[dis.Instruction]) -> bool:
-    """Whether something is compared with, or looked for among others, that is no constant."""
-    steps = [step for step in steps if step.opname not in ("EXTENDED_ARG", "CACHE")]
+    """Whether two objects are compared, or one is looked for among others. Constants do not count."""
     for two, one, step in zip([None, None, *steps], [None, *steps], steps, strict=False):
         if step.opname == "COMPARE_OP" and ("==" in step.argrepr or "!=" in step.argrepr):
             if one is None or not _is_constant(one):
@@ -182,27 +199,25 @@ def _is_constant(step: dis.Instruction) -> bool:
 
 def relative_imports(code: types.CodeType) -> Iterator[tuple[int, str]]:
     """What code imports from the package that it stands in: how many levels up, and the name; or none."""
-    steps = [step for step in dis.get_instructions(code) if step.opname not in ("EXTENDED_ARG", "CACHE")]
+    steps = instructions(code)
     for level, step in zip([None, None, *steps], steps, strict=False):
         if step.opname == "IMPORT_NAME" and level is not None and isinstance(level.argval, int) and level.argval:
             yield level.argval, step.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from relative_imports(constant)
+    for inner in inner_codes(code):
+        yield from relative_imports(inner)
 
 
 @functools.lru_cache(maxsize=4096)
 def handed_on(code: types.CodeType) -> frozenset[str]:
     """Variables that code loads for something else than an attribute of theirs: it may give them to other code."""
-    steps = [step for step in dis.get_instructions(code) if step.opname not in ("EXTENDED_ARG", "CACHE")]
+    steps = instructions(code)
     found: set[str] = set()
     for step, behind in zip(steps, [*steps[1:], None], strict=True):
         if step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF")):
             loaded = step.argval if isinstance(step.argval, tuple) else (step.argval,)
             of_last = behind is not None and behind.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR")
             found.update(loaded[:-1] if of_last else loaded)
-    inner = (handed_on(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(found).union(*inner)
+    return frozenset(found).union(*map(handed_on, inner_codes(code)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -216,8 +231,7 @@ def imported_as(code: types.CodeType) -> frozenset[str]:
         elif importing and step.opname.startswith("STORE_"):
             found.add(step.argval)
             importing = False
-    inner = (imported_as(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(found).union(*inner)
+    return frozenset(found).union(*map(imported_as, inner_codes(code)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -225,9 +239,7 @@ def chains(code: types.CodeType) -> frozenset[Owner]:
     """Globals that code loads, each with the attributes that are looked up of it one by one."""
     found: set[Owner] = set()
     chain: Owner | None = None
-    for step in dis.get_instructions(code):
-        if step.opname in ("EXTENDED_ARG", "CACHE"):
-            continue
+    for step in instructions(code):
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             chain = (step.argval,)
             found.add(chain)
@@ -236,8 +248,7 @@ def chains(code: types.CodeType) -> frozenset[Owner]:
             found.add(chain)
         else:
             chain = None
-    inner = (chains(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(found).union(*inner)
+    return frozenset(found).union(*map(chains, inner_codes(code)))
 
 
 def _joins(steps: Sequence[dis.Instruction]) -> bool:
@@ -261,7 +272,7 @@ def _attributes(code: types.CodeType, steps: Sequence[dis.Instruction]) -> tuple
     for index, step in enumerate(steps):
         if step.is_jump_target:
             owner = None
-        if step.opname in ("EXTENDED_ARG", "CACHE"):
+        if step.opname in _PARTS:
             continue
         if (found := _root(code, steps, step)) is not None:
             owner = found
@@ -288,7 +299,7 @@ def _is_called(step: dis.Instruction) -> bool:
 def _is_taken_on(steps: Sequence[dis.Instruction], index: int) -> bool:
     """Whether another attribute is looked up of this one."""
     for step in steps[index + 1 :]:
-        if step.opname not in ("EXTENDED_ARG", "CACHE"):
+        if step.opname not in _PARTS:
             return step.opname in ("LOAD_ATTR", "LOAD_METHOD") and not step.is_jump_target
     return False
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from optimizations.capture.step.name_uses import is_key
+from optimizations.capture.step.name_uses import inner_codes, is_key
 
 _LIBRARIES = tuple({sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")})
 PARTIALS = (functools.partial, functools.partialmethod)
@@ -140,8 +140,7 @@ def loads(code: types.CodeType) -> frozenset[tuple[str, ...]]:
             if last is not None and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 found.add((last, step.argval))
             last = None
-    inner = (loads(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(found).union(*inner)
+    return frozenset(found).union(*map(loads, inner_codes(code)))
 
 
 def _code(member: Any) -> Any:
@@ -218,21 +217,25 @@ def names(code: types.CodeType) -> Iterator[str]:
 
 def strings(code: types.CodeType) -> Iterator[str]:
     """Strings in code that may be names."""
+    return filter(str.isidentifier, texts(code))
+
+
+def texts(code: types.CodeType) -> Iterator[str]:
+    """All strings among the constants of code."""
     for one in _with_inner(code):
-        yield from (text for text in one.co_consts if isinstance(text, str) and text.isidentifier())
+        yield from (text for text in one.co_consts if isinstance(text, str))
 
 
 def _with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
     yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _with_inner(constant)
+    for inner in inner_codes(code):
+        yield from _with_inner(inner)
 
 
 @functools.lru_cache(maxsize=4096)
 def looks_up_by_variable(code: types.CodeType) -> bool:
     """Whether code may ask `getattr`, or `hasattr`, for a name that is not there: a variable, or put together."""
-    if any(looks_up_by_variable(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)):
+    if any(map(looks_up_by_variable, inner_codes(code))):
         return True
     inside = stands_there = False
     steps = list(dis.get_instructions(code))
@@ -294,7 +297,8 @@ def _is_installed(file: pathlib.Path, folder: str) -> bool:
 def _installed_in(folder: str) -> frozenset[str]:
     """What packages that were installed into a folder have there, as `pip install --target` does: files and folders.
 
-    The program's own code may stand beside them, and what describes it as a package that is worked on (`.egg-info`).
+    The program's own code may stand beside them. An `.egg-info` describes a package that is worked on: it does not
+    count.
     """
     described = map(importlib.metadata.PathDistribution, pathlib.Path(folder).glob("*.dist-info"))
     return frozenset(file.parts[0] for one in described for file in one.files or ())

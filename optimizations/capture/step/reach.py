@@ -71,6 +71,7 @@ from optimizations.capture.step.program_code import (
     reads_a_date,
     slots,
     strings,
+    texts,
     used_by,
 )
 from optimizations.torch_internals import hook_registry
@@ -594,7 +595,7 @@ class _Walk:
 
 def _imported(function: types.FunctionType, named: Iterable[str]) -> Iterator[tuple[str, types.ModuleType]]:
     """The program's own modules that a function may import or look up itself, by their names."""
-    found = {*named, *(text for text in _texts(function.__code__) if "." in text)}
+    found = {*named, *(text for text in texts(function.__code__) if "." in text)}
     parts = str(function.__globals__.get("__package__") or function.__globals__.get("__name__")).split(".")
     for level, name in relative_imports(function.__code__):
         parents = parts[: len(parts) - level + 1]
@@ -602,14 +603,6 @@ def _imported(function: types.FunctionType, named: Iterable[str]) -> Iterator[tu
     for name in found:
         if is_users(name) and isinstance(module := sys.modules.get(name), types.ModuleType):
             yield name, module
-
-
-def _texts(code: types.CodeType) -> Iterator[str]:
-    for constant in code.co_consts:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, types.CodeType):
-            yield from _texts(constant)
 
 
 def _put_in_a_library(path: str, owner: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Arguments that a step's code never reads: another number in each call is no other signature then.
+"""Arguments that a step's code never reads: a number there may differ from call to call.
 
 Training loops pass the number of a batch to every step, and most steps have no use for it.
 """

@@ -22,8 +22,8 @@ MANY_COPIES = 4
 def kept_copied(node: Any, function: RecordableFunction, outputs: Any) -> Any:
     """The outputs of `node`, those that the program keeps copied out of the pool.
 
-    Outputs that share memory share a copy, and those that are one tensor stay one. Where there is no memory for copies
-    none is made: the graph has run, and who holds what it made keeps the next one from writing over it.
+    Outputs that share memory share a copy, and those that are one tensor stay one. If memory is too short
+    for copies, none is made: the graph has run, and results that are held keep the next one from writing over them.
     """
     if node is None:
         return outputs
