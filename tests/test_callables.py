@@ -146,6 +146,7 @@ CHANGES: dict[str, Callable[[Keeping], Any]] = {
     "a parameter is exchanged": lambda module: setattr(module.linear, "weight", nn.Parameter(torch.ones(6, 6))),
     "its data is exchanged": lambda module: setattr(module.linear.weight, "data", torch.ones(6, 6)),
     "a number is another": lambda module: setattr(module, "scale", 2.0),
+    "the forward of a part is another": lambda module: setattr(module.linear, "forward", lambda x: x * 2),
     "a module is another": lambda module: setattr(module, "linear", nn.Linear(6, 6)),
 }
 
@@ -163,6 +164,19 @@ def test_after_a_change_that_the_graphs_do_not_know_calls_run_as_they_are(name: 
         result = call[0](x)
     assert torch.equal(result, expected) and call.calls_without_graph == 1
     result.sum().backward()
+
+
+def test_a_forward_that_the_class_got_since_is_called() -> None:
+    class Mine(Keeping):
+        pass
+
+    module = Mine()
+    call = graph_callables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
+    call[0](torch.randn(5, 6)).sum().backward()
+    Mine.forward = lambda self, x: self.linear(x) * 3  # type: ignore[method-assign]
+    x = torch.randn(5, 6)
+    with pytest.warns(UserWarning, match="callable 1 runs without its graphs: it uses other"):
+        assert torch.equal(module(x), module.linear(x) * 3)
 
 
 def test_a_callable_that_counts_in_python_is_refused() -> None:

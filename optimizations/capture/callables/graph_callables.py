@@ -107,12 +107,16 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             raise
         for member, content in zip(members, before, strict=True):
             member.state.restore(content)
-        self._watches = [self._watch(member) for member in members]
+        try:
+            self._graphed = [one.take_place() for one in self._installed]
+            self._watches = [self._watch(member) for member in members]
+        except BaseException:
+            self.close()
+            raise
         slots = list(self._slots.values())  # as they were captured
         for place, slot in enumerate(slots):
             slot.in_place = self._watches[slot.number - 1].in_place
             slot.mates = [later for later in slots[place + 1 :] if later.pool == slot.pool]
-        self._graphed = [one.take_place() for one in self._installed]
         _groups.add(self)
 
     def __len__(self) -> int:
@@ -149,7 +153,6 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             lambda tensor: True,
             [parameter for parameter in member.run.parameters if id(parameter) not in reached],
             host=HostTensors(on_the_host(member.state.tensors, self._device.holds)),
-            own_forwards=False,  # modules get one here
             hooks_of_tensors=False,  # they run behind the graph
         )
 
@@ -191,14 +194,14 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
     # Calls.
 
     def _call(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        function = self._installed[number - 1].before
+        installed = self._installed[number - 1]
         if self._closed or self._device.is_capturing() or watched_by_others() or saved_tensors_are_watched():
-            return function(*args, **kwargs)
+            return installed.before(*args, **kwargs)
         self._follow()
         if self._update_due:
             self._run_update()
         if torch.is_grad_enabled() != self._training:  # validation between steps is not part of the order
-            return function(*args, **kwargs)
+            return installed.before(*args, **kwargs)
         micro_batch = self._follower.micro_batch(number)
         arguments = self._arguments[number - 1]
         tensors = arguments.tensors_of(args, kwargs)
@@ -229,7 +232,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         if not fits:
             self._passed(number, skip=True)
             self.calls_without_graph += 1
-            return function(*args, **kwargs)
+            return installed.before(*args, **kwargs)
         results = slot.run(tensors)
         if self._outputs == "static":
             slot.results.remember(results)

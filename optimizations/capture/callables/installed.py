@@ -7,6 +7,7 @@ was saved and loaded.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -25,8 +26,17 @@ class Installed:
         self._function = function
         self._serve = serve
         self._own = vars(function).get("forward") if isinstance(function, torch.nn.Module) else None
-        self.before = as_it_is(function)
-        functools.update_wrapper(self, self.before, updated=())
+        self._given = as_it_is(function)
+        functools.update_wrapper(self, self._given, updated=())
+
+    @property
+    def before(self) -> Callable[..., Any]:
+        """What runs without graphs: of a module without a forward of its own, what its class has for one now."""
+        if not isinstance(self._function, torch.nn.Module) or self._own is not None:
+            return self._given
+        forward: Any = inspect.getattr_static(type(self._function), "forward")
+        found: Callable[..., Any] = forward.__get__(self._function, type(self._function))
+        return found
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():

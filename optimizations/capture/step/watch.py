@@ -151,9 +151,8 @@ class Watch:
     `ignore`: entries (container, key) that may change. `reads`: whether the graph reads a tensor that belongs to no
     module or optimizer; where it does not, another may take its place that looks like it: Python may ask for its shape,
     or whether there is one. `extra`: tensors that stand in no container.
-    `host`: tensors in CPU memory, whose content counts. `own_forwards`: a module of a library that gets an attribute,
-    such as a `forward` of its own, is another. `hooks_of_tensors`: those of parameters run in the graph, so that others
-    are a change.
+    `host`: tensors in CPU memory, whose content counts. `hooks_of_tensors`: those of parameters run in the graph, so
+    that others are a change.
     """
 
     def __init__(
@@ -164,7 +163,6 @@ class Watch:
         extra: Sequence[torch.Tensor],
         *,
         host: HostTensors | None = None,
-        own_forwards: bool = True,
         hooks_of_tensors: bool = True,
     ) -> None:
         self._named: list[tuple[str, Any, Any, Any]] = []
@@ -181,7 +179,7 @@ class Watch:
             watched = [
                 (key, value)
                 for key, value in entries
-                if _is_watched(value, container, functions=own_forwards or key != "forward")
+                if _is_watched(value, container)
                 and (container.always_read or not isinstance(value, torch.Tensor) or reads(value))
             ]
             readable = _readable(owner)
@@ -198,7 +196,7 @@ class Watch:
             counted = isinstance(container.held, (dict, list, set, deque)) and not isinstance(
                 container.held, (Scope, Slots)
             )
-            may_grow = container.is_attributes and not (own_forwards and container.names is None)
+            may_grow = container.is_attributes and container.names is not None
             sized = container.held if counted and (container.always_read or not may_grow) else None
             if sized is not None and container.is_attributes and not whole:
                 sized = None  # entries that are ignored may come and go
@@ -213,7 +211,7 @@ class Watch:
                 attributes or can_be_asked(holder, watched, sized=sized is holder)
             )
             entries_of = self._in_dicts if guarded else self._asked if askable else self._others
-            absent = container.absent - {"forward"} if not own_forwards else container.absent
+            absent = frozenset(name for name in container.absent if not ignore(container.held, name))
             if isinstance(owner, Slots) and (empty := absent.intersection(owner.names)):
                 self._without_others.append((Filled(owner), empty))
             lacks = bool(absent) and isinstance(owner, dict) and not isinstance(owner, Slots)
@@ -559,13 +557,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, PLAIN) or (isinstance(value, tuple) and all(map(_is_number, value)))
 
 
-def _is_watched(value: Any, container: Container, *, functions: bool) -> bool:
-    """Whether an entry is looked at: of a library's objects only what they do not exchange for themselves.
-
-    `functions`: those of a library's modules count, such as a `forward` that the program gave one.
-    """
+def _is_watched(value: Any, container: Container) -> bool:
+    """Whether an entry is looked at: of a library's objects only what they do not exchange for themselves, and of its
+    modules functions, such as a `forward` that the program gave one."""
     if container.is_attributes and container.names is None:
-        if functions and isinstance(value, _FUNCTIONS):
+        if isinstance(value, _FUNCTIONS):
             return isinstance(container.held, dict) and "_parameters" in container.held
         return _is_number(value) or isinstance(value, (torch.Tensor, *_OBJECTS))
     return True
