@@ -257,6 +257,43 @@ def test_a_gradient_of_a_gradient_is_refused_and_never_left_out() -> None:
     )
 
 
+class AddsItself(torch.autograd.Function):
+    """A product whose backward adds the weight's gradient to a tensor of the weight's own, as fused ones do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        weight.main_grad.add_(x.t() @ gradient)
+        return gradient @ weight.t(), None
+
+
+def test_a_backward_finds_the_attributes_of_a_parameter_that_was_saved_for_it() -> None:
+    found = []
+    for graphs in (False, True):
+        torch.manual_seed(0)
+        weight: Any = nn.Parameter(torch.randn(3, 3))
+        weight.main_grad = torch.zeros(3, 3)
+
+        def product(x: torch.Tensor, weight: Any = weight) -> Any:
+            return AddsItself.apply(x, weight)
+
+        sample = torch.randn(2, 3, requires_grad=True)
+        call = graph_callables([product], [(sample,)], device=CpuDevice()) if graphs else [product]
+        for _ in range(3):
+            x = torch.randn(2, 3, requires_grad=True)
+            call[0](x).square().sum().backward()
+            assert x.grad is not None
+            found.append((x.grad, weight.main_grad.clone(), weight.grad))
+    for (x_grad, main_grad, grad), (x_with, main_with, with_graphs) in zip(found[:3], found[3:], strict=True):
+        assert torch.equal(x_grad, x_with) and torch.equal(main_grad, main_with)
+        assert grad is None and with_graphs is None
+
+
 def test_leaves_that_a_callable_makes_are_no_parameters() -> None:
     """As for a gradient penalty, or an inner step of optimization."""
     module = nn.Linear(3, 1)

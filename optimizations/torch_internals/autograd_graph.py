@@ -38,8 +38,8 @@ def next_number() -> int:
 def recorded_of(outputs: Iterable[torch.Tensor], since: int, *, saved_too: bool) -> Recorded:
     """What autograd recorded for these results of a function that began at `since` (`next_number`).
 
-    With `saved_too` the nodes' saved tensors get hooks, so that they can be seen without being computed again, as those
-    of a checkpoint would. The backward then runs a few operators more.
+    With `saved_too` the nodes' saved tensors are looked at. None is computed again for it, as one of a checkpoint would
+    be.
     """
     leaves: dict[int, torch.Tensor] = {}
     saved: set[int] = set()
@@ -89,17 +89,11 @@ def _saved_by(node: Any) -> Iterator[int]:
 
 
 def _storage_of(saved: Any) -> Iterator[int]:
-    held: list[torch.Tensor] = []
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        held.append(tensor)
-        return tensor
-
-    with contextlib.suppress(RuntimeError, AttributeError):  # nothing saved, or through hooks already
-        saved.register_hooks(pack, lambda *_: held[0])
-    for tensor in held:
-        with contextlib.suppress(RuntimeError):  # without memory of its own
-            yield tensor.untyped_storage().data_ptr()
+    """Where a saved tensor lies. Nothing is done to it: one that was given hooks would come out of the node as another
+    tensor, without the attributes that the program gave a parameter, which its own backward may use."""
+    with contextlib.suppress(RuntimeError, AttributeError):  # nothing saved, or without memory of its own
+        if saved.unpack_hook is None:
+            yield saved.data.untyped_storage().data_ptr()
 
 
 def adds_to_gradient(node: Any) -> bool:

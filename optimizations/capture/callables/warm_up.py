@@ -78,7 +78,7 @@ def run_once(
     """Run a callable on a copy of its sample, forward and backward. `state` is what it reaches.
 
     `parameters`: leaves of which it is known that they collect gradients. Those that it reaches otherwise are added:
-    they were there in the `first` run, too. That one sees what is saved for the backward, which is another one then.
+    they were there in the `first` run, too. That one sees what is saved for the backward.
     """
     with observer.unseen():
         inputs = inputs_like(sample)
