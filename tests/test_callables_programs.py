@@ -123,7 +123,7 @@ def test_modes_that_watch_operators_see_them() -> None:
     assert [one.replays for one in call.report()] == [1, 1]
 
 
-def test_hooks_of_saved_tensors_see_them_and_those_of_checkpoints_change_nothing() -> None:
+def test_hooks_of_saved_tensors_see_them_but_those_that_keep_them_on_the_cpu() -> None:
     layer, other = nn.Linear(4, 4), nn.Linear(4, 4)
     other.load_state_dict(layer.state_dict())
     graphed = graph_callables([layer], [(torch.ones(2, 4),)], device=CpuDevice())
@@ -138,10 +138,30 @@ def test_hooks_of_saved_tensors_see_them_and_those_of_checkpoints_change_nothing
         loss.backward()
     assert forwards() == 0
     for module in (layer, other):
-        checkpoint(module, x, use_reentrant=False).square().sum().backward()
+        with torch.autograd.graph.save_on_cpu():
+            module(x).square().sum().backward()
     assert forwards() == 1
     for mine, theirs in zip(layer.parameters(), other.parameters(), strict=True):
         assert mine.grad is not None and theirs.grad is not None and torch.equal(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_calls_a_graphed_layer_among_others_once_more(reentrant: bool) -> None:
+    found: list[list[torch.Tensor | None]] = []
+    for graphs in (False, True):
+        torch.manual_seed(0)
+        layers = [nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), nn.Linear(4, 4)]
+        model = nn.Sequential(*layers, nn.GELU())
+        if graphs:
+            graph_callables(layers[:1], [(torch.ones(2, 4, requires_grad=True),)], device=CpuDevice())
+        for _ in range(3):
+            x = torch.randn(2, 4, requires_grad=True)
+            loss = checkpoint(model, x, use_reentrant=reentrant).square().sum()
+            loss.backward()
+            found.append([loss, x.grad, *[parameter.grad for parameter in model.parameters()]])
+    for mine, theirs in zip(found[:3], found[3:], strict=True):
+        for one, other in zip(mine, theirs, strict=True):
+            assert one is not None and other is not None and torch.equal(one, other)
 
 
 def test_code_that_is_compiled_around_graphed_layers_compiles_the_layers() -> None:

@@ -58,10 +58,10 @@ def watched_by_others() -> bool:
 
 
 def saved_tensors_are_watched() -> bool:
-    """Whether hooks of the program's own see what is saved for a backward. PyTorch's own, of checkpoints and of tensors
-    that are kept on the CPU meanwhile, only save memory."""
+    """Whether hooks see what is saved for a backward: the program's own, or those of a checkpoint, which calls what is
+    in it once more and counts what is saved. Those that keep tensors on the CPU meanwhile only save memory."""
     hooks: Any = saved_tensor_hooks(False)
-    return hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("torch.")
+    return hooks is not None and getattr(hooks[0], "__module__", "") != torch.autograd.graph.__name__
 
 
 KERNELS: tuple[Callable[[], Hashable], ...] = (
