@@ -131,7 +131,8 @@ def graph_callables(
         sample_args: a tuple of arguments for each, nests of tensors on the GPU; or one sequence of tensors for all.
         order: forwards as 1, 2, ..., their backwards as -1, -2, ..., micro-batch after micro-batch, as
             `[1, 1, 2, -2, -1, 2, -2, -1]`; numbers stand for the entries of `callables`. Default: all forwards, then
-            all backwards in reverse; without the latter under `torch.no_grad()`.
+            all backwards in reverse; without the latter under `torch.no_grad()`. Where the default is taken, and no
+            `after_step` given, a program may leave events out, and a forward out of order runs as it is.
         sample_kwargs: keyword arguments of each, where it is called with such.
         warm_up: runs of each before its capture, at least 1. What they change (buffers, the random state) is put back.
         outputs: "static" hands out results where the graph writes them, and gives those that are still held memory of
@@ -141,7 +142,7 @@ def graph_callables(
         host_draws: as of `graph_step`. With "unused", `.drawn_on_the_host` names the generators that were drawn from.
 
     Raises:
-        WrongOrder: no training loop can follow `order`; later, a call that is not the next of the order.
+        WrongOrder: no training loop can follow `order`; later, a call or backward that is not the next of the order.
         ValueError, TypeError: an argument is wrong; the message says what is allowed.
         StepRefused: a graph could not repeat what a callable does; nothing was recorded.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -143,6 +143,81 @@ def test_hooks_of_saved_tensors_see_them_but_those_that_keep_them_on_the_cpu() -
     assert forwards() == 1
     for mine, theirs in zip(layer.parameters(), other.parameters(), strict=True):
         assert mine.grad is not None and theirs.grad is not None and torch.equal(mine.grad, theirs.grad)
+
+
+def forward_only_now_and_then(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> Iterator[Any]:
+    for place in range(6):
+        loss = call[1](call[0](batch())).square().sum()
+        if place % 3 != 1:
+            loss.backward()
+        yield loss
+
+
+def one_callable_now_and_then(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> Iterator[Any]:
+    for place in range(6):
+        hidden = call[0](batch())
+        loss = (call[1](hidden) if place % 3 != 1 else hidden).square().sum()
+        loss.backward()
+        yield loss
+
+
+def two_forwards_then_two_backwards(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> Iterator[Any]:
+    for _ in range(3):
+        losses = [call[1](call[0](batch())).square().sum() for _ in range(2)]
+        for loss in losses:
+            loss.backward()
+        yield losses[0] + losses[1]
+
+
+def the_second_first(call: Sequence[Any], batch: Callable[[], torch.Tensor]) -> Iterator[Any]:
+    for _ in range(3):
+        second, first = call[1](batch().requires_grad_()), call[0](batch())
+        loss = (first * second).sum()
+        loss.backward()
+        yield loss
+
+
+@pytest.mark.filterwarnings("ignore:callable .* runs without its graphs")
+@pytest.mark.parametrize(
+    "program",
+    [
+        forward_only_now_and_then,
+        one_callable_now_and_then,
+        two_forwards_then_two_backwards,
+        the_second_first,
+    ],
+)
+def test_where_no_order_is_given_any_is_followed(program: Callable[..., Iterator[Any]]) -> None:
+    found: list[list[torch.Tensor]] = []
+    for graphs in (False, True):
+        torch.manual_seed(0)
+        layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+        call: Any = layers
+        if graphs:
+            samples = [(torch.ones(2, 4),), (torch.ones(2, 4, requires_grad=True),)]
+            call = graph_callables(layers, samples, device=CpuDevice())
+        parameters = [parameter for layer in layers for parameter in layer.parameters()]
+        for result in program(call, lambda: torch.randn(2, 4)):
+            gradients = [torch.zeros(()) if one.grad is None else one.grad.clone() for one in parameters]
+            found.append([result.detach().clone(), *gradients])
+    half = len(found) // 2
+    for mine, theirs in zip(found[:half], found[half:], strict=True):
+        assert all(map(torch.equal, mine, theirs))
+    assert all(
+        sum(one.replays for one in call.report() if one.direction == way) >= 3 for way in ("forward", "backward")
+    )
+
+
+def test_without_backwards_a_callable_may_be_left_out() -> None:
+    layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    with torch.no_grad():
+        call = graph_callables(layers, [(torch.ones(2, 4),), (torch.ones(2, 4),)], device=CpuDevice())
+        kept = []
+        for number in (0, 0, 1, 1, 0):
+            x = torch.randn(2, 4)
+            kept.append((call[number](x), nn.functional.linear(x, layers[number].weight, layers[number].bias)))
+    assert all(torch.equal(mine, theirs) for mine, theirs in kept)
+    assert call.calls_without_graph == 0
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -65,6 +65,7 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         after_step: Callable[[], None] | None,
         device: Device,
         host_draws: str = "refused",
+        any_order: bool = False,
     ) -> None:
         self._callables = list(callables)
         self._device = device
@@ -73,7 +74,8 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
         self._outputs = outputs
         self._draws_unused = host_draws == "unused"
         self.drawn_on_the_host: tuple[str, ...] = ()
-        self._follower = Follower(order)
+        self._any_order = any_order
+        self._follower = Follower(order, self._comes if any_order else None)
         self._training = any(event.direction == "backward" for event in order)
         self._keys = [signature(sample, []) for sample in samples]
         self._arguments = [arguments_of(sample) for sample in samples]
@@ -202,7 +204,20 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             self._run_update()
         if torch.is_grad_enabled() != self._training:  # validation between steps is not part of the order
             return installed.before(*args, **kwargs)
-        micro_batch = self._follower.micro_batch(number)
+        try:
+            micro_batch = self._follower.micro_batch(number)
+        except WrongOrder:
+            if not self._any_order:
+                raise
+            if not self._follower.turn_to(number):
+                self._warn(
+                    number,
+                    "it is called while the backward of an earlier call may still come; let go of that call's results, "
+                    "or give graph_callables the order in which the program runs",
+                )
+                self.calls_without_graph += 1
+                return installed.before(*args, **kwargs)
+            micro_batch = self._follower.micro_batch(number)
         arguments = self._arguments[number - 1]
         tensors = arguments.tensors_of(args, kwargs)
         if tensors is None:
@@ -238,6 +253,10 @@ class GraphedCallables(Sequence[Callable[..., Any]]):
             slot.results.remember(results)
         self._passed(number)
         return slot.returned(tensors, results)
+
+    def _comes(self, number: int, micro_batch: int) -> bool:
+        """Whether the backward of the last forward may still come."""
+        return self._slots[number, micro_batch].awaits_backward
 
     def _passed(self, number: int, *, skip: bool = False) -> None:
         """A forward was called. If it was the last event, what is updated once per step is so before the next call:
@@ -414,6 +433,7 @@ def graph_callables(
             after_step=after_step,
             device=where,
             host_draws=host_draws,
+            any_order=order is None and after_step is None,
         )
     except Exception:
         with contextlib.suppress(Exception):  # what was raised matters more

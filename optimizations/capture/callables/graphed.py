@@ -19,6 +19,7 @@ same, which may not take None: such a leaf gets the zeros.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +48,8 @@ class Slot:
     forward writes, `mutated` other tensors, in `written_memory`; `read_back` are parameters and buffers whose values
     the backward reads. `in_place`: whether what the graphs read lies where it lay. `passed`: which results are inputs,
     or views of them, that no graph has to make. `repeated`: which are the same as an earlier one. `without_gradient`:
-    inputs that get none. `mates`: those of the same pool that were captured later.
+    inputs that get none. `mates`: those of the same pool that were captured later. `left`: what the last forward left
+    for its backward, as long as that may come.
     """
 
     number: int
@@ -78,8 +80,14 @@ class Slot:
     without_gradient: Sequence[int] = ()
     passed: Mapping[int, tuple[int, Any]] = field(default_factory=dict)
     freed: bool = False
+    left: Callable[[], AsLeft | None] = lambda: None
     forwards: int = 0
     backwards: int = 0
+
+    @property
+    def awaits_backward(self) -> bool:
+        """Whether autograd still holds the last forward."""
+        return self.left() is not None
 
     def run_forward(self, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Launch the forward for these inputs, for which there is room."""
@@ -190,7 +198,7 @@ def _has_hooks(node: Any) -> bool:
     return bool(getattr(getattr(node, "variable", None), "_backward_hooks", None))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class AsLeft:
     """What a forward left for its backward. Note [Between forward and backward]."""
 
@@ -246,6 +254,7 @@ class Graphed(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         found = slot.run_forward(list(tensors[:count]))
         ctx.left = AsLeft.by(slot, found)
+        slot.left = weakref.ref(ctx.left)
         ctx.mark_non_differentiable(
             *[tensor for tensor, takes in zip(found, slot.differentiable, strict=True) if not takes]
         )
