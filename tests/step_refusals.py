@@ -676,6 +676,14 @@ def the_time_of_day(device: str) -> Refused:
 
 
 @refused
+def a_module_of_torchscript(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    scripted = torch.jit.script(torch.nn.Linear(1, 1).to(device))  # type: ignore[no-untyped-call]
+    return Refused(lambda batch: train(batch) * scripted.weight, model, "uses a module of TorchScript", line=False)
+
+
+@refused
 def an_event_of_several_processes(device: str) -> Refused:
     model = network(device)
     train, stopped = trained(model), multiprocessing.Event()

@@ -117,6 +117,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
     "random numbers drawn again": (lambda: draws_again, (), "keeps the GPU's random state"),
     "a sparse gradient": (lambda: Sparse(), (), "computes a sparse gradient"),
     "a result of before": (lambda: Older(), (), "takes part in differentiation and was computed before the call"),
+    "TorchScript": (lambda: torch.jit.trace(nn.Linear(3, 3), torch.ones(3)), (), "uses a module of TorchScript"),
     "compiled in place": (lambda: in_place(), (), "is compiled in place"),
 }
 

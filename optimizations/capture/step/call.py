@@ -99,7 +99,8 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Ref
 
 
 def refused_sources(state: HostState) -> Refusal | None:
-    """Why code that reaches this cannot be repeated: something in it gives another value each time it is asked."""
+    """Why code that reaches this cannot be repeated: something in it gives another value each time it is asked, or may
+    change unseen."""
     if state.iterators:
         return Refusal(
             f"reads from an iterator, {state.iterators[0]}",
@@ -124,5 +125,10 @@ def refused_sources(state: HostState) -> Refusal | None:
         return Refusal(
             f"reads the clock, {state.clocks[0]}",
             ADVICE_ON_CLOCKS,
+        )
+    if scripts := [path for path, module in state.modules.items() if isinstance(module, torch.jit.ScriptModule)]:
+        return Refusal(
+            f"uses a module of TorchScript, {scripts[0]}: C++ keeps what it holds, and nobody sees when that changes",
+            "use the module that it was made of",
         )
     return None
