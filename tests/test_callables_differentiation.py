@@ -86,17 +86,22 @@ def test_gradients_are_those_of_eager_and_stay_valid(name: str) -> None:
     assert call.calls_without_graph == 0
 
 
-@pytest.mark.parametrize("kind", ["changes", "keeps", "after"])
+@pytest.mark.parametrize("kind", ["changes", "keeps", "after", "of its node"])
 def test_hooks_of_parameters_run_once_and_get_what_stays_valid(kind: str) -> None:
     """Those that were there before the capture: a graph of them would do their work twice."""
     module = nn.Linear(3, 3)
     reference = copy.deepcopy(module)
     kept: list[list[torch.Tensor]] = [[], []]
+    nodes: list[Any] = []
     for one, seen in zip((module, reference), kept, strict=True):
         if kind == "changes":
             one.weight.register_hook(lambda gradient: gradient * 2)
         elif kind == "keeps":
             one.weight.register_hook(seen.append)
+        elif kind == "of its node":
+            node = one.weight.view_as(one.weight).grad_fn.next_functions[0][0]
+            node.register_prehook(lambda gradient, seen=seen: seen.append(gradient[0]))
+            nodes.append(node)
         else:
             one.weight.register_post_accumulate_grad_hook(lambda p, seen=seen: seen.append(p.grad.clone()))
     call = graphed(module, batches(1))

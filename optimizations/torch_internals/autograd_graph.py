@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,6 +106,15 @@ def adds_to_gradient(node: Any) -> bool:
         return bool(torch_internals.will_engine_execute_node(node))
     except RuntimeError:  # `torch.autograd.grad`
         return False
+
+
+def held_by_others(nodes: Sequence[Any]) -> list[bool]:
+    """Which of these nodes somebody holds besides this sequence. Who registers hooks of a leaf's node has to hold it,
+    or they go with the graph; and nodes do not say whether they have hooks."""
+    return [count > _ALONE for count in map(sys.getrefcount, nodes)]
+
+
+_ALONE = next(map(sys.getrefcount, [object()]))
 
 
 @contextlib.contextmanager

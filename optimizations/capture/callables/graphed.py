@@ -3,8 +3,8 @@
 Note [Gradients of parameters]. A backward graph writes the gradients of parameters to fixed memory, the same for all
 micro-batches of a callable. Autograd would make that memory the parameter's `.grad` where there is none, and the next
 launch would overwrite it. So a gradient that would become a `.grad` is copied out, and so is one that somebody else
-gets: a hook of the parameter, or the caller of `torch.autograd.grad`. One that is only added to a `.grad` is read at
-once, and is not.
+gets: a hook of the parameter, or of its node in the graph of autograd, or the caller of `torch.autograd.grad`. One that
+is only added to a `.grad` is read at once, and is not.
 
 Note [Between forward and backward]. A backward reads what its forward left in the graphs' memory, and parameters and
 buffers where they lie. In eager, autograd notices if these are written meanwhile, and raises. So versions of those that
@@ -33,7 +33,7 @@ from optimizations.capture.signature import replaced
 from optimizations.capture.step.host_state import Rebound
 from optimizations.capture.step.outputs import view_like
 from optimizations.capture.step.written_memory import WrittenMemory, shared_with_written
-from optimizations.torch_internals.autograd_graph import adds_to_gradient
+from optimizations.torch_internals.autograd_graph import adds_to_gradient, held_by_others
 
 
 @dataclass(slots=True)
@@ -166,11 +166,13 @@ class Slot:
         count = len(gradients) - len(self.parameters)
         found = list(gradients)
         copied = [index for index, gradient in enumerate(gradients[:count]) if gradient is not None]
+        held = held_by_others(nodes)
         for index, parameter in enumerate(self.parameters, start=count):
             gradient = found[index]
             if gradient is None:
                 continue
-            if parameter.grad is not None and not parameter._backward_hooks and adds_to_gradient(nodes[index]):
+            hooked = parameter._backward_hooks or held[index]
+            if parameter.grad is not None and not hooked and adds_to_gradient(nodes[index]):
                 found[index] = gradient.detach()
             else:
                 copied.append(index)
