@@ -19,6 +19,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.callables.installed import Installed
 from optimizations.capture.step.observer import StepRefused
 
 
@@ -86,6 +87,25 @@ def test_a_forward_of_the_modules_own_comes_back() -> None:
     module.forward = stock  # type: ignore[method-assign]
     call.close()
     assert vars(module)["forward"] is stock
+
+
+def test_a_module_of_two_groups_has_its_forward_back_when_both_are_closed() -> None:
+    for first, last in ((0, 1), (1, 0)):
+        module = nn.Linear(3, 3)
+        groups = [graphed(module, batches(1)), graphed(module, [(torch.randn(4, 3),)])]
+        groups[first].close()
+        assert isinstance(vars(module)["forward"], Installed)
+        groups[last].close()
+        assert "forward" not in vars(module)
+
+
+def test_a_graphed_module_can_be_exported() -> None:
+    module = nn.Linear(3, 3)
+    x = torch.randn(2, 3)
+    expected = module(x)
+    call = graphed(module, batches(1))
+    assert torch.equal(torch.export.export(module, (x,)).module()(x), expected)
+    assert [one.replays for one in call.report()] == [0, 0]
 
 
 def saved_and_loaded(module: nn.Module) -> Any:

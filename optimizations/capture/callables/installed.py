@@ -27,20 +27,29 @@ class Installed:
         self._serve = serve
         self._own = vars(function).get("forward") if isinstance(function, torch.nn.Module) else None
         self._given = as_it_is(function)
+        self._left = False
         functools.update_wrapper(self, self._given, updated=())
 
     @property
     def before(self) -> Callable[..., Any]:
         """What runs without graphs: of a module without a forward of its own, what its class has for one now."""
-        if not isinstance(self._function, torch.nn.Module) or self._own is not None:
+        if not isinstance(self._function, torch.nn.Module):
             return self._given
+        if self._own is not None:
+            return self._own.before if isinstance(self._own, Installed) else self._own
         forward: Any = inspect.getattr_static(type(self._function), "forward")
-        found: Callable[..., Any] = forward.__get__(self._function, type(self._function))
+        bind = getattr(type(forward), "__get__", None)
+        found: Callable[..., Any] = forward if bind is None else bind(forward, self._function, type(self._function))
         return found
+
+    @property
+    def __code__(self) -> Any:
+        """For `torch.export`, which asks a module's forward for it."""
+        return self.before.__code__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return self.before(*args, **kwargs)
+            return self._given(*args, **kwargs)  # Dynamo follows it
         return self._serve(*args, **kwargs)
 
     def __reduce__(self) -> Any:
@@ -58,12 +67,16 @@ class Installed:
     def leave(self) -> None:
         """Give the module its forward back, unless it has got another one."""
         held = vars(self._function) if isinstance(self._function, torch.nn.Module) else {}
+        self._left = True
         if held.get("forward") is not self:
             return
-        if self._own is None:
+        own = self._own
+        while isinstance(own, Installed) and own._left:
+            own = own._own
+        if own is None:
             del held["forward"]
         else:
-            held["forward"] = self._own
+            held["forward"] = own
 
 
 def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
