@@ -168,6 +168,38 @@ def test_after_a_change_that_the_graphs_do_not_know_calls_run_as_they_are(name: 
     result.sum().backward()
 
 
+class Holding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(6, 6), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.act(self.linear(x))
+
+
+def another_dict(module: nn.Module) -> None:
+    """As `del` of a member of `nn.Sequential` does it: the dict from before stays as it was."""
+    if isinstance(module, nn.Sequential):
+        module.append(nn.Sigmoid())
+        del module[2]
+        module[1] = nn.GELU()
+    else:
+        module._modules = dict(module._modules)
+        module.act = nn.GELU()
+
+
+@pytest.mark.parametrize("make", [Holding, lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU())])
+def test_members_of_a_module_that_holds_them_in_another_dict_are_looked_at(make: Callable[[], nn.Module]) -> None:
+    module = make()
+    call = graph_callables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
+    reference = copy.deepcopy(module)
+    for one in (module, reference):
+        another_dict(one)
+    x = torch.randn(5, 6)
+    with pytest.warns(UserWarning, match="callable 1 runs without its graphs: it uses other"):
+        assert torch.equal(call[0](x), reference(x))
+
+
 def test_a_forward_that_the_class_got_since_is_called() -> None:
     class Mine(Keeping):
         pass

@@ -22,6 +22,7 @@ from optimizations.capture.signature import PLAIN, exact
 
 _ABSENT = object()
 
+KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps its hooks."""
 

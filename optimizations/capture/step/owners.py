@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from optimizations.capture.step.host_state import KEPT_BY_MODULES
 from optimizations.capture.step.program_code import is_users
 
 UNKNOWN: Any = object()
 MOST_HELD = 10_000
 """Objects in a library's object that are looked through for some of the program's own."""
-_KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
 _PLAIN = (int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device)
 _OF_LOOPS = ("torch.optim", "torch.nn", "torch.amp", "torch.cuda.amp")
 """Modules of PyTorch whose objects are what a training loop holds."""
@@ -45,7 +45,7 @@ def attribute_of(owner: Any, name: str, stored: Collection[str]) -> Any:
     if not isinstance(held, dict):
         return UNKNOWN
     if name not in held and of_class is None and isinstance(owner, torch.nn.Module):
-        held = next((kept for kept in map(held.get, _KEPT_BY_MODULES) if kept and name in kept), {})
+        held = next((kept for kept in map(held.get, KEPT_BY_MODULES) if kept and name in kept), {})
     return held.get(name, UNKNOWN)
 
 

@@ -33,6 +33,7 @@ import torch
 from optimizations.capture.signature import PLAIN, containers, objects
 from optimizations.capture.step.counted_names import CountedNames, behind, looks_up_variables
 from optimizations.capture.step.host_state import (
+    KEPT_BY_MODULES,
     MODULE_HOOKS,
     ClassCode,
     ClassData,
@@ -93,7 +94,6 @@ _KEEPS_BOOKS = ("torch.nn.parallel",)
 _SETTINGS_OF_THESE = ("training", "require_backward_grad_sync")
 """What such a module is told: the latter by `no_sync()`, whether a backward exchanges gradients."""
 _NOT_LOOKED_INTO = (*sorted(sys.stdlib_module_names - {"__main__"}), "torch", "numpy", "optimizations", "triton")
-_KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
 
 
 def reach(roots: Iterable[tuple[str, Any]], *, hooks_of_tensors: bool = True) -> HostState:
@@ -512,9 +512,13 @@ class _Walk:
         attributes = vars(module)
         users = is_users(type(module).__module__)
         if users:
-            # Its `training` is used, and the numbers of its own code.
+            # Its `training` and parts are used, and the numbers of its own code.
             self.names.attributes.add("forward")
-            self._note(Container(attributes, path, is_attributes=True, names={"training"}), type(module), module)
+            self._note(
+                Container(attributes, path, is_attributes=True, names={"training", *KEPT_BY_MODULES}),
+                type(module),
+                module,
+            )
         elif not type(module).__module__.startswith(_KEEPS_BOOKS):
             self.state.containers.append(Container(attributes, path, is_attributes=True))
             for name, member in list(attributes.items()):
@@ -524,7 +528,7 @@ class _Walk:
             self.state.containers.append(Container(Slots(module, _SETTINGS_OF_THESE), path, is_attributes=True))
         if "_orig_mod" in attributes.get("_modules", {}) or attributes.get("_compiled_call_impl") is not None:
             self.state.compiled = True
-        for kind in _KEPT_BY_MODULES:
+        for kind in KEPT_BY_MODULES:
             held = attributes.get(kind, {})
             self._seen[id(held)] = held
             self.state.containers.append(Container(held, path, is_attributes=True, always_read=True))

@@ -25,6 +25,7 @@ from optimizations import torch_internals
 from optimizations.capture.signature import PLAIN, exact
 from optimizations.capture.step.hooks import Hooks
 from optimizations.capture.step.host_state import (
+    KEPT_BY_MODULES,
     MODULE_HOOKS,
     ClassCode,
     Container,
@@ -572,9 +573,9 @@ def _is_own(key: Any, value: Any, *, by_name: bool) -> bool:
 
     `by_name`: the program's code uses what has this name.
     """
-    return key in _MODULES_OWN or (
-        not by_name and isinstance(key, str) and key.startswith("_") and isinstance(value, (dict, list))
-    )
+    if by_name or key in KEPT_BY_MODULES:  # `del` of a member of `nn.Sequential` puts another dict in its place
+        return key in _MODULES_OWN
+    return key in _MODULES_OWN or (isinstance(key, str) and key.startswith("_") and isinstance(value, (dict, list)))
 
 
 _MODULES_OWN = frozenset({"_is_full_backward_hook", "_compiled_call_impl", "_backward_hooks", "_forward_hooks"})
