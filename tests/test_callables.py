@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import warnings
 from collections.abc import Callable, Sequence
@@ -198,6 +199,17 @@ def test_members_of_a_module_that_holds_them_in_another_dict_are_looked_at(make:
     x = torch.randn(5, 6)
     with pytest.warns(UserWarning, match="callable 1 runs without its graphs: it uses other"):
         assert torch.equal(call[0](x), reference(x))
+
+
+def test_hooks_in_another_dict_are_looked_at() -> None:
+    """Hooks are often dropped by an assignment."""
+    module = Holding()
+    call = graph_callables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
+    module.linear._forward_hooks = collections.OrderedDict()
+    module.linear.register_forward_hook(lambda module, given, result: result * 2)
+    x = torch.randn(5, 6)
+    with pytest.warns(UserWarning, match="callable 1 runs without its graphs: it uses other"):
+        assert torch.equal(call[0](x), module.linear(x).relu())
 
 
 def test_a_forward_that_the_class_got_since_is_called() -> None:

@@ -569,13 +569,14 @@ def _is_watched(value: Any, container: Container) -> bool:
 
 
 def _is_own(key: Any, value: Any, *, by_name: bool) -> bool:
-    """What objects of libraries keep for themselves: containers are looked at on their own, and hooks do not change.
+    """What objects of libraries keep for themselves: containers are looked at on their own, but those that hold a
+    module's members and hooks may be exchanged for others.
 
     `by_name`: the program's code uses what has this name.
     """
-    if by_name or key in KEPT_BY_MODULES:  # `del` of a member of `nn.Sequential` puts another dict in its place
+    if by_name or key in KEPT_BY_MODULES or key in MODULE_HOOKS:  # as `del` on `nn.Sequential` does it
         return key in _MODULES_OWN
     return key in _MODULES_OWN or (isinstance(key, str) and key.startswith("_") and isinstance(value, (dict, list)))
 
 
-_MODULES_OWN = frozenset({"_is_full_backward_hook", "_compiled_call_impl", "_backward_hooks", "_forward_hooks"})
+_MODULES_OWN = frozenset({"_is_full_backward_hook", "_compiled_call_impl"})
