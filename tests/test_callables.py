@@ -172,7 +172,8 @@ def test_after_a_change_that_the_graphs_do_not_know_calls_run_as_they_are(name: 
 class Holding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.act = nn.Linear(6, 6), nn.ReLU()
+        self.linear: nn.Module = nn.Linear(6, 6)
+        self.act = nn.ReLU()
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.act(self.linear(x))
@@ -201,12 +202,15 @@ def test_members_of_a_module_that_holds_them_in_another_dict_are_looked_at(make:
         assert torch.equal(call[0](x), reference(x))
 
 
-def test_hooks_in_another_dict_are_looked_at() -> None:
+@pytest.mark.parametrize("user", [False, True])
+def test_hooks_in_another_dict_are_looked_at(*, user: bool) -> None:
     """Hooks are often dropped by an assignment."""
     module = Holding()
+    module.linear = nn.Sequential(Holding()) if user else module.linear
+    part = module.linear[0] if isinstance(module.linear, nn.Sequential) else module.linear
     call = graph_callables(module, [torch.randn(5, 6)], order=[1, -1], device=CpuDevice())
-    module.linear._forward_hooks = collections.OrderedDict()
-    module.linear.register_forward_hook(lambda module, given, result: result * 2)
+    part._forward_hooks = collections.OrderedDict()
+    part.register_forward_hook(lambda module, given, result: result * 2)
     x = torch.randn(5, 6)
     with pytest.warns(UserWarning, match="callable 1 runs without its graphs: it uses other"):
         assert torch.equal(call[0](x), module.linear(x).relu())

@@ -512,13 +512,10 @@ class _Walk:
         attributes = vars(module)
         users = is_users(type(module).__module__)
         if users:
-            # Its `training` and parts are used, and the numbers of its own code.
+            # Its `training`, parts and hooks are used, and the numbers of its own code.
             self.names.attributes.add("forward")
-            self._note(
-                Container(attributes, path, is_attributes=True, names={"training", *KEPT_BY_MODULES}),
-                type(module),
-                module,
-            )
+            named = {"training", *KEPT_BY_MODULES, *MODULE_HOOKS}
+            self._note(Container(attributes, path, is_attributes=True, names=named), type(module), module)
         elif not type(module).__module__.startswith(_KEEPS_BOOKS):
             self.state.containers.append(Container(attributes, path, is_attributes=True))
             for name, member in list(attributes.items()):
