@@ -421,7 +421,11 @@ def test_gradients_from_before_a_recording_are_let_go_and_their_memory_given_bac
     step = GraphedStep(made.step, device=device)
     alive: list[bool] = []
     storages: list[Any] = []
-    monkeypatch.setattr(device, "give_back", lambda: alive.extend(storage() is not None for storage in storages))
+
+    def give_back() -> None:
+        alive.extend(storage() is not None and storage().nbytes() > 0 for storage in storages)
+
+    monkeypatch.setattr(device, "give_back", give_back)
     calls = batches("cpu")
     for batch in calls[:3]:
         step(*batch)
@@ -430,7 +434,7 @@ def test_gradients_from_before_a_recording_are_let_go_and_their_memory_given_bac
     gc.collect()
     assert step.report().replays == 1
     assert all(storage() is None for storage in storages)
-    assert alive == [False] * len(storages)
+    assert alive == [False] * 2 * len(storages), "before the capture and behind it"
 
 
 class Learner:

@@ -166,6 +166,9 @@ NAMES: dict[str, Private] = {
     ),
     "cuda_graphs": Private("torch.cuda.graphs", None, _CHECKED_HERE, "tell code whether it is captured"),
     "set_grad_enabled": Private("torch", "_C._set_grad_enabled", _CHECKED, "see that a graph switches gradients on"),
+    "storage_at": Private(
+        "torch", "_C._construct_storage_from_data_pointer", _CHECKED_HERE, "let a tensor stand in for another"
+    ),
     "storage_use_count": Private("torch", "_C._storage_Use_Count", _CHECKED, "see that a value is saved for backward"),
     "tensor_use_count": Private("torch", "Tensor._use_count", _CHECKED, "see that a value is saved for backward"),
     # replay: recording with, and next to, CUDAGraph Trees

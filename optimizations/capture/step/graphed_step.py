@@ -19,6 +19,7 @@ import functools
 import sys
 import threading
 import time
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -47,6 +48,7 @@ from optimizations.capture.step.progress import Action, Plan, Progress
 from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.recording import GradientsMentioned, capture, cause, is_programs_own, why
 from optimizations.capture.step.replaying import MISSED
+from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.surroundings import alone, ambient, inside, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.unread_arguments import unread_arguments
@@ -320,6 +322,7 @@ class GraphedStep:
         progress.numbers = numbers
         progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
         progress.kept_casts = seen.kept_casts
+        progress.drops_gradients = seen.drops_gradients
         progress.host = HostTensors(on_the_host(call.state.tensors, device.holds))
         progress.saw(call.tensors)
         return seen.returned
@@ -353,11 +356,16 @@ class GraphedStep:
         elsewhere = sum(device.pool_bytes(other) for other in self._recordings.pools() if other != pool)
         graph = device.new_graph()
         in_place = progress.in_place(call.tensors) - self._recordings.copied_inputs(key)
-        captured = call
+        set_aside, captured = SetAside(device), call
         try:
             if mentioned is Mentioned.ONCE:
                 captured = replace(call, before=copied(call.before))
+            elif mentioned is Mentioned.NOT_SEEN and progress.drops_gradients and not progress.needs_gradients:
+                captured = replace(call, before=set_aside.take(call.before))
+            if captured is not call:
                 put(call.parameters, captured.before)
+            if set_aside:
+                device.give_back()
             with alone():
                 recording = capture(
                     device,
@@ -374,6 +382,7 @@ class GraphedStep:
                     marks=marks,
                     draws_unused=self._draws_unused,
                     may_mention=mentioned is Mentioned.ALWAYS,
+                    set_aside=set_aside,
                 )
         except BaseException as raised:
             error = cause(raised)
@@ -386,33 +395,11 @@ class GraphedStep:
             put(call.parameters, call.before)
             host_random.restore()
             device.restore_random_states(states)
+            _bring_back(device, set_aside, call, raised)
             if not isinstance(error, Exception):
                 raise error  # noqa: B904 (with its own cause and context, as the program would see it)
-            if mentioned is Mentioned.ONCE:
-                return self._record(device, key, call, progress, mentioned=Mentioned.ALWAYS)
-            if isinstance(error, GradientsMentioned):
-                return self._record(device, key, call, progress, mentioned=Mentioned.ONCE)
-            if isinstance(error, NotCarried):
-                self._carries = False
-                return self._record(device, key, call, progress, mentioned=mentioned)
-            if self._options.on_refusal == "raise" and is_programs_own(error) and not isinstance(error, RuntimeError):
-                raise error  # noqa: B904 (the call would have raised it too; nothing of it was done)
-            refusal = why(error)
-            if refusal is SETS_UP:
-                again = not progress.passed_over()
-            elif isinstance(error, StepDiffers) and progress.host_draws.states:
-                again, refusal = False, decides(refusal, progress.host_draws.states)
-            elif isinstance(error, StepDiffers):
-                again = progress.differed()
-            else:
-                again = progress.told_to_be_captured()
-            if again:
-                return self._observe(device, key, call, progress)
-            if refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run":
-                # The program gets what the call raises outside of a capture as well; then nothing is refused.
-                returned = self._as_it_is(call.args, call.kwargs, None)
-                self._refuse(key, refusal)
-                return returned
+            instead = self._instead(device, key, call, progress, error, set_aside, mentioned)
+            del error  # and with it what the capture made: its frames hold that
         else:
             try:
                 recording.report = replace(recording.report, record_s=time.perf_counter() - began)
@@ -420,6 +407,7 @@ class GraphedStep:
                 progress.recorded()
                 call.before.clear()  # gradients that play no part any more
                 captured.before.clear()
+                set_aside.drop()
                 device.give_back()
                 device.follow()
                 recording.gradients.take_back()
@@ -433,7 +421,55 @@ class GraphedStep:
                 self._carries = False
                 self._recordings.drop(key, recording)
             return self._call(call.args, call.kwargs)
-        return self._refuse_and_run(key, refusal, call.args, call.kwargs)
+        device.give_back()
+        return instead()
+
+    def _instead(
+        self,
+        device: Device,
+        key: Hashable,
+        call: Call,
+        progress: Progress,
+        error: Exception,
+        set_aside: SetAside,
+        mentioned: Mentioned,
+    ) -> Callable[[], Any]:
+        """What does the work of a call whose capture failed with `error`, which it does not hold."""
+        record = functools.partial(self._record, device, key, call, progress)
+        mentions = isinstance(error, GradientsMentioned)
+        in_compiled_code = call.state.compiled and is_programs_own(error) and not isinstance(error, NotCarried)
+        if set_aside and (set_aside.needed or mentions or in_compiled_code):
+            progress.needs_gradients = True
+            return functools.partial(record, mentioned=Mentioned.ONCE if mentions else mentioned)
+        if mentioned is Mentioned.ONCE:
+            return functools.partial(record, mentioned=Mentioned.ALWAYS)
+        if mentions:
+            return functools.partial(record, mentioned=Mentioned.ONCE)
+        if isinstance(error, NotCarried):
+            self._carries = False
+            return functools.partial(record, mentioned=mentioned)
+        if self._options.on_refusal == "raise" and is_programs_own(error) and not isinstance(error, RuntimeError):
+            raise error  # the call would have raised it too; nothing of it was done
+        refusal = why(error)
+        if refusal is SETS_UP:
+            again = not progress.passed_over()
+        elif isinstance(error, StepDiffers) and progress.host_draws.states:
+            again, refusal = False, decides(refusal, progress.host_draws.states)
+        elif isinstance(error, StepDiffers):
+            again = progress.differed()
+        else:
+            again = progress.told_to_be_captured()
+        if again:
+            return functools.partial(self._observe, device, key, call, progress)
+        if refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run":
+            return functools.partial(self._run_and_refuse, key, refusal, call)
+        return functools.partial(self._refuse_and_run, key, refusal, call.args, call.kwargs)
+
+    def _run_and_refuse(self, key: Hashable, refusal: Refusal, call: Call) -> Any:
+        """The program gets what the call raises outside of a capture as well; then nothing is refused."""
+        returned = self._as_it_is(call.args, call.kwargs, None)
+        self._refuse(key, refusal)
+        return returned
 
     # Everything else.
 
@@ -537,6 +573,26 @@ class GraphedStep:
     def _refuse_inside(self, name: str) -> None:
         if self._thread == threading.get_ident():
             raise RuntimeError(f"{name}() was called by the step {self._name()} itself; call it behind the step")
+
+
+def _bring_back(device: Device, set_aside: SetAside, call: Call, error: BaseException) -> None:
+    """Give gradients that were set aside their memory back. `error` ended the capture.
+
+    Raises:
+        torch.OutOfMemoryError: there is none, which others must have taken meanwhile. Gradients without are None.
+    """
+    try:
+        set_aside.restore()
+        return
+    except torch.OutOfMemoryError:
+        traceback.clear_frames(error.__traceback__)  # which hold what the capture made
+        device.give_back()
+    try:
+        set_aside.restore()
+    except torch.OutOfMemoryError:
+        lost = set(map(id, set_aside.lost()))
+        put(call.parameters, [None if id(gradient) in lost else gradient for gradient in call.before])
+        raise
 
 
 def release_steps() -> None:

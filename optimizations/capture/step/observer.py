@@ -33,6 +33,7 @@ from optimizations.capture.step import casts
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
+from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.source_lines import advice_by_caller, called_by_the_compiler, current_line
 from optimizations.report.steps import Refusal, StepRefused
 from optimizations.torch_internals.generator_identity import identity
@@ -70,6 +71,7 @@ class Observer(torch_internals.TorchDispatchMode):
         launches: what counts the nodes of a graph that is being captured, if something does.
         first_states: of `generators`, as they were before they were first drawn from.
         before_write: is given each tensor that an operator is about to write.
+        set_aside: gradients that are set aside meanwhile, which no operator may read.
         reseeding: looks at generators around draws; `default_generator` is that of draws that name none.
         compares_values: whether values that the host made, and the GPU reads, are arguments that calls are compared by.
         host_generators: identities of generators of the host whose draws decide nothing.
@@ -107,6 +109,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.generators = list(generators)
         self.first_states: list[torch.Tensor] = []
         self.before_write: Callable[[torch.Tensor], None] | None = None
+        self.set_aside: SetAside | None = None
         self.reseeding: Reseeding | None = None
         self.default_generator: torch.Generator | None = None
         self.compares_values = False
@@ -162,6 +165,8 @@ class Observer(torch_internals.TorchDispatchMode):
         if name.startswith("profiler.") or self._unseen or self.compiling:
             return func(*args, **kwargs)
         inputs = list(_tensors(args)) + list(_tensors(kwargs.values()))
+        if self.set_aside is not None:
+            self.set_aside.look(set(map(storage, inputs)))
         self.in_backward = self.in_backward or torch_internals.current_autograd_node() is not None
         self._look(name, func, args, kwargs, inputs)
         drawn_from = self._drawn_from(func, kwargs)

@@ -19,6 +19,7 @@ from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
+from optimizations.capture.step.set_aside import Dropped
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal
@@ -51,7 +52,8 @@ RETURNS_RATE = Refusal(
 class Observed:
     """What a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
     `kept_casts` whether casts that autocast keeps may be among these, `asked` whether it asked if it is captured,
-    `host_draws` what it drew on the host, where that decides nothing.
+    `host_draws` what it drew on the host, where that decides nothing, `drops_gradients` whether it let go of gradients
+    from before, unread.
     `set_up`: something was compiled or tuned meanwhile, so that the rest says nothing about the next call."""
 
     returned: Any
@@ -65,6 +67,7 @@ class Observed:
     asked: bool
     set_up: bool
     host_draws: HostDraws
+    drops_gradients: bool
 
 
 def observe(
@@ -94,6 +97,7 @@ def observe(
     given = Given(call.args, call.kwargs)
     of_state = TensorMarks(call.state.tensors)
     marks = [_mark(tensor) for tensor in call.tensors]
+    dropped = Dropped(call.before)
     states, settings = device.random_states(), ambient()
     with device.warming_up(), rates.as_tensors():
         snapshot = call.state.snapshot()
@@ -140,6 +144,7 @@ def observe(
         asked=asked.captured,
         set_up=observer.set_up,
         host_draws=host_random.draws(*of_results) if draws_unused else HostDraws(),
+        drops_gradients=dropped.all(gradients(call.parameters), observer.outside),
     )
 
 

@@ -48,7 +48,8 @@ class Progress:
     those it drew from other than the default one, `failed` the captures that were not what was observed, `set_ups` the
     calls and captures in which something was compiled. `host_draws`: what the last observed call drew on the host,
     where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them. `asked`:
-    it asks whether it is captured, and is told `as_captured`. `numbers`: what it read in Python."""
+    it asks whether it is captured, and is told `as_captured`. `numbers`: what it read in Python. `drops_gradients`: it
+    let go of gradients from before, unread. `needs_gradients`: a capture did not, so they are not set aside again."""
 
     trace: Sequence[Operation] = ()
     returned: object = None
@@ -69,6 +70,8 @@ class Progress:
     same_inputs: set[int] = field(default_factory=set)
     difference: Refusal | None = None
     numbers: dict[tuple[int, Any], tuple[str, Any]] = field(default_factory=dict)
+    drops_gradients: bool = False
+    needs_gradients: bool = False
 
     def note(
         self,

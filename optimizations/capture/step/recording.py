@@ -38,6 +38,7 @@ from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import OTHER_RETURNED, Progress
 from optimizations.capture.step.replaying import SteadyReplay
+from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.source_lines import line_of
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
@@ -154,16 +155,18 @@ def capture(
     marks: TensorMarks | None = None,
     draws_unused: bool = False,
     may_mention: bool = False,
+    set_aside: SetAside | None = None,
 ) -> Recording:
     """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
     `carry`: copies of inputs and results are part of the graph where that is possible. See `copy_nodes`. `marks` are of
     the tensors that the step reaches, from before the call. `pool_bytes_elsewhere`: of the step's other graphs.
     `draws_unused`: what it draws on the host decides nothing. `may_mention`: gradients from before are a part of the
-    call where the graph mentions them.
+    call where the graph mentions them. `set_aside` are those of them that stand-ins are in the place of.
 
     Raises:
         GradientsMentioned: it does, and no operator reads them.
+        GradientsNeeded: the call reads or keeps what was set aside.
         NotCarried: copies are not part of the graph in a way that they can be led elsewhere.
         StepDiffers: the captured call is not what was observed.
         StepRefused: it cannot be repeated, or does not fit into the budget.
@@ -184,6 +187,7 @@ def capture(
         keeps_workspace=device.keeps_workspace,
     )
     observer.rates = rates.storages()
+    observer.set_aside = set_aside
     if draws_unused:
         observer.compare_values(host_generators(device, call.state), placeholders)
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
@@ -229,6 +233,8 @@ def capture(
         )
     after = gradients(call.parameters)
     indifferent = _indifferent(device, graph, observer, call.before, after, may_mention=may_mention)
+    if set_aside is not None:
+        set_aside.require_gone(call.before, indifferent=indifferent)
     unread = _storages(old for old, new in zip(call.before, after, strict=True) if indifferent and old is not new)
     kept = [
         tensor

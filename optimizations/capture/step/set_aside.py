@@ -1,0 +1,215 @@
+"""Gradients from before a call whose memory the device has back while the call is captured.
+
+Note [Set aside]. A step that sets gradients to None before it computes others lets go of the memory of those first, and
+eager computes the others in it. A capture computes nothing: where it fails, the gradients from before have to be there,
+so they would be alive next to those that the capture allocates. So their bytes go to host memory, and their own memory
+back to the device. The tensors stay the same objects, of no bytes meanwhile, and get memory and bytes again where the
+capture fails. Where it succeeds, the step has set them to None, and nobody can ask for them any more.
+
+During the capture a stand-in is in each `.grad`: a tensor of the same looks, at the address of the bytes in host
+memory. It takes no memory of the device. What reads gradients is led there, so it is noticed: an operator before it
+runs (`Observer`), compiled code by words of the graph. No kernel runs in a capture, so nothing is ever read there.
+Then, and where compiled code does not take such an address, the call is captured once more, with the gradients in their
+places.
+
+Only such gradients are set aside that the observed calls neither read nor kept, and that nothing but the parameter
+holds: no variable or list, no view, no history. Who holds a tensor is counted, and compared with the counts of one that
+is known to be held by nobody else.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Collection, Sequence
+
+import torch
+
+from optimizations import torch_internals
+from optimizations.capture.device import Device
+from optimizations.capture.step.host_memory import spare_host_bytes
+
+SPARE = 8
+"""Host memory that has to be free, as a multiple of what is set aside: each process of a machine may do so at once."""
+
+
+class GradientsNeeded(RuntimeError):
+    """A captured call reads, or keeps, a gradient that was set aside."""
+
+
+class SetAside:
+    """What is set aside for one capture. Note [Set aside]. `needed`: something led to it."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._kept: list[tuple[torch.Tensor, torch.UntypedStorage]] = []
+        self._places: frozenset[int] = frozenset()
+        self.needed = False
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def take(self, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Set aside those of the parameters' gradients that may be.
+
+        Returns:
+            For each what is to be in its place: a stand-in, or itself.
+        """
+        chosen = [
+            index
+            for index, alone in enumerate(held_by_nobody_else(gradients, as_gradients=True))
+            if alone and _may_go(gradients[index], self._device)
+        ]
+        storages = {index: _storage_of(gradients[index]) for index in chosen}
+        size_bytes = sum(storage.nbytes() for storage in storages.values())
+        if not size_bytes or SPARE * size_bytes > spare_host_bytes():
+            return list(gradients)
+        self._device.wait()  # whatever stream computes them
+        try:
+            copies = {index: _copy_of(storage) for index, storage in storages.items()}
+        except (RuntimeError, MemoryError):  # there is no host memory for them after all
+            return list(gradients)
+        found = [
+            _stand_in(gradient, copies[index]) if gradient is not None and index in copies else gradient
+            for index, gradient in enumerate(gradients)
+        ]
+        there = ((index, gradient) for index, gradient in enumerate(gradients) if gradient is not None)
+        self._kept = [(gradient, copies[index]) for index, gradient in there if index in copies]
+        self._places = frozenset(copy.data_ptr() for copy in copies.values())
+        for storage in storages.values():
+            storage.resize_(0)
+        return found
+
+    def look(self, storages: Collection[int]) -> None:
+        """To be asked before an operator runs on tensors with these storages.
+
+        Raises:
+            GradientsNeeded: one of them is a stand-in's.
+        """
+        if not self._places.isdisjoint(storages):
+            self.needed = True
+            raise GradientsNeeded("an operator reads a gradient that observed calls did not read")
+
+    def require_gone(self, stand_ins: Sequence[torch.Tensor | None], *, indifferent: bool) -> None:
+        """To be asked behind a capture, where nothing but this list holds them. `indifferent`: nothing read them.
+
+        Raises:
+            GradientsNeeded: the step read a stand-in, or keeps one.
+        """
+        if not self:
+            return
+        alone = held_by_nobody_else(stand_ins, as_gradients=False)
+        kept = any(
+            not alone[index]
+            for index, one in enumerate(stand_ins)
+            if one is not None and one.untyped_storage().data_ptr() in self._places
+        )
+        if self.needed or kept or not indifferent:  # the step may have caught the exception
+            self.needed = True
+            raise GradientsNeeded("the step keeps a gradient that observed calls did not keep")
+
+    def restore(self) -> None:
+        """Give the gradients memory and bytes again.
+
+        Raises:
+            torch.OutOfMemoryError: there is none. To be called again when there is.
+        """
+        while self._kept:
+            gradient, copy = self._kept[-1]
+            storage = gradient.untyped_storage()
+            storage.resize_(copy.nbytes())
+            storage.copy_(copy)
+            self._kept.pop()
+
+    def lost(self) -> list[torch.Tensor]:
+        """Gradients that `restore` found no memory for."""
+        return [gradient for gradient, _ in self._kept]
+
+    def drop(self) -> None:
+        """The step has let go of them."""
+        self._kept.clear()
+
+
+class Dropped:
+    """Whether a call lets go of the gradients from before it. Made before the call, of these."""
+
+    def __init__(self, before: Sequence[torch.Tensor | None]) -> None:
+        self._before = before
+        self._alone = held_by_nobody_else(before, as_gradients=True)
+        self._places = [_storage_of(one).data_ptr() if _is_plain(one) else None for one in before]
+
+    def all(self, after: Sequence[torch.Tensor | None], outside: Collection[int]) -> bool:
+        """Behind the call: whether it set all of them to None or others, read none, and keeps none.
+
+        `after` are the gradients of the same parameters, `outside` storages that it read and did not make.
+        """
+        there = [index for index, gradient in enumerate(self._before) if gradient is not None]
+        if not there or any(self._before[index] is after[index] for index in there):
+            return False
+        if any(self._places[index] is None or self._places[index] in outside for index in there):
+            return False
+        alone = held_by_nobody_else(self._before, as_gradients=False)
+        return all(alone[index] or not self._alone[index] for index in there)
+
+
+def held_by_nobody_else(found: Sequence[torch.Tensor | None], *, as_gradients: bool) -> list[bool]:
+    """Of each tensor in a list, whether nothing but the list holds it. `as_gradients`: nothing but it and a `.grad`."""
+    with torch.inference_mode(False):
+        parameter = torch.nn.Parameter(torch.zeros(1, device="cpu"))
+        parameter.grad = torch.zeros(1, device="cpu")
+        known = [parameter.grad]
+        if not as_gradients:
+            parameter.grad = None
+    expected = _holders(known, 0)
+    return [found[index] is not None and _holders(found, index) == expected for index in range(len(found))]
+
+
+def _holders(found: Sequence[torch.Tensor | None], index: int) -> tuple[int, ...] | None:
+    """Who holds a tensor of a list, in counts. The tensor is not bound to a name here, which would count."""
+    if not _is_plain(found[index]):
+        return None
+    storage = _storage_of(found[index])
+    return (
+        sys.getrefcount(found[index]),
+        weakref.getweakrefcount(found[index]),
+        torch_internals.tensor_use_count(found[index]),
+        torch_internals.storage_use_count(storage._cdata),
+        sys.getrefcount(storage),
+    )
+
+
+def _is_plain(gradient: torch.Tensor | None) -> bool:
+    """Whether it has a storage, and is nothing but a tensor."""
+    return type(gradient) is torch.Tensor and gradient.layout is torch.strided and not gradient.is_nested
+
+
+def _may_go(gradient: torch.Tensor | None, device: Device) -> bool:
+    """Of a tensor that nobody else holds: whether a stand-in may take its place, and its memory is the device's."""
+    return (
+        gradient is not None
+        and device.holds(gradient)
+        and not gradient.requires_grad
+        and not gradient.is_inference()
+        and not (gradient.is_conj() or gradient.is_neg())
+        and not vars(gradient)  # what the program notes on it
+        and gradient.untyped_storage().resizable()
+        and gradient.untyped_storage().nbytes() > 0
+    )
+
+
+def _storage_of(gradient: torch.Tensor | None) -> torch.UntypedStorage:
+    assert gradient is not None
+    return gradient.untyped_storage()
+
+
+def _copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """Its bytes in host memory."""
+    return torch.UntypedStorage(storage.nbytes(), device="cpu").copy_(storage, non_blocking=False)
+
+
+def _stand_in(gradient: torch.Tensor, copy: torch.UntypedStorage) -> torch.Tensor:
+    """A tensor that looks like a gradient, at the address of its copy, which it does not keep alive."""
+    with torch.inference_mode(False):
+        storage = torch_internals.storage_at(copy.data_ptr(), gradient.device, copy.nbytes())
+        made = torch.empty(0, dtype=gradient.dtype, device=gradient.device)
+        return made.set_(storage, gradient.storage_offset(), gradient.shape, gradient.stride())

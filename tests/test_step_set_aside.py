@@ -1,0 +1,396 @@
+"""Gradients from before a recording, which leave the device's memory where the step throws them away unread."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice, CpuGraph
+from step_parts import batches, loss_of, network
+from torch.utils import dlpack
+
+from optimizations.capture.step import set_aside
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.host_memory import spare_host_bytes
+from optimizations.capture.step.observer import StepRefused
+from optimizations.capture.step.set_aside import SetAside
+
+Hold = Callable[[torch.Tensor], Any]
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many gradients are set aside, by recording that is tried."""
+    found: list[int] = []
+    stock = SetAside.take
+
+    def take(self: SetAside, gradients: Any) -> Any:
+        placed = stock(self, gradients)
+        found.append(sum(one is not other for one, other in zip(gradients, placed, strict=True)))
+        return placed
+
+    monkeypatch.setattr(SetAside, "take", take)
+    return found
+
+
+class Training:
+    """A model, its optimizer, and a step. `read` is what the step does with each gradient before it drops them."""
+
+    def __init__(self, read: Hold | None = None, *, to_none: bool = True, zeroes: bool = True) -> None:
+        self.model = network("cpu")
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        model = self.model
+
+        def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            for parameter in model.parameters():
+                if read is not None and parameter.grad is not None:
+                    read(parameter.grad)
+            if zeroes:
+                optimizer.zero_grad(set_to_none=to_none)
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        self.step = step
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        return [parameter.grad for parameter in self.model.parameters()]
+
+
+def alike(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is not None and other is not None and torch.equal(one, other)
+
+
+def compare(
+    mine: Training,
+    theirs: Training,
+    step: GraphedStep,
+    between: Callable[[Training], None] = lambda training: None,
+    calls: int = 8,
+) -> None:
+    """All calls must leave the losses, weights and gradients of eager."""
+    for index, batch in enumerate(batches("cpu", calls)):
+        assert torch.equal(step(*batch), theirs.step(*batch)), index
+        same = [*zip(mine.model.parameters(), theirs.model.parameters(), strict=True)]
+        assert all(torch.equal(one, other) for one, other in same), index
+        assert all(map(alike, mine.gradients(), theirs.gradients())), index
+        between(mine)
+        between(theirs)
+
+
+def test_gradients_have_no_memory_while_the_step_is_captured(taken: list[int]) -> None:
+    held: list[weakref.ref[Any]] = []
+
+    class Looks(CpuDevice):
+        @contextlib.contextmanager
+        def capturing(self, graph: CpuGraph, pool: Any, generators: Any = ()) -> Iterator[None]:
+            held.extend(weakref.ref(one) for one in waiting())
+            assert self.given_back == 2, "before the first call, and before the capture"
+            with super().capturing(graph, pool, generators):
+                yield
+
+    def waiting() -> list[torch.Tensor]:
+        """Gradients from before: tensors of some elements, with a storage of none."""
+        found = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+        return [one for one in found if one.numel() and not one.untyped_storage().nbytes()]
+
+    mine, device = Training(), Looks()
+    step = GraphedStep(mine.step, device=device)
+    compare(mine, Training(), step)
+    assert taken == [4] and len(held) == 4
+    assert (device.captures, step.report().replays, step.report().refusals) == (1, 5, ())
+    assert [one() for one in held] == [None] * 4, "they are gone"
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda gradient: gradient,
+        lambda gradient: gradient.view(-1),
+        lambda gradient: gradient.detach(),
+        lambda gradient: gradient.untyped_storage(),
+        dlpack.to_dlpack,
+        weakref.ref,
+        lambda gradient: setattr(gradient, "note", "kept"),
+    ],
+    ids=["itself", "a view", "an alias", "its storage", "a capsule", "a weak reference", "a note on it"],
+)
+def test_what_somebody_else_holds_stays(hold: Hold, taken: list[int]) -> None:
+    held: list[Any] = []
+
+    def between(training: Training) -> None:
+        one = training.gradients()[0]
+        assert one is not None
+        if calls[0] % 2 == 0:  # of the graphed one
+            held[:] = [hold(one)]
+        calls[0] += 1
+
+    calls = [0]
+    mine = Training()
+    step = GraphedStep(mine.step, device=CpuDevice())
+    compare(mine, Training(), step, between)
+    assert step.report().replays == 5
+    assert all(found == 0 for found in taken) or taken == [3]
+
+
+def test_what_is_held_only_when_the_step_is_recorded_keeps_its_memory(taken: list[int]) -> None:
+    mine = Training()
+    held: list[Any] = []
+    step = GraphedStep(mine.step, device=CpuDevice())
+    for index, batch in enumerate(batches("cpu", 6)):
+        if index == 3:
+            held = [(one, one.clone()) for one in mine.gradients()[1:3] if one is not None]
+        step(*batch)
+    assert taken == [2] and step.report().replays == 3
+    assert all(torch.equal(one, copy) for one, copy in held)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Training(lambda gradient: gradient.sum()),
+        lambda: Training(to_none=False),
+        lambda: Training(zeroes=False),
+    ],
+    ids=["read before", "set to zero", "added to"],
+)
+def test_gradients_that_the_step_needs_are_left_alone(make: Callable[[], Training], taken: list[int]) -> None:
+    mine, device = make(), CpuDevice()
+    step = GraphedStep(mine.step, device=device)
+    compare(mine, make(), step)
+    assert taken == []
+    assert (device.captures, step.report().replays) == (1, 5)
+
+
+def test_a_gradient_that_two_parameters_have_is_left_alone(taken: list[int]) -> None:
+    mine = Training()
+    first, _, third, _ = [*mine.model.parameters()]
+    step = GraphedStep(mine.step, device=CpuDevice())
+    for index, batch in enumerate(batches("cpu", 6)):
+        if index == 3:
+            shared = torch.zeros(first.numel())
+            first.grad, third.grad = shared[: first.numel()].view_as(first), shared[: third.numel()].view_as(third)
+            del shared
+        step(*batch)
+    assert taken == [2] and step.report().replays == 3
+
+
+def test_there_has_to_be_room_in_host_memory(monkeypatch: pytest.MonkeyPatch, taken: list[int]) -> None:
+    monkeypatch.setattr(set_aside, "spare_host_bytes", lambda: 100)
+    mine = Training()
+    step = GraphedStep(mine.step, device=CpuDevice())
+    compare(mine, Training(), step)
+    assert taken == [0] and step.report().replays == 5
+
+
+def test_host_memory_that_is_not_there_after_all_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, taken: list[int]
+) -> None:
+    def full(storage: Any) -> Any:
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr(set_aside, "_copy_of", full)
+    mine = Training()
+    step = GraphedStep(mine.step, device=CpuDevice())
+    compare(mine, Training(), step)
+    assert taken == [0] and step.report().replays == 5
+
+
+@pytest.mark.parametrize("error", [RuntimeError("for some reason"), KeyboardInterrupt(), KeyError("own")], ids=repr)
+def test_after_a_failed_recording_the_same_tensors_hold_the_same_values(error: BaseException, taken: list[int]) -> None:
+    mine, device = Training(), CpuDevice()
+    step = GraphedStep(mine.step, device=device, on_refusal="raise")
+    given = batches("cpu", 6)
+    for batch in given[:3]:
+        step(*batch)
+    values = [one.clone() for one in mine.gradients() if one is not None]
+    places = [*map(id, mine.gradients())]
+    versions = [one._version for one in mine.gradients() if one is not None]
+    device.fail_with = error
+    with pytest.raises(StepRefused if type(error) is RuntimeError else type(error)):
+        step(*given[3])
+    assert taken == [4] and device.captures == 1
+    found = [one for one in mine.gradients() if one is not None]
+    assert [*map(id, found)] == places and [one._version for one in found] == versions
+    assert all(map(torch.equal, found, values))
+
+
+def test_a_call_whose_capture_failed_runs_as_it_is_with_the_gradients_of_before(taken: list[int]) -> None:
+    mine, device = Training(), CpuDevice()
+    step = GraphedStep(mine.step, device=device)
+    given = iter(batches("cpu", 8))
+    other = Training()
+    for index in range(8):
+        batch = next(given)
+        if index == 3:
+            device.fail_with = RuntimeError("for some reason")
+            with pytest.warns(UserWarning, match="for some reason"):
+                found = step(*batch)
+        else:
+            found = step(*batch)
+        assert torch.equal(found, other.step(*batch))
+    assert taken == [4] and step.report().replays == 0
+
+
+class Switches(CpuDevice):
+    """Something that nobody sees is another thing while a capture is under way, for the first `times`."""
+
+    times = 1
+
+    @contextlib.contextmanager
+    def capturing(self, graph: CpuGraph, pool: Any, generators: Any = ()) -> Iterator[None]:
+        before = sys.getswitchinterval()
+        with super().capturing(graph, pool, generators):
+            sys.setswitchinterval(0.25 if self.captures <= self.times else before)
+            try:
+                yield
+            finally:
+                sys.setswitchinterval(before)
+
+
+def reads(gradient: torch.Tensor) -> None:
+    if sys.getswitchinterval() == 0.25:
+        gradient.mul_(2)
+
+
+def reads_and_hides_it(gradient: torch.Tensor) -> None:
+    with contextlib.suppress(Exception):
+        reads(gradient)
+
+
+@pytest.mark.parametrize("read", [reads, reads_and_hides_it])
+def test_a_captured_call_that_reads_gradients_after_all_is_captured_with_them(read: Hold, taken: list[int]) -> None:
+    mine, device = Training(read), Switches()
+    step = GraphedStep(mine.step, device=device)
+    compare(mine, Training(), step)
+    assert taken == [4] and device.captures == 2
+    assert (step.report().replays, step.report().refusals) == (5, ())
+
+
+def test_a_step_that_keeps_gradients_in_its_capture_alone_gets_those(taken: list[int]) -> None:
+    held: list[Any] = []
+
+    class Keeps(CpuDevice):
+        @contextlib.contextmanager
+        def capturing(self, graph: CpuGraph, pool: Any, generators: Any = ()) -> Iterator[None]:
+            with super().capturing(graph, pool, generators):
+                if self.captures == 1:
+                    held.append(mine.gradients()[0])
+                yield
+
+    mine, device = Training(), Keeps()
+    step = GraphedStep(mine.step, device=device)
+    compare(mine, Training(), step)
+    assert held and taken == [4] and device.captures == 2 and step.report().replays == 5
+
+
+@pytest.mark.parametrize("captures", [2, 3])
+def test_nothing_of_a_failed_capture_is_alive_in_the_next_one(captures: int) -> None:
+    """Nor does it lie in the cache of the allocator."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    class Counts(CpuDevice):
+        @contextlib.contextmanager
+        def capturing(self, graph: CpuGraph, pool: Any, generators: Any = ()) -> Iterator[None]:
+            alive.append(sum(one() is not None for one in made))
+            assert not made or self.given_back >= 2
+            with super().capturing(graph, pool, generators):
+                yield
+                made.extend(weakref.ref(one) for one in mine.gradients() if one is not None)
+
+        def mentions(self, graph: CpuGraph, memory: Any) -> bool:
+            return bool(memory) and self.captures < captures
+
+    mine, device = Training(), Counts()
+    step = GraphedStep(mine.step, device=device)
+    gc.disable()
+    try:
+        compare(mine, Training(), step)
+    finally:
+        gc.enable()
+    assert alive == [0] * captures
+    assert step.report().replays == 5
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_gradients_come_back_once_there_is_memory(
+    times: int, monkeypatch: pytest.MonkeyPatch, taken: list[int]
+) -> None:
+    stock, left = SetAside.restore, [times]
+
+    def restore(self: SetAside) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise torch.OutOfMemoryError("no memory")
+        stock(self)
+
+    monkeypatch.setattr(SetAside, "restore", restore)
+    mine, device = Training(), CpuDevice()
+    step = GraphedStep(mine.step, device=device, on_refusal="raise")
+    given = batches("cpu", 4)
+    for batch in given[:3]:
+        step(*batch)
+    values = [one.clone() for one in mine.gradients() if one is not None]
+    device.fail_with = RuntimeError("for some reason")
+    with pytest.raises(StepRefused if times == 1 else torch.OutOfMemoryError):
+        step(*given[3])
+    assert taken == [4]
+    found = [one for one in mine.gradients() if one is not None]
+    assert len(found) == (4 if times == 1 else 0)
+    assert all(map(torch.equal, found, values[: len(found)]))
+
+
+def files(folder: Path, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("groups", "texts", "expected"),
+    [
+        ("0::/\n", {}, 2048_000),
+        ("0::/job/task\n", {"job/memory.max": "900000\n", "job/memory.current": "700000\n"}, 2048_000),
+        (
+            "0::/job/task\n",
+            {
+                "job/task/memory.max": "max\n",
+                "job/task/memory.current": "1\n",
+                "job/memory.max": "900000\n",
+                "job/memory.current": "700000\n",
+                "job/memory.stat": "anon 600000\ninactive_file 50000\n",
+            },
+            250_000,
+        ),
+        (
+            "4:cpuset:/\n3:memory:/job\n0::/\n",
+            {
+                "memory/job/memory.limit_in_bytes": "1000\n",
+                "memory/job/memory.usage_in_bytes": "3000\n",
+                "memory/job/memory.stat": "total_inactive_file 500\n",
+            },
+            0,
+        ),
+    ],
+)
+def test_host_memory_is_what_the_machine_and_all_control_groups_leave(
+    groups: str, texts: dict[str, str], expected: int, tmp_path: Path
+) -> None:
+    files(tmp_path / "proc", {"meminfo": "MemTotal: 9 kB\nMemAvailable: 2000 kB\n", "self/cgroup": groups})
+    files(tmp_path / "cgroup", texts)
+    found = spare_host_bytes(processes=tmp_path / "proc", root=tmp_path / "cgroup")
+    assert found == expected
+
+
+def test_host_memory_that_nobody_tells_of_is_none(tmp_path: Path) -> None:
+    assert spare_host_bytes(processes=tmp_path) == 0
+    assert spare_host_bytes() > 0
