@@ -322,6 +322,19 @@ def test_memory_of_the_stream_that_is_left_is_given_back() -> None:
     assert found[-1] == 2, "and before the first that is not"
 
 
+def test_memory_of_the_programs_stream_is_given_back_before_calls_of_another_shape_are_observed() -> None:
+    """Between launches the program may have computed something else there, such as a validation."""
+    device, model = CpuDevice(), network("cpu")
+    step = GraphedStep(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), device=device)
+    found = []
+    for rows in (6, 3):
+        for batch in batches("cpu", 6, rows=rows):
+            step(*batch)
+            found.append(device.given_back)
+    assert len(step.report().recordings) == 2
+    assert found[5:8] == [found[5], found[5] + 1, found[5] + 1]
+
+
 def test_memory_that_callables_were_warmed_up_in_is_given_back() -> None:
     device = CpuDevice()
     graph_callables(nn.Linear(8, 4), [(torch.randn(3, 8),)], device=device)

@@ -7,8 +7,9 @@ batch to where the graph reads it, launches, and copies the results out.
 
 Note [Nothing twice, nothing lost]. A capture runs the Python of a call and executes nothing. If it succeeds, the launch
 that follows is the work of that call. If it fails, what Python changed is put back (`HostState.restore`, gradients, the
-states of random generators) and the call runs from its beginning. So it is where the launch fails, or is interrupted
-before it; only gradients from before that the step does not depend on are gone by then, and are None.
+states of random generators) and the call runs from its beginning, when nothing of the capture is alive any more. So it
+is where the launch fails, or is interrupted before it; only gradients from before that the step does not depend on are
+gone by then, and are None.
 """
 
 from __future__ import annotations
@@ -409,6 +410,7 @@ class GraphedStep:
                 captured.before.clear()
                 set_aside.drop()
                 device.give_back()
+                self._observes = False  # the program goes on on its own stream
                 device.follow()
                 recording.gradients.take_back()
                 return recording.launch(call.tensors, self._rates)
