@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,13 +100,21 @@ def test_gradients_have_no_memory_while_the_step_is_captured(taken: list[int]) -
 
     def waiting() -> list[torch.Tensor]:
         """Gradients from before: tensors of some elements, with a storage of none."""
-        found = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+        found = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.layout is torch.strided]
         return [one for one in found if one.numel() and not one.untyped_storage().nbytes()]
 
+    def borrowed() -> int:
+        """Tensors that look like gradients and whose memory is somebody else's, as that of stand-ins is."""
+        shapes = {parameter.shape for parameter in mine.model.parameters()}
+        found = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.layout is torch.strided]
+        return sum(one.shape in shapes and not one.untyped_storage().resizable() for one in found)
+
     mine, device = Training(), Looks()
+    before = borrowed()
     step = GraphedStep(mine.step, device=device)
     compare(mine, Training(), step)
     assert taken == [4] and len(held) == 4
+    assert borrowed() == before
     assert (device.captures, step.report().replays, step.report().refusals) == (1, 5, ())
     assert [one() for one in held] == [None] * 4, "they are gone"
 
@@ -194,10 +203,10 @@ def test_there_has_to_be_room_in_host_memory(monkeypatch: pytest.MonkeyPatch, ta
 def test_host_memory_that_is_not_there_after_all_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, taken: list[int]
 ) -> None:
-    def full(storage: Any) -> Any:
+    def full(storages: Any) -> Any:
         raise RuntimeError("can't allocate memory")
 
-    monkeypatch.setattr(set_aside, "_copy_of", full)
+    monkeypatch.setattr(set_aside, "_copies_of", full)
     mine = Training()
     step = GraphedStep(mine.step, device=CpuDevice())
     compare(mine, Training(), step)
@@ -238,6 +247,36 @@ def test_a_call_whose_capture_failed_runs_as_it_is_with_the_gradients_of_before(
             found = step(*batch)
         assert torch.equal(found, other.step(*batch))
     assert taken == [4] and step.report().replays == 0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_compiled_code_that_does_not_take_what_stands_there_is_captured_without(
+    compiled: bool, taken: list[int]
+) -> None:
+    """Nobody sees what it is given. Where none is compiled, the exception cannot be about that."""
+    mine, other, device = Training(), Training(), CpuDevice()
+    called: Any = torch.compile(mine.model, backend="eager") if compiled else mine.model
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        mine.model.zero_grad()
+        loss = loss_of(called, batch)
+        loss.backward()
+        return loss
+
+    graphed = GraphedStep(step, device=device)
+    for index, (batch,) in enumerate(batches("cpu", 9)):
+        device.fail_with = ValueError("cannot be accessed") if taken == [] and index >= 3 else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = graphed(batch)
+        other.model.zero_grad()
+        expected = loss_of(other.model, batch)
+        expected.backward()
+        assert torch.equal(found, expected)
+        assert all(map(alike, mine.gradients(), other.gradients()))
+    assert taken == [4] and device.captures == (2 if compiled else 1)
+    assert bool(graphed.report().replays) is compiled
+    assert bool(graphed.report().refusals) is not compiled
 
 
 class Switches(CpuDevice):

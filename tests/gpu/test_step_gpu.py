@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import statistics
 import time
@@ -22,6 +23,7 @@ import optimizations
 from models.instance import instantiate
 from models.registry import find
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.observer import StepRefused
 from suite.protocol import CellSpec
 
 pytestmark = pytest.mark.gpu
@@ -554,6 +556,66 @@ def test_memory_stays_near_that_of_eager() -> None:
     eager, graphed = peak(False), peak(True)
     print(f"reserved: eager {eager / 2**20:.0f} MiB, one graph {graphed / 2**20:.0f} MiB")
     assert graphed <= 1.1 * eager
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("zeroes", ["first", "last"])
+def test_memory_stays_near_that_of_eager_while_a_step_is_recorded_whose_gradients_are_most_of_it(zeroes: str) -> None:
+    """2 GiB of weights, as much of gradients, and little else. The peak is that of all calls, from the first."""
+
+    def peak(graphed: bool) -> tuple[int, torch.Tensor]:
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(8192, 8192, bias=False, device="cuda") for _ in range(8)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            if zeroes == "first":
+                optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            if zeroes == "last":
+                optimizer.zero_grad()
+            return loss
+
+        call = optimizations.graph_step(step) if graphed else step
+        x = torch.randn(64, 8192, device="cuda")
+        losses = torch.stack([call(x).detach() for _ in range(8)])
+        torch.cuda.synchronize()
+        held = torch.cuda.max_memory_reserved()
+        if isinstance(call, GraphedStep):
+            assert (call.report().replays, call.report().refusals) == (5, ())
+            call.close()
+        return held - before, losses
+
+    (eager, expected), (graphed, found) = peak(False), peak(True)
+    print(f"reserved, zeroes {zeroes}: eager {eager / 2**20:.0f} MiB, one graph {graphed / 2**20:.0f} MiB")
+    assert torch.equal(found, expected)
+    assert graphed <= 1.1 * eager
+
+
+def test_gradients_are_there_again_after_a_recording_that_failed() -> None:
+    """The capture itself succeeds, and is too large then."""
+    model = network("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = batches("cuda", 5)
+    step = optimizations.graph_step(training_step(model, optimizer), memory_budget_bytes=1, on_refusal="raise")
+    for batch in given[:3]:
+        step(*batch)
+    before = [parameter.grad for parameter in model.parameters()]
+    identities, values = [*map(id, before)], [one.clone() for one in before if one is not None]
+    del before
+    with pytest.raises(StepRefused, match="memory_budget_bytes"):
+        step(*given[3])
+    after = [parameter.grad for parameter in model.parameters()]
+    assert [*map(id, after)] == identities
+    assert all(one is not None and torch.equal(one, value) for one, value in zip(after, values, strict=True))
+    training_step(model, optimizer)(*given[4])
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
 def test_the_microbenchmark_puts_every_way_beside_the_capture_by_hand() -> None:

@@ -10,7 +10,8 @@ During the capture a stand-in is in each `.grad`: a tensor of the same looks, at
 memory. It takes no memory of the device. What reads gradients is led there, so it is noticed: an operator before it
 runs (`Observer`), compiled code by words of the graph. No kernel runs in a capture, so nothing is ever read there.
 Then, and where compiled code does not take such an address, the call is captured once more, with the gradients in their
-places.
+places. Another thread that reads `.grad` at that time would read host memory on the device; it would read what was
+never computed a moment later.
 
 Only such gradients are set aside that the observed calls neither read nor kept, and that nothing but the parameter
 holds: no variable or list, no view, no history. Who holds a tensor is counted, and compared with the counts of one that
@@ -19,6 +20,7 @@ is known to be held by nobody else.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Collection, Sequence
@@ -31,6 +33,10 @@ from optimizations.capture.step.host_memory import spare_host_bytes
 
 SPARE = 8
 """Host memory that has to be free, as a multiple of what is set aside: each process of a machine may do so at once."""
+
+
+ALIGNMENT = 512
+"""Bytes. As PyTorch's allocator aligns what it gives."""
 
 
 class GradientsNeeded(RuntimeError):
@@ -66,7 +72,7 @@ class SetAside:
             return list(gradients)
         self._device.wait()  # whatever stream computes them
         try:
-            copies = {index: _copy_of(storage) for index, storage in storages.items()}
+            copies = dict(zip(storages, _copies_of(list(storages.values())), strict=True))
         except (RuntimeError, MemoryError):  # there is no host memory for them after all
             return list(gradients)
         found = [
@@ -202,9 +208,17 @@ def _storage_of(gradient: torch.Tensor | None) -> torch.UntypedStorage:
     return gradient.untyped_storage()
 
 
-def _copy_of(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """Its bytes in host memory."""
-    return torch.UntypedStorage(storage.nbytes(), device="cpu").copy_(storage, non_blocking=False)
+def _copies_of(storages: Sequence[torch.UntypedStorage]) -> list[torch.UntypedStorage]:
+    """Their bytes in host memory.
+
+    All are parts of one block: words that nobody wrote may be addresses of the host's small blocks.
+    """
+    ends = [0, *itertools.accumulate(-(-storage.nbytes() // ALIGNMENT) * ALIGNMENT for storage in storages)]
+    block = torch.UntypedStorage(ends[-1], device="cpu")
+    parts = [block[start : start + one.nbytes()] for start, one in zip(ends[:-1], storages, strict=True)]
+    for part, storage in zip(parts, storages, strict=True):
+        part.copy_(storage, non_blocking=False)
+    return parts
 
 
 def _stand_in(gradient: torch.Tensor, copy: torch.UntypedStorage) -> torch.Tensor:
