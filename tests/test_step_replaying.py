@@ -256,6 +256,60 @@ def test_what_changed_sends_a_call_the_full_way(name: str, monkeypatch: pytest.M
     assert not made.served(made.batch)
 
 
+class Places(nn.Module):
+    """Square, so that a parameter can be turned over in its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained, self.frozen = nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False)
+        self.register_buffer("shift", torch.ones(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.frozen(self.trained(x)) @ self.shift
+
+
+TRAINED, OTHERS = ("trained.weight", "trained.bias", "apart"), ("frozen.weight", "shift", "in a cell")
+CHANGES_OF_TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "memory": lambda tensor: setattr(tensor, "data", tensor.data.clone()),
+    "strides": lambda tensor: setattr(tensor, "data", tensor.data.t() if tensor.dim() == 2 else tensor.data[:1]),
+    "dtype": lambda tensor: setattr(tensor, "data", tensor.data.view(torch.int32)),
+    "requires_grad": lambda tensor: tensor.requires_grad_(not tensor.requires_grad),
+    "gradient": lambda tensor: setattr(tensor, "grad", torch.ones_like(tensor)),
+    "no gradient": lambda tensor: setattr(tensor, "grad", None),
+}
+
+
+OF_ALL = ("memory", "strides", "requires_grad")
+"""PyTorch gives no parameter that has a gradient another dtype."""
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [(place, change) for place in TRAINED for change in (*OF_ALL, "gradient", "no gradient")]
+    + [(place, change) for place in OTHERS for change in (*OF_ALL, "dtype")],
+)
+def test_each_tensor_is_looked_at_wherever_it_stands(place: str, change: str) -> None:
+    """In a module and in an optimizer's list, in a module alone, in such a list alone, or in a variable."""
+    torch.manual_seed(1)
+    model, apart, variable = Places(), nn.Parameter(torch.ones(8, 8)), torch.ones(8, 8)
+    optimizer = torch.optim.SGD([*model.trained.parameters(), apart], lr=0.01, foreach=True)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(batch["x"]) @ apart @ variable).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    given = batches("cpu", 9)
+    _, recording = recorded(step, given)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers()), "apart": apart, "in a cell": variable}
+    serve = recording.steady.serve
+    assert serve(recording, given[0], {}) is not MISSED
+    CHANGES_OF_TENSORS[change](tensors[place])
+    assert serve(recording, given[0], {}) is MISSED
+
+
 def test_arguments_that_look_otherwise_go_the_full_way() -> None:
     made = Setting()
     x, y = made.batch["x"], made.batch["y"]

@@ -52,19 +52,23 @@ def _add_looks(node: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
     kind = torch_internals.GuardManagerType.GUARD_MANAGER
     found = []
     for index, tensor in enumerate(tensors):
-        name = f"tensor {index}"
-        found.append(node.tuple_getitem_manager(index, name, tensor, kind))
-        found[-1].add_tensor_match_guard(
-            tensor,
-            list(tensor.shape),
-            list(tensor.stride()),
-            name,
-            (name,),
-            None,
-            type(tensor),
-            torch_internals.dispatch_keys(tensor),
-        )
+        found.append(node.tuple_getitem_manager(index, f"tensor {index}", tensor, kind))
+        _add_look(found[-1], f"tensor {index}", tensor)
     return found
+
+
+def _add_look(node: Any, name: str, tensor: torch.Tensor) -> None:
+    """Add a guard of the look of the tensor that the node stands for."""
+    node.add_tensor_match_guard(
+        tensor,
+        list(tensor.shape),
+        list(tensor.stride()),
+        name,
+        (name,),
+        None,
+        type(tensor),
+        torch_internals.dispatch_keys(tensor),
+    )
 
 
 _DICTS = (dict, OrderedDict, defaultdict)
@@ -87,8 +91,13 @@ def _add_gradients(node: Any, parameters: Sequence[torch.Tensor], expected: Sequ
     kind = torch_internals.GuardManagerType.GUARD_MANAGER
     for index, (parameter, gradient) in enumerate(zip(parameters, expected, strict=True)):
         name = f"parameter {index}"
-        inner = node.tuple_getitem_manager(index, name, parameter, kind)
-        inner.grad_manager(f"{name}.grad", gradient, kind).add_id_match_guard(id(gradient), (name,), None)
+        _add_gradient(node.tuple_getitem_manager(index, name, parameter, kind), name, gradient)
+
+
+def _add_gradient(node: Any, name: str, gradient: torch.Tensor | None) -> None:
+    """Add a guard of the `.grad` of the parameter that the node stands for."""
+    kind = torch_internals.GuardManagerType.GUARD_MANAGER
+    node.grad_manager(f"{name}.grad", gradient, kind).add_id_match_guard(id(gradient), (name,), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +141,7 @@ def same_values(held: Sequence[Held]) -> Callable[[], bool]:
     """
     tree = torch_internals.RootGuardManager()
     kept = tuple(held)
-    root = _add_values(tree, kept)
+    root = _add_values(tree, kept, _LookedAt((), (), ()))
     check = tree.check
 
     def same() -> bool:
@@ -141,8 +150,39 @@ def same_values(held: Sequence[Held]) -> Callable[[], bool]:
     return same
 
 
-def _add_values(tree: Any, held: Sequence[Held]) -> tuple[Any, ...]:
-    """Add guards to a node that stands for a tuple of the holders, which is returned."""
+class _LookedAt:
+    """Tensors whose looks are compared, and parameters whose `.grad` is: at a node that C++ comes by anyway.
+
+    An optimizer's list of parameters is one of those. What is read of a tensor is then read once, and lies in caches.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        parameters: Sequence[torch.Tensor],
+        expected: Sequence[torch.Tensor | None],
+    ) -> None:
+        self._tensors = {id(tensor): tensor for tensor in tensors}
+        self._gradients = {id(one): (one, gradient) for one, gradient in zip(parameters, expected, strict=True)}
+
+    def add(self, node: Any, value: Any) -> None:
+        """Add guards to the node of a value, if it is one of these and has none yet."""
+        if (tensor := self._tensors.pop(id(value), None)) is not None:
+            _add_look(node, "tensor", tensor)
+        if (found := self._gradients.pop(id(value), None)) is not None:
+            _add_gradient(node, "parameter", found[1])
+
+    def left(self) -> tuple[torch.Tensor, ...]:
+        """Those for which no node was found so far."""
+        parameters = {key: parameter for key, (parameter, _) in self._gradients.items()}
+        return tuple((self._tensors | parameters).values())
+
+
+def _add_values(tree: Any, held: Sequence[Held], looked_at: _LookedAt) -> tuple[Any, ...]:
+    """Add guards to a node that stands for a tuple of the holders, which is returned.
+
+    What is `looked_at` and stands there is looked at there, once it is known to be the very object.
+    """
     kind = torch_internals.GuardManagerType.GUARD_MANAGER
     for index, one in enumerate(held):
         name = f"held {index}"
@@ -166,6 +206,7 @@ def _add_values(tree: Any, held: Sequence[Held]) -> tuple[Any, ...]:
             else:
                 leaf = node.getattr_manager("cell_contents", name, value, kind)
             leaf.add_id_match_guard(id(value), (name,), None)
+            looked_at.add(leaf, value)
     return tuple(one.holder for one in held)
 
 
@@ -224,15 +265,17 @@ def same_call(
     if distinct and len(nodes) > 1:
         names = [f"tensor {index}" for index in range(len(nodes))]
         torch_internals.no_tensor_aliasing(nodes, names, ("aliases",), None)
-    fixed = tuple(held), tuple(tensors), tuple(parameters), tuple(expected), tuple(entries)
-    holders = tuple(one.holder for one in held)
-    rest = [holders, fixed[1], fixed[2], fixed, tuple(settings)]
-    others = tree.tuple_getitem_manager(1, "the rest", tuple(rest), kind)
+    holders, kept = tuple(one.holder for one in held), (*held, *tensors, *parameters, *expected, *entries)
+    others = tree.tuple_getitem_manager(1, "the rest", (), kind)
+    _add_settings(others.tuple_getitem_manager(0, "more settings", settings, kind), settings)
+    looked_at = _LookedAt(tensors, parameters, expected)
+    _add_values(others.tuple_getitem_manager(1, "holders", holders, kind), held, looked_at)
+    left = looked_at.left()
+    apart = others.tuple_getitem_manager(2, "tensors", left, kind)
+    for index, tensor in enumerate(left):
+        looked_at.add(apart.tuple_getitem_manager(index, f"tensor {index}", tensor, kind), tensor)
+    rest = [tuple(settings), holders, left, kept]
     if entries:
         rest.append(add_entries(others, len(rest), entries))
-    _add_values(others.tuple_getitem_manager(0, "holders", holders, kind), held)
-    _add_looks(others.tuple_getitem_manager(1, "tensors", fixed[1], kind), fixed[1])
-    _add_gradients(others.tuple_getitem_manager(2, "parameters", fixed[2], kind), fixed[2], fixed[3])
-    _add_settings(others.tuple_getitem_manager(4, "more settings", rest[4], kind), settings)
     check: Callable[[Found], bool] = tree.check
     return check, tuple(rest)
