@@ -24,6 +24,7 @@ from optimizations.capture.step.surroundings import KERNELS, watched_by_others
 from optimizations.capture.step.watch import PROBE_EVERY, SLOW, UNREADABLE
 from optimizations.torch_internals import hook_registry
 from optimizations.torch_internals.argument_guard import Found, same_call
+from optimizations.torch_internals.version_counters import VersionCounters
 
 if TYPE_CHECKING:
     from optimizations.capture.step.recording import Recording
@@ -122,7 +123,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     registered, hooks_unchanged, in_python = remaining.hooks_registered, remaining.hooks, remaining.in_python
     held, addresses_of_held, places_of_held = remaining.tensors, remaining.addresses, remaining.indices
     anomalies_are, anomalies = anomalies_now, anomalies_now()
-    region, bound, written, mutated = recording.region, bool(recording.bound), recording.written, recording.mutated
+    region, bound, written = recording.region, bool(recording.bound), recording.written
     rare: list[Callable[[Recording, list[torch.Tensor]], bool]] = []
     if not (tensors or watch.tensors):  # in which looks would show it
         rare.append(lambda recording, found: torch.is_inference_mode_enabled() is inference and not watched_by_others())
@@ -140,7 +141,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     allocate = None if only is None else only.allocate
     before = rates.write if rates.standing else None
     leave = recording.gradients.leave if leaves else None
-    count_up = torch_internals.increment_version
+    count_up, mutated = torch_internals.increment_version, VersionCounters(recording.mutated)
 
     def serve(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal same, rest, next_look
@@ -191,8 +192,8 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
             inputs.give_back(found, written)
         if leave is not None:
             leave()
-        if mutated:
-            count_up(mutated)
+        if counted := mutated.tensors:
+            count_up(counted)
         recording.replays += 1
         if allocate is not None:
             return result
