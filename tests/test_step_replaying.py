@@ -61,6 +61,23 @@ def counted() -> Iterator[list[str]]:
         sys.setprofile(None)
 
 
+def functions_of_a_call(step: Callable[..., Any], moving: bool, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a steady call of this step runs, without what simulates the GPU. `moving`: its batch lies elsewhere."""
+    given = batches("cpu", 9)
+    with monkeypatch.context() as patched:
+        graphed, recording = recorded(step, given)
+        patched.setattr(CpuGraph, "replay", lambda graph: None)
+        patched.setattr(CpuCopy, "_set", lambda copy, place, tensor: None)
+        recording.steady.serve = None  # it has the graph's own replay
+        recording.steady.served_otherwise(recording, list(given[0][0].values()), graphed._rates)
+        graphed(*given[0])
+        replays = recording.replays
+        with counted() as names:
+            graphed(*given[1 if moving else 0])
+        assert recording.replays == replays + 1
+    return names
+
+
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, foreach=True),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.001, fused=True),
@@ -76,22 +93,26 @@ def test_a_steady_call_runs_as_few_functions_for_many_parameters_as_for_few(
     for layers in (1, 30):
         model = deep_network(layers)
         step = training_step(model, OPTIMIZERS[optimizer](model.parameters()))
-        given = batches("cpu", 9)
-        with monkeypatch.context() as patched:
-            graphed, recording = recorded(step, given)
-            patched.setattr(CpuGraph, "replay", lambda graph: None)
-            patched.setattr(CpuCopy, "_set", lambda copy, place, tensor: None)
-            recording.steady.serve = None  # it has the graph's own replay
-            recording.steady.served_otherwise(recording, list(given[0][0].values()), graphed._rates)
-            graphed(*given[0])
-            replays = recording.replays
-            with counted() as names:
-                graphed(*given[1 if moving else 0])
-            assert recording.replays == replays + 1
-        found.append(names)
+        found.append(functions_of_a_call(step, moving, monkeypatch))
     few, many = found
     assert few == many
     assert len(many) <= MOST_CALLS, many
+
+
+def scaled(step: Callable[..., Any], kept: dict[str, torch.Tensor]) -> Callable[..., Any]:
+    return lambda batch: step(batch) * len(kept)
+
+
+def test_tensors_that_are_not_read_take_no_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as averages of the parameters that the program keeps next to them."""
+    found = []
+    for count in (1, 30):
+        model = deep_network(1)
+        kept = {str(index): torch.ones(2, 3) for index in range(count)}
+        inner = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1, foreach=True))
+        found.append(functions_of_a_call(scaled(inner, kept), False, monkeypatch))
+    assert found[0] == found[1]
+    assert len(found[0]) <= MOST_CALLS, found[0]
 
 
 class Model(nn.Module):
@@ -308,6 +329,72 @@ def test_each_tensor_is_looked_at_wherever_it_stands(place: str, change: str) ->
     assert serve(recording, given[0], {}) is not MISSED
     CHANGES_OF_TENSORS[change](tensors[place])
     assert serve(recording, given[0], {}) is MISSED
+
+
+class WithSlots:
+    __slots__ = ("tensor",)
+
+
+class Holder:
+    """Places of a tensor whose shape a step asks for, and which it does not read."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.ones(2, 3)
+        self.by_name = {"tensor": torch.ones(2, 3)}
+        self.slots = WithSlots()
+        self.slots.tensor = torch.ones(2, 3)
+
+
+UNREAD: dict[str, Callable[[Holder], tuple[Callable[[Any], None], Callable[[], None]]]] = {
+    "attribute": lambda held: (lambda value: setattr(held, "tensor", value), lambda: delattr(held, "tensor")),
+    "dict": lambda held: (lambda value: held.by_name.update(tensor=value), held.by_name.clear),
+    "slots": lambda held: (lambda value: setattr(held.slots, "tensor", value), lambda: delattr(held.slots, "tensor")),
+}
+
+
+@pytest.mark.parametrize("place", sorted(UNREAD))
+def test_a_tensor_that_is_not_read_may_be_another_that_looks_the_same(place: str) -> None:
+    held = Holder()
+    sides = {
+        "attribute": lambda: held.tensor.shape[0],
+        "dict": lambda: held.by_name["tensor"].shape[0],
+        "slots": lambda: held.slots.tensor.shape[0],
+    }
+    side = sides[place]
+    given = [(torch.ones(3) * index,) for index in range(9)]
+    _, recording = recorded(lambda x: (x * side()).sum(), given)
+    serve = recording.steady.serve
+
+    def served() -> bool:
+        return serve(recording, given[1], {}) is not MISSED
+
+    put, delete = UNREAD[place](held)
+    assert served()
+    last = torch.zeros(2, 3)
+    put(last)
+    gone = weakref.ref(last)
+    del last
+    assert served()
+    put(torch.zeros(2, 3))
+    assert served() and gone() is None, "it is not kept"
+    others = torch.ones(3, 2), torch.ones(3, 2).t(), torch.ones(2, 3).double(), torch.ones(2, 3, requires_grad=True), 3
+    for other in others:
+        put(other)
+        assert not served()
+    put(torch.ones(2, 3))
+    assert served()
+    delete()
+    assert not served()
+
+
+def test_what_is_made_first_of_a_tensor_that_is_not_read_is_let_go() -> None:
+    held = Holder()
+    given = [(torch.ones(3) * index,) for index in range(9)]
+    _, recording = recorded(lambda x: (x * held.tensor.shape[0]).sum(), given)
+    assert recording.steady.serve is not None
+    gone = weakref.ref(held.tensor)
+    held.tensor = torch.ones(2, 3)
+    assert gone() is None
 
 
 def test_arguments_that_look_otherwise_go_the_full_way() -> None:

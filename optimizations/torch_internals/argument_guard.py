@@ -105,7 +105,8 @@ class Held:
     """What stands in a dict under keys, in a list, or in a closure cell (under any key).
 
     `size` is how many there are, None where that does not matter. `attributes`: the entries are attributes of `holder`,
-    an object with slots or a class. `absent` are keys that a dict does not have.
+    an object with slots or a class. `absent` are keys that a dict does not have. `looks` are tensors under keys where
+    any may stand that looks like this one.
     """
 
     holder: Any
@@ -113,6 +114,7 @@ class Held:
     size: int | None
     attributes: bool = False
     absent: frozenset[str] = frozenset()
+    looks: tuple[tuple[Any, torch.Tensor], ...] = ()
 
 
 def can_be_asked(holder: Any, entries: Sequence[tuple[Any, Any]], *, sized: bool = False) -> bool:
@@ -197,17 +199,24 @@ def _add_values(tree: Any, held: Sequence[Held], looked_at: _LookedAt) -> tuple[
         for key in sorted(one.absent):
             node.add_dict_contains_guard(False, key, (name,), None)
         for key, value in one.entries:
-            if one.attributes:
-                leaf = node.getattr_manager(key, name, value, kind)
-            elif is_dict:
-                leaf = node.dict_getitem_manager(key, name, value, kind)
-            elif type(one.holder) is list:
-                leaf = node.list_getitem_manager(key, name, value, kind)
-            else:
-                leaf = node.getattr_manager("cell_contents", name, value, kind)
+            leaf = _place(node, one, key, name, value)
             leaf.add_id_match_guard(id(value), (name,), None)
             looked_at.add(leaf, value)
+        for key, tensor in one.looks:
+            _add_look(_place(node, one, key, name, tensor), name, tensor)
     return tuple(one.holder for one in held)
+
+
+def _place(node: Any, held: Held, key: Any, name: str, value: Any) -> Any:
+    """The node of what stands under a key of a holder, whose node is given."""
+    kind = torch_internals.GuardManagerType.GUARD_MANAGER
+    if held.attributes:
+        return node.getattr_manager(key, name, value, kind)
+    if type(held.holder) in _DICTS:
+        return node.dict_getitem_manager(key, name, value, kind)
+    if type(held.holder) is list:
+        return node.list_getitem_manager(key, name, value, kind)
+    return node.getattr_manager("cell_contents", name, value, kind)
 
 
 def _add_settings(node: Any, settings: Sequence[Callable[[], Any]]) -> None:
@@ -233,6 +242,7 @@ def same_call(
     parameters: Sequence[torch.Tensor],
     expected: Sequence[torch.Tensor | None],
     *,
+    unread: Sequence[Held] = (),
     settings: Sequence[Callable[[], Any]] = (),
     distinct: bool,
     no_modes: bool,
@@ -246,6 +256,7 @@ def same_call(
         inputs: what the tensors of a call look like; they are not kept.
         tensors, held, parameters, expected: as above.
         entries: of dicts, compared by their versions as long as nothing was written into these (`dict_guard`).
+        unread: where tensors stand of which only `looks` are compared; these are not kept.
         settings: functions that tell more of these, each a bool or a text.
         distinct: whether no tensor stands in `inputs` twice.
         no_modes: whether no modes are active that functions of PyTorch go through.
@@ -265,11 +276,11 @@ def same_call(
     if distinct and len(nodes) > 1:
         names = [f"tensor {index}" for index in range(len(nodes))]
         torch_internals.no_tensor_aliasing(nodes, names, ("aliases",), None)
-    holders, kept = tuple(one.holder for one in held), (*held, *tensors, *parameters, *expected, *entries)
+    kept = *held, *tensors, *parameters, *expected, *entries
     others = tree.tuple_getitem_manager(1, "the rest", (), kind)
     _add_settings(others.tuple_getitem_manager(0, "more settings", settings, kind), settings)
     looked_at = _LookedAt(tensors, parameters, expected)
-    _add_values(others.tuple_getitem_manager(1, "holders", holders, kind), held, looked_at)
+    holders = _add_values(others.tuple_getitem_manager(1, "holders", (), kind), [*held, *unread], looked_at)
     left = looked_at.left()
     apart = others.tuple_getitem_manager(2, "tensors", left, kind)
     for index, tensor in enumerate(left):

@@ -113,7 +113,14 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
 
     def compare(tensors: Sequence[torch.Tensor]) -> tuple[Callable[[Found], bool], Any]:
         state = watch.tensors, watch.held(), watch.held_in_dicts(), parameters, expected
-        return same_call(tensors, *state, settings=KERNELS, distinct=arguments.distinct, no_modes=arguments.no_modes)
+        return same_call(
+            tensors,
+            *state,
+            unread=watch.held_unread(),
+            settings=KERNELS,
+            distinct=arguments.distinct,
+            no_modes=arguments.no_modes,
+        )
 
     same, rest = compare(tensors)
     pace = Pace(recording.replays, functools.partial(same, (tuple(tensors), rest)))

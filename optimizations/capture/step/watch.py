@@ -172,7 +172,7 @@ class Watch:
         self._without_in_dicts: list[tuple[Any, frozenset[str]]] = []
         self._without_asked: list[tuple[Any, frozenset[str]]] = []
         self._without_others: list[tuple[Any, frozenset[str]]] = []
-        self._unread: list[tuple[Any, Any, Look]] = []
+        self._unread: list[_Unread] = []
         held_in_dicts: list[HeldEntries] = []
         held: list[Held] = []
         for container in state.containers:
@@ -184,14 +184,6 @@ class Watch:
                 and (container.always_read or not isinstance(value, torch.Tensor) or reads(value))
             ]
             readable = _readable(owner)
-            if (
-                not isinstance(owner, list) and len(entries) <= LONG
-            ):  # data may be long, and each takes a look in Python
-                self._unread += [
-                    (readable, key, look(value))
-                    for key, value in entries
-                    if isinstance(value, torch.Tensor) and not container.always_read and not reads(value)
-                ]
             self._named += [(f"{container.path}.{key_name(key)}", readable, key, value) for key, value in watched]
             plain = whole and type(owner) in _PLAIN and container.names is None
             counted = isinstance(container.held, (dict, list, set, deque)) and not isinstance(
@@ -208,6 +200,12 @@ class Watch:
             size = None if sized is None else len(sized)
             attributes = isinstance(owner, Slots)
             holder = owner.cell if isinstance(owner, _Cell) else owner.value if attributes else owner
+            if not isinstance(owner, list) and len(entries) <= LONG:  # data may be long
+                self._unread += [
+                    _Unread(readable, key, look(value), _asked_for(holder, key, value, attributes), attributes)
+                    for key, value in entries
+                    if isinstance(value, torch.Tensor) and not container.always_read and not reads(value)
+                ]
             askable = (sized is None or sized is holder) and (
                 attributes or can_be_asked(holder, watched, sized=sized is holder)
             )
@@ -258,10 +256,9 @@ class Watch:
         contents = self._contents_stand if self._sets or self._without_others else None
         arrays = self._arrays_stand if self._arrays else None
         in_host_memory = host.unchanged if host else None
-        unread = self._unread_look_as_then if self._unread else None
         # What is compared in Python, where there is such, on the way of every call.
-        in_python = (self._hooks.unchanged, others, contents, arrays, in_host_memory, unread)
-        self._in_python = [one for one in in_python if one]
+        in_python = (others, contents, arrays, in_host_memory)
+        self._in_python: list[Callable[[], bool]] = [one for one in in_python if one]
 
     def unchanged(self) -> bool:
         """Whether everything is as it was."""
@@ -280,9 +277,11 @@ class Watch:
                 if looks(self._tensors) != self._as_then:
                     return False
                 self._looks.was_wrong()
-            for same in self._in_python:
+            for same in (self._hooks.unchanged, *self._in_python):
                 if not same():
                     return False
+            if self._unread and not _look_as_then(self._unread):
+                return False
             return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
         except UNREADABLE:
             return False
@@ -296,10 +295,30 @@ class Watch:
         hooks = [HeldEntries(held, tuple(held.items()), len(held)) for held, _ in self._hooks_of_modules]
         return [*map(_as_now, self._held_in_dicts), *hooks]
 
+    def held_unread(self) -> list[Held]:
+        """Where C++ may ask for the looks of tensors that the graph does not read, with those that stand there now."""
+        found: dict[int, list[_Unread]] = {}
+        for one in self._unread:
+            if one.holder is not None:
+                found.setdefault(id(one.holder), []).append(one)
+        return [
+            Held(
+                some[0].holder,
+                (),
+                None,
+                some[0].attributes,
+                looks=tuple([(one.key, one.owner[one.key]) for one in some]),
+            )
+            for some in found.values()
+        ]
+
     def rest(self) -> Rest:
-        """What `unchanged` looks at apart from what is `held`, here and in dicts, and the looks of `tensors`."""
-        hooks, *others = self._in_python
-        return Rest(self._hooks.registered, hooks, tuple(others), self._tensors, self._addresses, self._indices)
+        """What `unchanged` looks at apart from what is held, in whichever of the ways above, and looks of `tensors`."""
+        in_python = tuple(self._in_python)
+        if unread := [one for one in self._unread if one.holder is None]:
+            in_python += (functools.partial(_look_as_then, unread),)
+        hooks = self._hooks
+        return Rest(hooks.registered, hooks.unchanged, in_python, self._tensors, self._addresses, self._indices)
 
     def in_place(self) -> bool:
         """Whether tensors have the same memory."""
@@ -308,9 +327,6 @@ class Watch:
     def _contents_stand(self) -> bool:
         """Whether sets hold what they held, and no object has got an attribute that the step takes from its class."""
         return all(now == then for now, then in self._sets) and _lack(self._without_others)
-
-    def _unread_look_as_then(self) -> bool:
-        return all(_look_at(owner, key) == then for owner, key, then in self._unread)
 
     def _arrays_stand(self) -> bool:
         return self._array_bytes() == self._bytes
@@ -343,8 +359,8 @@ class Watch:
         found += [(index, new) for index, (new, old) in enumerate(zip(now, self._as_then, strict=True)) if new != old]
         found += [
             ("unread", index, new)
-            for index, (owner, key, old) in enumerate(self._unread)
-            if (new := _look_at(owner, key)) != old
+            for index, one in enumerate(self._unread)
+            if (new := _look_at(one.owner, one.key)) != one.then
         ]
         if hooks := self._hooks.key():
             found.append(("hooks", hooks))
@@ -428,6 +444,30 @@ PROBE_EVERY = 64
 """Calls between two measurements of how long the comparison in C++ takes."""
 SLOW = 4
 """One that takes this many times the fastest looks into all dicts."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """Where a tensor stands that the graph does not read, and how it looked. Any that looks so may stand there.
+
+    `holder` is what C++ reads as Python reads `owner`, None where it does not; `attributes` as in `Held`.
+    """
+
+    owner: Any
+    key: Any
+    then: Look
+    holder: Any
+    attributes: bool
+
+
+def _asked_for(holder: Any, key: Any, tensor: torch.Tensor, attributes: bool) -> Any:
+    """The holder, if C++ can be asked how the tensor looks that stands there; else None."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and look(tensor)[-1] is not None
+    return holder if plain and (attributes or can_be_asked(holder, [(key, tensor)])) else None
+
+
+def _look_as_then(unread: Iterable[_Unread]) -> bool:
+    return all(_look_at(one.owner, one.key) == one.then for one in unread)
 
 
 def _look_at(owner: Any, key: Any) -> Look | None:
