@@ -105,7 +105,7 @@ def counter_in_python(device: str) -> Refused:
         trainer.steps += 1
         return train(batch) * trainer.steps
 
-    return Refused(step, model, "trainer.steps changes from 2 to 3", line=False)
+    return Refused(step, model, "trainer.steps changes from 2 to 3")
 
 
 @refused
@@ -123,7 +123,7 @@ def counter_in_a_slot(device: str) -> Refused:
         trainer.steps += 1
         return train(batch)
 
-    return Refused(step, model, "trainer.steps changes from 2 to 3", line=False)
+    return Refused(step, model, "trainer.steps changes from 2 to 3")
 
 
 class Counts:
@@ -140,7 +140,7 @@ def counter_in_a_class(device: str) -> Refused:
         Counts.calls += 1
         return train(batch)
 
-    return Refused(step, model, "Counts.calls changes from 2 to 3", line=False)
+    return Refused(step, model, "Counts.calls changes from 2 to 3")
 
 
 @refused
@@ -152,7 +152,7 @@ def losses_kept_in_a_list(device: str) -> Refused:
     def step(batch: dict[str, torch.Tensor]) -> None:
         losses.append(train(batch))
 
-    return Refused(step, model, "losses has 3 members instead of 2", line=False)
+    return Refused(step, model, "losses has 3 members instead of 2")
 
 
 @refused
@@ -161,7 +161,7 @@ def activations_collected_by_a_hook(device: str) -> Refused:
     train = trained(model)
     seen: list[torch.Tensor] = []
     model[0].register_forward_hook(lambda module, given, result: seen.append(result.detach()))
-    return Refused(train, model, "seen has 3 members instead of 2", line=False)
+    return Refused(train, model, "seen has 3 members instead of 2")
 
 
 @refused
@@ -255,13 +255,64 @@ def random_number_of_the_host(device: str) -> Refused:
 def average_bound_to_another_tensor(device: str) -> Refused:
     model = network(device)
     train = trained(model)
-    trainer = SimpleNamespace(average=torch.zeros((), device=device))
+    average = torch.zeros((), device=device)
+    trainer = SimpleNamespace(average=average, first=average)
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         trainer.average = 0.9 * trainer.average + train(batch)
-        return trainer.average
+        return trainer.average + trainer.first
 
-    return Refused(step, model, "trainer.average is bound to another tensor", line=False)
+    def between(index: int) -> None:
+        trainer.first = trainer.average
+
+    return Refused(step, model, "trainer.average is bound to another tensor", between=between)
+
+
+@refused
+def total_that_takes_part_in_differentiation(device: str) -> Refused:
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = SimpleNamespace(total=torch.zeros((), device=device))
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        trainer.total = trainer.total + loss
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Refused(step, model, "trainer.total is bound to another tensor")
+
+
+@refused
+def losses_kept_by_name(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    kept: dict[str, list[torch.Tensor]] = {"loss": []}
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        kept["loss"].append(loss)
+        return loss
+
+    return Refused(step, model, "kept['loss'] has 3 members instead of 2")
+
+
+@refused
+def an_attribute_set_to_none(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    metric = SimpleNamespace(computed=None)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        metric.computed = None
+        return train(batch)
+
+    def between(index: int) -> None:
+        metric.computed = torch.ones((), device=device)
+
+    return Refused(step, model, "metric.computed is set to None", between=between)
 
 
 @refused

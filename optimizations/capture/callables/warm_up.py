@@ -22,9 +22,9 @@ from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, 
 from optimizations.capture.step.observing import (
     CHECKPOINT_DRAWS,
     Given,
+    call_changes,
     changed_itself,
     drawn_on_the_host,
-    host_change,
     host_generators,
     kept_results,
 )
@@ -344,7 +344,7 @@ def warmed_up(
         if any(a is not b or old != new for (a, old), (b, new) in zip(collected, _gradients(parameters), strict=True)):
             findings.append(OWN_BACKWARD)
         kept = kept_results(state, snapshot, observer)
-        refusal = next(itertools.chain(findings, map(host_change, state.changes(snapshot, kept))), None)
+        refusal = next(itertools.chain(findings, call_changes(state, snapshot, kept, may_run=False)), None)
         if refusal is None:
             refused = 0
             difference = None if last is None else _difference(last, ran)
@@ -463,6 +463,6 @@ def refuse_changes(state: HostState, snapshot: list[Any], observer: Observer, *,
         StepRefused: it has.
     """
     kept = kept_results(state, snapshot, observer) if bound else []
-    for change in state.changes(snapshot, kept):
-        raise StepRefused(host_change(change))
+    for refusal in call_changes(state, snapshot, kept, may_run=False):
+        raise StepRefused(refusal)
     return kept

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from optimizations.capture.signature import PLAIN, exact
-from optimizations.capture.step.host_state import HostState, Scope, Slots, copy_of, key_name
+from optimizations.capture.step.host_state import HostState, Place, copy_of, key_name, place_of
 from optimizations.report.steps import Refusal
 
 MOST_VALUES = 16
@@ -49,7 +49,7 @@ def named(names: Iterable[str]) -> str:
     return f"{', '.join(found[:MOST_NAMES])}{more}, {'each of ' if len(found) > 1 else ''}which is another value"
 
 
-Numbers = dict[tuple[int, Any], tuple[str, Any]]
+Numbers = dict[Place, tuple[str, Any]]
 
 
 def numbers_in(state: HostState) -> Numbers:
@@ -57,12 +57,11 @@ def numbers_in(state: HostState) -> Numbers:
     found: Numbers = {}
     for container in state.containers:
         held = container.held
-        stands_in = held.scope if isinstance(held, Scope) else held.value if isinstance(held, Slots) else held
         entries = copy_of(held) if isinstance(held, dict) else {None: container.content()}
         for key, value in entries.items():
             if isinstance(value, PLAIN) and (container.names is None or key in container.names):
                 name = container.path if key is None else f"{container.path}.{key_name(key)}".removeprefix(".")
-                found[id(stands_in), key] = name, exact(value)
+                found[place_of(held, key)] = name, exact(value)
     return found
 
 

@@ -50,6 +50,7 @@ from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.recording import GradientsMentioned, capture, cause, is_programs_own, why
 from optimizations.capture.step.replaying import MISSED
 from optimizations.capture.step.set_aside import SetAside
+from optimizations.capture.step.running_values import entries_at, with_running
 from optimizations.capture.step.surroundings import alone, ambient, inside, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.unread_arguments import unread_arguments
@@ -198,15 +199,16 @@ class GraphedStep:
         tensors: list[torch.Tensor] = []
         key = signature((args, kwargs), tensors), ambient()
         for recording in self._recordings.of(key):
-            if recording.fits(tensors):
+            given = recording.arguments.with_running(tensors)
+            if given is not None and recording.fits(given):
                 try:
-                    returned = recording.launch(tensors, self._rates)
+                    returned = recording.launch(given, self._rates)
                 except NotCarried:  # nothing was done yet: it is recorded again, with copies before the launch
                     self._carries = False
                     self._recordings.drop(key, recording)
                     break
-                recording.arguments.renew(tensors)
-                recording.steady.served_otherwise(recording, tensors, self._rates)
+                recording.arguments.renew(given)
+                recording.steady.served_otherwise(recording, given, self._rates)
                 self._recordings.comes_first(recording)
                 return returned
         refusal = self._all or self._refused.get(key)
@@ -237,7 +239,8 @@ class GraphedStep:
             with alone(), device.warming_up():
                 return self._step(*args, **kwargs)
         self._moved = self._recordings.drop_moved() or self._moved
-        if any(recording.shares(tensors) for recording in self._recordings.of(key)):
+        given = ((one, one.arguments.with_running(tensors)) for one in self._recordings.of(key))
+        if any(found is not None and recording.shares(found) for recording, found in given):
             return self._as_it_is(args, kwargs, None)  # other calls of this signature are served by the graph
         self._recordings.drop_with_moved_inputs(key, tensors)
         if self._recordings.dropped > MOST_DROPPED * self._options.limit:
@@ -326,6 +329,7 @@ class GraphedStep:
         progress.drops_gradients = seen.drops_gradients
         progress.host = HostTensors(on_the_host(call.state.tensors, device.holds))
         progress.saw(call.tensors)
+        progress.bound(seen.running)
         return seen.returned
 
     def _record(
@@ -349,6 +353,9 @@ class GraphedStep:
                 return self._observe(device, key, call, progress)
         except RuntimeError as not_ready:
             return self._refuse_and_run(key, why(not_ready), call.args, call.kwargs)
+        if (running := entries_at(call.state, progress.running)) is None:  # something else stands there
+            return self._observe(device, key, call, progress)
+        given = with_running(call, running)
         began = time.perf_counter()
         host_random = HostRandom(with_torch=device.has_own_random, generators=call.state.generators)
         snapshot, states = call.state.snapshot(), device.random_states()
@@ -356,14 +363,14 @@ class GraphedStep:
         pool = self._recordings.pool_for(call.parameters) or device.new_pool()
         elsewhere = sum(device.pool_bytes(other) for other in self._recordings.pools() if other != pool)
         graph = device.new_graph()
-        in_place = progress.in_place(call.tensors) - self._recordings.copied_inputs(key)
-        set_aside, captured = SetAside(device), call
+        in_place = progress.in_place(given.tensors) - self._recordings.copied_inputs(key)
+        set_aside, captured = SetAside(device), given
         try:
             if mentioned is Mentioned.ONCE:
-                captured = replace(call, before=copied(call.before))
+                captured = replace(given, before=copied(call.before))
             elif mentioned is Mentioned.NOT_SEEN and progress.drops_gradients and not progress.needs_gradients:
-                captured = replace(call, before=set_aside.take(call.before))
-            if captured is not call:
+                captured = replace(given, before=set_aside.take(call.before))
+            if captured is not given:
                 put(call.parameters, captured.before)
             if set_aside:
                 device.give_back()
@@ -384,10 +391,11 @@ class GraphedStep:
                     draws_unused=self._draws_unused,
                     may_mention=mentioned is Mentioned.ALWAYS,
                     set_aside=set_aside,
+                    running=running,
                 )
         except BaseException as raised:
             error = cause(raised)
-            if captured is not call:
+            if captured is not given:
                 captured.before.clear()
             graph.reset()
             self._recordings.spoil(pool)  # the allocator may still take it for one that is being captured into
@@ -413,7 +421,7 @@ class GraphedStep:
                 self._observes = False  # the program goes on on its own stream
                 device.follow()
                 recording.gradients.take_back()
-                return recording.launch(call.tensors, self._rates)
+                return recording.launch(given.tensors, self._rates)
             except BaseException as error:
                 if not recording.replays:  # what the capture left was never computed
                     call.state.restore(snapshot)

@@ -8,6 +8,7 @@ recording changed before it failed has to be put back, because the call then run
 from __future__ import annotations
 
 import collections
+import enum
 import gc
 import sys
 import types
@@ -23,6 +24,9 @@ from optimizations.capture.signature import PLAIN, exact
 _ABSENT = object()
 
 KEPT_BY_MODULES = ("_parameters", "_buffers", "_modules")
+Place = tuple[int, Any]
+"""Where a value stands: the identity of what holds it, and its key."""
+
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 """Where a module keeps its hooks."""
 
@@ -75,13 +79,21 @@ class Rebound:
     old: torch.Tensor | None
     new: torch.Tensor
 
+    @property
+    def place(self) -> Place:
+        """Where it stands."""
+        return place_of(self.container.held, self.key)
+
     def current(self) -> Any:
         """What the entry holds now; None if it is gone."""
         content = self.container.held
         if isinstance(content, types.CellType):
             return cell_content(content)
-        content = content.content() if isinstance(content, (Scope, Slots)) else content
-        return content.get(self.key)
+        if isinstance(content, list):
+            return content[self.key] if self.key < len(content) else None
+        if isinstance(content, (ContextContent, Slots)):
+            return content.content().get(self.key)
+        return (content.scope if isinstance(content, Scope) else content).get(self.key)
 
     def bind(self, value: torch.Tensor) -> None:
         """Let the entry hold `value`."""
@@ -94,12 +106,30 @@ class Rebound:
             held[self.key] = value
 
 
+class ChangeKind(enum.Enum):
+    """What became of something in Python."""
+
+    BOUND_TO_A_TENSOR = enum.auto()
+    GREW = enum.auto()
+    NUMBER = enum.auto()
+    OTHER = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something in Python that a call changed, in `words`. `name` is that under which it stands, or of what grew."""
+
+    words: str
+    name: str
+    kind: ChangeKind
+
+
 @dataclass(slots=True)
 class HostState:
     """What a step reaches. `tensors` by path; `iterators` are paths of objects that `next` changes, `queues` those of
     queues; `generators` are sources of random numbers on the host, by path, and `entropy` paths of those without a
     state: that of the operating system; `clocks` are paths of what tells the time, `shared` of what other processes may
-    write. `device_generators` are sources of random numbers on the GPU."""
+    write. `device_generators` are sources of random numbers on the GPU. `code` is that of the program's functions."""
 
     containers: list[Container] = field(default_factory=list)
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -112,6 +142,7 @@ class HostState:
     clocks: list[str] = field(default_factory=list)
     shared: list[str] = field(default_factory=list)
     device_generators: list[torch.Generator] = field(default_factory=list)
+    code: list[types.CodeType] = field(default_factory=list)
     compiled: bool = False
     complete: bool = True
 
@@ -137,10 +168,13 @@ class HostState:
         found = []
         for container, old in zip(self.containers, before, strict=True):
             new = container.content()
+            pairs: list[tuple[Any, Any, Any]]
             if isinstance(container.held, types.CellType):
                 pairs = [(None, old, new)]
             elif isinstance(old, dict) and isinstance(new, dict):
                 pairs = [(key, old[key], value) for key, value in new.items() if key in old]
+            elif isinstance(old, list) and isinstance(container.held, list) and len(old) == len(new):
+                pairs = [(key, was, now) for key, (was, now) in enumerate(zip(old, new, strict=True))]
             else:
                 continue
             found += [
@@ -150,7 +184,7 @@ class HostState:
             ]
         return found
 
-    def changes(self, before: list[Any], but: Iterable[Rebound] = ()) -> Iterator[str]:
+    def changes(self, before: list[Any], but: Iterable[Rebound] = ()) -> Iterator[Change]:
         """What differs from `before`, in the program's names. Entries in `but` are left out.
 
         A container that was replaced is compared with what stands in its place now.
@@ -292,6 +326,18 @@ def cell_content(cell: types.CellType) -> Any:
         return cell
 
 
+def place_of(held: Any, key: Any) -> Place:
+    """Where an entry of a container's `held` stands: the same in each call."""
+    return id(held.scope if isinstance(held, Scope) else held.value if isinstance(held, Slots) else held), key
+
+
+def entries_of(content: Any) -> Iterable[tuple[Any, Any]]:
+    """The keys and values in a copy of a container's content; that of a closure cell has the key None."""
+    if isinstance(content, dict):
+        return content.items()
+    return enumerate(content) if isinstance(content, (list, set)) else ((None, content),)
+
+
 def is_array(value: Any) -> bool:
     """Whether it is an array of NumPy, whose content changes without a trace."""
     numpy = sys.modules.get("numpy")
@@ -359,7 +405,7 @@ def _keys(mapping: dict[Any, Any]) -> set[Any]:
 
 def _named_changes(
     container: Container, old: Any, new: Any, contents: Mapping[int, Any], left_out: Collection[tuple[int, Any]]
-) -> Iterator[str]:
+) -> Iterator[Change]:
     path = container.path
     if isinstance(old, dict) and isinstance(new, dict):
         by_name = {key_name(key): key for key in [*old, *new]}
@@ -368,19 +414,24 @@ def _named_changes(
                 continue
             if key not in old or key not in new or not alike(old[key], new[key], contents):
                 dotted = f"{path}.{name}" if container.is_attributes and path else f"{path}[{name!r}]" if path else name
-                yield _change(dotted, old.get(key, _ABSENT), new.get(key, _ABSENT))
+                yield _change(dotted, name, old.get(key, _ABSENT), new.get(key, _ABSENT))
     elif isinstance(old, list) and isinstance(new, list) and len(old) != len(new):
-        yield f"{path} has {len(new)} members instead of {len(old)}"
+        yield Change(f"{path} has {len(new)} members instead of {len(old)}", path, ChangeKind.GREW)
+    elif isinstance(container.held, list):
+        for index, (was, now) in enumerate(zip(old, new, strict=True)):
+            if (id(container.held), index) not in left_out and not alike(was, now, contents):
+                yield _change(f"{path}[{index}]", path, was, now)
     else:
-        yield _change(path, old, new)
+        yield _change(path, path, old, new)
 
 
-def _change(path: str, old: Any, new: Any) -> str:
+def _change(path: str, name: str, old: Any, new: Any) -> Change:
     if isinstance(new, torch.Tensor):
-        return f"{path} is bound to another tensor"
+        return Change(f"{path} is bound to another tensor", name, ChangeKind.BOUND_TO_A_TENSOR)
     if isinstance(old, PLAIN) and isinstance(new, PLAIN):
-        return f"{path} changes from {old!r} to {new!r}"
-    return f"{path} changes" if new is not _ABSENT else f"{path} is deleted"
+        return Change(f"{path} changes from {old!r} to {new!r}", name, ChangeKind.NUMBER)
+    words = f"{path} is deleted" if new is _ABSENT else f"{path} is set to None" if new is None else f"{path} changes"
+    return Change(words, name, ChangeKind.OTHER)
 
 
 def key_name(key: Any) -> str:

@@ -96,10 +96,11 @@ class KeptRecordings:
             self._by_key[key] = usable
         return list(dict.fromkeys(names))
 
-    def drop_with_moved_inputs(self, key: Hashable, tensors: Sequence[torch.Tensor]) -> None:
+    def drop_with_moved_inputs(self, key: Hashable, tensors: list[torch.Tensor]) -> None:
         """Inputs that were the same tensors and are others now are copied from now on."""
         for recording in list(self._by_key.get(key, ())):
-            if moved := recording.moved_inputs(tensors):
+            given = recording.arguments.with_running(tensors)
+            if given is not None and (moved := recording.moved_inputs(given)):
                 self._copied_inputs.setdefault(key, set()).update(moved)
                 self.drop(key, recording)
 

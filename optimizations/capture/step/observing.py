@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +13,16 @@ from optimizations.capture.device import Device
 from optimizations.capture.signature import copies, flatten
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call
+from optimizations.capture.step.changing_lines import line_that_binds, line_that_grows
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_random import HostDraws, HostRandom, identities
-from optimizations.capture.step.host_state import HostState, Rebound
+from optimizations.capture.step.host_state import Change, ChangeKind, HostState, Rebound
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.set_aside import Dropped
+from optimizations.capture.step.running_values import Places, places_of, running_values
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal
@@ -53,7 +56,7 @@ class Observed:
     """What a call did. `structure` is of what it returned, `outside` where it read tensors it did not make,
     `kept_casts` whether casts that autocast keeps may be among these, `asked` whether it asked if it is captured,
     `host_draws` what it drew on the host, where that decides nothing, `drops_gradients` whether it let go of gradients
-    from before, unread.
+    from before, unread, `running` where values stand that it read and bound again.
     `set_up`: something was compiled or tuned meanwhile, so that the rest says nothing about the next call."""
 
     returned: Any
@@ -68,6 +71,7 @@ class Observed:
     set_up: bool
     host_draws: HostDraws
     drops_gradients: bool
+    running: Places = frozenset()
 
 
 def observe(
@@ -108,7 +112,10 @@ def observe(
         ):
             with_tensors = step(*call.args, **call.kwargs)
         kept = kept_results(call.state, snapshot, observer)
-        findings = [*observer.refusals, *(host_change(change) for change in call.state.changes(snapshot, kept))]
+        running = running_values(call.state, snapshot, device.holds, but=kept)
+        both = places_of(kept) | places_of(running)
+        kept = [entry for entry in call.state.rebound(snapshot) if entry.place in both]
+        findings = [*observer.refusals, *call_changes(call.state, snapshot, kept)]
     if ambient() != settings:
         findings.append(LEAVES_SETTINGS)
     if not draws_unused:
@@ -145,6 +152,7 @@ def observe(
         set_up=observer.set_up,
         host_draws=host_random.draws(*of_results) if draws_unused else HostDraws(),
         drops_gradients=dropped.all(gradients(call.parameters), observer.outside),
+        running=places_of(running),
     )
 
 
@@ -162,25 +170,55 @@ def drawn_on_the_host(generator: str, what: str = "step") -> Refusal:
     )
 
 
-def kept_results(state: HostState, snapshot: list[Any], observer: Observer) -> list[Rebound]:
+def kept_results(
+    state: HostState, snapshot: list[Any], observer: Observer, running: Places = frozenset()
+) -> list[Rebound]:
     """Attributes and variables that the call bound to tensors it made, or to its batch, without reading what they held.
 
-    As a module does that keeps its last activations. A graph can leave them as it leaves its results.
+    As a module does that keeps its last activations. A graph can leave them as it leaves its results. Those at the
+    `running` places are passed to the graph before each launch, and may be read.
     """
     reached = {storage(tensor) for tensor in state.tensors.values()}
     return [
         entry
         for entry in state.rebound(snapshot)
-        if storage(entry.new) not in reached and (entry.old is None or storage(entry.old) not in observer.outside)
+        if storage(entry.new) not in reached
+        and (entry.old is None or storage(entry.old) not in observer.outside or entry.place in running)
     ]
 
 
-def host_change(change: str) -> Refusal:
-    """The refusal for something in Python that a call changed."""
-    return Refusal(
-        f"changes Python's state, and a graph runs no Python: {change}",
-        "do it outside of the step, or keep the value in a tensor on the GPU and write it in place",
-    )
+def call_changes(
+    state: HostState, snapshot: list[Any], kept: Sequence[Rebound], *, may_run: bool = True
+) -> Iterator[Refusal]:
+    """A refusal for each change in Python since the snapshot, but those that are `kept`.
+
+    `may_run`: tensors may be read and bound again. See `running_values`.
+    """
+    return (host_change(change, state.code, may_run=may_run) for change in state.changes(snapshot, kept))
+
+
+def host_change(change: Change, code: Sequence[types.CodeType], *, may_run: bool = True) -> Refusal:
+    """The refusal for something in Python that a call changed. `code`: of the functions that may have done it."""
+    advice = _ADVICE_ON_CHANGES[change.kind]
+    if may_run and change.kind is ChangeKind.BOUND_TO_A_TENSOR:
+        advice += _BOUND_AGAIN
+    find = line_that_grows if change.kind is ChangeKind.GREW else line_that_binds
+    line = find(code, change.name)
+    return Refusal(f"changes Python's state, and a graph runs no Python: {change.words}", advice, line)
+
+
+_ADVICE_ON_CHANGES = {
+    ChangeKind.BOUND_TO_A_TENSOR: "write into it in place (`total += value`, `average.lerp_(value, 0.1)`)",
+    ChangeKind.GREW: "return the tensor, and keep it behind the step: `losses.append(step(batch))`",
+    ChangeKind.NUMBER: "do it outside of the step, or count in a tensor on the GPU that is written in place: "
+    "`count += 1`",
+    ChangeKind.OTHER: "do it outside of the step, or keep the value in a tensor on the GPU and write it in place",
+}
+
+
+_BOUND_AGAIN = (
+    "; what is read and bound again has to be detached, to keep its shape and dtype, and to stand in one place only"
+)
 
 
 def changed_itself(name: str) -> Refusal:

@@ -49,7 +49,8 @@ class Progress:
     calls and captures in which something was compiled. `host_draws`: what the last observed call drew on the host,
     where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them. `asked`:
     it asks whether it is captured, and is told `as_captured`. `numbers`: what it read in Python. `drops_gradients`: it
-    let go of gradients from before, unread. `needs_gradients`: a capture did not, so they are not set aside again."""
+    let go of gradients from before, unread. `needs_gradients`: a capture did not, so they are not set aside again.
+    `running`: where values stand that it reads and binds again."""
 
     trace: Sequence[Operation] = ()
     returned: object = None
@@ -72,6 +73,7 @@ class Progress:
     numbers: dict[tuple[int, Any], tuple[str, Any]] = field(default_factory=dict)
     drops_gradients: bool = False
     needs_gradients: bool = False
+    running: frozenset[tuple[int, Any]] = frozenset()
 
     def note(
         self,
@@ -116,6 +118,12 @@ class Progress:
     def in_place(self, inputs: Sequence[torch.Tensor]) -> set[int]:
         """Inputs that were the same tensors in all observed calls, and are now."""
         return {index for index in self.same_inputs if self.inputs[index]() is inputs[index] and inputs[index].numel()}
+
+    def bound(self, running: frozenset[tuple[int, Any]]) -> None:
+        """Take in where the last observed call bound values again: calls that do so elsewhere do not agree."""
+        if running != self.running:
+            self.agreeing = min(self.agreeing, 1)
+        self.running = running
 
     def recorded(self) -> None:
         """Take in a recording: should it become unusable, as many calls may be observed again."""

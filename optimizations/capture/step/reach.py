@@ -553,6 +553,7 @@ class _Walk:
             if not _belongs_to(function.__module__, _NOT_LOOKED_INTO):
                 yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
             return
+        self.state.code.append(function.__code__)
         uses, asked = self.names.take_in(function, named)
         if vars(function):
             self._sparse.append(Container(vars(function), path, is_attributes=True, names=set()))

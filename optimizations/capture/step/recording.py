@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from optimizations.capture.step.casts import RegionMark
 from optimizations.capture.step.following import HostPointers, plan_of, worth_reading
 from optimizations.capture.step.gradients import Gradients, gradients, memory
 from optimizations.capture.step.host_random import HostDraws
-from optimizations.capture.step.host_state import Rebound
+from optimizations.capture.step.host_state import Change, ChangeKind, Rebound
 from optimizations.capture.step.host_tensors import HostTensors, on_the_host
 from optimizations.capture.step.launches import Launches
 from optimizations.capture.step.learning_rates import LearningRates
@@ -29,6 +30,7 @@ from optimizations.capture.step.observing import (
     CHECKPOINT_DRAWS,
     RETURNS_RATE,
     Given,
+    call_changes,
     changed_itself,
     host_change,
     host_generators,
@@ -39,6 +41,7 @@ from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import OTHER_RETURNED, Progress
 from optimizations.capture.step.replaying import SteadyReplay
 from optimizations.capture.step.set_aside import SetAside
+from optimizations.capture.step.running_values import RunningInputs, places_of
 from optimizations.capture.step.source_lines import line_of
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
@@ -156,6 +159,7 @@ def capture(
     draws_unused: bool = False,
     may_mention: bool = False,
     set_aside: SetAside | None = None,
+    running: Sequence[Rebound] = (),
 ) -> Recording:
     """Capture the call into `graph`. Python runs, nothing is executed. Inputs `in_place` are read where they lie.
 
@@ -163,6 +167,8 @@ def capture(
     the tensors that the step reaches, from before the call. `pool_bytes_elsewhere`: of the step's other graphs.
     `draws_unused`: what it draws on the host decides nothing. `may_mention`: gradients from before are a part of the
     call where the graph mentions them. `set_aside` are those of them that stand-ins are in the place of.
+    call where the graph mentions them. `running`: values that the step reads and binds again, which stand behind the
+    arguments among the call's tensors. Note [Read and bound again] in `running_values`.
 
     Raises:
         GradientsMentioned: it does, and no operator reads them.
@@ -194,6 +200,8 @@ def capture(
     to_carry = inputs.to_carry(call.tensors) if carry else {}
     carried: list[tuple[torch.Tensor, torch.Tensor]] = []
     with rates.as_tensors(), _no_casts_of_the_graph_kept(observer, progress):
+        for entry, placeholder in zip(running, placeholders[len(placeholders) - len(running) :], strict=True):
+            entry.bind(placeholder)
         snapshot = call.state.snapshot()
         with device.capturing(graph, pool, progress.generators):
             observer.launches = launches = Launches(device.node_count)
@@ -210,9 +218,10 @@ def capture(
                 returned = step(*args, **kwargs)
             observer.launches = observer.before_write = None
             if carry:
-                carried = carried_out(returned, device.holds, call.known(placeholders))
-        results = kept_results(call.state, snapshot, observer)
-        changes = list(call.state.changes(snapshot, results))
+                made = [entry.current() for entry in running]
+                carried = carried_out((returned, made), device.holds, call.known(placeholders))
+        results = kept_results(call.state, snapshot, observer, progress.running)
+        changes = list(call_changes(call.state, snapshot, results))
     if rates.as_numbers(returned) is not returned:
         raise StepRefused(RETURNS_RATE)
     _check(observer, asked, progress, changes)
@@ -220,7 +229,9 @@ def capture(
         _check_results(observer, progress, returned, results)
     for refusal in [*map(changed_itself, marks.changed() if marks else ()), *given.changes(args, kwargs)]:
         raise StepRefused(refusal)
-    _check_unread(device, graph, results)
+    if not progress.running <= places_of(results):
+        raise StepDiffers(BINDS_OTHERS)
+    _check_unread(device, graph, [entry for entry in results if entry.place not in progress.running], call.state.code)
     pool_bytes = device.pool_bytes(pool)
     needed = pool_bytes + pool_bytes_elsewhere
     if memory_budget_bytes is not None and needed > memory_budget_bytes:
@@ -283,7 +294,7 @@ def capture(
         mutated=mutated,
         written_memory=WrittenMemory([*mutated, *_both(call.before, after)]),
         kept=kept,
-        arguments=Arguments(call.args, call.kwargs, call.tensors),
+        arguments=Arguments(call.args, call.kwargs, call.tensors, RunningInputs(running)),
         bound=results,
         region=_mark(call) if observer.kept_casts else None,
         report=RecordedStep(
@@ -405,7 +416,13 @@ KEPT_CASTS = Refusal(
 )
 
 
-def _check_unread(device: Device, graph: Any, results: Sequence[Rebound]) -> None:
+BINDS_OTHERS = Refusal(
+    "binds other attributes or variables than in the calls before",
+    "write in place, or return what differs from call to call",
+)
+
+
+def _check_unread(device: Device, graph: Any, results: Sequence[Rebound], code: Sequence[types.CodeType]) -> None:
     """What attributes held before the call was not read by compiled code either.
 
     Raises:
@@ -417,7 +434,8 @@ def _check_unread(device: Device, graph: Any, results: Sequence[Rebound]) -> Non
     for entry in held:
         if device.mentions(graph, memory([entry.old])):
             name = f"{entry.container.path}.{entry.key}" if entry.key is not None else entry.container.path
-            raise StepRefused(host_change(f"{name} is bound to another tensor"))
+            changed = Change(f"{name} is bound to another tensor", str(entry.key), ChangeKind.BOUND_TO_A_TENSOR)
+            raise StepRefused(host_change(changed, code))
 
 
 def _held_such(entry: Rebound) -> bool:
@@ -428,7 +446,7 @@ def _held_such(entry: Rebound) -> bool:
     return isinstance(now, torch.Tensor) and now.shape == entry.old.shape and now.dtype == entry.old.dtype
 
 
-def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress, changes: Sequence[str]) -> None:
+def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress, changes: Sequence[Refusal]) -> None:
     """The captured call must be what was observed, and have changed nothing on the host.
 
     Raises:
@@ -445,7 +463,7 @@ def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress,
     if (difference := first_difference(progress.trace, observer.operations)) is not None:
         raise StepDiffers(difference)
     if changes:
-        raise StepRefused(host_change(changes[0]))
+        raise StepRefused(changes[0])
 
 
 def _check_results(observer: Observer, progress: Progress, returned: Any, kept: Sequence[Rebound]) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from optimizations import torch_internals
 from optimizations.capture.signature import NUMPY, PLAIN, alias_pattern, attributes, exact, fields, is_dataclass
+from optimizations.capture.step.running_values import RunningInputs
 from optimizations.capture.step.surroundings import kernels_now, modes
 from optimizations.torch_internals.argument_guard import same_looks
 
@@ -26,10 +27,21 @@ _Take = Callable[[Any, list[Any]], bool]
 
 
 class Arguments:
-    """What the arguments of a recording look like, and the settings around it. `tensors` are all of theirs."""
+    """What the arguments of a recording look like, and the settings around it. `tensors` are all of theirs.
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]) -> None:
-        self._take = _taker_of_call(args, kwargs)
+    Behind them are those of `running`, which count as arguments that are found elsewhere.
+    """
+
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: Sequence[torch.Tensor],
+        running: RunningInputs | None = None,
+    ) -> None:
+        self._running = running
+        take = _taker_of_call(args, kwargs)
+        self._take = _with_running(take, running) if running else take
         self._aliases = alias_pattern(tensors)
         self.distinct = len(set(self._aliases)) == len(tensors)
         self.renew(tensors)
@@ -59,6 +71,13 @@ class Arguments:
         if modes() != self._modes:
             return None
         return found if self._settings() else None
+
+    def with_running(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Arguments that have the signature of the recording, with what else it is given. None if that is another."""
+        if not self._running:
+            return tensors
+        found = self._running.behind(tensors)
+        return found if found is not None and alias_pattern(found) == self._aliases else None
 
     @property
     def no_modes(self) -> bool:
@@ -113,6 +132,14 @@ def _taker_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _TakeAll:
         return found if take_args(args, found) and take_kwargs(kwargs, found) else None
 
     return take
+
+
+def _with_running(take: _TakeAll, running: RunningInputs) -> _TakeAll:
+    def take_both(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+        found = take(args, kwargs)
+        return found if found is not None and running.add_to(found) else None
+
+    return take_both
 
 
 def _never(value: Any, found: list[Any]) -> bool:

@@ -590,7 +590,9 @@ def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[
             by_name = names is not None
             found = [(key, value) for key, value in found if not _is_own(key, value, by_name=by_name)]
         return held, found, not any(ignore(held, key) for key in held)
-    return held, list(enumerate(held)) if isinstance(held, (list, deque)) and len(held) <= LONG else [], True
+    members = list(enumerate(held)) if isinstance(held, (list, deque)) and len(held) <= LONG else []
+    left: list[tuple[Any, Any]] = [(index, value) for index, value in members if not ignore(held, index)]
+    return held, left, len(left) == len(members)
 
 
 def _is_number(value: Any) -> bool:

@@ -1,0 +1,54 @@
+"""Which line of the step changes something in Python: looked for in its code, once the step is refused for that."""
+
+from __future__ import annotations
+
+import dis
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator
+
+_BINDS = frozenset({"STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME"})
+_GROWS = frozenset({"append", "extend", "insert", "add", "update", "pop", "popleft", "appendleft", "remove", "clear"})
+
+
+def line_that_binds(codes: Iterable[types.CodeType], name: str) -> str | None:
+    """ "path:number in function" of the line that binds an attribute, variable or entry; None if not one line does."""
+    return _only(line for code in codes for line in _lines(code, lambda line: _is_bound(line, name)))
+
+
+def line_that_grows(codes: Iterable[types.CodeType], path: str) -> str | None:
+    """The same for a line that calls a method such as `append` of what stands at the end of `path`."""
+    words = re.findall(r"\w+", path)
+    if not words:
+        return None
+    return _only(line for code in codes for line in _lines(code, lambda line: _is_grown(line, words[-1])))
+
+
+_Line = list[dis.Instruction]
+_Fits = Callable[[_Line], bool]
+
+
+def _is_bound(line: _Line, name: str) -> bool:
+    by_name = any(one.opname in _BINDS and one.argval == name for one in line)
+    return by_name or (any(one.opname == "STORE_SUBSCR" for one in line) and any(one.argval == name for one in line))
+
+
+def _is_grown(line: _Line, name: str) -> bool:
+    named = {one.argval for one in line if isinstance(one.argval, str)}
+    return name in named and not named.isdisjoint(_GROWS)
+
+
+def _lines(code: types.CodeType, fits: _Fits) -> Iterator[str]:
+    by_number: dict[int, _Line] = {}
+    for one in dis.get_instructions(code):
+        if one.positions is not None and one.positions.lineno is not None:
+            by_number.setdefault(one.positions.lineno, []).append(one)
+    yield from (f"{code.co_filename}:{number} in {code.co_name}" for number, line in by_number.items() if fits(line))
+    for held in code.co_consts:
+        if isinstance(held, types.CodeType):
+            yield from _lines(held, fits)
+
+
+def _only(lines: Iterator[str]) -> str | None:
+    found = set(lines)
+    return found.pop() if len(found) == 1 else None

@@ -1,0 +1,157 @@
+"""Tensors that a step reads and binds to what it made of them: `self.total = self.total + loss.detach()`.
+
+Note [Read and bound again]. A graph reads fixed memory, and eager leaves the tensor from before as it is, for whoever
+holds it. So what stands there before a call is passed to the graph as an argument is, and what the call binds is a
+result. Nothing is written in place, and the program may put another tensor there between calls. That is so where the
+old tensor stands in no other place that the step reaches, looks like the new one, and neither takes part in
+differentiation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from optimizations.capture.step.call import Call
+from optimizations.capture.step.gradients import gradients
+from optimizations.capture.step.host_state import HostState, Place, Rebound, entries_of, place_of
+from optimizations.capture.step.observer import storage
+from optimizations.capture.step.tensor_marks import look
+
+Places = frozenset[Place]
+
+
+def running_values(
+    state: HostState, before: Sequence[Any], holds: Callable[[torch.Tensor], bool], *, but: Collection[Rebound]
+) -> list[Rebound]:
+    """Entries that a call read and bound again. `before` is a snapshot of the state, `but` are those not read.
+
+    One that was not read counts too if another entry was bound to what it held.
+    """
+    found = [
+        entry
+        for entry in state.rebound(list(before))
+        if entry.old is not None and _may_run(entry.old, entry.new, holds)
+    ]
+    if not found:
+        return []
+    stands_at = _places_by_storage(state, before)
+    found = [entry for entry in found if stands_at.get(storage(_old(entry))) == {entry.place}]
+    reached = {storage(tensor) for tensor in state.tensors.values()}
+    while True:  # one may be bound to what another one held
+        fixed = reached - {storage(_old(entry)) for entry in found}
+        left = [entry for entry in found if storage(entry.new) not in fixed]
+        if len(left) == len(found):
+            break
+        found = left
+    left_out, handed_on = {entry.place for entry in but}, {storage(entry.new) for entry in found}
+    return [entry for entry in found if entry.place not in left_out or storage(_old(entry)) in handed_on]
+
+
+def _places_by_storage(state: HostState, before: Sequence[Any]) -> dict[int, set[Place]]:
+    """Where the memory of tensors is held; two functions of a module may name the same variable."""
+    found: dict[int, set[Place]] = {}
+    for container, content in zip(state.containers, before, strict=True):
+        for key, value in entries_of(content):
+            for tensor in _tensors(value):
+                found.setdefault(storage(tensor), set()).add(place_of(container.held, _hashable(key)))
+    for index, gradient in enumerate(gradients(state.parameters())):
+        if gradient is not None:
+            found.setdefault(storage(gradient), set()).add((0, index))
+    return found
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, set, frozenset)):
+        for member in value:
+            yield from _tensors(member)
+
+
+def _hashable(key: Any) -> Any:
+    return key if isinstance(key, Hashable) else id(key)
+
+
+def _may_run(old: torch.Tensor, new: torch.Tensor, holds: Callable[[torch.Tensor], bool]) -> bool:
+    return (
+        _is_plain(old)
+        and _is_plain(new)
+        and holds(old)
+        and holds(new)
+        and look(old) == look(new)
+        and old.device == new.device
+        and old.is_inference() == new.is_inference()
+    )
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
+
+
+def _old(entry: Rebound) -> torch.Tensor:
+    assert entry.old is not None
+    return entry.old
+
+
+def places_of(entries: Collection[Rebound]) -> Places:
+    """Where they stand."""
+    return frozenset(entry.place for entry in entries)
+
+
+def entries_at(state: HostState, places: Places) -> list[Rebound] | None:
+    """The tensors that stand there now, each as old and new; None if something else does."""
+    found: dict[Place, Rebound] = {}
+    for container in state.containers if places else ():
+        for key, value in entries_of(container.content()):
+            place = place_of(container.held, _hashable(key))
+            if place in places and isinstance(value, torch.Tensor):
+                found.setdefault(place, Rebound(container, key, value, value))
+    return list(found.values()) if len(found) == len(places) else None
+
+
+def with_running(call: Call, entries: Sequence[Rebound]) -> Call:
+    """The call with these tensors behind its arguments, and no part of its state."""
+    paths = {id(tensor): path for path, tensor in call.state.tensors.items()}
+    olds = list(map(_old, entries))
+    labels = [paths.get(id(tensor), "a value that it binds again") for tensor in olds]
+    left_out = set(map(id, olds))
+    rest = {path: tensor for path, tensor in call.state.tensors.items() if id(tensor) not in left_out}
+    return replace(
+        call,
+        tensors=[*call.tensors, *olds],
+        labels=[*call.labels, *labels],
+        origins=[*call.origins, *labels],
+        state=replace(call.state, tensors=rest),
+    )
+
+
+class RunningInputs:
+    """The values that stand at these places, read before each launch. They look as they do when this is made."""
+
+    def __init__(self, entries: Sequence[Rebound]) -> None:
+        self._entries = tuple(entries)
+        self._looks = [(look(_old(entry)), _old(entry).device, _old(entry).is_inference()) for entry in entries]
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def add_to(self, found: list[Any]) -> bool:
+        """Append them to the tensors of a call. False where something else stands there."""
+        for entry in self._entries:
+            value = entry.current()
+            if type(value) is not torch.Tensor:
+                return False
+            found.append(value)
+        return True
+
+    def behind(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """The tensors of a call, and these behind them. None where they look otherwise than those that were there."""
+        found = list(tensors)
+        if not self.add_to(found):
+            return None
+        ours = found[len(tensors) :]
+        return found if [(look(one), one.device, one.is_inference()) for one in ours] == self._looks else None

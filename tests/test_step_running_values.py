@@ -1,0 +1,293 @@
+"""Tensors that a step reads and binds again: sums, averages and states that are other tensors after each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_parts import batches, loss_of, network, training_step
+from torch import nn
+
+from optimizations.capture.step.graphed_step import GraphedStep
+
+Step = Callable[[dict[str, torch.Tensor]], Any]
+Made = tuple[Step, Callable[[], list[torch.Tensor]], Callable[[int], None]]
+"""A step, what it keeps, and what the program does after each call."""
+CALLS = 14
+RUNNING: dict[str, Callable[[], Made]] = {}
+
+
+def running(make: Callable[[], Made]) -> Callable[[], Made]:
+    RUNNING[make.__name__] = make
+    return make
+
+
+def nothing(index: int) -> None:
+    pass
+
+
+def trained() -> Step:
+    model = network("cpu")
+    train = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    return lambda batch: train(batch).detach()
+
+
+@running
+def a_sum_in_an_attribute() -> Made:
+    """What stood there before is kept by the program, and the sum begins anew."""
+    train, trainer = trained(), SimpleNamespace(total=torch.zeros(()))
+    held: list[torch.Tensor] = []
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        trainer.total = trainer.total + loss
+        return loss
+
+    def between(index: int) -> None:
+        held.append(trainer.total)
+        if index == 8:
+            trainer.total = torch.zeros(())
+
+    return step, lambda: [trainer.total, *held], between
+
+
+@running
+def an_average_that_is_returned() -> Made:
+    train, trainer = trained(), SimpleNamespace(average=torch.zeros(()))
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        trainer.average = 0.9 * trainer.average + 0.1 * train(batch)
+        return trainer.average  # type: ignore[no-any-return]
+
+    return step, lambda: [trainer.average], nothing
+
+
+@running
+def a_variable_entries_and_members() -> Made:
+    train, total = trained(), torch.zeros(())
+    metrics, listed = {"loss": torch.zeros(()), "count": torch.zeros((), dtype=torch.int64)}, [torch.zeros(())]
+
+    def step(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        nonlocal total
+        loss = train(batch)
+        total = total * 0.9 + loss
+        metrics["loss"] = metrics["loss"] + loss
+        metrics["count"] = metrics["count"] + len(batch["x"])
+        listed[0] = torch.maximum(listed[0], loss)
+        return {"mean": metrics["loss"] / metrics["count"]}
+
+    return step, lambda: [total, *metrics.values(), *listed], nothing
+
+
+@running
+def the_batch_before_and_values_that_change_places() -> Made:
+    train = trained()
+    state = SimpleNamespace(before=torch.zeros(6, 8), one=torch.ones(()), other=torch.ones(()))
+
+    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        moved = (batch["x"] - state.before).abs().mean()
+        state.before = batch["x"]
+        state.one, state.other = state.other, state.one + moved
+        return moved, train(batch)
+
+    return step, lambda: [state.before, state.one, state.other], nothing
+
+
+class Metric(nn.Module):
+    """As metrics of libraries: states that `update` binds again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = torch.zeros(())
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def update(self, value: torch.Tensor) -> None:
+        self.total = self.total + value.sum()
+        self.count = self.count + value.numel()
+
+
+@running
+def a_metric_with_states() -> Made:
+    """It is read in some calls, and reset."""
+    train, metric = trained(), Metric()
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        metric.update(loss)
+        return loss
+
+    def between(index: int) -> None:
+        if index == 7:
+            metric.total, metric.count = torch.zeros(()), torch.zeros((), dtype=torch.int64)
+
+    return step, lambda: [metric.total, metric.count], between
+
+
+@running
+def a_window_of_losses_and_the_best() -> Made:
+    train, state = trained(), SimpleNamespace(best=torch.tensor(float("inf")), window=torch.zeros(8))
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        state.best = torch.minimum(state.best, loss)
+        state.window = torch.cat([state.window[1:], loss[None]])
+        return loss
+
+    return step, lambda: [state.best, state.window], nothing
+
+
+@running
+def a_sum_that_is_written_and_bound_again() -> Made:
+    """The tensor from before is written too, and the program sees that."""
+    train, state = trained(), SimpleNamespace(total=torch.zeros(()))
+    held: list[torch.Tensor] = []
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        state.total.add_(loss)
+        state.total = state.total * 2
+        return loss
+
+    def between(index: int) -> None:
+        held.append(state.total)
+
+    return step, lambda: [state.total, *held], between
+
+
+class Momentum(torch.optim.Optimizer):
+    """Its state is a new tensor in each step."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            state["average"] = state.get("average", torch.zeros_like(parameter)) * 0.9 + parameter.grad
+            parameter.sub_(state["average"], alpha=0.1)
+
+
+@running
+def the_state_of_an_optimizer() -> Made:
+    model = network("cpu")
+    train = training_step(model, Momentum(model.parameters()))
+    return lambda batch: train(batch).detach(), lambda: list(model.parameters()), nothing
+
+
+def outcome(made: Made, step: Step) -> list[torch.Tensor]:
+    _, kept, between = made
+    found: list[Any] = []
+    seen: list[torch.Tensor] = []
+    for index, batch in enumerate(batches("cpu", CALLS)):
+        found.append(step(*batch))
+        between(index)
+        seen += [tensor.clone() for tensor in kept()]
+    for one in found:
+        seen += one.values() if isinstance(one, dict) else one if isinstance(one, tuple) else [one]
+    return seen
+
+
+@pytest.mark.parametrize("name", sorted(RUNNING))
+@pytest.mark.parametrize("copies_are_nodes", [True, False])
+def test_what_is_read_and_bound_again_is_what_eager_makes_it(name: str, copies_are_nodes: bool) -> None:
+    eager, made = RUNNING[name](), RUNNING[name]()
+    expected = outcome(eager, eager[0])
+    step = GraphedStep(made[0], device=CpuDevice(copies_are_nodes=copies_are_nodes))
+    found = outcome(made, step)
+    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(mine, theirs), f"tensor {index}"
+    report = step.report()
+    assert (report.refusals, report.replays, len(report.recordings)) == ((), CALLS - 3, 1)
+
+
+def counting() -> tuple[Any, GraphedStep]:
+    state = SimpleNamespace(total=torch.zeros(2))
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        state.total = state.total + batch["x"].sum()
+        return batch["x"] * 2
+
+    return state, GraphedStep(step, device=CpuDevice())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [0.0, torch.zeros(3), torch.zeros(2, dtype=torch.float64), torch.zeros(2, requires_grad=True)],
+    ids=["a number", "another shape", "another dtype", "requires gradients"],
+)
+def test_something_else_in_its_place_is_not_given_to_the_graph(other: Any) -> None:
+    state, step = counting()
+    calls = batches("cpu", 8)
+    for batch in calls[:5]:
+        step(*batch)
+    replays = step.report().replays
+    assert replays == 2
+    state.total = other
+    step(*calls[5])
+    assert step.report().replays == replays
+    assert torch.equal(state.total, other + calls[5][0]["x"].sum())
+    state.total = torch.zeros(2)
+    step(*calls[6])
+    assert step.report().replays == replays + 1
+    assert torch.equal(state.total, calls[6][0]["x"].sum().expand(2))
+
+
+def test_a_value_that_is_also_an_argument_is_read_as_both() -> None:
+    state = SimpleNamespace(total=torch.zeros(2))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        state.total = state.total + x
+        return x * 2
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index in range(8):
+        x = torch.full((2,), float(index))
+        graphed(x)
+    assert graphed.report().replays == 5
+    before = state.total.clone()
+    assert torch.equal(graphed(state.total), before * 2)
+    assert torch.equal(state.total, before * 2)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("capture failed")])
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_a_capture_that_fails_leaves_what_stood_there(error: Exception) -> None:
+    state, device = SimpleNamespace(total=torch.zeros(())), CpuDevice()
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        state.total = state.total + batch["x"].sum()
+        return batch["x"] * 2
+
+    graphed, expected = GraphedStep(step, device=device), torch.zeros(())
+    for index, batch in enumerate(batches("cpu", 7)):
+        if index == 3:
+            device.fail_with = error
+        graphed(*batch)
+        expected = expected + batch[0]["x"].sum()
+        assert torch.equal(state.total, expected)
+    assert graphed.report().replays == 0
+
+
+def test_one_that_is_bound_in_some_calls_only_has_a_graph_for_each_way() -> None:
+    model, state = network("cpu"), SimpleNamespace(total=torch.zeros(()), every=True)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad():
+            loss = loss_of(model, batch)
+        if state.every:
+            state.total = state.total + loss
+        return loss
+
+    graphed, expected = GraphedStep(step, device=CpuDevice()), torch.zeros(())
+    for index, batch in enumerate(batches("cpu", 24)):
+        state.every = index < 6 or index % 2 == 0
+        loss = graphed(*batch)
+        expected = expected + loss if state.every else expected
+        assert torch.equal(state.total, expected)
+    assert (graphed.report().refusals, len(graphed.report().recordings)) == ((), 2)
+    assert graphed.report().replays > 12
