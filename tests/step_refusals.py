@@ -225,7 +225,7 @@ def rate_returned(device: str) -> Refused:
         rate = optimizer.param_groups[0]["lr"]
         return loss, rate
 
-    return scheduled(device, look, "returns the learning rate of an optimizer", line=False)
+    return scheduled(device, look, "returns the learning rate or the betas of an optimizer", line=False)
 
 
 @refused

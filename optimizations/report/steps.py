@@ -69,8 +69,8 @@ class StepReport:
         calls: all calls; `eager_calls` those that ran as they are, for warm-up or because of a refusal; `replays` those
             that a launch served.
         recordings: the graphs that are alive; `dropped_recordings` counts those that became unusable.
-        patched_learning_rates: parameter groups whose number is handed to the graph as a tensor (float32), because it
-            changes between calls.
+        patched_learning_rates: learning rates and betas of parameter groups that are handed to the graph as tensors,
+            because they change between calls.
         refusals: each reason once, in the order in which they came up.
         host_draws: as given to `graph_step`. With "unused", launches do not draw from `drawn_on_the_host`: generators
             of the host that the observed calls drew from, by the names that a program knows them by.

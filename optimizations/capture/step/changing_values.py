@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+import re
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,7 +37,8 @@ class ChangingValues:
         self._names[signature] = self._names[signature] & now or now
         if len(self._seen[signature]) < MOST_VALUES:
             return None
-        self.refusal = self.refusal or Refusal(f"reads {named(self._names[signature])} in each call", _ADVICE)
+        found = self._names[signature]
+        self.refusal = self.refusal or Refusal(f"reads {named(found)} in each call", advice_on(found) or _ADVICE)
         return self.refusal
 
 
@@ -52,16 +54,23 @@ def named(names: Iterable[str]) -> str:
 Numbers = dict[Place, tuple[str, Any]]
 
 
-def numbers_in(state: HostState) -> Numbers:
-    """Numbers and strings that a step reaches, by where they stand: their names and values."""
+def numbers_in(state: HostState, but: Callable[[Any, Any], bool]) -> Numbers:
+    """Numbers, strings and tuples of such that a step reaches, by where they stand: their names and values.
+
+    `but`: entries (container, key) that are left out.
+    """
     found: Numbers = {}
     for container in state.containers:
         held = container.held
         entries = copy_of(held) if isinstance(held, dict) else {None: container.content()}
         for key, value in entries.items():
-            if isinstance(value, PLAIN) and (container.names is None or key in container.names):
-                name = container.path if key is None else f"{container.path}.{key_name(key)}".removeprefix(".")
+            if but(held, key) or not (container.names is None or key in container.names):
+                continue
+            name = container.path if key is None else f"{container.path}.{key_name(key)}".removeprefix(".")
+            if isinstance(value, PLAIN):
                 found[place_of(held, key)] = name, exact(value)
+            elif isinstance(value, tuple) and all(isinstance(member, PLAIN) for member in value):
+                found[place_of(held, key)] = name, tuple(map(exact, value))
     return found
 
 
@@ -70,4 +79,23 @@ def with_names(refusal: Refusal, before: Numbers, now: Numbers) -> Refusal:
     changed = [name for place, (name, value) in now.items() if place in before and before[place][1] != value]
     if not changed:
         return refusal
-    return replace(refusal, reason=f"{refusal.reason}, while it reads {named(changed)} in each")
+    reason = f"{refusal.reason}, while it reads {named(changed)} in each"
+    return replace(refusal, reason=reason, advice=advice_on(changed) or refusal.advice)
+
+
+def advice_on(names: Iterable[str]) -> str | None:
+    """What to change where what differs are numbers of optimizers, by their names; None where something else does."""
+    found = [re.search(r"param_groups\[\d+\]\.(\w+)$", name) for name in names]
+    keys = list(dict.fromkeys(match.group(1) for match in found if match is not None))
+    if not keys or None in found:
+        return None
+    return "; ".join(dict.fromkeys(_ADVICE_ON_NUMBERS.get(key, _ADVICE_ON_OTHERS) for key in keys))
+
+
+_ADVICE_ON_OTHERS = "change it seldom, for each value gets a graph of its own"
+_ADVICE_ON_NUMBERS = {
+    "lr": "make the optimizer with capturable=True or fused=True, which takes a learning rate that changes",
+    "betas": "make the scheduler with cycle_momentum=False, or use Adam or AdamW with capturable=True and without "
+    "fused=True, which take a first beta that changes, for parameters in float32",
+    "momentum": "make the scheduler with cycle_momentum=False: a graph keeps the momentum of an optimizer",
+}

@@ -319,7 +319,7 @@ class GraphedStep:
         progress.asked = progress.asked or seen.asked
         if seen.findings and progress.told_to_be_captured():
             return seen.returned
-        numbers = numbers_in(call.state)
+        numbers = numbers_in(call.state, self._rates.stands_for)
         if (refusal := progress.note(seen.operations, seen.structure, seen.findings, seen.host_draws)) is not None:
             differs = refusal is progress.difference
             self._refuse(key, with_names(refusal, progress.numbers, numbers) if differs else refusal)

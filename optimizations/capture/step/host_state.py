@@ -91,7 +91,7 @@ class Rebound:
             return cell_content(content)
         if isinstance(content, list):
             return content[self.key] if self.key < len(content) else None
-        if isinstance(content, (ContextContent, Slots)):
+        if isinstance(content, (Computed, Slots)):
             return content.content().get(self.key)
         return (content.scope if isinstance(content, Scope) else content).get(self.key)
 
@@ -294,7 +294,11 @@ class ClassCode(Scope):
                 type.__setattr__(self.kind, name, member)
 
 
-class ContextContent(Scope):
+class Computed(Scope):
+    """What is asked for anew each time it is read."""
+
+
+class ContextContent(Computed):
     """What a context variable holds, under any name."""
 
     def __init__(self, variable: ContextVar[Any]) -> None:

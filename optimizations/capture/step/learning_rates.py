@@ -1,10 +1,14 @@
-"""Learning rates that are numbers, and change: handed to the graph as tensors on the GPU.
+"""Learning rates and betas that are numbers, and change: handed to the graph as tensors on the GPU.
 
 A number is baked into the kernels of a graph. Optimizers that are made for graphs (`capturable=True`, `fused=True`)
 take a tensor of one element instead and read it on the GPU. For the calls that are recorded the tensor stands in the
 parameter group; the program keeps its number, and a scheduler changes it as usual. Before a launch a changed number is
-written into the tensor, in stream order. The tensor is float32: what an optimizer derives from the number in double
-precision, such as `1 - lr * weight_decay`, may differ in the last bit.
+written into the tensor, in stream order. That of a learning rate is float32; what an optimizer derives from the number
+in double precision, such as `1 - lr * weight_decay`, may differ in the last bit.
+
+Note [Betas]. Schedulers with `cycle_momentum` change the first beta. Adam and AdamW take a tensor for it, but not where
+they are fused. That tensor is float64, so that `1 - beta` is what Python makes of the number. The second beta stays a
+number. It stands in a tuple that is another one in each call, so it is compared apart from it (`OtherBetas`).
 """
 
 from __future__ import annotations
@@ -19,6 +23,14 @@ from typing import Any
 import torch
 
 from optimizations.capture.signature import flatten, replaced
+from optimizations.capture.step.host_state import Computed, Container
+from optimizations.torch_internals.foreach_scalars import tensors_for_numbers
+
+RATE, BETAS = "lr", "betas"
+NAMES = {RATE: "the learning rate", BETAS: "a beta"}
+_DTYPES = {RATE: torch.float32, BETAS: torch.float64}
+_EXACT = (torch.float32, torch.float64)
+"""Parameters of other dtypes take betas that are rounded to theirs."""
 
 
 def takes_a_tensor(group: dict[str, Any]) -> bool:
@@ -26,13 +38,63 @@ def takes_a_tensor(group: dict[str, Any]) -> bool:
     return bool(group.get("capturable") or group.get("fused"))
 
 
+def takes_betas(optimizer: torch.optim.Optimizer | None, group: dict[str, Any]) -> bool:
+    """Whether a parameter group's optimizer reads its first beta on the GPU if it is a tensor. Note [Betas]."""
+    return (
+        isinstance(optimizer, torch.optim.Adam)
+        and bool(group.get("capturable"))
+        and not group.get("fused")
+        and all(parameter.dtype in _EXACT for parameter in group["params"])
+    )
+
+
+class OtherBetas(Computed):
+    """Those of a parameter group behind the first, for which a tensor stands."""
+
+    def __init__(self, group: dict[str, Any]) -> None:
+        super().__init__(group, {BETAS})
+
+    def content(self) -> dict[str, Any]:
+        return {BETAS: self[BETAS]}
+
+    def __getitem__(self, name: str) -> Any:
+        betas = self.scope[name]
+        return (len(betas), *betas[1:])
+
+    def clear(self) -> None:
+        """Nothing: the group itself is put back."""
+
+    def update(self, content: Any) -> None:  # type: ignore[override]
+        """Nothing."""
+
+
+Key = tuple[int, str]
+"""The identity of a parameter group, and which of its entries."""
+
+
 @dataclass(slots=True, eq=False)
 class _Watched:
-    """A parameter group, the number that was seen in it last (None: unknown), and the optimizer that has it."""
+    """An entry of a parameter group, the number that was seen in it last (None: unknown), and the optimizer."""
 
     group: dict[str, Any]
+    name: str
     seen: Any
     optimizer: weakref.ref[torch.optim.Optimizer]
+
+    @property
+    def key(self) -> Key:
+        return id(self.group), self.name
+
+    def number(self) -> Any:
+        """The number, or what stands in its place; None if there is none."""
+        return number_in(self.group, self.name)
+
+    def put(self, value: Any) -> None:
+        """Let the entry hold this number or tensor."""
+        self.group[self.name] = value if self.name == RATE else (value, *self.group[BETAS][1:])
+
+    def takes_a_tensor(self) -> bool:
+        return takes_a_tensor(self.group) if self.name == RATE else takes_betas(self.optimizer(), self.group)
 
     def lasts(self) -> bool:
         """Whether the optimizer has the group still: `load_state_dict` makes others."""
@@ -40,16 +102,24 @@ class _Watched:
         return optimizer is not None and any(one is self.group for one in optimizer.param_groups)
 
 
-class LearningRates:
-    """Numbers among the learning rates of a step's optimizers. `patched` counts those that tensors stand for.
+def number_in(group: dict[str, Any], name: str) -> Any:
+    """The learning rate or the first beta of a parameter group; None if it has none."""
+    value = group.get(name)
+    if name == RATE:
+        return value
+    return value[0] if isinstance(value, (tuple, list)) and value else None
 
-    `standing` are these tensors, by the ids of their groups. Groups hold parameters, so those of an optimizer that is
+
+class LearningRates:
+    """Numbers among the learning rates and betas of a step's optimizers. `patched` counts those that tensors stand for.
+
+    `standing` are these tensors, by their groups and entries. Groups hold parameters, so those of an optimizer that is
     gone are let go at once.
     """
 
     def __init__(self) -> None:
         self._watched: list[_Watched] = []
-        self.standing: dict[int, torch.Tensor] = {}
+        self.standing: dict[Key, torch.Tensor] = {}
 
     @property
     def patched(self) -> int:
@@ -58,7 +128,7 @@ class LearningRates:
     def watch(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Look at the groups of these optimizers from now on."""
         self._let_go()
-        known = {id(one.group) for one in self._watched}
+        known = {one.key for one in self._watched}
         here = weakref.ref(self)
 
         def is_gone(optimizer: object) -> None:
@@ -67,35 +137,43 @@ class LearningRates:
 
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                if id(group) not in known and isinstance(group.get("lr"), Real):
-                    found = _Watched(group, group["lr"], weakref.ref(optimizer, is_gone))
-                    self._watched.append(found)
+                for name in (RATE, BETAS):
+                    number = number_in(group, name)
+                    if (id(group), name) not in known and isinstance(number, Real):
+                        found = _Watched(group, name, number, weakref.ref(optimizer, is_gone))
+                        self._watched.append(found)
 
     def _let_go(self) -> None:
         if all(left := [one.lasts() for one in self._watched]):
             return
         self._watched = [one for one, lasts in zip(self._watched, left, strict=True) if lasts]
-        kept = {id(one.group) for one in self._watched}
+        kept = {one.key for one in self._watched}
         self.standing = {key: tensor for key, tensor in self.standing.items() if key in kept}
 
     def changed(self) -> bool:
         """Whether a number that no tensor stands for yet has changed, and a tensor may stand for it from now on."""
         found = False
         for one in self._watched:
-            group, value = one.group, one.group.get("lr")
-            if id(group) in self.standing or not isinstance(value, Real):
+            value = one.number()
+            if one.key in self.standing or not isinstance(value, Real):
                 continue
             if value != one.seen:
                 one.seen = value
-                if takes_a_tensor(group) and (device := _device(group)) is not None:
+                if one.takes_a_tensor() and (device := _device(one.group)) is not None:
                     with torch.inference_mode(False):  # it is written in calls of other modes, too
-                        self.standing[id(group)] = torch.full((), float(value), dtype=torch.float32, device=device)
+                        made = torch.full((), float(value), dtype=_DTYPES[one.name], device=device)
+                    self.standing[one.key] = made
                     found = True
         return found
 
     def stands_for(self, group: Any, key: Any) -> bool:
-        """Whether a tensor stands for this entry of a parameter group."""
-        return key == "lr" and id(group) in self.standing
+        """Whether a tensor stands for this entry of a parameter group, or for a part of it."""
+        return key in (RATE, BETAS) and (id(group), key) in self.standing
+
+    def compared_apart(self) -> list[Container]:
+        """What else stands in entries for which a tensor stands, to be watched."""
+        groups = [one.group for one in self._watched if one.name == BETAS and one.key in self.standing]
+        return [Container(OtherBetas(group), "optimizer") for group in groups]
 
     def write(self) -> None:
         """Write changed numbers into their tensors, in stream order.
@@ -105,9 +183,9 @@ class LearningRates:
         if not self.standing:
             return
         for one in self._watched:
-            if (tensor := self.standing.get(id(one.group))) is None:
+            if (tensor := self.standing.get(one.key)) is None:
                 continue
-            rate = one.group["lr"]
+            rate = one.number()
             if isinstance(rate, torch.Tensor):
                 one.seen = None
                 tensor.copy_(rate.detach().reshape(()))
@@ -116,9 +194,9 @@ class LearningRates:
                 tensor.fill_(float(rate))
                 one.seen = rate
 
-    def storages(self) -> frozenset[int]:
-        """Where the tensors lie."""
-        return frozenset(tensor.untyped_storage().data_ptr() for tensor in self.standing.values())
+    def storages(self) -> dict[int, str]:
+        """Where the tensors lie, and what they stand for."""
+        return {tensor.untyped_storage().data_ptr(): NAMES[name] for (_, name), tensor in self.standing.items()}
 
     def as_numbers(self, returned: Any) -> Any:
         """What a step returned, with the program's numbers where the tensors stand."""
@@ -126,8 +204,7 @@ class LearningRates:
             return returned
         tensors: list[torch.Tensor] = []
         flatten(returned, tensors)
-        groups = [one.group for one in self._watched]
-        numbers = {id(self.standing[id(group)]): group["lr"] for group in groups if id(group) in self.standing}
+        numbers = {id(self.standing[one.key]): one.number() for one in self._watched if one.key in self.standing}
         if numbers.keys().isdisjoint(map(id, tensors)):
             return returned
         return replaced(returned, iter([numbers.get(id(tensor), tensor) for tensor in tensors]))
@@ -141,19 +218,31 @@ class LearningRates:
         """
         self.write()
         standing = [
-            (one.group, one.group["lr"], tensor, tensor._version)
+            (one, one.group[one.name], tensor, tensor._version)
             for one in self._watched
-            if (tensor := self.standing.get(id(one.group))) is not None
+            if (tensor := self.standing.get(one.key)) is not None
         ]
-        for group, _, tensor, _ in standing:
-            group["lr"] = tensor
+        for one, _, tensor, _ in standing:
+            one.put(tensor)
+        has_betas = any(one.name == BETAS for one, *_ in standing)
         try:
-            yield
+            with tensors_for_numbers() if has_betas else contextlib.nullcontext():
+                yield
         finally:
-            for group, number, tensor, version in standing:
-                standing_now: Any = group.get("lr")
-                if standing_now is tensor:
-                    group["lr"] = number if tensor._version == version else float(tensor)
+            for one, before, tensor, version in standing:
+                standing_now: Any = one.number()
+                if standing_now is not tensor:
+                    continue
+                if tensor._version == version and _rest(one, before):
+                    one.group[one.name] = before
+                else:
+                    number = before if one.name == RATE else before[0]
+                    one.put(number if tensor._version == version else float(tensor))
+
+
+def _rest(one: _Watched, before: Any) -> bool:
+    """Whether an entry holds, apart from the number, what it held."""
+    return one.name == RATE or tuple(one.group[BETAS][1:]) == tuple(before[1:])
 
 
 def _device(group: dict[str, Any]) -> torch.device | None:

@@ -67,7 +67,8 @@ class Observer(torch_internals.TorchDispatchMode):
         new_casts: whether it made a cast that autocast may keep.
         compiling: whether PyTorch compiles something right now.
         set_up: whether something was compiled, or kernels were timed, so that the call does not count.
-        rates: storages of tensors that stand for learning rates, which are numbers to the program.
+        rates: storages of tensors that stand for learning rates and betas, which are numbers to the program, with what
+            they stand for.
         launches: what counts the nodes of a graph that is being captured, if something does.
         first_states: of `generators`, as they were before they were first drawn from.
         before_write: is given each tensor that an operator is about to write.
@@ -97,8 +98,8 @@ class Observer(torch_internals.TorchDispatchMode):
         self._known = known
         self._unseen = 0
         self.launches: Launches | None = None
-        self.rates: frozenset[int] = frozenset()
-        self._from_rates: set[int] = set()
+        self.rates: dict[int, str] = {}
+        self._from_rates: dict[int, str] = {}
         self._in_region = casts.inside_region()
         self._forbid = forbid
         self._made: set[int] = set()
@@ -191,13 +192,13 @@ class Observer(torch_internals.TorchDispatchMode):
             result = func(*args, **kwargs)
         if drawn_from is not None and self.reseeding is not None:
             self.reseeding.drew(drawn_from)
-        only_rates = bool(self.rates and made_from) and made_from <= self.rates | self._from_rates
+        only_rates = bool(self.rates and made_from) and made_from <= {*self.rates, *self._from_rates}
         for number, tensor in enumerate(_tensors((result,))):
             made = storage(tensor) not in made_from
             if made:
                 self._made.add(storage(tensor))
                 if only_rates:
-                    self._from_rates.add(storage(tensor))
+                    self._from_rates[storage(tensor)] = self._stands_for(made_from)
             if self.compares_values:
                 if not name.startswith(_ALLOCATIONS):
                     self._note_origin(tensor, number)
@@ -314,13 +315,19 @@ class Observer(torch_internals.TorchDispatchMode):
     def _look_at_rates(
         self, name: str, func: Any, args: Any, kwargs: Any, on_gpu: Sequence[torch.Tensor], tags: Any
     ) -> None:
-        if not self.rates or not any(storage(tensor) in self.rates | self._from_rates for tensor in on_gpu):
+        found = {storage(tensor) for tensor in on_gpu} if self.rates else set()
+        if found.isdisjoint(self.rates) and found.isdisjoint(self._from_rates):
             return
         behind = "it changes from call to call, so a tensor stands for it in the step: do so behind the step"
         if name in _HOST_READS or torch.Tag.data_dependent_output in tags:
-            self.refuse("reads the learning rate of an optimizer in Python", behind)
-        if any(storage(tensor) in self.rates for tensor in _written(func, args, kwargs)):
-            self.refuse("changes the learning rate of an optimizer", behind)
+            self.refuse(f"reads {self._stands_for(found)} of an optimizer in Python", behind)
+        written = {storage(tensor) for tensor in _written(func, args, kwargs)}
+        if not written.isdisjoint(self.rates):
+            self.refuse(f"changes {self._stands_for(written)} of an optimizer", behind)
+
+    def _stands_for(self, storages: set[int]) -> str:
+        """What a tensor among these stands for, or was made of."""
+        return next(name for name in map({**self._from_rates, **self.rates}.get, storages) if name is not None)
 
     def _look_at_transfers(self, name: str, args: Any, kwargs: Any) -> None:
         if name.startswith("aten.copy_.") or name.startswith("aten._copy_from"):

@@ -46,8 +46,8 @@ LEAVES_SETTINGS = Refusal(
     "set it before the step, or for a block of it (`with torch.set_grad_enabled(...)`)",
 )
 RETURNS_RATE = Refusal(
-    "returns the learning rate of an optimizer, a number that changes from call to call",
-    "read it behind the step: `optimizer.param_groups[0]['lr']`",
+    "returns the learning rate or the betas of an optimizer, numbers that change from call to call",
+    "read them behind the step: `optimizer.param_groups[0]['lr']`",
 )
 
 
@@ -199,12 +199,19 @@ def call_changes(
 
 def host_change(change: Change, code: Sequence[types.CodeType], *, may_run: bool = True) -> Refusal:
     """The refusal for something in Python that a call changed. `code`: of the functions that may have done it."""
-    advice = _ADVICE_ON_CHANGES[change.kind]
+    advice = OF_A_SCHEDULER if _is_of_a_scheduler(change) else _ADVICE_ON_CHANGES[change.kind]
     if may_run and change.kind is ChangeKind.BOUND_TO_A_TENSOR:
         advice += _BOUND_AGAIN
     find = line_that_grows if change.kind is ChangeKind.GREW else line_that_binds
     line = find(code, change.name)
     return Refusal(f"changes Python's state, and a graph runs no Python: {change.words}", advice, line)
+
+
+OF_A_SCHEDULER = "call the scheduler behind the step"
+
+
+def _is_of_a_scheduler(change: Change) -> bool:
+    return change.name in ("last_epoch", "_last_lr") or ".param_groups[" in change.words
 
 
 _ADVICE_ON_CHANGES = {

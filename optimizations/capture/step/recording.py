@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -277,7 +277,7 @@ def capture(
         _follow(device, graph, pool, inputs, launches, set(written))
     outputs.prepare()  # what the driver does not take shows here, while the capture can be thrown away
     watch = Watch(
-        call.state,
+        replace(call.state, containers=[*call.state.containers, *rates.compared_apart()]),
         ignored,
         _reads(device, graph, observer, call),
         unknown,

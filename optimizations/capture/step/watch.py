@@ -28,8 +28,8 @@ from optimizations.capture.step.host_state import (
     KEPT_BY_MODULES,
     MODULE_HOOKS,
     ClassCode,
+    Computed,
     Container,
-    ContextContent,
     Filled,
     HostState,
     Scope,
@@ -579,7 +579,7 @@ def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[
             for key, value in held.content().items()
             if (names is None or key in names) and not ignore(held, key)
         ]
-        return held.scope if isinstance(held, Scope) and not isinstance(held, ContextContent) else held, found, False
+        return held.scope if isinstance(held, Scope) and not isinstance(held, Computed) else held, found, False
     if isinstance(held, dict):
         found = [
             (key, value)

@@ -1,0 +1,40 @@
+"""Functions on lists of tensors that take a number, given a tensor in its place. Checked on PyTorch 2.11.
+
+PyTorch reads such a tensor on the host. These have forms with a tensor for each member of the list, which compute the
+same where the number has the precision of the members.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from optimizations import torch_internals
+
+_lerp: Any = torch._foreach_lerp_
+_pow: Any = torch._foreach_pow
+
+
+def _lerp_by_tensor(tensors: Sequence[torch.Tensor], ends: Sequence[torch.Tensor], weight: Any) -> Any:
+    if isinstance(weight, torch.Tensor):
+        weight = [weight.to(tensors[0].dtype)] * len(tensors)
+    return _lerp(tensors, ends, weight)
+
+
+def _pow_by_tensor(base: Any, exponent: Any) -> Any:
+    if isinstance(base, torch.Tensor) and not isinstance(exponent, torch.Tensor):
+        base = [base.to(exponent[0].dtype)] * len(exponent)
+    return _pow(base, exponent)
+
+
+@contextlib.contextmanager
+def tensors_for_numbers() -> Iterator[None]:
+    """Inside the block, what Adam calls with its first beta takes a tensor, and does not read it on the host."""
+    with (
+        torch_internals.replaced_attribute(torch, "_foreach_lerp_", _lerp_by_tensor),
+        torch_internals.replaced_attribute(torch, "_foreach_pow", _pow_by_tensor),
+    ):
+        yield

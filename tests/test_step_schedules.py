@@ -1,0 +1,223 @@
+"""Schedulers that change learning rates, betas and momentum in each call, over a step that is recorded once."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_parts import batches, loss_of, network, state_of, training_step
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
+
+from optimizations.capture.step.graphed_step import GraphedStep
+
+CALLS = 20
+Make = Callable[[Any], torch.optim.Optimizer]
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], LRScheduler]] = {
+    "OneCycleLR": lambda optimizer: OneCycleLR(optimizer, max_lr=0.05, total_steps=CALLS + 1),
+    "CyclicLR": lambda optimizer: CyclicLR(optimizer, 0.01, 0.05, step_size_up=4),
+}
+
+
+@pytest.fixture(autouse=True)
+def capturable_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Adam's kernels for graphs run on the CPU as well; it says that they do not."""
+    for module in ("adam", "nadam"):
+        held = sys.modules[f"torch.optim.{module}"]
+        monkeypatch.setattr(held, "_get_capturable_supported_devices", lambda *given, **named: ["cpu", "cuda"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*runs without a CUDA graph")
+        yield
+
+
+def adam(kind: type = torch.optim.AdamW, **options: Any) -> Make:
+    return lambda parameters: kind(parameters, lr=0.01, **options)
+
+
+def groups(parameters: Any) -> torch.optim.Optimizer:
+    found = list(parameters)
+    given = [{"params": found[:2]}, {"params": found[2:], "betas": (0.8, 0.99), "weight_decay": 0.0}]
+    return torch.optim.AdamW(given, lr=0.01, capturable=True, foreach=True)
+
+
+def run(
+    make: Make, schedule: str, *, graphed: bool, between: Callable[[int, torch.optim.Optimizer], None] | None = None
+) -> tuple[list[torch.Tensor], Any]:
+    model = network("cpu")
+    optimizer = make(model.parameters())
+    scheduler = SCHEDULERS[schedule](optimizer)
+    train = training_step(model, optimizer)
+    step: Any = GraphedStep(train, device=CpuDevice()) if graphed else train
+    found = []
+    for index, batch in enumerate(batches("cpu", CALLS)):
+        found.append(step(*batch).detach().clone())
+        scheduler.step()
+        if between is not None:
+            between(index, optimizer)
+    assert all(type(group["lr"]) is float for group in optimizer.param_groups)
+    assert all(type(beta) is float for group in optimizer.param_groups for beta in group.get("betas", ()))
+    return [*found, *state_of(model, optimizer)], step.report() if graphed else None
+
+
+EXACT = {
+    "Adam": adam(torch.optim.Adam, capturable=True, foreach=True),
+    "Adam with amsgrad": adam(torch.optim.Adam, capturable=True, foreach=True, amsgrad=True, weight_decay=0.1),
+    "AdamW": adam(capturable=True, foreach=True, maximize=True),
+    "two groups": groups,
+}
+
+
+@pytest.mark.parametrize("name", sorted(EXACT))
+@pytest.mark.parametrize("schedule", sorted(SCHEDULERS))
+def test_betas_that_a_scheduler_changes_reach_the_graph_without_another_recording(name: str, schedule: str) -> None:
+    expected, _ = run(EXACT[name], schedule, graphed=False)
+    found, report = run(EXACT[name], schedule, graphed=True)
+    for mine, theirs in zip(found, expected, strict=True):
+        # The learning rate is float32 in the graph; eager multiplies it with the weight decay in double precision.
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+    assert (report.refusals, report.replays, len(report.recordings)) == ((), CALLS - 3, 1)
+    assert report.patched_learning_rates == (4 if name == "two groups" else 2)
+
+
+def test_betas_in_the_graph_are_those_of_eager_bit_for_bit() -> None:
+    """Without weight decay nothing is derived from a number of single precision."""
+    make = EXACT["Adam"]
+    expected, _ = run(make, "OneCycleLR", graphed=False)
+    found, _ = run(make, "OneCycleLR", graphed=True)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_an_optimizer_that_goes_parameter_by_parameter_takes_them_rounded() -> None:
+    make = adam(capturable=True, foreach=False)
+    expected, _ = run(make, "CyclicLR", graphed=False)
+    found, report = run(make, "CyclicLR", graphed=True)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    assert (report.refusals, report.replays) == ((), CALLS - 3)
+
+
+def test_a_second_beta_that_changes_has_a_graph_of_its_own() -> None:
+    def between(index: int, optimizer: torch.optim.Optimizer) -> None:
+        if index == 9:
+            group = optimizer.param_groups[0]
+            group["betas"] = (group["betas"][0], 0.9)
+
+    make = EXACT["Adam"]
+    expected, _ = run(make, "CyclicLR", graphed=False, between=between)
+    found, report = run(make, "CyclicLR", graphed=True, between=between)
+    assert all(map(torch.equal, found, expected))
+    assert (report.refusals, report.replays, len(report.recordings)) == ((), CALLS - 3 - 2, 2)
+
+
+REFUSED = {
+    "fused": (adam(fused=True), "optimizer.param_groups[0].betas", "without fused=True"),
+    "another optimizer with betas": (
+        adam(torch.optim.NAdam, capturable=True, foreach=True),
+        "optimizer.param_groups[0].betas",
+        "cycle_momentum=False",
+    ),
+    "momentum": (
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
+        "optimizer.param_groups[0].momentum",
+        "cycle_momentum=False",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_takes_numbers_only_is_named_and_nothing_is_recorded(name: str) -> None:
+    make, value, advice = REFUSED[name]
+    expected, _ = run(make, "OneCycleLR", graphed=False)
+    found, report = run(make, "OneCycleLR", graphed=True)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    (refusal,) = report.refusals
+    assert value in refusal.reason and ".lr" not in refusal.reason and advice in refusal.advice
+    assert refusal.source_line is not None and "step_parts.py:" in refusal.source_line
+    assert report.recordings == ()
+
+
+def test_parameters_of_less_precision_keep_their_betas_as_numbers() -> None:
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        found = list(parameters)
+        for one in found:
+            one.data = one.data.bfloat16()
+        return torch.optim.Adam(found, lr=0.01, capturable=True, foreach=True)
+
+    model = network("cpu")
+    optimizer = make(model.parameters())
+    scheduler = SCHEDULERS["CyclicLR"](optimizer)
+    step = GraphedStep(training_step(model, optimizer), device=CpuDevice())
+    for (batch,) in batches("cpu", 12):
+        step({"x": batch["x"].bfloat16(), "y": batch["y"]})
+        scheduler.step()
+    (refusal,) = step.report().refusals
+    assert "betas" in refusal.reason and "float32" in refusal.advice
+
+
+USES: dict[str, tuple[Callable[[Any, torch.Tensor], Any], str]] = {
+    "read": (lambda group, loss: loss * 2 if group["betas"][0] > 0.9 else loss, "reads a beta of an optimizer"),
+    "returned": (lambda group, loss: (loss, group["betas"]), "returns the learning rate or the betas"),
+    "written": (lambda group, loss: group["betas"][0].mul_(0.5) if tensor_in(group) else loss, "changes a beta"),
+}
+
+
+def tensor_in(group: Any) -> bool:
+    return isinstance(group["betas"][0], torch.Tensor)
+
+
+@pytest.mark.parametrize("name", sorted(USES))
+def test_a_step_that_uses_the_betas_in_python_is_refused(name: str) -> None:
+    use, words = USES[name]
+    model = network("cpu")
+    optimizer = EXACT["Adam"](model.parameters())
+    scheduler = SCHEDULERS["CyclicLR"](optimizer)
+    train = training_step(model, optimizer)
+    step = GraphedStep(lambda batch: use(optimizer.param_groups[0], train(batch).detach()), device=CpuDevice())
+    for batch in batches("cpu", 12):
+        returned = step(*batch)
+        if name == "returned":
+            assert returned[1] == optimizer.param_groups[0]["betas"] and type(returned[1][0]) is float
+        scheduler.step()
+    report = step.report()
+    assert any(words in refusal.reason for refusal in report.refusals) and report.replays == 0
+
+
+@pytest.mark.parametrize("make", [EXACT["Adam"], lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9)])
+def test_a_scheduler_in_the_step_is_to_be_called_behind_it(make: Make) -> None:
+    model = network("cpu")
+    optimizer = make(model.parameters())
+    scheduler = SCHEDULERS["OneCycleLR"](optimizer)
+    train = training_step(model, optimizer)
+
+    def train_and_schedule(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        scheduler.step()
+        return loss
+
+    step = GraphedStep(train_and_schedule, device=CpuDevice())
+    for batch in batches("cpu", 12):
+        step(*batch)
+    (refusal,) = step.report().refusals
+    assert "call the scheduler behind the step" in refusal.advice
+
+
+def test_betas_that_rest_at_first_are_handed_over_when_they_begin_to_change() -> None:
+    model, reference = network("cpu"), network("cpu")
+    optimizers = [EXACT["Adam"](one.parameters()) for one in (model, reference)]
+    step = GraphedStep(training_step(model, optimizers[0]), device=CpuDevice())
+    eager = training_step(reference, optimizers[1])
+    for index, batch in enumerate(batches("cpu", 24)):
+        for optimizer in optimizers:
+            if index >= 8:
+                optimizer.param_groups[0]["betas"] = (0.9 - 0.01 * (index % 7), 0.999)
+        assert torch.equal(step(*batch), eager(*batch))
+    report = step.report()
+    assert (report.refusals, len(report.recordings), report.dropped_recordings) == ((), 1, 1)
+    assert report.replays >= 24 - 3 - 4
+    assert torch.equal(loss_of(model, batch[0]), loss_of(reference, batch[0]))
