@@ -16,12 +16,17 @@ from optimizations import torch_internals
 
 _lerp: Any = torch._foreach_lerp_
 _pow: Any = torch._foreach_pow
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _lerp_by_tensor(tensors: Sequence[torch.Tensor], ends: Sequence[torch.Tensor], weight: Any) -> Any:
-    if isinstance(weight, torch.Tensor):
-        weight = [weight.to(tensors[0].dtype)] * len(tensors)
-    return _lerp(tensors, ends, weight)
+    if not isinstance(weight, torch.Tensor):
+        return _lerp(tensors, ends, weight)
+    if tensors[0].dtype in _HALVES:  # a number would have single precision next to these
+        for tensor, end in zip(tensors, ends, strict=True):
+            tensor.copy_(torch.lerp(tensor.float(), end.float(), weight.float()))
+        return None
+    return _lerp(tensors, ends, [weight.to(tensors[0].dtype)] * len(tensors))
 
 
 def _pow_by_tensor(base: Any, exponent: Any) -> Any:
@@ -32,7 +37,8 @@ def _pow_by_tensor(base: Any, exponent: Any) -> Any:
 
 @contextlib.contextmanager
 def tensors_for_numbers() -> Iterator[None]:
-    """Inside the block, what Adam calls with its first beta takes a tensor, and does not read it on the host."""
+    """Inside the block, what Adam and averages of weights call with a number takes a tensor, and does not read it on
+    the host."""
     with (
         torch_internals.replaced_attribute(torch, "_foreach_lerp_", _lerp_by_tensor),
         torch_internals.replaced_attribute(torch, "_foreach_pow", _pow_by_tensor),

@@ -27,7 +27,7 @@ from optimizations.capture.step.observer import Observer
 from optimizations.capture.step.program_code import ADVICE_ON_CLOCKS, CLOCKS
 from optimizations.capture.step.python_values import filling
 from optimizations.capture.step.source_lines import called_by_the_program, called_from
-from optimizations.torch_internals import replaced_attribute
+from optimizations.torch_internals import averaged_model, replaced_attribute
 
 _WAITS: tuple[tuple[Any, str], ...] = (
     (torch.cuda, "synchronize"),
@@ -124,6 +124,12 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
     def tensor(*arguments: Any, **keywords: Any) -> torch.Tensor:
         return (stock_tensor if elsewhere() else filled)(*arguments, **keywords)
 
+    def update_parameters(averaged: Any, model: torch.nn.Module) -> None:
+        if elsewhere() or torch.compiler.is_compiling() or not observer.holds(averaged.n_averaged):
+            averaged_model.STOCK(averaged, model)
+        else:
+            averaged_model.decided_on_the_gpu(averaged, model)
+
     nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
     cpu_is_gpu = observer.holds(nothing)
     stock_tensor = torch.tensor
@@ -142,6 +148,7 @@ def watched(observer: Observer, asked: Asked, *, capturing: bool, compiled: bool
             advice = "seed before the step: a graph would not do it again"
             call = refusing(_qualified(owner, name), vars(owner)[name], advice)
             stack.enter_context(replaced_attribute(owner, name, call))
+        stack.enter_context(replaced_attribute(averaged_model.OWNER, averaged_model.NAME, update_parameters))
         for name in CLOCKS:
             stack.enter_context(replaced_attribute(time, name, clock(name, vars(time)[name])))
         if not compiled:

@@ -32,8 +32,8 @@ def current_line() -> str | None:
 _ADVICE = {
     "/torch/amp/grad_scaler.py": "make the optimizer with fused=True, which skips steps on the GPU; read the scale "
     "behind the step",
-    "/torch/optim/swa_utils.py": "call update_parameters behind the step, or write the average in place with "
-    "torch._foreach_lerp_",
+    "/torch/optim/swa_utils.py": "call update_parameters behind the step, or make the averaged model with "
+    "`AveragedModel(model, device=...)`, so that it counts on the GPU",
     "/torch/nn/utils/clip_grad.py": "leave error_if_nonfinite off and look at the returned norm behind the step",
     "/torch/nn/modules/batchnorm.py": "give the batch normalisation a number as momentum",
     "/torch/optim/lr_scheduler.py": "call the scheduler behind the step",

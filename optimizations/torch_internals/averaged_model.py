@@ -1,0 +1,55 @@
+"""`AveragedModel.update_parameters` without a decision on the host. Checked on PyTorch 2.11.
+
+It reads `n_averaged` to find out whether it is called for the first time, and copies the weights then. Here the
+averages are computed in any case, by PyTorch's own code, and one more kernel for each tensor takes the weights instead
+where the count, which lies on the GPU, is zero.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from optimizations.torch_internals.foreach_scalars import tensors_for_numbers
+
+Update = Callable[[AveragedModel, torch.nn.Module], None]
+OWNER, NAME = AveragedModel, "update_parameters"
+STOCK: Update = AveragedModel.update_parameters
+
+
+class _NotTheFirst(torch.Tensor):
+    """A count that says that it is above zero. All else is done as with a plain tensor."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __hash__ = torch.Tensor.__hash__
+
+    def __eq__(self, other: object) -> Any:
+        return False
+
+    def __gt__(self, other: object) -> Any:
+        return True
+
+
+def decided_on_the_gpu(averaged: AveragedModel, model: torch.nn.Module) -> None:
+    """`averaged.update_parameters(model)`, where its count lies on the GPU."""
+    count = averaged.n_averaged
+    is_first = count == 0
+    averaged.n_averaged = count.as_subclass(_NotTheFirst)
+    try:
+        with tensors_for_numbers():
+            STOCK(averaged, model)
+    finally:
+        averaged.n_averaged = count
+    if averaged.use_buffers:
+        ours = itertools.chain(averaged.module.parameters(), averaged.module.buffers())
+        theirs = itertools.chain(model.parameters(), model.buffers())
+    else:
+        ours, theirs = averaged.parameters(), model.parameters()
+    with torch.no_grad():
+        for mine, other in zip(ours, theirs, strict=False):
+            chosen = mine.detach()
+            torch.where(is_first, other.detach().to(chosen.device, chosen.dtype), chosen, out=chosen)

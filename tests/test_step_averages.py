@@ -1,0 +1,154 @@
+"""Averages of weights behind a step and in it: those of PyTorch, whose first call is another one, and by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_parts import batches, network, state_of, training_step
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_multi_avg_fn
+
+from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.torch_internals import foreach_scalars
+
+CALLS = 14
+Step = Callable[[dict[str, torch.Tensor]], torch.Tensor]
+
+AVERAGES: dict[str, Callable[[nn.Module], AveragedModel]] = {
+    "equal": AveragedModel,
+    "equal, of lists": lambda model: AveragedModel(model, multi_avg_fn=get_swa_multi_avg_fn()),
+    "exponential": lambda model: AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)),
+    "exponential, one by one": lambda model: AveragedModel(model, avg_fn=get_ema_avg_fn(0.9)),
+    "exponential, of buffers too": lambda model: AveragedModel(
+        model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True
+    ),
+    "of the program's own": lambda model: AveragedModel(
+        model, avg_fn=lambda one, new, count: one + (new - one) / count
+    ),
+}
+
+
+def run(
+    make: Callable[[nn.Module], AveragedModel], *, inside: bool, graphed: bool, on_the_host: bool = False
+) -> tuple[list[torch.Tensor], Any]:
+    """The count is put to zero after the tenth call, so that the next one copies the weights again."""
+    model = network("cpu", norm=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train, averaged, device = training_step(model, optimizer), make(model), CpuDevice()
+    if on_the_host:
+        device.host.add(averaged.n_averaged.untyped_storage().data_ptr())
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch).detach()
+        if inside:
+            averaged.update_parameters(model)
+        return loss
+
+    called: Any = GraphedStep(step, device=device) if graphed else step
+    found = []
+    for index, batch in enumerate(batches("cpu", CALLS)):
+        found.append(called(*batch).clone())
+        if not inside:
+            averaged.update_parameters(model)
+        if index == 9:
+            averaged.n_averaged.zero_()
+        found += [tensor.detach().clone() for tensor in state_of(averaged)]
+    assert type(averaged.n_averaged) is torch.Tensor
+    return [*found, *state_of(model, optimizer)], called.report() if graphed else None
+
+
+@pytest.mark.parametrize("name", sorted(AVERAGES))
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "behind"])
+def test_averaged_models_are_those_of_eager(name: str, inside: bool) -> None:
+    expected, _ = run(AVERAGES[name], inside=inside, graphed=False)
+    found, report = run(AVERAGES[name], inside=inside, graphed=True)
+    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert torch.equal(mine, theirs), f"tensor {index}"
+    assert (report.refusals, report.replays, len(report.recordings)) == ((), CALLS - 3, 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_a_count_on_the_host_is_refused_in_the_step_and_says_what_to_change() -> None:
+    expected, _ = run(AVERAGES["exponential"], inside=True, graphed=False)
+    found, report = run(AVERAGES["exponential"], inside=True, graphed=True, on_the_host=True)
+    assert all(map(torch.equal, found, expected))
+    assert report.recordings == ()
+    assert "behind the step" in report.refusals[0].advice and "device=" in report.refusals[0].advice
+    assert "test_step_averages.py:" in report.refusals[0].source_line
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_an_average_that_asks_for_the_count_on_the_host_is_refused() -> None:
+    def average(one: torch.Tensor, new: torch.Tensor, count: Any) -> torch.Tensor:
+        return new.clone() if count < 3 else one * 0.9 + new * 0.1
+
+    def make(model: nn.Module) -> AveragedModel:
+        return AveragedModel(model, avg_fn=average)
+
+    expected, _ = run(make, inside=True, graphed=False)
+    found, report = run(make, inside=True, graphed=True)
+    assert all(map(torch.equal, found, expected))
+    assert report.recordings == () and "reads a value of the GPU on the host" in report.refusals[0].reason
+
+
+def lerp(averages: list[torch.Tensor], weights: list[torch.Tensor]) -> None:
+    for average, weight in zip(averages, weights, strict=True):
+        average.lerp_(weight, 0.1)
+
+
+def multiply_and_add(averages: list[torch.Tensor], weights: list[torch.Tensor]) -> None:
+    for average, weight in zip(averages, weights, strict=True):
+        average.mul_(0.9).add_(weight, alpha=0.1)
+
+
+def copy_what_is_computed(averages: list[torch.Tensor], weights: list[torch.Tensor]) -> None:
+    for average, weight in zip(averages, weights, strict=True):
+        average.copy_(0.9 * average + 0.1 * weight)
+
+
+def bind_again(averages: list[torch.Tensor], weights: list[torch.Tensor]) -> None:
+    for index, weight in enumerate(weights):
+        averages[index] = 0.9 * averages[index] + 0.1 * weight
+
+
+@pytest.mark.parametrize("update", [lerp, multiply_and_add, copy_what_is_computed, bind_again])
+def test_averages_that_are_written_by_hand_are_those_of_eager(
+    update: Callable[[list[torch.Tensor], list[torch.Tensor]], None],
+) -> None:
+    found = []
+    for graphed in (False, True):
+        model = network("cpu")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train = training_step(model, optimizer)
+        weights = [parameter.detach() for parameter in model.parameters()]
+        averages = [weight.clone() for weight in weights]
+
+        def step(
+            batch: dict[str, torch.Tensor], train: Step = train, averages: Any = averages, weights: Any = weights
+        ) -> torch.Tensor:
+            loss = train(batch)
+            update(averages, weights)
+            return loss.detach()
+
+        called: Any = GraphedStep(step, device=CpuDevice()) if graphed else step
+        found.append([called(*batch).clone() for batch in batches("cpu", CALLS)] + averages)
+    assert all(map(torch.equal, *found))
+    assert (called.report().refusals, called.report().replays) == ((), CALLS - 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weight", [0.1, 0.7])
+def test_a_weight_in_a_tensor_is_that_number(dtype: torch.dtype, weight: float) -> None:
+    def tensors(seed: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randn(5, generator=generator).to(dtype), torch.randn(3, 2, generator=generator).to(dtype)]
+
+    one, other, ends = tensors(1), tensors(1), tensors(2)
+    torch._foreach_lerp_(one, ends, weight)
+    with foreach_scalars.tensors_for_numbers():
+        torch._foreach_lerp_(other, ends, torch.tensor(weight, dtype=torch.float64))
+    assert all(map(torch.equal, one, other))
