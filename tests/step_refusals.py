@@ -286,6 +286,20 @@ def total_that_takes_part_in_differentiation(device: str) -> Refused:
 
 
 @refused
+def states_in_a_tuple(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    state = SimpleNamespace(hidden=(torch.zeros((), device=device), torch.ones((), device=device)))
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        one, other = state.hidden
+        state.hidden = (one + train(batch), other * 2)
+        return one + other
+
+    return Refused(step, model, "state.hidden is bound to another tuple of tensors")
+
+
+@refused
 def losses_kept_by_name(device: str) -> Refused:
     model = network(device)
     train = trained(model)

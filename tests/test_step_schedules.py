@@ -142,6 +142,42 @@ def test_what_takes_numbers_only_is_named_and_nothing_is_recorded(name: str) -> 
     assert report.recordings == ()
 
 
+class OwnAdam(torch.optim.Adam):
+    """A step of its own, in which a beta is a number."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                assert parameter.grad is not None
+                parameter.sub_(parameter.grad, alpha=0.1 * (1 - group["betas"][0]))
+
+
+def test_an_adam_with_a_step_of_its_own_keeps_its_betas_as_numbers() -> None:
+    model, reference = network("cpu"), network("cpu")
+    optimizers = [OwnAdam(one.parameters(), capturable=True) for one in (model, reference)]
+    step, eager = (training_step(*pair) for pair in zip((model, reference), optimizers, strict=True))
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index, batch in enumerate(batches("cpu", 16)):
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["betas"] = (0.9 if index < 7 else 0.8, 0.999)
+        assert torch.equal(graphed(*batch), eager(*batch))
+    report = graphed.report()
+    assert (report.refusals, report.replays, len(report.recordings)) == ((), 16 - 3 - 2, 2)
+
+
+def test_a_weight_decay_that_changes_in_each_call_is_named() -> None:
+    def between(index: int, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.param_groups[0]["weight_decay"] = 0.1 / (index + 1)
+
+    make = EXACT["Adam with amsgrad"]
+    expected, _ = run(make, "CyclicLR", graphed=False, between=between)
+    found, report = run(make, "CyclicLR", graphed=True, between=between)
+    assert all(map(torch.equal, found, expected))
+    (refusal,) = report.refusals
+    assert "optimizer.param_groups[0].weight_decay" in refusal.reason and "change it seldom" in refusal.advice
+
+
 def test_parameters_of_less_precision_keep_their_betas_as_numbers() -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
         found = list(parameters)

@@ -8,7 +8,7 @@ where the count, which lies on the GPU, is zero.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -44,11 +44,11 @@ def decided_on_the_gpu(averaged: AveragedModel, model: torch.nn.Module) -> None:
             STOCK(averaged, model)
     finally:
         averaged.n_averaged = count
+    ours: Iterable[torch.Tensor] = averaged.parameters()
+    theirs: Iterable[torch.Tensor] = model.parameters()
     if averaged.use_buffers:
         ours = itertools.chain(averaged.module.parameters(), averaged.module.buffers())
         theirs = itertools.chain(model.parameters(), model.buffers())
-    else:
-        ours, theirs = averaged.parameters(), model.parameters()
     with torch.no_grad():
         for mine, other in zip(ours, theirs, strict=False):
             chosen = mine.detach()

@@ -42,6 +42,7 @@ def takes_betas(optimizer: torch.optim.Optimizer | None, group: dict[str, Any]) 
     """Whether a parameter group's optimizer reads its first beta on the GPU if it is a tensor. Note [Betas]."""
     return (
         isinstance(optimizer, torch.optim.Adam)
+        and getattr(type(optimizer).step, "__module__", None) == torch.optim.Adam.__module__  # not one of its own
         and bool(group.get("capturable"))
         and not group.get("fused")
         and all(parameter.dtype in _EXACT for parameter in group["params"])
