@@ -158,6 +158,20 @@ def a_sum_that_is_written_and_bound_again() -> Made:
     return step, lambda: [state.total, *held], between
 
 
+@running
+def two_that_begin_as_one_tensor() -> Made:
+    """And are told apart from the first call on."""
+    train, zero = trained(), torch.zeros(())
+    state = SimpleNamespace(one=zero, other=zero)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        state.one, state.other = state.one + loss, state.other * 0.5 + loss
+        return loss
+
+    return step, lambda: [state.one, state.other], nothing
+
+
 class Momentum(torch.optim.Optimizer):
     """Its state is a new tensor in each step."""
 
@@ -252,6 +266,26 @@ def test_a_value_that_is_also_an_argument_is_read_as_both() -> None:
     before = state.total.clone()
     assert torch.equal(graphed(state.total), before * 2)
     assert torch.equal(state.total, before * 2)
+
+
+def test_two_that_are_put_back_to_one_tensor_are_no_reason_to_refuse() -> None:
+    state = SimpleNamespace(one=torch.zeros(()), other=torch.zeros(()))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        state.one, state.other = state.one + x.sum(), state.other * 0.5 + x.sum()
+        return x * 2
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    one, other = torch.zeros(()), torch.zeros(())
+    for index in range(30):
+        if index % 5 == 4:
+            state.one = state.other = one = other = torch.zeros(())
+        x = torch.full((2,), float(index))
+        graphed(x)
+        one, other = one + x.sum(), other * 0.5 + x.sum()
+        assert torch.equal(state.one, one) and torch.equal(state.other, other)
+    report = graphed.report()
+    assert report.refusals == () and report.replays >= 30 - 3 - 4
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("capture failed")])

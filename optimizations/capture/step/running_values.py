@@ -3,8 +3,8 @@
 Note [Read and bound again]. A graph reads fixed memory, and eager leaves the tensor from before as it is, for whoever
 holds it. So what stands there before a call is passed to the graph as an argument is, and what the call binds is a
 result. Nothing is written in place, and the program may put another tensor there between calls. That is so where the
-old tensor stands in no other place that the step reaches, looks like the new one, and neither takes part in
-differentiation.
+old tensor looks like the new one, neither takes part in differentiation, and the old one stands in no place that the
+step reaches and does not bind anew.
 """
 
 from __future__ import annotations
@@ -39,11 +39,17 @@ def running_values(
     if not found:
         return []
     stands_at = _places_by_storage(state, before)
-    found = [entry for entry in found if stands_at.get(storage(_old(entry))) == {entry.place}]
     reached = {storage(tensor) for tensor in state.tensors.values()}
-    while True:  # one may be bound to what another one held
-        fixed = reached - {storage(_old(entry)) for entry in found}
-        left = [entry for entry in found if storage(entry.new) not in fixed]
+    while True:
+        fixed = reached - {storage(_old(entry)) for entry in found}  # one may be bound to what another one held
+        together: dict[int, set[Place]] = {}
+        for entry in found:
+            together.setdefault(id(entry.old), set()).add(entry.place)
+        left = [
+            entry
+            for entry in found
+            if storage(entry.new) not in fixed and stands_at.get(storage(_old(entry))) == together[id(entry.old)]
+        ]
         if len(left) == len(found):
             break
         found = left
