@@ -128,9 +128,17 @@ NAMES: dict[str, Private] = {
     "disable_current_modes": Private(
         "torch.utils._python_dispatch", "_disable_current_modes", _CHECKED, "compute a constant while others trace"
     ),
+    "disabled_torch_function": Private(
+        "torch",
+        "_C._disabled_torch_function_impl",
+        _CHECKED_HERE,
+        "let a tensor of another class be a plain one to PyTorch",
+    ),
     "enter_autocast": Private("torch.amp.autocast_mode", "_enter_autocast", _CHECKED, "see autocast inside of a graph"),
     "exit_autocast": Private("torch.amp.autocast_mode", "_exit_autocast", _CHECKED, "see autocast inside of a graph"),
     "foreach_copy_": Private("torch", "_foreach_copy_", _CHECKED, "pack several CPU arguments in one call"),
+    "foreach_lerp_": Private("torch", "_foreach_lerp_", _CHECKED_HERE, "average by a weight that lies on the GPU"),
+    "foreach_pow": Private("torch", "_foreach_pow", _CHECKED_HERE, "raise a beta that lies on the GPU to powers"),
     "has_kernel_for": Private(
         "torch", "_C._dispatch_has_computed_kernel_for_dispatch_key", _CHECKED, "know what a GPU can run"
     ),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 
+from optimizations import torch_internals
 from optimizations.torch_internals.foreach_scalars import tensors_for_numbers
 
 Update = Callable[[AveragedModel, torch.nn.Module], None]
@@ -24,7 +25,7 @@ STOCK: Update = AveragedModel.update_parameters
 class _NotTheFirst(torch.Tensor):
     """A count that says that it is above zero. All else is done as with a plain tensor."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch_internals.disabled_torch_function
     __hash__ = torch.Tensor.__hash__
 
     def __eq__(self, other: object) -> Any:

@@ -14,8 +14,8 @@ import torch
 
 from optimizations import torch_internals
 
-_lerp: Any = torch._foreach_lerp_
-_pow: Any = torch._foreach_pow
+_lerp: Any = torch_internals.foreach_lerp_
+_pow: Any = torch_internals.foreach_pow
 _HALVES = (torch.float16, torch.bfloat16)
 
 
