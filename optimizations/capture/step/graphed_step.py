@@ -49,8 +49,8 @@ from optimizations.capture.step.progress import Action, Plan, Progress
 from optimizations.capture.step.reach import of_argument, reach
 from optimizations.capture.step.recording import GradientsMentioned, capture, cause, is_programs_own, why
 from optimizations.capture.step.replaying import MISSED
-from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.running_values import entries_at, with_running
+from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.surroundings import alone, ambient, inside, saved_tensor_hooks, watched_by_others
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.capture.step.unread_arguments import unread_arguments

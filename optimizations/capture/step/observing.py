@@ -21,8 +21,8 @@ from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
-from optimizations.capture.step.set_aside import Dropped
 from optimizations.capture.step.running_values import Places, places_of, running_values
+from optimizations.capture.step.set_aside import Dropped
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal

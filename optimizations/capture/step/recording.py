@@ -40,8 +40,8 @@ from optimizations.capture.step.operations import first_difference
 from optimizations.capture.step.outputs import Outputs, carried_out
 from optimizations.capture.step.progress import OTHER_RETURNED, Progress
 from optimizations.capture.step.replaying import SteadyReplay
-from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.running_values import RunningInputs, places_of
+from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.source_lines import line_of
 from optimizations.capture.step.steady import Arguments
 from optimizations.capture.step.tensor_marks import TensorMarks
