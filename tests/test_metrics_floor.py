@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,11 @@ import torch
 from manual_clock import Clock
 
 from suite.measure import launches
-from suite.measure.launches import graphs_us, timed_launches
+from suite.measure.launches import Graphs, graphs_of, timed_launches
 from suite.metrics import PreparedCell, metrics
-from suite.metrics.floor import FEWEST, METRIC, MOST
+from suite.metrics.floor import FEWEST, METRIC, MOST, MOST_LAUNCHES_WITH_ONE_WAIT
 from suite.modes import MODES
+from suite.schema import Coverage, Metrics
 
 
 @pytest.fixture
@@ -33,6 +35,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Any:
             clock.pass_us(500)
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(launches, "least_graph", lambda: lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     return Graph
 
@@ -48,7 +51,12 @@ def test_an_iteration_is_compared_with_its_graphs_alone(cuda: Any, clock: Clock)
         clock.pass_us(1000)
         graph.replay()
 
-    assert METRIC.values(cell(iterate)) == {"floor_us": 500.0, "whole_us": 1500.0, "over_floor_ratio": 3.0}
+    assert METRIC.values(cell(iterate)) == {
+        "graphs": 1,
+        "floor_us": 500.0,
+        "whole_us": 1500.0,
+        "over_floor_ratio": 3.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -109,14 +117,76 @@ def test_graphs_are_launched_where_the_program_launches_them_and_never_without_i
     assert METRIC.values(cell(iterate))["floor_us"] is not None
 
 
-def test_of_several_graphs_all_but_one_count_without_the_wait(cuda: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "least_graph_us", lambda wait: 300.0)
-    graphs = [cuda(), cuda(), cuda()]
+def test_of_several_graphs_all_but_the_first_count_without_the_wait_that_is_taken_next_to_them(
+    cuda: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host gets slower and slower, as for a neighbour's work: for the program's graphs and for the least one."""
+    host_us = 0
+
+    class Slowing(cuda):
+        def replay(self) -> None:
+            nonlocal host_us
+            host_us += 100
+            clock.pass_us(host_us + 500)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Slowing)
+    graphs = [Slowing(), Slowing(), Slowing()]
     alone = [graph.replay for graph in graphs]
-    taken = graphs_us(lambda: [replay() for replay in alone], lambda: None, 5)
+
+    def least() -> Callable[[], None]:
+        return lambda: clock.pass_us(host_us)
+
+    taken = graphs_of(lambda: [replay() for replay in alone], lambda: None, 5, least)
     assert taken == [], "what was bound before is not seen"
-    taken = graphs_us(lambda: [graph.replay() for graph in graphs], lambda: None, 5)
-    assert taken == 5 * [3 * 500 - 2 * 300]
+    host_us = 0
+
+    def run() -> None:
+        for graph in graphs:
+            graph.replay()
+
+    assert graphs_of(run, lambda: None, 1, least) == [Graphs(3, (600 + 700 + 800) - (100 + 200))]
+
+
+def test_the_least_graph_is_none_of_the_programs(cuda: Any, clock: Clock) -> None:
+    graph, least = cuda(), cuda()
+    taken = graphs_of(lambda: [graph.replay(), graph.replay()], lambda: None, 2, lambda: lambda: least.replay())
+    assert [one.count for one in taken] == [2, 2]
+
+
+def test_a_host_that_is_slower_for_graphs_that_do_nothing_leaves_no_floor(
+    cuda: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launches, "least_graph", lambda: lambda: clock.pass_us(900))
+    graph = cuda()
+    found = METRIC.values(cell(lambda number: [graph.replay() for _ in range(4)]))
+    assert found == {"graphs": 4, "whole_us": 2000.0}
+
+
+def a_row(launches: int, **values: float) -> Metrics:
+    coverage = Coverage(
+        graph_kernels=1,
+        eager_kernels=0,
+        percent=100.0,
+        graph_launches=launches,
+        graph_memcpys=0,
+        graph_memsets=0,
+        eager_memcpys=0,
+        eager_memsets=0,
+        captured_kernel_nodes=None,
+        profiled_iterations=1,
+    )
+    more: dict[str, dict[str, float | None]] = {
+        METRIC.name: {"floor_us": 2.0, "whole_us": 4.0, "over_floor_ratio": 2.0, **values}
+    }
+    return Metrics(coverage=coverage, graphs=None, copies=None, memory=None, kernel_time_us=None, more=more)
+
+
+def test_rows_with_one_wait_for_all_of_many_graphs_have_no_floor() -> None:
+    many = MOST_LAUNCHES_WITH_ONE_WAIT + 1
+    assert METRIC.of_row(a_row(many)) == {"whole_us": 4.0}
+    assert METRIC.of_row(a_row(many - 1))["over_floor_ratio"] == 2.0
+    assert METRIC.of_row(a_row(many, graphs=many))["over_floor_ratio"] == 2.0
+    assert METRIC.of_row(None) == {}
 
 
 @pytest.mark.parametrize(("mode", "device"), [("compile", "cuda"), ("graph", "cpu")])
@@ -130,13 +200,13 @@ def test_an_iteration_that_launches_no_graph_has_no_floor(cuda: Any) -> None:
 
 def test_launches_are_timed_in_order_and_none_afterwards(cuda: Any) -> None:
     graph = cuda()
-    with pytest.raises(ZeroDivisionError), timed_launches(cuda, lambda: None) as found:
+    with pytest.raises(ZeroDivisionError), timed_launches(cuda, lambda: None, lambda: 7.0) as found:
         graph.replay()
         graph.replay()
         raise ZeroDivisionError
-    assert found == [500.0, 500.0]
+    assert found == [(500.0, 0.0), (500.0, 7.0)]
     graph.replay()
-    assert (found, cuda.launches) == ([500.0, 500.0], 3)
+    assert (len(found), cuda.launches) == (2, 3)
 
 
 def test_the_suite_finds_it() -> None:

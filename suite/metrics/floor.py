@@ -11,9 +11,13 @@ from collections.abc import Mapping
 from statistics import median
 
 from suite.metrics import Metric, PreparedCell
+from suite.schema import Metrics
 
 FEWEST, MOST = 10, 50
 LONGEST_S = 0.35
+
+MOST_LAUNCHES_WITH_ONE_WAIT = 32
+"""Up to so many graphs an error of a few microseconds for each is small beside what they take."""
 
 
 def samples_of(iteration_us: float) -> int:
@@ -30,7 +34,7 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
     """
     import torch
 
-    from suite.measure.launches import graphs_us, waited_us
+    from suite.measure.launches import graphs_of, waited_us
     from suite.measure.timing import bound_to
 
     if cell.device.type != "cuda" or not cell.mode.uses_cuda_graphs:
@@ -45,22 +49,38 @@ def floor_us(cell: PreparedCell) -> Mapping[str, float | None]:
         torch.cuda.synchronize(cell.device)
 
     with bound_to(min(os.sched_getaffinity(0))):
-        if not cell.largest(len(graphs_us(iterate, wait, 1))):
+        if not cell.largest(len(graphs_of(iterate, wait, 1))):
             return {}
         samples = samples_of(cell.largest(waited_us(iterate, wait)))
-        graphs = graphs_us(iterate, wait, samples)
+        graphs = graphs_of(iterate, wait, samples)
         whole = median(waited_us(iterate, wait) for _ in range(samples))
     if not graphs:
         return {}
-    floor = median(graphs)
-    return {"floor_us": floor, "whole_us": whole, "over_floor_ratio": whole / floor}
+    floor = median(one.us for one in graphs)
+    count = median(one.count for one in graphs)
+    if floor <= 0:  # the host was slower for graphs that do nothing than for the program's
+        return {"graphs": count, "whole_us": whole}
+    return {"graphs": count, "floor_us": floor, "whole_us": whole, "over_floor_ratio": whole / floor}
+
+
+def standing(row: Metrics) -> Mapping[str, float | None]:
+    """The values in a row. Rows from before the graphs were counted have no floor where an iteration launches many: one
+    wait was taken for all of them then, and its error counts as often as there are graphs."""
+    values = row.more.get(METRIC.name, {})
+    launches = row.coverage.graph_launches if row.coverage else 0
+    if "graphs" in values or launches <= MOST_LAUNCHES_WITH_ONE_WAIT:
+        return values
+    return {name: value for name, value in values.items() if name == "whole_us"}
 
 
 METRIC = Metric(
     name="floor",
     title="Distance to the floor",
     note="floor: the CUDA graphs of an iteration alone, launched and waited for; whole: the iteration, waited for. "
-    "whole / floor is what the host, copies of inputs and work outside of graphs add; 1 cannot be reached.",
-    columns=("whole_us", "floor_us", "over_floor_ratio"),
+    "whole / floor is what the host, copies of inputs and work outside of graphs add; 1 cannot be reached. graphs: "
+    "launched in an iteration; rows without this number have no floor where more than "
+    f"{MOST_LAUNCHES_WITH_ONE_WAIT} are.",
+    columns=("graphs", "whole_us", "floor_us", "over_floor_ratio"),
     measure=floor_us,
+    standing=standing,
 )

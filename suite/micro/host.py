@@ -29,7 +29,7 @@ from models.registry import Size
 from optimizations import torch_internals
 from suite.errors import WrongUse
 from suite.iteration import callable_for, iteration, set_numerics
-from suite.measure.launches import graphs_us
+from suite.measure.launches import graphs_of
 from suite.micro.host_cost import CALL, ENTRY, GRAPH, FullCalls, HostCost, Judged, LayerTime, least
 from suite.modes import Mode
 
@@ -217,7 +217,7 @@ def measure(case: Case) -> HostCost:
         without_guards, _ = _sample(step, case.calls // 2, case.now_ns, [synchronize])
     judged = _judged()
     calls = case.calls if case.mode.uses_cuda_graphs else 1
-    floor = graphs_us(functools.partial(step, 0), synchronize, calls) if case.device == "cuda" else []
+    floor = graphs_of(functools.partial(step, 0), synchronize, calls) if case.device == "cuda" else []
     del step
     _forget()
     layers, inside, inside_behind_idle = _inner_times(case, program, synchronize)
@@ -231,7 +231,7 @@ def measure(case: Case) -> HostCost:
         issue_us=issue,
         whole_us=whole,
         without_guards_us=without_guards,
-        floor_us=floor,
+        floor_us=[one.us for one in floor],
         layers=layers,
         replays=ways.replays,
         steady_replays=ways.steady_replays,

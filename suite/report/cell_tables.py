@@ -49,7 +49,7 @@ def of_metric(run: Run, metric: Metric) -> Table:
         metric.title,
         metric.note,
         metric.columns,
-        lambda cell: dict(cell.metrics.more.get(metric.name, {})) if cell.metrics else {},
+        lambda cell: dict(metric.of_row(cell.metrics)),
     )
 
 

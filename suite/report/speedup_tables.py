@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from suite.metrics import floor
 from suite.modes import DEFAULT_MODE, GRAPH_MODE, INDIRECTION_MODE, MODES, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report import compare
 from suite.report.cell_tables import Row, host_median_us
@@ -142,9 +143,7 @@ def headline(run: Run, comparisons: Sequence[Comparison]) -> Table:
 
 def _over_floor(run: Run, label: str, mode: str) -> float | None:
     cell = run.find(label, mode)
-    if cell is None or cell.metrics is None:
-        return None
-    return cell.metrics.more.get("floor", {}).get("over_floor_ratio")
+    return None if cell is None else floor.METRIC.of_row(cell.metrics).get("over_floor_ratio")
 
 
 def speedups(comparisons: Sequence[Comparison], published: Published) -> Table:
