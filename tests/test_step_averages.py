@@ -95,6 +95,42 @@ def test_an_average_that_asks_for_the_count_on_the_host_is_refused() -> None:
     assert report.recordings == () and "reads a value of the GPU on the host" in report.refusals[0].reason
 
 
+def later(one: torch.Tensor, new: torch.Tensor, count: Any) -> torch.Tensor:
+    return torch.where(count > 5, one * 0.9 + new * 0.1, new)
+
+
+def but_once(one: torch.Tensor, new: torch.Tensor, count: Any) -> torch.Tensor:
+    return torch.where(count == 5, one * 0.9 + new * 0.1, new * 0.5)
+
+
+@pytest.mark.parametrize("average", [later, but_once])
+def test_an_average_that_compares_the_count_on_the_gpu_gets_the_count(average: Any) -> None:
+    def make(model: nn.Module) -> AveragedModel:
+        return AveragedModel(model, avg_fn=average)
+
+    expected, _ = run(make, inside=True, graphed=False)
+    found, report = run(make, inside=True, graphed=True)
+    assert all(map(torch.equal, found, expected))
+    assert (report.refusals, report.replays) == ((), CALLS - 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+@pytest.mark.parametrize("asks_the_model", [False, True])
+def test_an_average_that_branches_on_the_count_is_refused(asks_the_model: bool) -> None:
+    def make(model: nn.Module) -> AveragedModel:
+        def average(one: torch.Tensor, new: torch.Tensor, count: Any) -> torch.Tensor:
+            count = made.n_averaged if asks_the_model else count
+            return one * 0.9 + new * 0.1 if count > 5 else new.clone()
+
+        made = AveragedModel(model, avg_fn=average)
+        return made
+
+    expected, _ = run(make, inside=True, graphed=False)
+    found, report = run(make, inside=True, graphed=True)
+    assert all(map(torch.equal, found, expected))
+    assert report.recordings == () and "reads a value of the GPU on the host" in report.refusals[0].reason
+
+
 def lerp(averages: list[torch.Tensor], weights: list[torch.Tensor]) -> None:
     for average, weight in zip(averages, weights, strict=True):
         average.lerp_(weight, 0.1)

@@ -8,6 +8,7 @@ where the count, which lies on the GPU, is zero.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,16 +24,28 @@ STOCK: Update = AveragedModel.update_parameters
 
 
 class _NotTheFirst(torch.Tensor):
-    """A count that says that it is above zero. All else is done as with a plain tensor."""
+    """A count that says that it is above zero, if `update_parameters` itself asks. An average of the program's own gets
+    a plain tensor, and compares it as it likes."""
 
     __torch_function__ = torch_internals.disabled_torch_function
     __hash__ = torch.Tensor.__hash__
 
     def __eq__(self, other: object) -> Any:
-        return False
+        return False if _asked_by_pytorch() else self._plain() == other
 
-    def __gt__(self, other: object) -> Any:
-        return True
+    def __gt__(self, other: Any) -> Any:
+        return True if _asked_by_pytorch() else self._plain() > other
+
+    def to(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        return self._plain().to(*arguments, **keywords)
+
+    def _plain(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def _asked_by_pytorch() -> bool:
+    """Whether what called the method that asks this is `update_parameters`."""
+    return sys._getframe(2).f_code is STOCK.__code__
 
 
 def decided_on_the_gpu(averaged: AveragedModel, model: torch.nn.Module) -> None:
