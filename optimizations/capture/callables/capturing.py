@@ -33,7 +33,7 @@ from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import alias_pattern, flatten, replaced
 from optimizations.capture.step.host_random import HostRandom
 from optimizations.capture.step.host_state import HostState
-from optimizations.capture.step.observer import StepRefused, storage
+from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.observing import Given, changed_itself
 from optimizations.capture.step.outputs import view_of
 from optimizations.capture.step.tensor_marks import TensorMarks
@@ -189,9 +189,9 @@ class Captures:
             outputs += [entry.new for entry in kept]
             written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
             mutated = [tensor for tensor in state.tensors.values() if writes.include(tensor)]
-            refuse_shared(
-                tensors, [f"tensor {index} of its arguments" for index in range(len(tensors))], written, mutated
-            )
+            labels = [f"tensor {index} of its arguments" for index in range(len(tensors))]
+            read_memory = WrittenMemory(_read(state, forbidding.observer) if written else ())
+            refuse_shared(tensors, labels, written, mutated, written, read_memory)
         except BaseException:
             graph.reset()
             raise
@@ -225,11 +225,12 @@ class Captures:
             bound=[(entry, entry.new.detach()) for entry in bound if not entry.new.requires_grad],
             bound_results=[(entry, index) for index, entry in enumerate(kept, start=returned)],
             written=written,
-            mutated=mutated,
+            mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],
             passed=_passed(outputs, placeholders),
             repeated={index: first for index, first in enumerate(alias_pattern(outputs)) if first != index},
             read_back=read_back,
             written_memory=WrittenMemory(mutated),
+            read_memory=read_memory,
         )
         self._open[key] = outputs
 
@@ -309,3 +310,9 @@ def _passed(outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_inference()
+
+
+def _read(state: HostState, observer: Observer) -> list[torch.Tensor]:
+    """Tensors from before that a call may have read: which of them compiled code reads is not known."""
+    found = [tensor for tensor in state.tensors.values() if _is_plain(tensor)]
+    return [tensor for tensor in found if state.compiled or storage(tensor) in observer.outside]

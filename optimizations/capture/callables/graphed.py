@@ -45,7 +45,8 @@ class Slot:
     `begins` is told of a backward before its launch, `ended` behind it. `bound` are attributes and variables that the
     forward binds to tensors it makes: each call binds them to copies. Those that take part in differentiation are among
     the results, behind what is returned: `bound_results` are these, with their indices. `written` are inputs that the
-    forward writes, `mutated` other tensors, in `written_memory`; `read_back` are parameters and buffers whose values
+    forward writes, `mutated` other tensors, in `written_memory`; `read_memory` is what it reads, where it writes inputs
+    too; `read_back` are parameters and buffers whose values
     the backward reads. `in_place`: whether what the graphs read lies where it lay. `passed`: which results are inputs,
     or views of them, that no graph has to make. `repeated`: which are the same as an earlier one. `without_gradient`:
     inputs that get none. `mates`: those of the same pool that were captured later. `left`: what the last forward left
@@ -74,6 +75,7 @@ class Slot:
     mutated: Sequence[torch.Tensor] = ()
     read_back: Sequence[torch.Tensor] = ()
     written_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
+    read_memory: WrittenMemory = field(default_factory=lambda: WrittenMemory(()))
     in_place: Callable[[], bool] = lambda: True
     mates: Sequence[Slot] = ()
     repeated: Mapping[int, int] = field(default_factory=dict)
@@ -140,8 +142,14 @@ class Slot:
             self.backward.reset()
 
     def shares(self, inputs: Sequence[torch.Tensor]) -> bool:
-        """Whether one of these inputs lies in memory that the forward writes, other than that input itself."""
-        if self.written and shared_with_written(inputs, self.written) is not None:
+        """Whether one of these inputs lies in memory that the forward writes, other than that input itself.
+
+        And whether one that it writes lies in memory that it reads otherwise.
+        """
+        if self.written and (
+            shared_with_written(inputs, self.written) is not None
+            or self.read_memory.holds_one_of([inputs[index] for index in self.written])
+        ):
             return True
         return self.written_memory.holds_one_of(inputs)
 

@@ -431,11 +431,22 @@ def _size_depends_on_values(name: str, tags: Any, args: Any, kwargs: Any) -> boo
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Tensors that an operator's schema says it writes."""
+    """Tensors that an operator writes, by its schema. That of batch normalisation does not name its statistics."""
     schema = getattr(func, "_schema", None)  # operators that run whole graphs have none
-    for index, argument in enumerate(schema.arguments if schema is not None else ()):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from _tensors((args[index] if index < len(args) else kwargs.get(argument.name),))
+    if schema is None:
+        return
+    given = {
+        argument.name: args[index] if index < len(args) else kwargs.get(argument.name)
+        for index, argument in enumerate(schema.arguments)
+    }
+    is_norm = "batch_norm" in schema.name and "backward" not in schema.name and given.get("training", True)
+    for argument in schema.arguments:
+        named = argument.alias_info is not None and argument.alias_info.is_write
+        if named or (is_norm and argument.name in _STATISTICS):
+            yield from _tensors((given[argument.name],))
+
+
+_STATISTICS = ("running_mean", "running_var")
 
 
 def _short(name: str) -> str:

@@ -57,7 +57,7 @@ from optimizations.report.steps import RecordedStep, Refusal
 class Recording:
     """A captured step.
 
-    `written` are inputs it writes, `mutated` other tensors; `kept` holds what it reads, and `region` lasts as long as
+    `written` are inputs it writes, `mutated` other tensors whose versions it counts up; `kept` holds what it reads, and `region` lasts as long as
     autocast keeps the casts among these. `bound` are attributes and variables that a call binds to what it made.
     `arguments` is what calls look like that it may serve. `pool` is where its memory lies.
     """
@@ -71,6 +71,7 @@ class Recording:
     outputs: Outputs
     mutated: list[torch.Tensor]
     written_memory: WrittenMemory
+    read_memory: WrittenMemory
     kept: list[torch.Tensor]
     report: RecordedStep
     arguments: Arguments
@@ -91,6 +92,11 @@ class Recording:
             return False
         return self.watch.unchanged() and self.gradients.fit()
 
+    @property
+    def _written_back(self) -> list[int]:
+        """Inputs that it writes in a copy of them."""
+        return [index for index in self.written if index not in self.inputs.in_place]
+
     def results_fit(self) -> bool:
         """Whether what results are bound to holds something of the kind it held."""
         return all(map(_held_such, self.bound))
@@ -103,8 +109,14 @@ class Recording:
         return returned
 
     def shares(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether one of these inputs lies in memory that the step writes, other than that input itself."""
-        if self.written and shared_with_written(tensors, self.written) is not None:
+        """Whether one of these inputs lies in memory that the step writes, other than that input itself.
+
+        And whether one that it writes lies in memory that it reads otherwise.
+        """
+        if self.written and (
+            shared_with_written(tensors, self.written) is not None
+            or self.read_memory.holds_one_of([tensors[index] for index in self._written_back])
+        ):
             return True
         return self.written_memory.holds_one_of(tensors)
 
@@ -254,7 +266,11 @@ def capture(
     ]
     written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
     mutated = [tensor for tensor in call.state.tensors.values() if writes.include(tensor)]
-    refuse_shared(call.tensors, call.labels, written, mutated)
+    reads = _reads(device, graph, observer, call)
+    copied = [index for index in written if index not in inputs.in_place]
+    there = [*kept, *(gradient for gradient in call.before if gradient is not None)]
+    read_memory = WrittenMemory([*filter(reads, call.state.tensors.values()), *there] if copied else ())
+    refuse_shared(call.tensors, call.labels, written, mutated, copied, read_memory)
     state = [tensor for tensor in call.state.tensors.values() if not any(tensor is entry.old for entry in results)]
     static = [*state, *(gradient for gradient in call.before if gradient is not None)]
     known = call.known(placeholders)
@@ -279,7 +295,7 @@ def capture(
     watch = Watch(
         replace(call.state, containers=[*call.state.containers, *rates.compared_apart()]),
         ignored,
-        _reads(device, graph, observer, call),
+        reads,
         unknown,
         host=_host_tensors(device, observer, call, progress, unknown),
     )
@@ -291,8 +307,9 @@ def capture(
         gradients=Gradients(call.parameters, call.before, after, indifferent=indifferent),
         watch=watch,
         outputs=outputs,
-        mutated=mutated,
+        mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],
         written_memory=WrittenMemory([*mutated, *_both(call.before, after)]),
+        read_memory=read_memory,
         kept=kept,
         arguments=Arguments(call.args, call.kwargs, call.tensors, RunningInputs(running)),
         bound=results,

@@ -23,9 +23,10 @@ MOST_CLEAR = 256
 class Writes:
     """Which tensors a captured call writes. Made before the call, of the `tensors` to be asked about.
 
-    PyTorch counts versions, but not of tensors that were made in inference mode. Of these the operators tell that write
-    them (`note` is for `Observer.before_write`). Compiled code tells nothing: where there is some, each of these is
-    taken to be written, but those whose elements overlap, which nothing can write.
+    PyTorch counts versions, but not of tensors that were made in inference mode, nor of writes through `.data` and into
+    the running statistics of batch normalisation. Of these the operators tell (`note` is for `Observer.before_write`).
+    Compiled code tells nothing: where there is some, each tensor made in inference mode is taken to be written, but
+    those whose elements overlap, which nothing can write.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor], *, compiled: bool) -> None:
@@ -34,20 +35,23 @@ class Writes:
         self._storages: set[int] = set()
 
     def note(self, tensor: torch.Tensor) -> None:
-        if tensor.is_inference():
-            self._storages.add(storage(tensor))
+        self._storages.add(storage(tensor))
 
     def include(self, tensor: torch.Tensor) -> bool:
-        """Behind the call: whether it wrote this one."""
+        """Behind the call: whether it wrote this one's memory."""
+        if self.counted(tensor) or (storage(tensor) and storage(tensor) in self._storages):
+            return True
+        return tensor.is_inference() and self._compiled and _has_memory(tensor) and not overlaps(tensor)
+
+    def counted(self, tensor: torch.Tensor) -> bool:
+        """Behind the call: whether this one's version says that it was written."""
         if tensor.is_inference():
-            return storage(tensor) in self._storages or (
-                self._compiled and _has_memory(tensor) and not overlaps(tensor)
-            )
+            return False
         return bool(tensor._version != self._versions.get(id(tensor), tensor._version))
 
 
 class WrittenMemory:
-    """The memory of `tensors`, as it is when this is made."""
+    """The memory of `tensors`, as it is when this is made. That which is read counts too, for inputs that are written."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._ranges = MemoryRanges(memory_of(tensor) for tensor in tensors if _has_memory(tensor))
@@ -84,11 +88,17 @@ def shared_with_written(tensors: Sequence[torch.Tensor], written: Sequence[int])
 
 
 def refuse_shared(
-    tensors: Sequence[torch.Tensor], labels: Sequence[str], written: Sequence[int], mutated: Sequence[torch.Tensor]
+    tensors: Sequence[torch.Tensor],
+    labels: Sequence[str],
+    written: Sequence[int],
+    mutated: Sequence[torch.Tensor],
+    written_back: Sequence[int],
+    read: WrittenMemory,
 ) -> None:
     """Inputs, by their `labels`, are read from copies of their own, so nothing may write memory that two of them share.
 
-    `written` are inputs that are written, `mutated` other tensors.
+    `written` are inputs that are written, `mutated` other tensors. `written_back` are those of `written` that have a
+    copy, `read` is what is read where it lies.
 
     Raises:
         StepRefused: something does.
@@ -101,6 +111,14 @@ def refuse_shared(
                 "pass a copy (`clone()`) of one of them",
             )
         )
+    for index in written_back:
+        if read.holds_one_of([tensors[index]]):
+            raise StepRefused(
+                Refusal(
+                    f"writes into {labels[index]}, which shares memory with a tensor that it reads from elsewhere",
+                    "pass a copy (`clone()`) of the argument",
+                )
+            )
     places = {storage(tensor) for tensor in mutated}
     for tensor, label in zip(tensors, labels, strict=True):
         if storage(tensor) and storage(tensor) in places:

@@ -1,0 +1,111 @@
+"""What a step writes, however it does so, and arguments that lie in memory that it reads or writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from torch import nn
+
+from optimizations.capture.callables.graph_callables import graph_callables
+from optimizations.capture.step.graphed_step import GraphedStep
+
+CALLS = 14
+Made = tuple[Callable[[torch.Tensor], Any], torch.Tensor | None]
+"""A step, and what some calls are given in place of a batch."""
+
+
+def an_argument_by_its_data() -> Made:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x.data.add_(1)
+        return x * 2
+
+    return step, None
+
+
+def statistics_that_are_arguments() -> Made:
+    batch = torch.arange(12.0).reshape(3, 4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.batch_norm(batch, x, torch.ones(4), training=True)
+
+    return step, None
+
+
+def a_buffer_by_its_data() -> Made:
+    kept = torch.ones(4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        kept.data.add_(1)
+        return x * 2
+
+    return step, kept
+
+
+def statistics_of_a_module() -> Made:
+    norm, batch = nn.BatchNorm1d(4), torch.arange(12.0).reshape(3, 4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        norm(batch)
+        return x * 2
+
+    assert norm.running_mean is not None
+    return step, norm.running_mean
+
+
+def an_argument_that_is_read_as_something_else() -> Made:
+    kept = torch.ones(4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return kept * 2
+
+    return step, kept
+
+
+MADE = (
+    an_argument_by_its_data,
+    statistics_that_are_arguments,
+    a_buffer_by_its_data,
+    statistics_of_a_module,
+    an_argument_that_is_read_as_something_else,
+)
+
+
+def outcome(made: Made, step: Callable[..., Any]) -> list[torch.Tensor]:
+    _, kept = made
+    found = []
+    for index in range(CALLS):
+        x = torch.arange(4.0) + index
+        if kept is not None and index in (7, 9, 11):
+            x = kept if index < 11 else kept[:]
+        found += [step(x).clone(), x.clone()]
+    return found if kept is None else [*found, kept]
+
+
+@pytest.mark.parametrize("make", MADE)
+@pytest.mark.parametrize("copies_are_nodes", [True, False])
+def test_what_a_step_writes_is_what_eager_writes(make: Callable[[], Made], copies_are_nodes: bool) -> None:
+    eager, made = make(), make()
+    expected = outcome(eager, eager[0])
+    step = GraphedStep(made[0], device=CpuDevice(copies_are_nodes=copies_are_nodes))
+    found = outcome(made, step)
+    assert all(map(torch.equal, found, expected))
+    others = 3 if made[1] is None else 6
+    assert step.report().refusals == ()
+    assert CALLS - others - 1 <= step.report().replays <= CALLS - others
+
+
+def test_a_call_of_a_callable_that_writes_what_it_reads_otherwise_runs_as_it_is() -> None:
+    kept = torch.ones(4)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return kept * 2
+
+    (graphed,) = graph_callables([function], [(torch.zeros(4),)], device=CpuDevice())
+    assert torch.equal(graphed(torch.zeros(4)), kept * 2)
+    assert torch.equal(graphed(kept), torch.full((4,), 4.0))
