@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -325,3 +327,86 @@ def test_one_that_is_bound_in_some_calls_only_has_a_graph_for_each_way() -> None
         assert torch.equal(state.total, expected)
     assert (graphed.report().refusals, len(graphed.report().recordings)) == ((), 2)
     assert graphed.report().replays > 12
+
+
+OTHERS: dict[str, Callable[[], torch.Tensor]] = {
+    "requires gradients": lambda: torch.zeros(2, requires_grad=True),
+    "was computed of what does": lambda: torch.zeros(2, requires_grad=True) * 2,
+    "a parameter": lambda: nn.Parameter(torch.zeros(2)),
+    "a class of its own": lambda: torch.zeros(2).as_subclass(Subclass),
+    "negated when it is read": lambda: torch._neg_view(torch.arange(2.0)),
+    "made in inference mode": lambda: made_in_inference_mode(),
+}
+
+
+class Subclass(torch.Tensor):
+    """With a name of its own."""
+
+
+def made_in_inference_mode() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(2)
+
+
+@pytest.mark.parametrize("other", sorted(OTHERS))
+@pytest.mark.parametrize("at", [3, 5], ids=["before the recording", "behind it"])
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_a_tensor_of_another_kind_is_what_eager_makes_of_it(other: str, at: int) -> None:
+    found = []
+    for graphed in (False, True):
+        state, step = counting()
+        for index, batch in enumerate(batches("cpu", 10)):
+            if index == at:
+                state.total = OTHERS[other]()
+            (step if graphed else step._step)(*batch)
+            total = state.total
+            found.append((type(total), total.requires_grad, total.is_inference(), total.detach().clone()))
+            if index == at:
+                state.total = torch.zeros(2)
+    for one, eager in zip(found[10:], found[:10], strict=True):
+        assert one[:3] == eager[:3] and torch.equal(one[3], eager[3])
+    assert step.report().replays >= 4
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_tensor_that_stands_elsewhere_too_is_told_from_others(is_read: bool) -> None:
+    """Python asks whether it is that one."""
+
+    def made() -> tuple[Any, Callable[[torch.Tensor], torch.Tensor]]:
+        state = SimpleNamespace(total=torch.zeros(2), start=torch.zeros(2))
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            if state.total is state.start:
+                state.total = x * 100
+            else:
+                state.total = state.total + x if is_read else x * 3
+            return x * 2
+
+        return state, step
+
+    (expected, eager), (state, step) = made(), made()
+    graphed = GraphedStep(step, device=CpuDevice())
+    for index in range(16):
+        if index in (6, 10):
+            state.total, expected.total = state.start, expected.start
+        eager(torch.full((2,), float(index)))
+        graphed(torch.full((2,), float(index)))
+        assert torch.equal(state.total, expected.total), index
+    assert graphed.report().replays > 5
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_what_stood_there_before_the_recording_is_not_kept_alive(is_read: bool) -> None:
+    state = SimpleNamespace(total=torch.zeros(2))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        state.total = state.total + x if is_read else x * 3
+        return x * 2
+
+    graphed, held = GraphedStep(step, device=CpuDevice()), []
+    for index in range(9):
+        graphed(torch.full((2,), float(index)))
+        held.append(weakref.ref(state.total))
+    assert graphed.report().replays >= 5
+    gc.collect()
+    assert [one() is not None for one in held] == [False] * 8 + [True]

@@ -353,7 +353,7 @@ class GraphedStep:
                 return self._observe(device, key, call, progress)
         except RuntimeError as not_ready:
             return self._refuse_and_run(key, why(not_ready), call.args, call.kwargs)
-        if (running := entries_at(call.state, progress.running)) is None:  # something else stands there
+        if (running := entries_at(call.state, progress.running, device.holds)) is None:  # something else stands there
             return self._observe(device, key, call, progress)
         given = with_running(call, running)
         began = time.perf_counter()

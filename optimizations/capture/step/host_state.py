@@ -71,13 +71,11 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class Rebound:
-    """An entry of a container that a call bound to another tensor. `key` is None for a closure cell."""
+class Entry:
+    """An entry of a container. `key` is None for a closure cell."""
 
     container: Container
     key: Any
-    old: torch.Tensor | None
-    new: torch.Tensor
 
     @property
     def place(self) -> Place:
@@ -104,6 +102,14 @@ class Rebound:
             held.update({self.key: value})
         else:
             held[self.key] = value
+
+
+@dataclass(frozen=True, slots=True)
+class Rebound(Entry):
+    """An entry of a container that a call bound to another tensor."""
+
+    old: torch.Tensor | None
+    new: torch.Tensor
 
 
 class ChangeKind(enum.Enum):
@@ -336,8 +342,10 @@ def place_of(held: Any, key: Any) -> Place:
     return id(held.scope if isinstance(held, Scope) else held.value if isinstance(held, Slots) else held), key
 
 
-def entries_of(content: Any) -> Iterable[tuple[Any, Any]]:
+def entries_of(container: Container, content: Any) -> Iterable[tuple[Any, Any]]:
     """The keys and values in a copy of a container's content; that of a closure cell has the key None."""
+    if isinstance(container.held, types.CellType):
+        return ((None, content),)
     if isinstance(content, dict):
         return content.items()
     return enumerate(content) if isinstance(content, (list, set)) else ((None, content),)

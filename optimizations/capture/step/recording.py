@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,7 +59,8 @@ class Recording:
     """A captured step.
 
     `written` are inputs it writes, `mutated` other tensors whose versions it counts up; `kept` holds what it reads, and `region` lasts as long as
-    autocast keeps the casts among these. `bound` are attributes and variables that a call binds to what it made.
+    autocast keeps the casts among these. `bound` are attributes and variables that a call binds to what it made, and
+    `others` the tensors that stand elsewhere.
     `arguments` is what calls look like that it may serve. `pool` is where its memory lies.
     """
 
@@ -76,6 +78,7 @@ class Recording:
     report: RecordedStep
     arguments: Arguments
     bound: Sequence[Rebound] = ()
+    others: Mapping[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     region: RegionMark | None = None
     replays: int = 0
     steady: SteadyReplay = field(default_factory=SteadyReplay)
@@ -98,8 +101,12 @@ class Recording:
         return [index for index in self.written if index not in self.inputs.in_place]
 
     def results_fit(self) -> bool:
-        """Whether what results are bound to holds something of the kind it held."""
-        return all(map(_held_such, self.bound))
+        """Whether what results are bound to holds something of the kind it held, and nothing that stands elsewhere."""
+        for entry in self.bound:
+            now = entry.current()
+            if not _is_such(now, entry.old) or ((other := self.others.get(id(now))) is not None and other() is now):
+                return False
+        return True
 
     def bind_results(self, taken: tuple[Any, Sequence[Any]]) -> Any:
         """Bind results to attributes and variables; gives what the step returned."""
@@ -268,7 +275,7 @@ def capture(
     mutated = [tensor for tensor in call.state.tensors.values() if writes.include(tensor)]
     reads = _reads(device, graph, observer, call)
     copied = [index for index in written if index not in inputs.in_place]
-    there = [*kept, *(gradient for gradient in call.before if gradient is not None)]
+    there = [*kept, *(gradient for gradient in call.before if gradient is not None and not indifferent)]
     read_memory = WrittenMemory([*filter(reads, call.state.tensors.values()), *there] if copied else ())
     refuse_shared(call.tensors, call.labels, written, mutated, copied, read_memory)
     state = [tensor for tensor in call.state.tensors.values() if not any(tensor is entry.old for entry in results)]
@@ -312,7 +319,8 @@ def capture(
         read_memory=read_memory,
         kept=kept,
         arguments=Arguments(call.args, call.kwargs, call.tensors, RunningInputs(running)),
-        bound=results,
+        bound=list(map(_without_memory, results)),
+        others={id(tensor): weakref.ref(tensor) for tensor in state} if results else {},
         region=_mark(call) if observer.kept_casts else None,
         report=RecordedStep(
             signature=describe(call.tensors),
@@ -455,12 +463,17 @@ def _check_unread(device: Device, graph: Any, results: Sequence[Rebound], code: 
             raise StepRefused(host_change(changed, code))
 
 
-def _held_such(entry: Rebound) -> bool:
+def _is_such(now: Any, old: torch.Tensor | None) -> bool:
     """Whether an entry holds something of the kind it held before the recording: its code may ask."""
-    now = entry.current()
-    if entry.old is None:
+    if old is None:
         return now is None
-    return isinstance(now, torch.Tensor) and now.shape == entry.old.shape and now.dtype == entry.old.dtype
+    return isinstance(now, torch.Tensor) and now.shape == old.shape and now.dtype == old.dtype
+
+
+def _without_memory(entry: Rebound) -> Rebound:
+    """What an entry held is let go of: all that counts is how it looked."""
+    old = entry.old
+    return entry if old is None else replace(entry, old=torch.empty(old.shape, dtype=old.dtype, device="meta"))
 
 
 def _check(observer: Observer, asked: forbidden_calls.Asked, progress: Progress, changes: Sequence[Refusal]) -> None:

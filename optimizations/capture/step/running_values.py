@@ -17,7 +17,7 @@ import torch
 
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.gradients import gradients
-from optimizations.capture.step.host_state import HostState, Place, Rebound, entries_of, place_of
+from optimizations.capture.step.host_state import Entry, HostState, Place, Rebound, entries_of, place_of
 from optimizations.capture.step.observer import storage
 from optimizations.capture.step.tensor_marks import look
 
@@ -61,7 +61,7 @@ def _places_by_storage(state: HostState, before: Sequence[Any]) -> dict[int, set
     """Where the memory of tensors is held; two functions of a module may name the same variable."""
     found: dict[int, set[Place]] = {}
     for container, content in zip(state.containers, before, strict=True):
-        for key, value in entries_of(content):
+        for key, value in entries_of(container, content):
             for tensor in _tensors(value):
                 found.setdefault(storage(tensor), set()).add(place_of(container.held, _hashable(key)))
     for index, gradient in enumerate(gradients(state.parameters())):
@@ -90,12 +90,17 @@ def _may_run(old: torch.Tensor, new: torch.Tensor, holds: Callable[[torch.Tensor
         and holds(new)
         and look(old) == look(new)
         and old.device == new.device
-        and old.is_inference() == new.is_inference()
     )
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
+    """A tensor that a placeholder can stand for, and a result of the graph."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+        and tensor.is_inference() == torch.is_inference_mode_enabled()
+    )
 
 
 def _old(entry: Rebound) -> torch.Tensor:
@@ -108,15 +113,25 @@ def places_of(entries: Collection[Rebound]) -> Places:
     return frozenset(entry.place for entry in entries)
 
 
-def entries_at(state: HostState, places: Places) -> list[Rebound] | None:
-    """The tensors that stand there now, each as old and new; None if something else does."""
+def entries_at(state: HostState, places: Places, holds: Callable[[torch.Tensor], bool]) -> list[Rebound] | None:
+    """The tensors that stand there now, each as old and new; None if something else does.
+
+    That is what cannot be passed to a graph as well, and a tensor that stands in another place too.
+    """
     found: dict[Place, Rebound] = {}
-    for container in state.containers if places else ():
-        for key, value in entries_of(container.content()):
+    if not places:
+        return []
+    content = state.snapshot()
+    for container, entries in zip(state.containers, content, strict=True):
+        for key, value in entries_of(container, entries):
             place = place_of(container.held, _hashable(key))
-            if place in places and isinstance(value, torch.Tensor):
+            if place in places and isinstance(value, torch.Tensor) and _is_plain(value) and holds(value):
                 found.setdefault(place, Rebound(container, key, value, value))
-    return list(found.values()) if len(found) == len(places) else None
+    if len(found) < len(places):
+        return None
+    stands_at = _places_by_storage(state, content)
+    alone = all(stands_at.get(storage(entry.new), set()) <= places for entry in found.values())
+    return list(found.values()) if alone else None
 
 
 def with_running(call: Call, entries: Sequence[Rebound]) -> Call:
@@ -139,8 +154,8 @@ class RunningInputs:
     """The values that stand at these places, read before each launch. They look as they do when this is made."""
 
     def __init__(self, entries: Sequence[Rebound]) -> None:
-        self._entries = tuple(entries)
-        self._looks = [(look(_old(entry)), _old(entry).device, _old(entry).is_inference()) for entry in entries]
+        self._entries = tuple([Entry(entry.container, entry.key) for entry in entries])
+        self._looks = [_whole_look(_old(entry)) for entry in entries]
 
     def __bool__(self) -> bool:
         return bool(self._entries)
@@ -160,4 +175,8 @@ class RunningInputs:
         if not self.add_to(found):
             return None
         ours = found[len(tensors) :]
-        return found if [(look(one), one.device, one.is_inference()) for one in ours] == self._looks else None
+        return found if list(map(_whole_look, ours)) == self._looks else None
+
+
+def _whole_look(tensor: torch.Tensor) -> tuple[object, ...]:
+    return look(tensor), tensor.device, tensor.is_inference(), tensor.is_conj(), tensor.is_neg()
