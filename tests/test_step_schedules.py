@@ -257,3 +257,41 @@ def test_betas_that_rest_at_first_are_handed_over_when_they_begin_to_change() ->
     assert (report.refusals, len(report.recordings), report.dropped_recordings) == ((), 1, 1)
     assert report.replays >= 24 - 3 - 4
     assert torch.equal(loss_of(model, batch[0]), loss_of(reference, batch[0]))
+
+
+KEEPS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a learning rate": lambda group: group["lr"],
+    "betas": lambda group: group["betas"],
+    "a list": lambda group: [group["lr"], group["betas"][0]],
+    "a group": lambda group: {name: value for name, value in group.items() if name != "params"},
+    "what is computed of it": lambda group: group["lr"] * 2,
+}
+
+
+@pytest.mark.parametrize("name", sorted(KEEPS))
+@pytest.mark.parametrize("warm_up", [3, 6])
+def test_a_step_that_keeps_a_rate_keeps_numbers_and_is_refused(name: str, warm_up: int) -> None:
+    if name == "what is computed of it" and warm_up > 3:
+        pytest.skip("calls that are not looked at compute with the tensor")
+    kept: dict[str, Any] = {"last": 0.0}
+    model = network("cpu")
+    optimizer = adam(capturable=True, foreach=True)(model.parameters())
+    scheduler = SCHEDULERS["OneCycleLR"](optimizer)
+    train = training_step(model, optimizer)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch)
+        kept["last"] = KEEPS[name](optimizer.param_groups[0])
+        return loss.detach()
+
+    graphed = GraphedStep(step, device=CpuDevice(), warm_up=warm_up)
+    for batch in batches("cpu", 12):
+        graphed(*batch)
+        expected = KEEPS[name](optimizer.param_groups[0])
+        if name == "what is computed of it":
+            assert type(kept["last"]) is float and kept["last"] == pytest.approx(expected, rel=1e-6)
+        else:
+            assert repr(kept["last"]) == repr(expected)
+        scheduler.step()
+    report = graphed.report()
+    assert report.recordings == () and "keeps the learning rate" in report.refusals[0].reason

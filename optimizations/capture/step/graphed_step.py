@@ -281,7 +281,10 @@ class GraphedStep:
         self._eager += 1
         self._changes_streams(device, observes=True)
         with alone(), device.warming_up(), self._rates.as_tensors():
+            snapshot = state.snapshot() if self._rates.standing else []
             returned = self._step(*args, **kwargs)
+        if self._rates.standing:
+            self._rates.left_as_numbers(state, snapshot)
         return self._rates.as_numbers(returned)
 
     def _others_each_time(self, key: Hashable) -> Refusal | None:

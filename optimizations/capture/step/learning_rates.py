@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from optimizations.capture.signature import flatten, replaced
-from optimizations.capture.step.host_state import Computed, Container
+from optimizations.capture.step.host_state import Computed, Container, Entry, HostState, entries_of
 from optimizations.torch_internals.foreach_scalars import tensors_for_numbers
 
 RATE, BETAS = "lr", "betas"
@@ -199,16 +199,41 @@ class LearningRates:
         """Where the tensors lie, and what they stand for."""
         return {tensor.untyped_storage().data_ptr(): NAMES[name] for (_, name), tensor in self.standing.items()}
 
-    def as_numbers(self, returned: Any) -> Any:
-        """What a step returned, with the program's numbers where the tensors stand."""
+    def as_numbers(self, value: Any, is_number: Callable[[torch.Tensor], bool] = lambda tensor: False) -> Any:
+        """What a step returned or keeps, with the program's numbers where the tensors stand; itself if there are none.
+
+        `is_number`: whether a tensor was computed of these, and would be a number.
+        """
         if not self.standing:
-            return returned
+            return value
         tensors: list[torch.Tensor] = []
-        flatten(returned, tensors)
+        flatten(value, tensors)
         numbers = {id(self.standing[one.key]): one.number() for one in self._watched if one.key in self.standing}
+        numbers |= {id(tensor): float(tensor) for tensor in tensors if id(tensor) not in numbers and is_number(tensor)}
         if numbers.keys().isdisjoint(map(id, tensors)):
-            return returned
-        return replaced(returned, iter([numbers.get(id(tensor), tensor) for tensor in tensors]))
+            return value
+        return replaced(value, iter([numbers.get(id(tensor), tensor) for tensor in tensors]))
+
+    def left_as_numbers(
+        self,
+        state: HostState,
+        before: Sequence[Any],
+        is_number: Callable[[torch.Tensor], bool] = lambda tensor: False,
+    ) -> bool:
+        """Let what a step bound to such tensors hold numbers, behind `as_tensors`; whether there was something.
+
+        `before` is a snapshot of the state from before the step.
+        """
+        found = False
+        for container, old in zip(state.containers, before, strict=True) if self.standing else ():
+            if isinstance(container.held, (set, Computed)):
+                continue
+            then = dict(entries_of(container, old))
+            for key, value in list(entries_of(container, container.content())):
+                if then.get(key, self) is not value and (number := self.as_numbers(value, is_number)) is not value:
+                    Entry(container, key).bind(number)
+                    found = True
+        return found
 
     @contextlib.contextmanager
     def as_tensors(self) -> Iterator[None]:

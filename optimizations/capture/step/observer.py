@@ -100,6 +100,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.launches: Launches | None = None
         self.rates: dict[int, str] = {}
         self._from_rates: dict[int, str] = {}
+        self._numbers: dict[int, weakref.ref[torch.Tensor]] = {}
         self._in_region = casts.inside_region()
         self._forbid = forbid
         self._made: set[int] = set()
@@ -199,6 +200,8 @@ class Observer(torch_internals.TorchDispatchMode):
                 self._made.add(storage(tensor))
                 if only_rates:
                     self._from_rates[storage(tensor)] = self._stands_for(made_from)
+                    if not name.startswith(_COPIES):
+                        self._numbers[id(tensor)] = weakref.ref(tensor)
             if self.compares_values:
                 if not name.startswith(_ALLOCATIONS):
                     self._note_origin(tensor, number)
@@ -325,6 +328,11 @@ class Observer(torch_internals.TorchDispatchMode):
         if not written.isdisjoint(self.rates):
             self.refuse(f"changes {self._stands_for(written)} of an optimizer", behind)
 
+    def is_number(self, tensor: torch.Tensor) -> bool:
+        """Whether it was computed of learning rates and betas only, and would be a number but for the tensors there."""
+        found = self._numbers.get(id(tensor))
+        return found is not None and found() is tensor and tensor.dim() == 0
+
     def _stands_for(self, storages: set[int]) -> str:
         """What a tensor among these stands for, or was made of."""
         return next(name for name in map({**self._from_rates, **self.rates}.get, storages) if name is not None)
@@ -447,6 +455,8 @@ def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 _STATISTICS = ("running_mean", "running_var")
+_COPIES = ("aten.clone", "aten._to_copy", "aten.lift_fresh", "aten.empty", "aten.full")
+"""What makes a tensor of a number."""
 
 
 def _short(name: str) -> str:

@@ -49,6 +49,10 @@ RETURNS_RATE = Refusal(
     "returns the learning rate or the betas of an optimizer, numbers that change from call to call",
     "read them behind the step: `optimizer.param_groups[0]['lr']`",
 )
+KEEPS_RATE = Refusal(
+    "keeps the learning rate or the betas of an optimizer, numbers that change from call to call",
+    "keep them behind the step: `lr = optimizer.param_groups[0]['lr']`",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +131,11 @@ def observe(
         findings.append(CHECKPOINT_DRAWS)
     elif draws:
         findings += reseeding.refusals()
-    returned = rates.as_numbers(with_tensors)
+    returned = rates.as_numbers(with_tensors, observer.is_number)
     if returned is not with_tensors:
         findings.append(RETURNS_RATE)
+    if rates.left_as_numbers(call.state, snapshot, observer.is_number):
+        findings.insert(0, KEEPS_RATE)
     if not copies(returned):
         findings.append(NO_COPY)
     if any(map(_has_gradient, [*_made_by(call, returned), *(entry.new for entry in kept)])):
