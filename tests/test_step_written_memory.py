@@ -56,6 +56,21 @@ def statistics_of_a_module() -> Made:
     return step, norm.running_mean
 
 
+def a_weight_that_an_optimizer_writes_with_others() -> Made:
+    torch.manual_seed(3)
+    model, batch = nn.Linear(3, 1), torch.arange(12.0).reshape(4, 3)
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight, *model.parameters()], lr=0.01, foreach=True)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        (model(batch).square().mean() + weight.square().sum()).backward()
+        optimizer.step()
+        return x * 2
+
+    return step, weight.detach()
+
+
 def an_argument_that_is_read_as_something_else() -> Made:
     kept = torch.ones(4)
 
@@ -71,6 +86,7 @@ MADE = (
     statistics_that_are_arguments,
     a_buffer_by_its_data,
     statistics_of_a_module,
+    a_weight_that_an_optimizer_writes_with_others,
     an_argument_that_is_read_as_something_else,
 )
 

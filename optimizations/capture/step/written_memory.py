@@ -56,6 +56,7 @@ class WrittenMemory:
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._ranges = MemoryRanges(memory_of(tensor) for tensor in tensors if _has_memory(tensor))
         self._clear: set[tuple[int, ...]] = set()
+        self._sizes: list[int] = []
 
     def holds_one_of(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether one of these lies in it, wholly or in part. Inputs have the same shapes and strides each time."""
@@ -65,8 +66,11 @@ class WrittenMemory:
         """The same for inputs that lie at these addresses."""
         if not self._ranges.borders or (places := tuple(addresses)) in self._clear:
             return False
-        if any(self._ranges.overlap(at, size_bytes(tensor)) for at, tensor in zip(places, inputs, strict=True)):
-            return True
+        if len(self._sizes) != len(places):
+            self._sizes = list(map(size_bytes, inputs))
+        for at, size in zip(places, self._sizes, strict=True):
+            if self._ranges.overlap(at, size):
+                return True
         if len(self._clear) >= MOST_CLEAR:
             self._clear.clear()
         self._clear.add(places)
