@@ -125,3 +125,12 @@ def test_a_call_of_a_callable_that_writes_what_it_reads_otherwise_runs_as_it_is(
     (graphed,) = graph_callables([function], [(torch.zeros(4),)], device=CpuDevice())
     assert torch.equal(graphed(torch.zeros(4)), kept * 2)
     assert torch.equal(graphed(kept), torch.full((4,), 4.0))
+
+
+@pytest.mark.parametrize("copies_are_nodes", [True, False])
+def test_an_argument_that_is_read_as_the_negative_of_its_memory_is_no_plain_one(copies_are_nodes: bool) -> None:
+    step = GraphedStep(lambda x: x * 2, device=CpuDevice(copies_are_nodes=copies_are_nodes))
+    for index in range(10):
+        x = torch.arange(4.0) + index
+        x = torch._neg_view(x) if index in (6, 8) else x
+        assert torch.equal(step(x), x * 2), index

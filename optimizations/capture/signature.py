@@ -262,9 +262,11 @@ def copies(nest: Any) -> bool:
 
 
 def tensor_key(tensor: torch.Tensor) -> Hashable:
-    """Class, shape, strides, dtype, device, and whether it takes part in differentiation."""
+    """Class, shape, strides, dtype, device, and whether it takes part in differentiation, or is read as the conjugate
+    or negative of its memory."""
     try:
-        return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+        lazy = tensor.is_conj(), tensor.is_neg()
+        return type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, lazy
     except RuntimeError:  # compressed and nested tensors have no strides; no graph takes them
         return type(tensor), tensor.layout, tensor.is_nested, tensor.dtype, tensor.device, tensor.requires_grad
 

@@ -58,10 +58,11 @@ from optimizations.report.steps import RecordedStep, Refusal
 class Recording:
     """A captured step.
 
-    `written` are inputs it writes, `mutated` other tensors whose versions it counts up; `kept` holds what it reads, and `region` lasts as long as
-    autocast keeps the casts among these. `bound` are attributes and variables that a call binds to what it made, and
-    `others` the tensors that stand elsewhere.
-    `arguments` is what calls look like that it may serve. `pool` is where its memory lies.
+    `written` are inputs it writes, `mutated` other tensors whose versions it counts up; `written_memory` is that of all
+    other tensors it writes, `read_memory` what it reads where it writes inputs too. `kept` holds what it reads, and
+    `region` lasts as long as autocast keeps the casts among these. `bound` are attributes and variables that a call
+    binds to what it made, and `others` the tensors that stand elsewhere. `arguments` is what calls look like that it
+    may serve. `pool` is where its memory lies.
     """
 
     graph: Any

@@ -51,7 +51,7 @@ class Writes:
 
 
 class WrittenMemory:
-    """The memory of `tensors`, as it is when this is made. That which is read counts too, for inputs that are written."""
+    """The memory of `tensors`, as it is when this is made: what is written, or what is read next to written inputs."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._ranges = MemoryRanges(memory_of(tensor) for tensor in tensors if _has_memory(tensor))
