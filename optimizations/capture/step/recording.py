@@ -187,8 +187,8 @@ def capture(
     the tensors that the step reaches, from before the call. `pool_bytes_elsewhere`: of the step's other graphs.
     `draws_unused`: what it draws on the host decides nothing. `may_mention`: gradients from before are a part of the
     call where the graph mentions them. `set_aside` are those of them that stand-ins are in the place of.
-    call where the graph mentions them. `running`: values that the step reads and binds again, which stand behind the
-    arguments among the call's tensors. Note [Read and bound again] in `running_values`.
+    `running`: values that the step reads and binds again, which stand behind the arguments among the call's tensors.
+    Note [Read and bound again] in `running_values`.
 
     Raises:
         GradientsMentioned: it does, and no operator reads them.
