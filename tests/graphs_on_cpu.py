@@ -54,12 +54,17 @@ class CpuGraph:
         self.replays += 1
         for other in self.later:
             other.overwrite()
-        with torch.inference_mode():  # what was made in that mode may be written
+        with torch.inference_mode(), self._uncounted():  # what was made in that mode may be written
             for operator, arguments, keywords, results in self.operators:
                 values = _flat(operator(*arguments, **keywords))
                 for result, value in zip(results, values, strict=True):
                     if result is not None:
                         result.copy_(value)
+
+    def _uncounted(self) -> contextlib.AbstractContextManager[Any]:
+        """A launch counts no versions: PyTorch sees nothing of it."""
+        values = [value for _, *rest in self.operators for value in _flat(rest) if isinstance(value, torch.Tensor)]
+        return torch.autograd._unsafe_preserve_version_counter(tuple(one for one in values if not one.is_inference()))
 
     def nodes(self) -> list[int]:
         """Places of the operators that do something: memory is not made by nodes."""
@@ -169,11 +174,11 @@ class _Capture(TorchDispatchMode):
         results: list[torch.Tensor | None] = []
         for value in _flat(result):
             fresh = isinstance(value, torch.Tensor) and _storage(value) not in before
-            results.append(value.detach() if fresh else None)
+            results.append(_where_it_lies(value.detach()) if fresh else None)
             if fresh:
                 self.graph.made.setdefault(_storage(value), value.untyped_storage())
         if writes or any(value is not None for value in results):
-            self.graph.operators.append((func, args, kwargs, results))
+            self.graph.operators.append((func, _placed(args), _placed(kwargs), results))
         return result
 
     def _save(self, tensor: torch.Tensor) -> None:
@@ -434,6 +439,25 @@ def _storage(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except RuntimeError:  # a tensor that holds others
         return 0
+
+
+def _placed(value: Any) -> Any:
+    """An operator's arguments as a graph has them: it knows their memory, and no tensors of the program's."""
+    if isinstance(value, dict):
+        return {key: _placed(member) for key, member in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_placed, value))
+    return _where_it_lies(value) if isinstance(value, torch.Tensor) else value
+
+
+def _where_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor in the same memory. What becomes of the program's own does not change it."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    if not plain or tensor.is_inference() or tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        return tensor
+    with torch.inference_mode(False), torch.no_grad():
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _flat(value: Any) -> list[Any]:

@@ -89,21 +89,27 @@ def test_inference_tensors_have_no_versions() -> None:
     assert tensor.is_inference()
 
 
-def test_a_steady_replay_counts_the_versions_of_what_its_graph_writes() -> None:
-    """The simulated graphs write nothing while they are captured, so what is counted is told here."""
-    weights = torch.zeros(3)
-
+def steps(read: torch.Tensor, *, writes: bool) -> Callable[[torch.Tensor], torch.Tensor]:
     def step(x: torch.Tensor) -> torch.Tensor:
-        return (weights + x).sum()
+        if writes:
+            read.add_(x)
+        return (read + x).sum()
 
-    graphed = GraphedStep(step, device=CpuDevice())
-    given = [torch.ones(3) * index for index in range(9)]
-    for one in given:
-        graphed(one)
-    (recording,) = graphed._recordings
-    recording.mutated = [weights]
-    recording.steady.serve = None
-    recording.steady.served_otherwise(recording, given[:1], graphed._rates)
-    for count, one in enumerate(given):
-        assert weights._version == count
-        assert recording.steady.serve(recording, (one,), {}).item() == one.sum().item()
+    return step
+
+
+@pytest.mark.parametrize("other", ["none", "the same memory", "other memory"])
+def test_a_steady_replay_counts_the_versions_of_what_its_graph_writes(other: str) -> None:
+    """Also of a tensor that `swap_tensors` made another: each has a counter of its own."""
+    weights, expected = torch.zeros(3), torch.zeros(3)
+    graphed, eager = GraphedStep(steps(weights, writes=True), device=CpuDevice()), steps(expected, writes=True)
+    for index in range(12):
+        if index == 7 and other != "none":
+            made = weights.data if other == "the same memory" else weights.clone()
+            torch.utils.swap_tensors(weights, made)
+        version = weights._version
+        given = torch.ones(3) * index
+        assert torch.equal(graphed(given), eager(given)) and torch.equal(weights, expected)
+        assert weights._version > version, index
+    report = graphed.report()
+    assert report.replays >= 8 and report.dropped_recordings == (other == "other memory")

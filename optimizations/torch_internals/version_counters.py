@@ -19,7 +19,7 @@ class VersionCounters:
     """Those of the given tensors. `tensors` have them: `torch_internals.increment_version` is to be called with these.
 
     Neither the given tensors nor their memory are kept alive. One that `swap_tensors` made another since has another
-    counter: it has other memory or another `.grad` then, as a rule, and this is made again.
+    counter. Who uses this sees that where the tensor's look is compared (`argument_guard`), and makes it again.
     """
 
     def __init__(self, given: Sequence[torch.Tensor]) -> None:
