@@ -8,6 +8,13 @@ the tensor that the recording left, as it would have after the call. A step that
 computes new ones does not depend on those before: neither an operator nor a word of the graph leads to them. That is
 known of gradients that were there. Where there was none, the call may add to what is there, or leave it.
 
+A gradient whose memory was exchanged since (`.data =`, `set_`) counts as another tensor. The memory that the graph knows
+is kept, and gets a tensor of its own (`_Place`).
+
+A program may hold the tensor that it put into a `.grad`, or one that shares its memory, as a flat buffer of all
+gradients does. What the call adds to it is to be seen there. So after a launch the sum is copied back to it, and it
+stays in the `.grad`; but where nothing else holds it, the graph's own takes its place.
+
 Note [Words that are left over]. What launches a kernel may leave a part of its parameters as it finds the memory, with
 an address of before in it. So where only a word leads to the gradients, the call is captured once more with copies of
 them in their place: code that reads them leads to the copies then. If nothing does, they play no part.
@@ -20,7 +27,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from optimizations import torch_internals
 from optimizations.capture.inputs import copy_all
+from optimizations.capture.step.set_aside import held_by_nobody_else
 from optimizations.captured.displaced import size_bytes
 from optimizations.captured.graph import MemoryRange
 from optimizations.torch_internals.argument_guard import same_gradients
@@ -47,8 +56,27 @@ def memory(found: Iterable[torch.Tensor | None]) -> list[MemoryRange]:
     ]
 
 
+class _Place:
+    """The memory of a gradient, which it keeps, and how the gradient lies in it."""
+
+    def __init__(self, gradient: torch.Tensor) -> None:
+        self._storage = gradient.untyped_storage()
+        self._offset, self._shape, self._strides = gradient.storage_offset(), gradient.shape, gradient.stride()
+        self._dtype, self._device = gradient.dtype, gradient.device
+        self.address = gradient.data_ptr()
+
+    def tensor(self) -> torch.Tensor:
+        """Another tensor that lies there."""
+        with torch.inference_mode(False):
+            made = torch.empty(0, dtype=self._dtype, device=self._device)
+            return made.set_(self._storage, self._offset, self._shape, self._strides)
+
+
 class Gradients:
-    """See Note [Gradients before and after]. `indifferent`: the step does not depend on those before."""
+    """See Note [Gradients before and after]. `indifferent`: the step does not depend on those before.
+
+    `written`: of each that is there before and after, whether the graph writes it.
+    """
 
     def __init__(
         self,
@@ -57,6 +85,7 @@ class Gradients:
         after: Sequence[torch.Tensor | None],
         *,
         indifferent: bool,
+        written: Callable[[torch.Tensor], bool] = lambda gradient: True,
     ) -> None:
         self.parameters = tuple(parameters)
         # Gradients that play no part are not kept alive.
@@ -65,10 +94,37 @@ class Gradients:
         self._after = list(after)
         self._pattern = pattern(before)
         self._indifferent = indifferent
-        self._as_before = same_gradients(self.parameters, self._before) if self._before else None
-        self._as_after = same_gradients(self.parameters, self._after)
+        pairs = list(zip(before, after, strict=True))
+        self._added_to = [old is not None and old is new for old, new in pairs]
+        self._writes = [new is not None and (old is not new or written(new)) for old, new in pairs]
+        own = {id(one): one for one in [*self._before, *after] if one is not None and _has_memory(one)}
+        self._places = [(one, _Place(one)) for one in own.values()]
+        self._compare_these()
         self._in_place = False
         self._stood = self._brought = False
+        self._held: list[tuple[int, torch.Tensor]] = []
+
+    def _compare_these(self) -> None:
+        self._as_before = same_gradients(self.parameters, self._before) if self._before else None
+        self._as_after = same_gradients(self.parameters, self._after)
+        self.own = [one for one, _ in self._places]
+        self.addresses = [place.address for _, place in self._places]
+        self._indices = list(range(len(self.own)))
+
+    def _own_stand(self) -> None:
+        """Those whose memory was exchanged are others: the graph's memory gets tensors of its own."""
+        if torch_internals.data_ptrs_equal(self.own, self.addresses, self._indices):
+            return
+        others = {id(one): place.tensor() for one, place in self._places if one.data_ptr() != place.address}
+        self._places = [(others.get(id(one), one), place) for one, place in self._places]
+        self._before = [others.get(id(one), one) for one in self._before]
+        self._after = [others.get(id(one), one) for one in self._after]
+        self._compare_these()
+
+    def written(self) -> list[torch.Tensor]:
+        """Those that a launch writes, whose versions are to be counted up."""
+        found = [one for one, writes in zip(self._after, self._writes, strict=True) if writes and one is not None]
+        return list({id(one): one for one in found}.values())
 
     def steady(self) -> tuple[Sequence[torch.Tensor | None] | None, bool]:
         """What calls like the last one find, if they need not look further, and whether they `leave` other gradients.
@@ -86,6 +142,7 @@ class Gradients:
 
     def fit(self) -> bool:
         """Whether a launch now would find gradients where the recording found some."""
+        self._own_stand()
         if self._indifferent:
             return all(_get(one) is None for one in self._without)
         self._in_place = self._as_before is None or self._as_before(self.parameters)
@@ -103,14 +160,22 @@ class Gradients:
 
     def bring(self) -> None:
         """Before a launch: copy gradients that lie elsewhere to where the graph reads them."""
+        self._held = []
         self._brought = not (self._indifferent or self._in_place)
         if not self._brought:  # `fit` has just seen that
             self._in_place = False
             return
+        now = gradients(self.parameters)
+        alone = held_by_nobody_else(now, as_gradients=True)
         moved = [
             (there, expected)
-            for there, expected in zip(gradients(self.parameters), self._before, strict=True)
+            for there, expected in zip(now, self._before, strict=True)
             if there is not None and expected is not None and there is not expected
+        ]
+        self._held = [
+            (index, there)
+            for index, (there, expected) in enumerate(zip(now, self._before, strict=True))
+            if there is not None and there is not expected and self._added_to[index] and not alone[index]
         ]
         sources, targets = [there for there, _ in moved], [expected for _, expected in moved]
         if not _places(sources).isdisjoint(_places(targets)):  # parameters have exchanged gradients
@@ -131,6 +196,16 @@ class Gradients:
             # Most are others then: to set them takes less than to ask first, as `put` does.
             for parameter, gradient in zip(self.parameters, self._after, strict=True):
                 parameter.grad = gradient
+        if self._held:
+            held, self._held = self._held, []
+            sums = [gradient for index, _ in held if (gradient := self._after[index]) is not None]
+            copy_all([there for _, there in held], sums)
+            for index, there in held:
+                self.parameters[index].grad = there
+
+
+def _has_memory(gradient: torch.Tensor) -> bool:
+    return type(gradient) is torch.Tensor and gradient.layout is torch.strided and size_bytes(gradient) > 0
 
 
 def _distinct(found: Iterable[torch.Tensor | None]) -> set[int]:

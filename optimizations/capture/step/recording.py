@@ -84,6 +84,10 @@ class Recording:
     replays: int = 0
     steady: SteadyReplay = field(default_factory=SteadyReplay)
 
+    def counted(self) -> list[torch.Tensor]:
+        """Tensors whose versions a launch counts up: what autograd saved of them is not what it was."""
+        return [*self.mutated, *self.gradients.written()]
+
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether a launch with these inputs would do what the call would do."""
         if self.region is not None and not self.region.lasts():
@@ -156,8 +160,8 @@ class Recording:
         if self.written:
             self.inputs.give_back(tensors, self.written)
         self.gradients.leave()
-        if self.mutated:
-            torch_internals.increment_version(self.mutated)
+        if counted := self.counted():
+            torch_internals.increment_version(counted)
         taken = self.outputs.take(tensors, fresh)
         return self.bind_results(taken) if self.bound else taken
 
@@ -227,7 +231,9 @@ def capture(
             observer.launches = launches = Launches(device.node_count)
             with launches.copying():
                 inputs.capture_copies(to_carry)
-            writes = Writes([*call.state.tensors.values(), *placeholders], compiled=call.state.compiled)
+            there = [gradient for gradient in call.before if gradient is not None]
+            writes = Writes([*call.state.tensors.values(), *placeholders, *there], compiled=call.state.compiled)
+            there.clear()
             observer.before_write = writes.note
             with (
                 compilations.noticed(observer, forbid=True),
@@ -312,7 +318,7 @@ def capture(
         pool=pool,
         inputs=inputs,
         written=written,
-        gradients=Gradients(call.parameters, call.before, after, indifferent=indifferent),
+        gradients=Gradients(call.parameters, call.before, after, indifferent=indifferent, written=writes.include),
         watch=watch,
         outputs=outputs,
         mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],

@@ -128,7 +128,9 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     remaining = watch.rest()
     data_ptr, handles = torch.Tensor.data_ptr, hook_registry.HANDLES
     registered, hooks_unchanged, in_python = remaining.hooks_registered, remaining.hooks, remaining.in_python
-    held, addresses_of_held, places_of_held = remaining.tensors, remaining.addresses, remaining.indices
+    held = [*remaining.tensors, *recording.gradients.own]
+    addresses_of_held = [*remaining.addresses, *recording.gradients.addresses]
+    places_of_held = list(range(len(held)))
     anomalies_are, anomalies = anomalies_now, anomalies_now()
     region, bound, written = recording.region, bool(recording.bound), recording.written
     rare: list[Callable[[Recording, list[torch.Tensor]], bool]] = []
@@ -148,7 +150,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     allocate = None if only is None else only.allocate
     before = rates.write if rates.standing else None
     leave = recording.gradients.leave if leaves else None
-    count_up, mutated = torch_internals.increment_version, VersionCounters(recording.mutated)
+    count_up, mutated = torch_internals.increment_version, VersionCounters(recording.counted())
 
     def serve(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal same, rest, next_look

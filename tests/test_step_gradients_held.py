@@ -1,0 +1,139 @@
+"""Gradients that the program holds, exchanges, moves or saves between the calls of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graphs_on_cpu import CpuDevice
+from step_parts import batches, loss_of, network
+
+from optimizations.capture.step.graphed_step import GraphedStep
+
+ZERO: dict[str, Callable[[torch.nn.Module], None]] = {
+    "set to None": lambda model: model.zero_grad(),
+    "set to zero": lambda model: model.zero_grad(set_to_none=False),
+    "added to": lambda model: None,
+}
+
+
+class Training:
+    """A step that leaves gradients. `held` is what the program keeps between its calls."""
+
+    def __init__(self, zero: str) -> None:
+        self.model = network("cpu")
+        self.held: list[torch.Tensor] = []
+
+        def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            ZERO[zero](self.model)
+            loss = loss_of(self.model, batch)
+            loss.backward()
+            return loss.detach()
+
+        self.step = step
+
+    def gradients(self) -> list[torch.Tensor]:
+        return [one.grad for one in self.model.parameters() if one.grad is not None]
+
+
+def moved(training: Training) -> None:
+    for gradient in training.gradients():
+        gradient.data = gradient * 0.5
+
+
+def set_elsewhere(training: Training) -> None:
+    for gradient in training.gradients():
+        gradient.set_(gradient * 0.5)
+
+
+def exchanged(training: Training) -> None:
+    for parameter in training.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+
+def exchanged_and_held(training: Training) -> None:
+    exchanged(training)
+    training.held = training.gradients()
+
+
+def in_a_flat_buffer(training: Training) -> None:
+    parameters = list(training.model.parameters())
+    flat = torch.zeros(sum(one.numel() for one in parameters))
+    for parameter, part in zip(parameters, flat.split([one.numel() for one in parameters]), strict=True):
+        parameter.grad = part.view_as(parameter)
+    training.held = [flat]
+
+
+CHANGES = [moved, set_elsewhere, exchanged, exchanged_and_held, in_a_flat_buffer]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("zero", ZERO)
+def test_gradients_and_what_is_held_of_them_are_those_of_eager(zero: str, change: Callable[[Training], None]) -> None:
+    mine, theirs = Training(zero), Training(zero)
+    step = GraphedStep(mine.step, device=CpuDevice())
+    for index, batch in enumerate(batches("cpu", 10)):
+        assert torch.equal(step(*batch), theirs.step(*batch)), index
+        for one, other in [(mine.gradients(), theirs.gradients()), (mine.held, theirs.held)]:
+            assert len(one) == len(other) and all(map(torch.equal, one, other)), index
+        if index % 3 == 0:
+            change(mine)
+            change(theirs)
+    assert step.report().replays >= 6 and step.report().dropped_recordings == 0
+
+
+def test_a_gradient_that_the_program_holds_stays_in_its_place_and_one_that_nobody_holds_need_not() -> None:
+    mine = Training("added to")
+    step = GraphedStep(mine.step, device=CpuDevice())
+    given = batches("cpu", 7)
+    for batch in given[:4]:
+        step(*batch)
+    recorded = mine.gradients()
+    exchanged(mine)
+    step(*given[4])
+    assert all(one is other for one, other in zip(mine.gradients(), recorded, strict=True))
+    exchanged_and_held(mine)
+    step(*given[5])
+    assert all(one is other for one, other in zip(mine.gradients(), mine.held, strict=True))
+    assert all(one is not other for one, other in zip(recorded, mine.held, strict=True))
+
+
+def backward_behind_the_next_call(training: Training, call: Callable[[], Any]) -> None:
+    """What autograd saved of a gradient is written by the next call."""
+    gradient = training.gradients()[0]
+    (torch.ones_like(gradient, requires_grad=True) * gradient).sum().backward()
+    saved = (torch.ones_like(gradient, requires_grad=True) * gradient).sum()
+    call()
+    saved.backward()
+
+
+@pytest.mark.parametrize("calls", [4, 5, 8])
+@pytest.mark.parametrize("zero", ZERO)
+def test_autograd_sees_that_a_launch_wrote_a_gradient_that_it_saved(zero: str, calls: int) -> None:
+    """In eager, one that was set to None is left as it was. A launch writes it, which is an error, and no wrong value.
+
+    Calls are the first replay, the second, which a steady replay serves, and later ones.
+    """
+    mine = Training(zero)
+    step = GraphedStep(mine.step, device=CpuDevice())
+    *before, last = batches("cpu", calls + 1)
+    for batch in before:
+        step(*batch)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        backward_behind_the_next_call(mine, lambda: step(*last))
+
+
+def test_versions_of_gradients_that_the_step_does_not_write_stay() -> None:
+    mine = Training("set to None")
+    apart = torch.nn.Parameter(torch.ones(3))
+    apart.grad = torch.ones(3)
+
+    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return mine.step(batch), apart * 2
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for batch in batches("cpu", 8):
+        graphed(*batch)
+    assert graphed.report().replays >= 4 and apart.grad._version == 0
