@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice, CpuGraph
+from interrupts import interrupted_behind
 from step_parts import batches, loss_of, network
 from torch.utils import dlpack
 
@@ -233,6 +234,64 @@ def test_after_a_failed_recording_the_same_tensors_hold_the_same_values(error: B
     found = [one for one in mine.gradients() if one is not None]
     assert [*map(id, found)] == places and [one._version for one in found] == versions
     assert all(map(torch.equal, found, values))
+
+
+def test_an_interrupt_while_a_failed_capture_is_taken_back_loses_no_gradient() -> None:
+    files = ("step/set_aside.py", "step/gradients.py", "step/graphed_step.py")
+    given = batches("cpu", 4)
+    for number in range(200):
+        mine, device = Training(), CpuDevice()
+        step = GraphedStep(mine.step, device=device)
+        for batch in given[:3]:
+            step(*batch)
+        values = [one.clone() for one in mine.gradients() if one is not None]
+        where: list[str] = []
+        with contextlib.ExitStack() as stack:
+
+            class Late(CpuGraph):
+                """Interrupts come when it is freed, and from then on until the call has ended."""
+
+                def reset(self) -> None:
+                    nonlocal where
+                    super().reset()
+                    where = stack.enter_context(interrupted_behind(number, *files))  # noqa: B023
+
+            device.new_graph = Late  # type: ignore[method-assign]
+            device.fail_with = KeyboardInterrupt()
+            with contextlib.suppress(KeyboardInterrupt):
+                step(*given[3])
+        found = [one for one in mine.gradients() if one is not None]
+        assert [one.untyped_storage().nbytes() for one in found] == [4 * one.numel() for one in values], number
+        assert all(map(torch.equal, found, values)), (number, where)
+        if not where:
+            break
+    assert number > 20
+
+
+def test_what_is_left_of_a_stand_in_behind_a_failed_capture_cannot_be_read() -> None:
+    """Its memory is gone. A traceback may hold it."""
+    kept: list[torch.Tensor] = []
+
+    class Fails(CpuDevice):
+        @contextlib.contextmanager
+        def capturing(self, graph: CpuGraph, pool: Any, generators: Any = ()) -> Iterator[None]:
+            with super().capturing(graph, pool, generators):
+                kept.extend(one for one in mine.gradients() if one is not None)
+                kept.extend(one.data for one in kept[:])
+                raise KeyboardInterrupt
+
+    mine = Training()
+    step = GraphedStep(mine.step, device=Fails())
+    given = batches("cpu", 4)
+    for batch in given[:3]:
+        step(*batch)
+    with pytest.raises(KeyboardInterrupt):
+        step(*given[3])
+    assert len(kept) == 8
+    for one in kept:
+        with pytest.raises(RuntimeError, match=r"read \.grad again"):
+            one.sum()
+    assert all(one.sum().isfinite() for one in mine.gradients() if one is not None)
 
 
 def test_a_call_whose_capture_failed_runs_as_it_is_with_the_gradients_of_before(taken: list[int]) -> None:

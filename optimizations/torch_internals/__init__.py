@@ -177,6 +177,15 @@ NAMES: dict[str, Private] = {
     "storage_at": Private(
         "torch", "_C._construct_storage_from_data_pointer", _CHECKED_HERE, "let a tensor stand in for another"
     ),
+    "storage_refuses": Private(
+        "torch",
+        "_C._set_storage_data_ptr_access_error_msg",
+        _CHECKED_HERE,
+        "let no one read memory that is not there any more",
+    ),
+    "storage_of_weak": Private(
+        "torch", "UntypedStorage._new_with_weak_ptr", _CHECKED_HERE, "find a storage that somebody else holds"
+    ),
     "storage_use_count": Private("torch", "_C._storage_Use_Count", _CHECKED, "see that a value is saved for backward"),
     "tensor_use_count": Private("torch", "Tensor._use_count", _CHECKED, "see that a value is saved for backward"),
     # replay: recording with, and next to, CUDAGraph Trees

@@ -8,8 +8,8 @@ the tensor that the recording left, as it would have after the call. A step that
 computes new ones does not depend on those before: neither an operator nor a word of the graph leads to them. That is
 known of gradients that were there. Where there was none, the call may add to what is there, or leave it.
 
-A gradient whose memory was exchanged since (`.data =`, `set_`) counts as another tensor. The memory that the graph knows
-is kept, and gets a tensor of its own (`_Place`).
+A gradient whose memory was exchanged since (`.data =`, `set_`) counts as another tensor. The memory that the graph
+knows is kept, and gets a tensor of its own (`_Place`).
 
 A program may hold the tensor that it put into a `.grad`, or one that shares its memory, as a flat buffer of all
 gradients does. What the call adds to it is to be seen there. So after a launch the sum is copied back to it, and it

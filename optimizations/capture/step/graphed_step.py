@@ -400,14 +400,17 @@ class GraphedStep:
             error = cause(raised)
             if captured is not given:
                 captured.before.clear()
-            graph.reset()
-            self._recordings.spoil(pool)  # the allocator may still take it for one that is being captured into
-            call.state.restore(snapshot)
-            marks.restore()
-            put(call.parameters, call.before)
-            host_random.restore()
-            device.restore_random_states(states)
-            _bring_back(device, set_aside, call, raised)
+            undo: list[Callable[[], Any]] = [
+                graph.reset,
+                functools.partial(self._recordings.spoil, pool),  # the allocator may still take it for one in a capture
+                functools.partial(call.state.restore, snapshot),
+                marks.restore,
+                functools.partial(put, call.parameters, call.before),
+                host_random.restore,
+                functools.partial(device.restore_random_states, states),
+                functools.partial(_bring_back, device, set_aside, call, raised),
+            ]
+            _do_all(undo)
             if not isinstance(error, Exception):
                 raise error  # noqa: B904 (with its own cause and context, as the program would see it)
             instead = self._instead(device, key, call, progress, error, set_aside, mentioned)
@@ -586,6 +589,21 @@ class GraphedStep:
     def _refuse_inside(self, name: str) -> None:
         if self._thread == threading.get_ident():
             raise RuntimeError(f"{name}() was called by the step {self._name()} itself; call it behind the step")
+
+
+def _do_all(actions: list[Callable[[], Any]]) -> None:
+    """Do each of these, also where one is interrupted, which is then done again from its beginning.
+
+    Raises:
+        KeyboardInterrupt: one was; behind the last.
+    """
+    try:
+        while actions:
+            actions[0]()
+            del actions[0]
+    except KeyboardInterrupt:
+        _do_all(actions)
+        raise
 
 
 def _bring_back(device: Device, set_aside: SetAside, call: Call, error: BaseException) -> None:

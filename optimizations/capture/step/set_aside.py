@@ -10,8 +10,9 @@ During the capture a stand-in is in each `.grad`: a tensor of the same looks, at
 memory. It takes no memory of the device. What reads gradients is led there, so it is noticed: an operator before it
 runs (`Observer`), compiled code by words of the graph. No kernel runs in a capture, so nothing is ever read there.
 Then, and where compiled code does not take such an address, the call is captured once more, with the gradients in their
-places. Another thread that reads `.grad` at that time would read host memory on the device; it would read what was
-never computed a moment later.
+places. What is left of a stand-in behind a capture that failed, as in a variable that a traceback holds, raises an
+error when it is read. Another thread that reads `.grad` at that time would read host memory on the device; it would
+read what was never computed a moment later.
 
 Only such gradients are set aside that the observed calls neither read nor kept, and that nothing but the parameter
 holds: no variable or list, no view, no history. Who holds a tensor is counted, and compared with the counts of one that
@@ -26,6 +27,7 @@ import weakref
 from collections.abc import Collection, Sequence
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from optimizations import torch_internals
 from optimizations.capture.device import Device
@@ -39,6 +41,10 @@ ALIGNMENT = 512
 """Bytes. As PyTorch's allocator aligns what it gives."""
 
 
+GONE = "this stood for a gradient while a step was recorded, and the recording failed: read .grad again"
+"""What is raised where a stand-in is read behind the capture."""
+
+
 class GradientsNeeded(RuntimeError):
     """A captured call reads, or keeps, a gradient that was set aside."""
 
@@ -50,6 +56,7 @@ class SetAside:
         self._device = device
         self._kept: list[tuple[torch.Tensor, torch.UntypedStorage]] = []
         self._places: frozenset[int] = frozenset()
+        self._stand_ins: list[StorageWeakRef] = []
         self.needed = False
 
     def __bool__(self) -> bool:
@@ -79,6 +86,7 @@ class SetAside:
             _stand_in(gradient, copies[index]) if gradient is not None and index in copies else gradient
             for index, gradient in enumerate(gradients)
         ]
+        self._stand_ins = [StorageWeakRef(_storage_of(found[index])) for index in copies]
         there = ((index, gradient) for index, gradient in enumerate(gradients) if gradient is not None)
         self._kept = [(gradient, copies[index]) for index, gradient in there if index in copies]
         self._places = frozenset(copy.data_ptr() for copy in copies.values())
@@ -117,9 +125,16 @@ class SetAside:
     def restore(self) -> None:
         """Give the gradients memory and bytes again.
 
+        To be called again where it was interrupted.
+
         Raises:
             torch.OutOfMemoryError: there is none. To be called again when there is.
         """
+        while self._stand_ins:
+            held = torch_internals.storage_of_weak(self._stand_ins[-1].cdata)
+            if held is not None:
+                torch_internals.storage_refuses(held._cdata, GONE)
+            self._stand_ins.pop()
         while self._kept:
             gradient, copy = self._kept[-1]
             storage = gradient.untyped_storage()
