@@ -290,7 +290,8 @@ class Places(nn.Module):
         return self.frozen(self.trained(x)) @ self.shift
 
 
-TRAINED, OTHERS = ("trained.weight", "trained.bias", "apart"), ("frozen.weight", "shift", "in a cell")
+TRAINED = "trained.weight", "trained.bias", "apart"
+OTHERS = "frozen.weight", "shift", "in a cell", "in a dict", "of a class of its own"
 CHANGES_OF_TENSORS: dict[str, Callable[[torch.Tensor], Any]] = {
     "memory": lambda tensor: setattr(tensor, "data", tensor.data.clone()),
     "strides": lambda tensor: setattr(tensor, "data", tensor.data.t() if tensor.dim() == 2 else tensor.data[:1]),
@@ -311,25 +312,32 @@ OF_ALL = ("memory", "strides", "requires_grad")
     + [(place, change) for place in OTHERS for change in (*OF_ALL, "dtype")],
 )
 def test_each_tensor_is_looked_at_wherever_it_stands(place: str, change: str) -> None:
-    """In a module and in an optimizer's list, in a module alone, in such a list alone, or in a variable."""
+    """In a module and in an optimizer's list, in a module alone, in such a list alone, in a variable or a dict."""
     torch.manual_seed(1)
     model, apart, variable = Places(), nn.Parameter(torch.ones(8, 8)), torch.ones(8, 8)
     optimizer = torch.optim.SGD([*model.trained.parameters(), apart], lr=0.01, foreach=True)
+    by_name = {"in a dict": torch.ones(8, 8), "of a class of its own": torch.ones(8, 8).as_subclass(OfItsOwn)}
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         optimizer.zero_grad()
-        loss = (model(batch["x"]) @ apart @ variable).pow(2).mean()
+        last = by_name["in a dict"] @ by_name["of a class of its own"].as_subclass(torch.Tensor)
+        loss = (model(batch["x"]) @ apart @ variable @ last).pow(2).mean()
         loss.backward()
         optimizer.step()
         return loss.detach()
 
     given = batches("cpu", 9)
     _, recording = recorded(step, given)
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers()), "apart": apart, "in a cell": variable}
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers()), **by_name}
+    tensors |= {"apart": apart, "in a cell": variable}
     serve = recording.steady.serve
     assert serve(recording, given[0], {}) is not MISSED
     CHANGES_OF_TENSORS[change](tensors[place])
     assert serve(recording, given[0], {}) is MISSED
+
+
+class OfItsOwn(torch.Tensor):
+    pass
 
 
 class WithSlots:
@@ -342,6 +350,7 @@ class Holder:
     def __init__(self) -> None:
         self.tensor = torch.ones(2, 3)
         self.by_name = {"tensor": torch.ones(2, 3)}
+        self.listed = [torch.ones(2, 3)]
         self.slots = WithSlots()
         self.slots.tensor = torch.ones(2, 3)
 
@@ -349,21 +358,43 @@ class Holder:
 UNREAD: dict[str, Callable[[Holder], tuple[Callable[[Any], None], Callable[[], None]]]] = {
     "attribute": lambda held: (lambda value: setattr(held, "tensor", value), lambda: delattr(held, "tensor")),
     "dict": lambda held: (lambda value: held.by_name.update(tensor=value), held.by_name.clear),
+    "list": lambda held: (lambda value: held.listed.__setitem__(0, value), held.listed.clear),
     "slots": lambda held: (lambda value: setattr(held.slots, "tensor", value), lambda: delattr(held.slots, "tensor")),
 }
+
+
+ASKS: dict[str, Callable[[Holder], Callable[[torch.Tensor], torch.Tensor]]] = {
+    "attribute": lambda held: lambda x: (x * held.tensor.shape[0]).sum(),
+    "dict": lambda held: lambda x: (x * held.by_name["tensor"].shape[0]).sum(),
+    "list": lambda held: lambda x: (x * held.listed[0].shape[0]).sum(),
+    "slots": lambda held: lambda x: (x * held.slots.tensor.shape[0]).sum(),
+}
+
+
+@pytest.mark.parametrize("change", [*OF_ALL[1:], "dtype", "class"])
+@pytest.mark.parametrize("place", sorted(UNREAD))
+def test_a_tensor_that_is_not_read_is_looked_at_where_it_stays(place: str, change: str) -> None:
+    """C++ does not look at all of what stands in a dict that was not written."""
+    held, tensor = Holder(), torch.ones(2, 3)
+    UNREAD[place](held)[0](tensor)
+    given = [(torch.ones(3) * index,) for index in range(9)]
+    _, recording = recorded(ASKS[place](held), given)
+    serve = recording.steady.serve
+    assert recording.watch.unchanged()
+    assert all(serve(recording, one, {}) is not MISSED for one in given)
+    if change == "class":
+        tensor.__class__ = OfItsOwn
+    else:
+        CHANGES_OF_TENSORS[change](tensor)
+    assert serve(recording, given[1], {}) is MISSED
+    assert not recording.watch.unchanged()
 
 
 @pytest.mark.parametrize("place", sorted(UNREAD))
 def test_a_tensor_that_is_not_read_may_be_another_that_looks_the_same(place: str) -> None:
     held = Holder()
-    sides = {
-        "attribute": lambda: held.tensor.shape[0],
-        "dict": lambda: held.by_name["tensor"].shape[0],
-        "slots": lambda: held.slots.tensor.shape[0],
-    }
-    side = sides[place]
     given = [(torch.ones(3) * index,) for index in range(9)]
-    _, recording = recorded(lambda x: (x * side()).sum(), given)
+    _, recording = recorded(ASKS[place](held), given)
     serve = recording.steady.serve
 
     def served() -> bool:

@@ -191,6 +191,10 @@ class _LookedAt:
         if (found := self._gradients.pop(id(value), None)) is not None:
             _add_gradient(node, "parameter", found[1])
 
+    def has(self, value: Any) -> bool:
+        """Whether a value is one of these, and has no guards yet."""
+        return id(value) in self._tensors or id(value) in self._gradients
+
     def left(self) -> tuple[torch.Tensor, ...]:
         """Those for which no node was found so far."""
         parameters = {key: parameter for key, (parameter, _) in self._gradients.items()}
@@ -216,12 +220,20 @@ def _add_values(tree: Any, held: Sequence[Held], looked_at: _LookedAt) -> tuple[
         for key in sorted(one.absent):
             node.add_dict_contains_guard(False, key, (name,), None)
         for key, value in one.entries:
-            leaf = _place(node, one, key, name, value)
+            leaf = _place(node, one, key, name, _CHANGES_ITSELF if looked_at.has(value) else value)
             leaf.add_id_match_guard(id(value), (name,), None)
             looked_at.add(leaf, value)
         for key, tensor in one.looks:
-            _add_look(_place(node, one, key, name, tensor), name, tensor)
+            _add_look(_place(node, one, key, name, _CHANGES_ITSELF), name, tensor)
     return tuple(one.holder for one in held)
+
+
+_CHANGES_ITSELF = object()
+"""Given for a value that may change though it stays where it is.
+
+C++ does not look at a value in a dict that was not written since if it takes the value for one that cannot change. It
+takes tensors for such.
+"""
 
 
 def _place(node: Any, held: Held, key: Any, name: str, value: Any) -> Any:

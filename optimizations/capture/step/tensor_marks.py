@@ -1,4 +1,4 @@
-"""What Python may change of a tensor itself: shape, strides, dtype, `requires_grad`, the memory that it stands for.
+"""What Python may change of a tensor itself: class, shape, strides, dtype, `requires_grad`, which memory it stands for.
 
 These changes go through no operator, so a graph would not repeat them. A step that makes one is refused, and a capture
 that fails puts them back.
@@ -18,9 +18,9 @@ def look(tensor: torch.Tensor) -> Look:
     """Everything but the memory: what kernels of a graph were chosen for."""
     try:
         strides = tensor.stride() if tensor.layout is torch.strided else None
-        return tensor.requires_grad, tensor.dtype, tensor.shape, strides
+        return tensor.requires_grad, type(tensor), tensor.dtype, tensor.shape, strides
     except RuntimeError:  # a parameter that gets its shape from the first batch
-        return tensor.requires_grad, tensor.dtype, None, None
+        return tensor.requires_grad, type(tensor), tensor.dtype, None, None
 
 
 def looks(tensors: Iterable[torch.Tensor]) -> list[Look]:

@@ -200,7 +200,7 @@ class Watch:
             size = None if sized is None else len(sized)
             attributes = isinstance(owner, Slots)
             holder = owner.cell if isinstance(owner, _Cell) else owner.value if attributes else owner
-            if not isinstance(owner, list) and len(entries) <= LONG:  # data may be long
+            if len(entries) <= LONG:  # data may be long
                 self._unread += [
                     _Unread(readable, key, look(value), _asked_for(holder, key, value, attributes), attributes)
                     for key, value in entries
