@@ -137,3 +137,21 @@ def test_versions_of_gradients_that_the_step_does_not_write_stay() -> None:
     for batch in batches("cpu", 8):
         graphed(*batch)
     assert graphed.report().replays >= 4 and apart.grad._version == 0
+
+
+def test_a_sparse_gradient_from_before_is_named_in_the_refusal() -> None:
+    """It has no address."""
+    table = torch.nn.Embedding(8, 4, sparse=True)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        table.zero_grad()
+        loss = table(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    with pytest.warns(UserWarning, match="sparse gradient"):
+        for index in range(5):
+            graphed(torch.tensor([index, 1]))
+    gradient = table.weight.grad
+    assert gradient is not None and gradient.to_dense()[4].abs().sum() > 0

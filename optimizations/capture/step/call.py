@@ -21,6 +21,11 @@ MOST_ARRAY_BYTES = 2**20
 """Arrays of NumPy that a step reaches are compared by their bytes before each launch, up to this in sum."""
 
 
+SPARSE = Refusal(
+    "finds a sparse gradient in a `.grad`, whose size depends on values", "make the embedding without sparse=True"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """Arguments of a call, the tensors among them with their names, and the state that the step reaches.
@@ -79,6 +84,8 @@ def refused_call(call: Call, holds: Callable[[torch.Tensor], bool]) -> tuple[Ref
                 "pass a dict, a list or a dataclass",
             ), False
     state = call.state
+    if any(gradient is not None and gradient.layout is not torch.strided for gradient in call.before):
+        return SPARSE, False
     if (refusal := refused_sources(state)) is not None:
         return refusal, False
     if not state.complete:
