@@ -80,6 +80,9 @@ class Workload:
         variants: names this workload can be built as; the first is the default.
         parameters: parameter count of the full size of the default variant, as published.
         stochastic: whether an iteration draws random numbers (dropout in training, noise).
+        tried_deterministic: its trials use deterministic algorithms, where PyTorch has them. For stochastic programs
+            whose results hang on rounding so much that the order of atomic additions shows: the trials of all modes
+            have the same bits then, and whoever compares first judges for all.
         host_draws_unused: its iteration draws random numbers on the host that decide nothing, so that one graph may
             stand for it.
         optimizer: "sgd" or "adam" (training only), as in the papers.
@@ -106,6 +109,7 @@ class Workload:
     variants: tuple[str, ...] = ("published",)
     parameters: int | None = None
     stochastic: bool = False
+    tried_deterministic: bool = False
     host_draws_unused: bool = False
     optimizer: Literal["sgd", "adam"] | None = None
     float32_on_cpu: bool = False

@@ -4,13 +4,21 @@ A stochastic workload is compiled once for trial, so that eager's random numbers
 (`suite.measure.eager_random`), and that is compared. The real compilation has another random stream, so its values
 cannot be compared. A mode's later processes have neither a reference nor a trial: they look whether they have the
 digests of the first process. If one is not as in the first process, everything is done as there.
+
+Note [Deterministic trials]: EfficientDet chooses among nearly equal values (Note [Choices] in
+`suite.measure.correctness`), and adds gradients in an order that differs from call to call, so that a second call has
+other bits in 469 of its tensors. Then no mode has the bits of another that was compared, and each would be compiled in
+float32 and in float64 to be judged, for minutes. Its trials, and eager's run before them, use deterministic algorithms:
+so they have the same bits, and one of them is judged. What is measured uses the algorithms it always does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -60,7 +68,7 @@ class Judge:
         try:
             for scale in loss_scales(own) if self.is_tried else (own.loss_scale,):
                 self._program.instance = replace(own, loss_scale=scale)
-                with self._program.calling(), self._program.whole() as (whole, states):
+                with self._program.calling(), self._program.whole() as (whole, states), self._algorithms():
                     iterate = iteration(whole, whole.module, marks_steps=self._program.marks_steps)
                     eager = _results_of(whole, iterate, self._program.checked, states, self._program.spec.seed)
                 release(own.device)
@@ -112,7 +120,7 @@ class Judge:
         calls = self._compilation.calls_to_replay
         cache = Path(self._program.spec.cache_dir)
         torch.compiler.reset()  # in a later process the real compilation came first, and would be found
-        with trial_cache(cache), eager_random_numbers():
+        with trial_cache(cache), eager_random_numbers(), self._algorithms():
             iterate = self._compilation.compiled_iteration(
                 self._compilation.callable_for(self._program.instance.module)
             )
@@ -128,6 +136,11 @@ class Judge:
         if not verdict.passed:
             raise Inaccurate(self._record(verdict))
         return verdict
+
+    def _algorithms(self) -> AbstractContextManager[None]:
+        """Those of a trial: see Note [Deterministic trials]."""
+        deterministic = self.is_tried and self._program.instance.workload.tried_deterministic
+        return deterministic_algorithms() if deterministic else nullcontext()
 
     def _check(self) -> Correctness:
         verdict, forgotten = self.trial_verdict, False
@@ -192,6 +205,23 @@ class Judge:
         return _results_of(
             self._program.instance, iterate, self._program.checked, self._program.states, self._program.spec.seed
         )
+
+
+@contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """PyTorch's deterministic algorithms inside the block, where it has them. New memory is not filled, which would be
+    kernels that the program has not."""
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic  # a module whose settings are properties
+    fills = memory.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        memory.fill_uninitialized_memory = fills
 
 
 def _results_of(

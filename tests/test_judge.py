@@ -40,6 +40,47 @@ def test_a_later_process_of_a_stochastic_mode_with_other_bits_runs_the_trial_too
     assert live.measure(Measure(index=0, turn=0, samples=2, throughput_iterations=0)).host_us, "compiled again after it"
 
 
+class Asking(torch.nn.Module):
+    """Writes down whether it runs with deterministic algorithms, uncompiled and compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = Mlp(0.5)
+        self.found: list[bool] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.compiler.disable(self.ask)()
+        return self.mlp(x)
+
+    def ask(self) -> None:
+        self.found.append(torch.are_deterministic_algorithms_enabled())
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_eager_and_trial_may_use_deterministic_algorithms_and_what_is_measured_uses_its_own(cell, deterministic):
+    module = Asking()
+    live = cell(lambda: module, "compile", task="training", stochastic=True, tried_deterministic=deterministic)
+    live.build()
+    assert live._judge.trial_correctness().passed
+    assert set(module.found) == {deterministic}
+    tried = len(module.found)
+    assert tried >= 4, "eager, and what was compiled for trial, on two inputs each"
+    live.compile(CompileConditions.COLD_ALONE)
+    assert set(module.found[tried:]) == {False}
+    assert live.settle().correctness.passed
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+
+
+def test_a_trial_that_fails_leaves_the_algorithms_as_they_were(cell, monkeypatch):
+    live = cell(lambda: Mlp(0.5), "compile", task="training", stochastic=True, tried_deterministic=True)
+    monkeypatch.setattr(suite.compilation, "callable_for", lambda mode, module: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        live.build()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+
+
 def test_trials_share_caches_that_are_not_those_of_what_is_measured(cell, monkeypatch, tmp_path):
     """Each process of a mode whose results are never twice the same runs one, and only the first compiles for it."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))

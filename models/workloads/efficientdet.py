@@ -54,6 +54,7 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     inputs=inputs,
     parameters=6_625_898,
     stochastic=True,
+    tried_deterministic=True,
     optimizer="sgd",
     notes="labels are random, not those of COCO pictures",
 )
