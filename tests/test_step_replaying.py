@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from optimizations.capture.step import replaying
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.guard import PROBE_EVERY
 from optimizations.capture.step.replaying import MISSED, WORTH
-from optimizations.capture.step.watch import PROBE_EVERY
 
 MOST_CALLS = 40
 """Functions of Python and of C that a steady call may run, with those of the simulated copy nodes and of the count, and

@@ -14,9 +14,11 @@ from step_parts import batches, loss_of, network
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from optimizations.capture.step import host_tensors, watch
+from optimizations.capture.step import host_tensors, unread_tensors
 from optimizations.capture.step.graphed_step import GraphedStep
+from optimizations.capture.step.guard import Guard
 from optimizations.capture.step.watch import Watch
+from optimizations.capture.step.watched_entries import LONG
 from optimizations.torch_internals.dict_guard import HeldEntries, same_entries
 
 
@@ -170,7 +172,7 @@ def test_a_comparison_that_fails_without_a_change_is_made_new_ever_more_rarely()
         made.append(held["number"])
         return same_entries([HeldEntries(held, tuple(held.items()), 1)])
 
-    guard = watch.Guard(make)
+    guard = Guard(make)
     for call in range(1000):
         held["number"] = float(f"1.{0 * call}")  # another object, with the same value
         if not guard.holds():
@@ -251,11 +253,11 @@ def test_a_look_at_a_defaultdict_adds_nothing_to_it(value: Any) -> None:
 
 def test_a_dict_of_data_is_not_looked_through_in_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
-    data = {index: torch.ones(1) for index in range(watch.LONG + 1)}
+    data = {index: torch.ones(1) for index in range(LONG + 1)}
     graphed = GraphedStep(lambda x: x * 2 if data else x, device=CpuDevice())
     for _ in range(5):
         graphed(torch.ones(3))
-    look = watch.look
-    monkeypatch.setattr(watch, "look", lambda tensor: looked.append(tensor) or look(tensor))
+    look = unread_tensors.look
+    monkeypatch.setattr(unread_tensors, "look", lambda tensor: looked.append(tensor) or look(tensor))
     graphed(torch.ones(3))
     assert (graphed.report().replays, looked) == (3, [])

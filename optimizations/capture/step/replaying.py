@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optimizations import torch_internals
+from optimizations.capture.step.guard import PROBE_EVERY, SLOW
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.steady import anomalies_now
 from optimizations.capture.step.surroundings import KERNELS, watched_by_others
-from optimizations.capture.step.watch import PROBE_EVERY, SLOW, UNREADABLE
+from optimizations.capture.step.watched_entries import UNREADABLE
 from optimizations.torch_internals import hook_registry
 from optimizations.torch_internals.argument_guard import Found, same_call
 from optimizations.torch_internals.version_counters import VersionCounters

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import time
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -22,109 +21,39 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.signature import PLAIN, exact
+from optimizations.capture.signature import exact
+from optimizations.capture.step.compared_entries import Entries
+from optimizations.capture.step.guard import Guard
 from optimizations.capture.step.hooks import Hooks
 from optimizations.capture.step.host_state import (
-    KEPT_BY_MODULES,
     MODULE_HOOKS,
     ClassCode,
-    Computed,
     Container,
     Filled,
     HostState,
     Scope,
     Slots,
-    copy_of,
     key_name,
 )
 from optimizations.capture.step.host_tensors import HostTensors
-from optimizations.capture.step.program_code import PARTIALS, data
-from optimizations.capture.step.tensor_marks import Look, look, looks
+from optimizations.capture.step.program_code import data
+from optimizations.capture.step.tensor_marks import look, looks
+from optimizations.capture.step.unread_tensors import Unread, asked_for, look_as_then, look_at
+from optimizations.capture.step.watched_entries import (
+    LONG,
+    UNREADABLE,
+    Cell,
+    as_readable,
+    is_number,
+    is_watched,
+    own_entries,
+)
 from optimizations.torch_internals.argument_guard import Held, can_be_asked, same_looks, same_values
 from optimizations.torch_internals.dict_guard import HeldEntries, can_be_guarded, same_entries
 
 _data_ptrs_equal: Callable[[Sequence[Any], Sequence[int], Sequence[int]], bool] = torch_internals.data_ptrs_equal
 
-LONG = 1000
-"""Lists with more members (data, not settings) are compared by their length, and so are tensors of such dicts that no
-kernel reads."""
 _PLAIN = (dict, OrderedDict, defaultdict, list)
-_OBJECTS = (dict, list, torch.nn.Module)
-_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, *PARTIALS)
-UNREADABLE = KeyError, IndexError, TypeError, ValueError
-"""What reading entries that are gone raises; the last of an empty cell."""
-
-
-class _Entries:
-    """Entries of dicts, lists and cells, compared in bulk: numbers by value, objects by identity."""
-
-    def __init__(self) -> None:
-        self._views: list[Iterable[Any]] = []
-        self._members: list[Any] = []
-        self._owners: list[Any] = []
-        self._keys: list[Any] = []
-        self._single: list[Any] = []
-        self._cells: list[types.CellType] = []
-        self._in_cells: list[Any] = []
-        self._sized: list[Any] = []
-        self._sizes: list[int] = []
-        self._by_keys: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = {}
-
-    def add(self, owner: Any, watched: Sequence[tuple[Any, Any]], *, may_view: bool, sized: Any) -> None:
-        """Look at these entries of `owner` from now on, and at the size of `sized` if it is not None."""
-        if isinstance(owner, _Cell) and watched and not _is_number(watched[0][1]):
-            self._cells.append(owner.cell)
-            self._in_cells.append(watched[0][1])
-            return
-        readable = _readable(owner)
-        if numbers := [(key, value) for key, value in watched if _is_number(value)]:
-            keys = tuple([key for key, _ in numbers])
-            owners, values = self._by_keys.setdefault(keys, ([], []))
-            owners.append(readable)
-            values.append(numbers[0][1] if len(numbers) == 1 else tuple([value for _, value in numbers]))
-        objects = [(key, value) for key, value in watched if not _is_number(value)]
-        if objects and may_view and len(objects) == len(owner):
-            self._views.append(owner.values() if isinstance(owner, dict) else owner)
-            self._members += [value for _, value in objects]
-        else:
-            self._owners += [readable] * len(objects)
-            self._keys += [key for key, _ in objects]
-            self._single += [value for _, value in objects]
-        if sized is not None:
-            self._sized.append(sized)
-            self._sizes.append(len(sized))
-
-    def freeze(self) -> None:
-        """Nothing more is added."""
-        self.empty = not any((self._views, self._single, self._cells, self._sized, self._by_keys))
-        self._numbers = [
-            (operator.itemgetter(*keys), owners, values) for keys, (owners, values) in self._by_keys.items()
-        ]
-
-    def unchanged(self) -> bool:
-        """Whether numbers and sizes are as they were, and the same objects stand in the same places."""
-        for getter, owners, values in self._numbers:
-            now = list(map(getter, owners))
-            if now != values:
-                return False
-            if not all(map(operator.is_, now, values)) and list(map(exact, now)) != list(map(exact, values)):
-                return False
-        return list(map(len, self._sized)) == self._sizes and self.objects_stand()
-
-    def objects_stand(self) -> bool:
-        """Whether the same objects stand in the same places."""
-        if self._views:
-            members = list(chain.from_iterable(self._views))
-            if len(members) != len(self._members) or not all(map(operator.is_, members, self._members)):
-                return False
-        if self._owners and not all(map(operator.is_, map(operator.getitem, self._owners, self._keys), self._single)):
-            return False
-        return not self._cells or all(map(operator.is_, map(_cell_content, self._cells), self._in_cells))
-
-    def other_sizes(self) -> list[int]:
-        """The sizes that are not as they were."""
-        sizes = map(len, self._sized)
-        return [now for now, then in zip(sizes, self._sizes, strict=True) if now != then]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,23 +96,23 @@ class Watch:
         hooks_of_tensors: bool = True,
     ) -> None:
         self._named: list[tuple[str, Any, Any, Any]] = []
-        self._in_dicts, self._asked, self._others = _Entries(), _Entries(), _Entries()
+        self._in_dicts, self._asked, self._others = Entries(), Entries(), Entries()
         self._sets: list[tuple[set[Any], frozenset[Any]]] = []
         self._without_in_dicts: list[tuple[Any, frozenset[str]]] = []
         self._without_asked: list[tuple[Any, frozenset[str]]] = []
         self._without_others: list[tuple[Any, frozenset[str]]] = []
-        self._unread: list[_Unread] = []
+        self._unread: list[Unread] = []
         held_in_dicts: list[HeldEntries] = []
         held: list[Held] = []
         for container in state.containers:
-            owner, entries, whole = _entries(container, ignore)
+            owner, entries, whole = own_entries(container, ignore)
             watched = [
                 (key, value)
                 for key, value in entries
-                if _is_watched(value, container)
+                if is_watched(value, container)
                 and (container.always_read or not isinstance(value, torch.Tensor) or reads(value))
             ]
-            readable = _readable(owner)
+            readable = as_readable(owner)
             self._named += [(f"{container.path}.{key_name(key)}", readable, key, value) for key, value in watched]
             plain = whole and type(owner) in _PLAIN and container.names is None
             counted = isinstance(container.held, (dict, list, set, deque)) and not isinstance(
@@ -199,10 +128,10 @@ class Watch:
             guarded = rarely_written and can_be_guarded(owner)
             size = None if sized is None else len(sized)
             attributes = isinstance(owner, Slots)
-            holder = owner.cell if isinstance(owner, _Cell) else owner.value if attributes else owner
+            holder = owner.cell if isinstance(owner, Cell) else owner.value if attributes else owner
             if len(entries) <= LONG:  # data may be long
                 self._unread += [
-                    _Unread(readable, key, look(value), _asked_for(holder, key, value, attributes), attributes)
+                    Unread(readable, key, look(value), asked_for(holder, key, value, attributes), attributes)
                     for key, value in entries
                     if isinstance(value, torch.Tensor) and not container.always_read and not reads(value)
                 ]
@@ -280,7 +209,7 @@ class Watch:
             for same in (self._hooks.unchanged, *self._in_python):
                 if not same():
                     return False
-            if self._unread and not _look_as_then(self._unread):
+            if self._unread and not look_as_then(self._unread):
                 return False
             return _data_ptrs_equal(self._tensors, self._addresses, self._indices)
         except UNREADABLE:
@@ -297,7 +226,7 @@ class Watch:
 
     def held_unread(self) -> list[Held]:
         """Where C++ may ask for the looks of tensors that the graph does not read, with those that stand there now."""
-        found: dict[int, list[_Unread]] = {}
+        found: dict[int, list[Unread]] = {}
         for one in self._unread:
             if one.holder is not None:
                 found.setdefault(id(one.holder), []).append(one)
@@ -316,7 +245,7 @@ class Watch:
         """What `unchanged` looks at apart from what is held, in whichever of the ways above, and looks of `tensors`."""
         in_python = tuple(self._in_python)
         if unread := [one for one in self._unread if one.holder is None]:
-            in_python += (functools.partial(_look_as_then, unread),)
+            in_python += (functools.partial(look_as_then, unread),)
         hooks = self._hooks
         return Rest(hooks.registered, hooks.unchanged, in_python, self._tensors, self._addresses, self._indices)
 
@@ -342,8 +271,8 @@ class Watch:
                 new = owner[key]
             except (KeyError, IndexError):
                 new = None
-            if new is not old and not (_is_number(new) and _is_number(old) and exact(new) == exact(old)):
-                found.append((name, exact(new) if _is_number(new) else id(new)))
+            if new is not old and not (is_number(new) and is_number(old) and exact(new) == exact(old)):
+                found.append((name, exact(new) if is_number(new) else id(new)))
         found += [
             ("size", now) for entries in (self._in_dicts, self._asked, self._others) for now in entries.other_sizes()
         ]
@@ -360,7 +289,7 @@ class Watch:
         found += [
             ("unread", index, new)
             for index, one in enumerate(self._unread)
-            if (new := _look_at(one.owner, one.key)) != one.then
+            if (new := look_at(one.owner, one.key)) != one.then
         ]
         if hooks := self._hooks.key():
             found.append(("hooks", hooks))
@@ -385,7 +314,7 @@ class Watch:
                 new = owner[key]
             except UNREADABLE:
                 new = None
-            if new is not old and not (_is_number(new) and _is_number(old) and exact(new) == exact(old)):
+            if new is not old and not (is_number(new) and is_number(old) and exact(new) == exact(old)):
                 found.append(name.removeprefix("."))
         without = chain(self._without_in_dicts, self._without_asked, self._without_others)
         found += [name for keys, absent in without for name in absent if not keys.isdisjoint((name,))]
@@ -402,81 +331,6 @@ class Watch:
 
     def __len__(self) -> int:
         return len(self._named)
-
-
-class Guard:
-    """One comparison in C++ of entries, by identity. It may fail where nothing changed.
-
-    A number assigned again is another object; and once a guarded dict was written, C++ looks into all of them. Then the
-    comparison is made new, at most once in so many calls, twice as many each time. `make` makes it of what is there.
-    """
-
-    def __init__(self, make: Callable[[], Callable[[], bool]]) -> None:
-        self._make = make
-        self._same = make()
-        self._calls = 0
-        self._wait = PROBE_EVERY
-        self._next = PROBE_EVERY
-        self._fastest_ns = 0
-
-    def holds(self) -> bool:
-        """Whether all entries hold the very same objects."""
-        self._calls += 1
-        if self._calls < self._next:
-            return self._same()
-        began = time.perf_counter_ns()
-        same = self._same()
-        took_ns = time.perf_counter_ns() - began
-        self._next = self._calls + PROBE_EVERY
-        self._fastest_ns = min(self._fastest_ns or took_ns, took_ns)
-        if same and took_ns > SLOW * self._fastest_ns:
-            self.was_wrong()
-        return same
-
-    def was_wrong(self) -> None:
-        """Take in that nothing had changed when it failed, or took long."""
-        if self._calls >= self._wait:
-            self._wait = self._calls + 2 * self._wait
-            self._same = self._make()
-
-
-PROBE_EVERY = 64
-"""Calls between two measurements of how long the comparison in C++ takes."""
-SLOW = 4
-"""One that takes this many times the fastest looks into all dicts."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """Where a tensor stands that the graph does not read, and how it looked. Any that looks so may stand there.
-
-    `holder` is what C++ reads as Python reads `owner`, None where it does not; `attributes` as in `Held`.
-    """
-
-    owner: Any
-    key: Any
-    then: Look
-    holder: Any
-    attributes: bool
-
-
-def _asked_for(holder: Any, key: Any, tensor: torch.Tensor, attributes: bool) -> Any:
-    """The holder, if C++ can be asked how the tensor looks that stands there; else None."""
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and look(tensor)[-1] is not None
-    return holder if plain and (attributes or can_be_asked(holder, [(key, tensor)])) else None
-
-
-def _look_as_then(unread: Iterable[_Unread]) -> bool:
-    return all(_look_at(one.owner, one.key) == one.then for one in unread)
-
-
-def _look_at(owner: Any, key: Any) -> Look | None:
-    """How the tensor looks that stands there; None if there is none."""
-    try:
-        held = owner[key]
-    except UNREADABLE:
-        return None
-    return look(held) if isinstance(held, torch.Tensor) else None
 
 
 def _lack(without: Iterable[tuple[Any, frozenset[str]]]) -> bool:
@@ -496,7 +350,7 @@ def _as_now(held: HeldEntries) -> HeldEntries:
 
 def _held_now(held: Held) -> Held:
     holder = held.holder
-    values = Slots(holder, ()) if held.attributes else _Cell(holder) if isinstance(holder, types.CellType) else holder
+    values = Slots(holder, ()) if held.attributes else Cell(holder) if isinstance(holder, types.CellType) else holder
     return replace(held, entries=tuple([(key, values[key]) for key, _ in held.entries]))
 
 
@@ -529,96 +383,3 @@ def _with_addresses(
         if id(tensor) not in by_optimizers and (id(tensor) in held or reads(tensor))
     ]
     return list({id(tensor): tensor for tensor in [*reached, *ends, *extra]}.values())
-
-
-_cell_content = operator.attrgetter("cell_contents")
-
-
-class _Cell:
-    """A closure cell with the look of a mapping."""
-
-    def __init__(self, cell: types.CellType) -> None:
-        self.cell = cell
-
-    def __getitem__(self, key: str) -> Any:
-        try:
-            return self.cell.cell_contents
-        except ValueError as error:
-            raise KeyError(key) from error
-
-
-class _Present:
-    """The entries that a dict has, read in such a way that it gets no others: a `defaultdict` makes what it lacks."""
-
-    def __init__(self, held: dict[Any, Any]) -> None:
-        self._held = held
-
-    def __getitem__(self, key: Any) -> Any:
-        if (value := dict.get(self._held, key, _ABSENT)) is _ABSENT:
-            raise KeyError(key)
-        return value
-
-
-_ABSENT = object()
-
-
-def _readable(owner: Any) -> Any:
-    """Something that gives the entries of `owner`, and changes nothing."""
-    return _Present(owner) if isinstance(owner, dict) and hasattr(type(owner), "__missing__") else owner
-
-
-def _entries(container: Container, ignore: Callable[[Any, Any], bool]) -> tuple[Any, list[tuple[Any, Any]], bool]:
-    """What to look into, its keys and values, and whether these are all of a container's own."""
-    held = container.held
-    if isinstance(held, types.CellType):
-        return _Cell(held), [] if ignore(held, None) else [("cell_contents", container.content())], False
-    names = container.names
-    if isinstance(held, (Scope, Slots)):
-        found = [
-            (key, value)
-            for key, value in held.content().items()
-            if (names is None or key in names) and not ignore(held, key)
-        ]
-        return held.scope if isinstance(held, Scope) and not isinstance(held, Computed) else held, found, False
-    if isinstance(held, dict):
-        found = [
-            (key, value)
-            for key, value in copy_of(held).items()
-            if (names is None or key in names) and not ignore(held, key)
-        ]
-        if container.is_attributes:
-            by_name = names is not None
-            found = [(key, value) for key, value in found if not _is_own(key, value, by_name=by_name)]
-        return held, found, not any(ignore(held, key) for key in held)
-    members = list(enumerate(held)) if isinstance(held, (list, deque)) and len(held) <= LONG else []
-    left: list[tuple[Any, Any]] = [(index, value) for index, value in members if not ignore(held, index)]
-    return held, left, len(left) == len(members)
-
-
-def _is_number(value: Any) -> bool:
-    """Something compared by its value: numbers, strings, and tuples of such."""
-    return isinstance(value, PLAIN) or (isinstance(value, tuple) and all(map(_is_number, value)))
-
-
-def _is_watched(value: Any, container: Container) -> bool:
-    """Whether an entry is looked at: of a library's objects only what they do not exchange for themselves, and of its
-    modules functions, such as a `forward` that the program gave one."""
-    if container.is_attributes and container.names is None:
-        if isinstance(value, _FUNCTIONS):
-            return isinstance(container.held, dict) and "_parameters" in container.held
-        return _is_number(value) or isinstance(value, (torch.Tensor, *_OBJECTS))
-    return True
-
-
-def _is_own(key: Any, value: Any, *, by_name: bool) -> bool:
-    """What objects of libraries keep for themselves: containers are looked at on their own, but those that hold a
-    module's members and hooks may be exchanged for others.
-
-    `by_name`: the program's code uses what has this name.
-    """
-    if by_name or key in KEPT_BY_MODULES or key in MODULE_HOOKS:  # as `del` on `nn.Sequential` does it
-        return key in _MODULES_OWN
-    return key in _MODULES_OWN or (isinstance(key, str) and key.startswith("_") and isinstance(value, (dict, list)))
-
-
-_MODULES_OWN = frozenset({"_is_full_backward_hook", "_compiled_call_impl"})
