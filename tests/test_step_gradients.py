@@ -92,7 +92,7 @@ def test_a_second_capture_that_fails_costs_nothing_but_itself(monkeypatch: pytes
     def out_of_memory(found: Any) -> Any:
         raise torch.OutOfMemoryError("no memory for copies")
 
-    monkeypatch.setattr("optimizations.capture.step.graphed_step.copied", out_of_memory)
+    monkeypatch.setattr("optimizations.capture.step.call_recorder.copied", out_of_memory)
     step, device, alike = run(mentions)
     assert all(alike) and device.captures == 2 and asked
     assert step.report().replays >= 4 and not step.report().refusals
