@@ -14,6 +14,7 @@ import functools
 import time
 import traceback
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
@@ -49,7 +50,7 @@ class Mentioned(enum.Enum):
     ALWAYS = enum.auto()
 
 
-class CallRecorder:
+class CallRecorder(ABC):
     """Observes and records calls of `step`, or runs them as they are. `_call` says what becomes of a call."""
 
     def __init__(self, step: Callable[..., Any], device: Device | None, options: StepOptions) -> None:
@@ -68,9 +69,9 @@ class CallRecorder:
         self._carries = True
         self._observes = False
 
+    @abstractmethod
     def _call(self, args: Any, kwargs: Any) -> Any:
         """A call from its beginning."""
-        raise NotImplementedError
 
     def _changes_streams(self, device: Device | None, *, observes: bool) -> None:
         """Before a call: those that are observed are on another stream than the program's. The allocator keeps the
