@@ -295,3 +295,29 @@ def test_a_step_that_keeps_a_rate_keeps_numbers_and_is_refused(name: str, warm_u
         scheduler.step()
     report = graphed.report()
     assert report.recordings == () and "keeps the learning rate" in report.refusals[0].reason
+
+
+def test_what_lies_where_something_made_of_a_rate_lay_is_a_tensor() -> None:
+    """Memory of `2 * rate` is given to the next tensor, and that is a tensor itself once one was added to it."""
+    model = network("cpu")
+    optimizer = adam(capturable=True, foreach=False)(model.parameters())
+    scheduler, train = OneCycleLR(optimizer, max_lr=0.05, total_steps=CALLS + 1), training_step(model, optimizer)
+    kept: dict[int, Any] = dict.fromkeys(range(9), torch.zeros(()))
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = train(batch).detach()
+        rate = optimizer.param_groups[0]["lr"]
+        made = rate * 2.0
+        made += loss
+        gone = [rate * number for number in range(8)]
+        del gone
+        values = [loss * number for number in range(8)]
+        kept.update(enumerate([value * 0.5 for value in values] + [made]))
+        return loss
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    for batch in batches("cpu", 12):
+        graphed(*batch)
+        scheduler.step()
+        assert {type(value) for value in kept.values()} == {torch.Tensor}
+    assert (graphed.report().refusals, graphed.report().replays) == ((), 12 - 3)

@@ -194,6 +194,10 @@ class Observer(torch_internals.TorchDispatchMode):
         if drawn_from is not None and self.reseeding is not None:
             self.reseeding.drew(drawn_from)
         only_rates = bool(self.rates and made_from) and made_from <= {*self.rates, *self._from_rates}
+        if self._from_rates and not only_rates:  # `2 * rate` that is written with a tensor would be a tensor
+            for tensor in _written(func, args, kwargs):
+                self._from_rates.pop(storage(tensor), None)
+                self._numbers.pop(id(tensor), None)
         for number, tensor in enumerate(_tensors((result,))):
             made = storage(tensor) not in made_from
             if made:
@@ -202,6 +206,8 @@ class Observer(torch_internals.TorchDispatchMode):
                     self._from_rates[storage(tensor)] = self._stands_for(made_from)
                     if not name.startswith(_COPIES):
                         self._numbers[id(tensor)] = weakref.ref(tensor)
+                else:  # of a rate may have been what lay there before
+                    self._from_rates.pop(storage(tensor), None)
             if self.compares_values:
                 if not name.startswith(_ALLOCATIONS):
                     self._note_origin(tensor, number)
