@@ -116,3 +116,33 @@ def test_what_held_a_gradient_finds_it_where_it_is_read_after_all() -> None:
     assert all(
         one is not None and its is not None and torch.equal(one, its) for one, its in zip(held, before, strict=True)
     )
+
+
+def test_parameters_of_one_name_in_two_functions_have_a_gradient_each() -> None:
+    """Some of which are there before a call, and some not."""
+
+    def scaled(start: float) -> tuple[Callable[[torch.Tensor], torch.Tensor], torch.nn.Parameter]:
+        weight = torch.nn.Parameter(torch.full((8,), start))
+        return lambda x: (x * weight).square().sum(), weight
+
+    found: dict[bool, list[Any]] = {}
+    for graphed in (False, True):
+        (one, first), (other, second) = scaled(0.1), scaled(0.2)
+
+        def step(x: torch.Tensor, one: Any = one, other: Any = other) -> torch.Tensor:
+            loss = one(x) + other(x)
+            loss.backward()
+            return loss.detach()
+
+        made: Any = GraphedStep(step, device=CpuDevice()) if graphed else step
+        found[graphed] = seen = []
+        for index in range(18):
+            seen.append(made(torch.full((8,), index + 1.0)))
+            seen += [parameter.grad.clone() for parameter in (first, second)]  # type: ignore[union-attr]
+            if index % 3 == 2:
+                first.grad = None
+            if index % 5 == 4:
+                second.grad = None
+        replays = made.report().replays if graphed else 0
+    assert all(map(torch.equal, found[True], found[False]))
+    assert replays >= 8

@@ -99,6 +99,55 @@ def the_batch_before_and_values_that_change_places() -> Made:
     return step, lambda: [state.before, state.one, state.other], nothing
 
 
+@running
+def entries_under_keys_that_are_tensors() -> Made:
+    """Some are read, and some are only bound, as the weights from before that a second forward needs."""
+    model = network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    average = {parameter: torch.zeros_like(parameter) for parameter in model.parameters()}
+    before: dict[nn.Parameter, torch.Tensor] = {one: torch.zeros_like(one) for one in model.parameters()}
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss_of(model, batch).backward()
+        for parameter in model.parameters():
+            before[parameter] = parameter.data.clone()
+            parameter.data.add_(parameter.grad, alpha=0.05)  # type: ignore[arg-type]
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.data.copy_(before[parameter])
+            average[parameter] = average[parameter] * 0.9 + parameter.grad
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step, lambda: [*model.parameters(), *average.values(), *before.values()], nothing
+
+
+@running
+def variables_of_one_name_in_several_functions() -> Made:
+    train = trained()
+
+    def running_average(weight: float) -> Callable[[torch.Tensor], torch.Tensor]:
+        average = torch.zeros(())
+
+        def update(value: torch.Tensor) -> torch.Tensor:
+            nonlocal average
+            average = torch.lerp(average, value, weight)
+            return average
+
+        return update
+
+    averages = [running_average(weight) for weight in (0.1, 0.5, 0.9)]
+
+    def step(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        loss = train(batch)
+        return tuple([update(loss) for update in averages])
+
+    return step, lambda: [], nothing
+
+
 class Metric(nn.Module):
     """As metrics of libraries: states that `update` binds again."""
 

@@ -421,8 +421,8 @@ def _named_changes(
 ) -> Iterator[Change]:
     path = container.path
     if isinstance(old, dict) and isinstance(new, dict):
-        by_name = {key_name(key): key for key in [*old, *new]}
-        for name, key in by_name.items():
+        for key in dict.fromkeys([*old, *new]):
+            name = key_name(key)
             if (id(container.held), key) in left_out:
                 continue
             if key not in old or key not in new or not alike(old[key], new[key], contents):

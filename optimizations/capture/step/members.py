@@ -102,11 +102,20 @@ class Members(FunctionMembers):
         self._classes: set[type] = set()
         self._inherited: dict[type, Mapping[str, frozenset[str]]] = {}
         self._seen: dict[int, Any] = {}
+        self._alike: dict[str, int] = {}
+
+    def _alone(self, path: str, taken: Mapping[str, Any]) -> str:
+        """The path, or one like it where another stands under it: variables of two functions have one name."""
+        if path not in taken:
+            return path
+        self._alike[path] = number = self._alike.get(path, 1) + 1
+        return f"{path} ({number})"
 
     def _members(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Notes `value` in the state and gives what it leads to."""
         state = self.state
         if isinstance(value, torch.Tensor):
+            path = self._alone(path, state.tensors)
             state.tensors[path] = value
             if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # holds the tensors it stands for
                 state.containers.append(Container(vars(value), path, is_attributes=True, always_read=True))
@@ -124,7 +133,7 @@ class Members(FunctionMembers):
         elif isinstance(value, random.SystemRandom):
             state.entropy.append(path)
         elif is_generator(value):
-            state.generators[path] = value
+            state.generators[self._alone(path, state.generators)] = value
         elif isinstance(value, torch.Generator):
             state.device_generators.append(value)
         elif isinstance(value, torch.nn.Module):
@@ -204,6 +213,7 @@ class Members(FunctionMembers):
         elif isinstance(value, type(os.environ)):
             yield path, vars(value)["_data"]
         elif isinstance(value, torch.optim.Optimizer):
+            path = self._alone(path, state.optimizers)
             state.optimizers[path] = value
             yield from self._of_library(path, value)
             self._of_code(path, type(value))
@@ -275,6 +285,7 @@ class Members(FunctionMembers):
                     yield from ((f"{path}.state[...].{id(kept)}.{name}", member) for name, member in kept.items())
 
     def _of_module(self, path: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+        path = self._alone(path, self.state.modules)
         self.state.modules[path] = module
         attributes = vars(module)
         users = is_users(type(module).__module__)

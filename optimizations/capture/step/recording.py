@@ -290,10 +290,10 @@ def capture(
     known = call.known(placeholders)
     unknown = [tensor for tensor in kept if storage(tensor) not in known]
 
+    left_out = {(id(entry.container.held), entry.key) for entry in results}
+
     def ignored(held: Any, key: Any) -> bool:
-        return rates.stands_for(held, key) or any(
-            entry.container.held is held and entry.key == key for entry in results
-        )
+        return rates.stands_for(held, key) or (id(held), key) in left_out
 
     nodes = device.copies(graph, [*to_carry.values(), *carried]) if to_carry or carried else ()
     inputs.carry(dict(zip(to_carry, nodes, strict=False)), call.tensors)
