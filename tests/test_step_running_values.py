@@ -459,3 +459,46 @@ def test_what_stood_there_before_the_recording_is_not_kept_alive(is_read: bool) 
     assert graphed.report().replays >= 5
     gc.collect()
     assert [one() is not None for one in held] == [False] * 8 + [True]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs without a CUDA graph")
+def test_a_gradient_that_is_kept_as_it_is_and_read_is_refused_with_a_reason() -> None:
+    """It stands in `.grad`, too, where the program may write it. Such calls were observed for ever."""
+    found = []
+    for graphed in (False, True):
+        model = network("cpu")
+        train = training_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        state = SimpleNamespace(before=[torch.zeros_like(one) for one in model.parameters()])
+
+        def step(batch: dict[str, torch.Tensor], train: Any = train, state: Any = state, model: Any = model) -> Any:
+            loss, before = train(batch).detach(), state.before
+            alike = sum((old * one.grad).sum() for old, one in zip(before, model.parameters(), strict=True))
+            for index, parameter in enumerate(model.parameters()):
+                before[index] = parameter.grad
+            return loss, alike
+
+        made: Any = GraphedStep(step, device=CpuDevice()) if graphed else step
+        for batch in batches("cpu", 16):
+            found += made(*batch)
+    assert all(map(torch.equal, found[:32], found[32:]))
+    report = made.report()
+    assert report.replays == 0 and "`.grad` of a parameter" in report.refusals[0].reason
+
+
+def test_a_step_whose_values_begin_anew_in_another_dict_is_recorded_each_time() -> None:
+    """Once per epoch, for many epochs: each recording was worth it."""
+    state = SimpleNamespace(metrics={"total": torch.zeros(())})
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        state.metrics["total"] = state.metrics["total"] + x.sum()
+        return x * 2
+
+    graphed, expected = GraphedStep(step, device=CpuDevice(), limit=1), torch.zeros(())
+    for index in range(10 * 12):
+        if index % 12 == 0:
+            state.metrics, expected = {"total": torch.zeros(())}, torch.zeros(())
+        graphed(torch.full((2,), float(index)))
+        expected = expected + 2.0 * index
+        assert torch.equal(state.metrics["total"], expected)
+    report = graphed.report()
+    assert report.refusals == () and report.dropped_recordings == 9 and report.replays >= 10 * 9

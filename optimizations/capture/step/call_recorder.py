@@ -35,7 +35,7 @@ from optimizations.capture.step.observing import observe
 from optimizations.capture.step.options import StepOptions
 from optimizations.capture.step.progress import Progress
 from optimizations.capture.step.recording import GradientsMentioned, capture, cause, is_programs_own, why
-from optimizations.capture.step.running_values import entries_at, with_running
+from optimizations.capture.step.running_values import STANDS_ELSEWHERE, entries_at, with_running
 from optimizations.capture.step.set_aside import SetAside
 from optimizations.capture.step.surroundings import alone
 from optimizations.capture.step.tensor_marks import TensorMarks
@@ -138,6 +138,8 @@ class CallRecorder(ABC):
         except RuntimeError as not_ready:
             return self._refuse_and_run(key, why(not_ready), call.args, call.kwargs)
         if (running := entries_at(call.state, progress.running, device.holds)) is None:  # something else stands there
+            if progress.met_another():
+                return self._refuse_and_run(key, STANDS_ELSEWHERE, call.args, call.kwargs)
             return self._observe(device, key, call, progress)
         given = with_running(call, running)
         began = time.perf_counter()

@@ -40,7 +40,7 @@ from optimizations.report.steps import Refusal, StepReport
 from optimizations.weak_registry import WeakRegistry
 
 MOST_DROPPED = 4
-"""Recordings that may become unusable, as a multiple of those that may be alive."""
+"""Recordings that may become unusable before they were of use, as a multiple of those that may be alive."""
 
 MOST_OBJECTS = 8
 """Objects that may stand in one place of the arguments in turn, where a graph belongs to one of them."""
@@ -200,7 +200,7 @@ class GraphedStep(CallRecorder):
         if any(found is not None and recording.shares(found) for recording, found in given):
             return self._as_it_is(args, kwargs, None)  # other calls of this signature are served by the graph
         self._recordings.drop_with_moved_inputs(key, tensors)
-        if self._recordings.dropped > MOST_DROPPED * self._options.limit:
+        if self._recordings.in_vain > MOST_DROPPED * self._options.limit:
             self._all = Refusal(
                 f"was recorded again and again: it reads {named(self._moved)} in each call",
                 "write new values into the same tensors (`copy_`), or pass them as arguments",

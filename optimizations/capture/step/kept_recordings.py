@@ -19,18 +19,20 @@ from optimizations.capture.step.recording import Recording
 
 MOST_STEADY = 4
 """Recordings that a call is compared with one by one, the latest first, before its signature is made."""
+WORTH = 4
+"""Replays for which a recording was worth making."""
 
 
 class KeptRecordings:
     """Recordings by the signature of the calls that they serve.
 
-    `steady` are those that were used last, the latest first. `dropped` counts those that were freed. `follow` is the
-    device's.
+    `steady` are those that were used last, the latest first. `dropped` counts those that were freed, `in_vain` those
+    of them that had hardly been used. `follow` is the device's.
     """
 
     def __init__(self) -> None:
         self.steady: list[Recording] = []
-        self.dropped = 0
+        self.dropped = self.in_vain = 0
         self._by_key: dict[Hashable, list[Recording]] = {}
         self._copied_inputs: dict[Hashable, set[int]] = {}
         self._spoiled: list[Any] = []
@@ -121,5 +123,6 @@ class KeptRecordings:
             self._device.wait()
         for recording in recordings:
             self.dropped += 1
+            self.in_vain += recording.replays < WORTH
             self._freed_replays += recording.replays
             recording.graph.reset()

@@ -50,7 +50,7 @@ class Progress:
     where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them. `asked`:
     it asks whether it is captured, and is told `as_captured`. `numbers`: what it read in Python. `drops_gradients`: it
     let go of gradients from before, unread. `needs_gradients`: a capture did not, so they are not set aside again.
-    `running`: where values stand that it reads and binds again."""
+    `running`: where values stand that it reads and binds again, `others` how often something else stood there."""
 
     trace: Sequence[Operation] = ()
     returned: object = None
@@ -74,6 +74,7 @@ class Progress:
     drops_gradients: bool = False
     needs_gradients: bool = False
     running: frozenset[tuple[int, Any]] = frozenset()
+    others: int = 0
 
     def note(
         self,
@@ -125,9 +126,14 @@ class Progress:
             self.agreeing = min(self.agreeing, 1)
         self.running = running
 
+    def met_another(self) -> bool:
+        """Take in that a call was not recorded for what stands in such a place; whether that is final."""
+        self.others += 1
+        return self.others >= PATIENCE
+
     def recorded(self) -> None:
         """Take in a recording: should it become unusable, as many calls may be observed again."""
-        self.observed = self.failed = 0
+        self.observed = self.failed = self.others = 0
 
     def passed_over(self) -> bool:
         """Take in a call or capture in which something was compiled; whether there were so many that it is final."""

@@ -20,8 +20,14 @@ from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_state import Entry, HostState, Place, Rebound, entries_of, place_of
 from optimizations.capture.step.observer import storage
 from optimizations.capture.step.tensor_marks import look
+from optimizations.report.steps import Refusal
 
 Places = frozenset[Place]
+STANDS_ELSEWHERE = Refusal(
+    "reads a tensor that it binds again, and before each call that might be recorded a value of another kind stands "
+    "there, or a tensor that stands in a second place, too, as in the `.grad` of a parameter",
+    "bind it to a copy: `self.before = parameter.grad.detach().clone()`",
+)
 
 
 def running_values(
