@@ -300,6 +300,20 @@ def states_in_a_tuple(device: str) -> Refused:
 
 
 @refused
+def states_in_a_new_list(device: str) -> Refused:
+    model = network(device)
+    train = trained(model)
+    state = SimpleNamespace(hidden=[torch.zeros((), device=device), torch.ones((), device=device)])
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        one, other = state.hidden
+        state.hidden = [one + train(batch), other * 2]
+        return one + other
+
+    return Refused(step, model, "state.hidden is bound to another list of tensors")
+
+
+@refused
 def losses_kept_by_name(device: str) -> Refused:
     model = network(device)
     train = trained(model)

@@ -443,8 +443,9 @@ def _change(path: str, name: str, old: Any, new: Any) -> Change:
         return Change(f"{path} is bound to another tensor", name, ChangeKind.BOUND_TO_A_TENSOR)
     if isinstance(old, PLAIN) and isinstance(new, PLAIN):
         return Change(f"{path} changes from {old!r} to {new!r}", name, ChangeKind.NUMBER)
-    if isinstance(new, tuple) and any(isinstance(member, torch.Tensor) for member in new):
-        return Change(f"{path} is bound to another tuple of tensors", name, ChangeKind.BOUND_TO_A_TUPLE)
+    if isinstance(new, (tuple, list)) and any(isinstance(member, torch.Tensor) for member in new):
+        words = f"{path} is bound to another {type(new).__name__} of tensors"
+        return Change(words, name, ChangeKind.BOUND_TO_A_TUPLE)
     words = f"{path} is deleted" if new is _ABSENT else f"{path} is set to None" if new is None else f"{path} changes"
     return Change(words, name, ChangeKind.OTHER)
 

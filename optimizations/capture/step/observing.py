@@ -222,7 +222,8 @@ def _is_of_a_scheduler(change: Change) -> bool:
 
 _ADVICE_ON_CHANGES = {
     ChangeKind.BOUND_TO_A_TENSOR: "write into it in place (`total += value`, `average.lerp_(value, 0.1)`)",
-    ChangeKind.BOUND_TO_A_TUPLE: "keep each in an attribute or variable of its own, or write into them in place",
+    ChangeKind.BOUND_TO_A_TUPLE: "keep each in an attribute or variable of its own, or at its place in a list "
+    "(`hidden[0] = h`), or write into them in place",
     ChangeKind.GREW: "return the tensor, and keep it behind the step: `losses.append(step(batch))`",
     ChangeKind.NUMBER: "do it outside of the step, or count in a tensor on the GPU that is written in place: "
     "`count += 1`",
