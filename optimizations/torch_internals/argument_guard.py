@@ -100,19 +100,6 @@ def _add_gradient(node: Any, name: str, gradient: torch.Tensor | None) -> None:
     node.grad_manager(f"{name}.grad", gradient, kind).add_id_match_guard(id(gradient), (name,), None)
 
 
-def _add_own_dict(node: Any, tensor: torch.Tensor) -> dict[str, Any]:
-    """Add a guard of the dict of a tensor's attributes, which is returned: its caller keeps it alive.
-
-    `torch.utils.swap_tensors` makes a tensor another one, which may have the same memory and look, but never its
-    counter of versions. It exchanges these dicts, too.
-    """
-    attributes: dict[str, Any] = tensor.__dict__
-    kind = torch_internals.GuardManagerType.GUARD_MANAGER
-    place = node.get_generic_dict_manager("attributes of a tensor", attributes, kind)
-    place.add_id_match_guard(id(attributes), ("attributes of a tensor",), None)
-    return attributes
-
-
 @dataclass(frozen=True, slots=True)
 class Held:
     """What stands in a dict under keys, in a list, or in a closure cell (under any key).
@@ -179,15 +166,11 @@ class _LookedAt:
     ) -> None:
         self._tensors = {id(tensor): tensor for tensor in tensors}
         self._gradients = {id(one): (one, gradient) for one, gradient in zip(parameters, expected, strict=True)}
-        self.attributes: list[dict[str, Any]] = []
-        """Whose identity is compared."""
 
     def add(self, node: Any, value: Any) -> None:
         """Add guards to the node of a value, if it is one of these and has none yet."""
         if (tensor := self._tensors.pop(id(value), None)) is not None:
             _add_look(node, "tensor", tensor)
-            if type(tensor) in (torch.Tensor, torch.nn.Parameter):
-                self.attributes.append(_add_own_dict(node, tensor))
         if (found := self._gradients.pop(id(value), None)) is not None:
             _add_gradient(node, "parameter", found[1])
 
@@ -278,8 +261,6 @@ def same_call(
 ) -> tuple[Callable[[Found], bool], Any]:
     """All that the functions above compare, as one comparison, with the settings as they are now.
 
-    And of each of `tensors` that it has not become another by `torch.utils.swap_tensors`.
-
     If a tensor is among what is compared, so are inference mode and whatever sees or transforms operators (dispatch
     modes, functorch's transforms): they change the keys that its operators go through.
 
@@ -316,7 +297,7 @@ def same_call(
     apart = others.tuple_getitem_manager(2, "tensors", left, kind)
     for index, tensor in enumerate(left):
         looked_at.add(apart.tuple_getitem_manager(index, f"tensor {index}", tensor, kind), tensor)
-    rest = [tuple(settings), holders, left, (kept, looked_at.attributes)]
+    rest = [tuple(settings), holders, left, kept]
     if entries:
         rest.append(add_entries(others, len(rest), entries))
     check: Callable[[Found], bool] = tree.check

@@ -25,7 +25,6 @@ from optimizations.capture.step.surroundings import KERNELS, watched_by_others
 from optimizations.capture.step.watched_entries import UNREADABLE
 from optimizations.torch_internals import hook_registry
 from optimizations.torch_internals.argument_guard import Found, same_call
-from optimizations.torch_internals.version_counters import VersionCounters
 
 if TYPE_CHECKING:
     from optimizations.capture.step.recording import Recording
@@ -151,7 +150,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
     allocate = None if only is None else only.allocate
     before = rates.write if rates.standing else None
     leave = recording.gradients.leave if leaves else None
-    count_up, mutated = torch_internals.increment_version, VersionCounters(recording.counted())
+    count_up, counted = torch_internals.increment_version, recording.counted()
 
     def serve(recording: Recording, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal same, rest, next_look
@@ -202,7 +201,7 @@ def _made(recording: Recording, tensors: Sequence[torch.Tensor], rates: Learning
             inputs.give_back(found, written)
         if leave is not None:
             leave()
-        if counted := mutated.tensors:
+        if counted:
             count_up(counted)
         recording.replays += 1
         if allocate is not None:
