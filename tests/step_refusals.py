@@ -285,32 +285,27 @@ def total_that_takes_part_in_differentiation(device: str) -> Refused:
     return Refused(step, model, "trainer.total is bound to another tensor")
 
 
-@refused
-def states_in_a_tuple(device: str) -> Refused:
+def states_in_a_new(kind: type[tuple[Any, ...]] | type[list[Any]], device: str) -> Refused:
     model = network(device)
     train = trained(model)
-    state = SimpleNamespace(hidden=(torch.zeros((), device=device), torch.ones((), device=device)))
+    state = SimpleNamespace(hidden=kind([torch.zeros((), device=device), torch.ones((), device=device)]))
 
     def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
         one, other = state.hidden
-        state.hidden = (one + train(batch), other * 2)
+        state.hidden = kind([one + train(batch), other * 2])
         return one + other
 
-    return Refused(step, model, "state.hidden is bound to another tuple of tensors")
+    return Refused(step, model, f"state.hidden is bound to another {kind.__name__} of tensors")
+
+
+@refused
+def states_in_a_tuple(device: str) -> Refused:
+    return states_in_a_new(tuple, device)
 
 
 @refused
 def states_in_a_new_list(device: str) -> Refused:
-    model = network(device)
-    train = trained(model)
-    state = SimpleNamespace(hidden=[torch.zeros((), device=device), torch.ones((), device=device)])
-
-    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        one, other = state.hidden
-        state.hidden = [one + train(batch), other * 2]
-        return one + other
-
-    return Refused(step, model, "state.hidden is bound to another list of tensors")
+    return states_in_a_new(list, device)
 
 
 @refused

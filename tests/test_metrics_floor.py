@@ -136,7 +136,8 @@ def test_of_several_graphs_all_but_the_first_count_without_the_wait_that_is_take
     def least() -> Callable[[], None]:
         return lambda: clock.pass_us(host_us)
 
-    taken = graphs_of(lambda: [replay() for replay in alone], lambda: None, 5, least)
+    monkeypatch.setattr(launches, "least_graph", least)
+    taken = graphs_of(lambda: [replay() for replay in alone], lambda: None, 5)
     assert taken == [], "what was bound before is not seen"
     host_us = 0
 
@@ -144,12 +145,13 @@ def test_of_several_graphs_all_but_the_first_count_without_the_wait_that_is_take
         for graph in graphs:
             graph.replay()
 
-    assert graphs_of(run, lambda: None, 1, least) == [Graphs(3, (600 + 700 + 800) - (100 + 200))]
+    assert graphs_of(run, lambda: None, 1) == [Graphs(3, (600 + 700 + 800) - (100 + 200))]
 
 
-def test_the_least_graph_is_none_of_the_programs(cuda: Any, clock: Clock) -> None:
+def test_the_least_graph_is_none_of_the_programs(cuda: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     graph, least = cuda(), cuda()
-    taken = graphs_of(lambda: [graph.replay(), graph.replay()], lambda: None, 2, lambda: lambda: least.replay())
+    monkeypatch.setattr(launches, "least_graph", lambda: least.replay)
+    taken = graphs_of(lambda: [graph.replay(), graph.replay()], lambda: None, 2)
     assert [one.count for one in taken] == [2, 2]
 
 

@@ -40,7 +40,7 @@ def trained() -> Step:
 
 @running
 def a_sum_in_an_attribute() -> Made:
-    """What stood there before is kept by the program, and the sum begins anew."""
+    """The program keeps the sum so far, and starts another from zero."""
     train, trainer = trained(), SimpleNamespace(total=torch.zeros(()))
     held: list[torch.Tensor] = []
 

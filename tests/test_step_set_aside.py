@@ -217,13 +217,19 @@ def test_host_memory_that_is_not_there_after_all_changes_nothing(
     assert taken == [0] and step.report().replays == 5
 
 
-@pytest.mark.parametrize("error", [RuntimeError("for some reason"), KeyboardInterrupt(), KeyError("own")], ids=repr)
-def test_after_a_failed_recording_the_same_tensors_hold_the_same_values(error: BaseException, taken: list[int]) -> None:
+def about_to_record() -> tuple[Training, CpuDevice, GraphedStep, list[Any]]:
+    """A step whose next call is recorded, and six batches, of which it has seen three."""
     mine, device = Training(), CpuDevice()
     step = GraphedStep(mine.step, device=device, on_refusal="raise")
-    given = batches("cpu", 6)
+    given = list(batches("cpu", 6))
     for batch in given[:3]:
         step(*batch)
+    return mine, device, step, given
+
+
+@pytest.mark.parametrize("error", [RuntimeError("for some reason"), KeyboardInterrupt(), KeyError("own")], ids=repr)
+def test_after_a_failed_recording_the_same_tensors_hold_the_same_values(error: BaseException, taken: list[int]) -> None:
+    mine, device, step, given = about_to_record()
     values = [one.clone() for one in mine.gradients() if one is not None]
     places = [*map(id, mine.gradients())]
     versions = [one._version for one in mine.gradients() if one is not None]
@@ -437,11 +443,7 @@ def test_gradients_come_back_once_there_is_memory(
         stock(self)
 
     monkeypatch.setattr(SetAside, "restore", restore)
-    mine, device = Training(), CpuDevice()
-    step = GraphedStep(mine.step, device=device, on_refusal="raise")
-    given = batches("cpu", 4)
-    for batch in given[:3]:
-        step(*batch)
+    mine, device, step, given = about_to_record()
     values = [one.clone() for one in mine.gradients() if one is not None]
     device.fail_with = RuntimeError("for some reason")
     with pytest.raises(StepRefused if times == 1 else torch.OutOfMemoryError):

@@ -25,12 +25,7 @@ class Graphs:
     us: float
 
 
-def graphs_of(
-    run: Callable[[], object],
-    wait: Callable[[], None],
-    iterations: int,
-    least: Callable[[], Callable[[], object]] | None = None,
-) -> list[Graphs]:
+def graphs_of(run: Callable[[], object], wait: Callable[[], None], iterations: int) -> list[Graphs]:
     """The graphs of each of some iterations. Empty if one launches none; as many are run nevertheless, for another
     process may wait for each.
 
@@ -42,9 +37,8 @@ def graphs_of(
         run: an iteration of the program.
         wait: until the device is done.
         iterations: how many are taken.
-        least: makes the launch of the least graph; `least_graph` is the default.
     """
-    launch = (least or least_graph)()
+    launch = least_graph()  # bound before launches are timed, so that it is none of them
     found: list[Graphs] = []
     for _ in range(iterations):
         with timed_launches(torch.cuda.CUDAGraph, wait, lambda: waited_us(launch, wait)) as launches:
@@ -64,12 +58,8 @@ def timed_launches(
     replay = kind.replay
 
     def timed(graph: Any) -> None:
-        kind.replay = replay  # what is launched before it is none of the program's
-        try:
-            own = before() if found else 0.0
-            found.append((waited_us(lambda: replay(graph), wait), own))
-        finally:
-            kind.replay = timed
+        own = before() if found else 0.0
+        found.append((waited_us(lambda: replay(graph), wait), own))
 
     kind.replay = timed
     try:

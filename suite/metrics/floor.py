@@ -17,7 +17,7 @@ FEWEST, MOST = 10, 50
 LONGEST_S = 0.35
 
 MOST_LAUNCHES_WITH_ONE_WAIT = 32
-"""Up to so many graphs an error of a few microseconds for each is small beside what they take."""
+"""With no more graphs than this, an error of a few microseconds for each changes the sum by little."""
 
 
 def samples_of(iteration_us: float) -> int:

@@ -302,7 +302,7 @@ class ClassCode(Scope):
 
 
 class Computed(Scope):
-    """What is asked for anew each time it is read."""
+    """What has to be asked for again each time it is read."""
 
 
 class ContextContent(Computed):

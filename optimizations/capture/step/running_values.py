@@ -4,7 +4,7 @@ Note [Read and bound again]. A graph reads fixed memory, and eager leaves the te
 holds it. So what stands there before a call is passed to the graph as an argument is, and what the call binds is a
 result. Nothing is written in place, and the program may put another tensor there between calls. That is so where the
 old tensor looks like the new one, neither takes part in differentiation, and the old one stands in no place that the
-step reaches and does not bind anew.
+step reaches, other than those it binds.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class SetAside:
         self._device.wait()  # whatever stream computes them
         try:
             copies = dict(zip(storages, _copies_of(list(storages.values())), strict=True))
-        except (RuntimeError, MemoryError):  # there is no host memory for them after all
+        except (RuntimeError, MemoryError):  # less host memory could be had than was free
             return list(gradients)
         found = [
             _stand_in(gradient, copies[index]) if gradient is not None and index in copies else gradient
