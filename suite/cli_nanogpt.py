@@ -65,7 +65,8 @@ def run(parameters: Mapping[str, Any], given: Callable[[str], bool]) -> int:
     rounds = parameters["samples"] if given("samples") else QUICK_ROUNDS if parameters["quick"] else ROUNDS
     tag = f"-{parameters['tag']}" if parameters["tag"] else ""
     run_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{NAME}{tag}"
-    folder: Path = parameters["out"] or RUNS / run_id
+    # Some versions of typer give a command its own values only, and the context those of the command line, as text.
+    folder = Path(parameters["out"] or RUNS / run_id)
     if (folder / RESULTS).exists():
         raise WrongUse(f"--out {folder} holds results already; name another folder")
     make_folder(folder, "--out")
