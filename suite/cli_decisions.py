@@ -120,8 +120,9 @@ def _store(folder: Path | None) -> VerdictStore:
 
 
 def _one(store: VerdictStore, beginning: str) -> Found:
-    """The one verdict whose name begins like this."""
-    matching = [one for one in store.list() if one.key.startswith(beginning)]
+    """The one verdict whose name is this, or begins like this: a copy of its file may go on behind the whole name."""
+    found = store.list()
+    matching = [one for one in found if one.key == beginning] or [one for one in found if one.key.startswith(beginning)]
     if not beginning or not matching:
         raise WrongUse(f"no verdict begins with {beginning!r}; `encore decisions list` shows them")
     if len(matching) > 1:

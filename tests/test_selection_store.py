@@ -427,6 +427,14 @@ def test_an_ambiguous_beginning_is_not_guessed(folder: Path) -> None:
         raise decisions("explain", twin).exception
 
 
+def test_a_whole_name_is_not_ambiguous_beside_a_copy_of_its_file(folder: Path) -> None:
+    key = key_of(where())
+    (folder / f"{key}-copy{SUFFIX}").write_bytes((folder / f"{key}{SUFFIX}").read_bytes())
+    assert "kept: copy" in decisions("explain", key).stdout
+    assert decisions("clear", key).stdout == "1 removed\n"
+    assert "other circumstances" in decisions("explain", key).stdout, "the copy is what is left"
+
+
 def test_decisions_are_cleared_one_or_all(folder: Path) -> None:
     result = decisions("clear", key_of(where())[:16])
     assert (result.exit_code, result.stdout) == (0, "1 removed\n")
