@@ -435,6 +435,23 @@ def test_a_whole_name_is_not_ambiguous_beside_a_copy_of_its_file(folder: Path) -
     assert "other circumstances" in decisions("explain", key).stdout, "the copy is what is left"
 
 
+def test_what_is_left_of_verdicts_on_several_graphs_is_listed_as_ignored(folder: Path) -> None:
+    """Programs take no notice of it, so a list that shows it among the others would be wrong."""
+    both = (GRAPH, OTHER)
+    pair = [verdict(where(graph, gpu="another"), group=both) for graph in both]
+    other_times = verdict(where(OTHER, gpu="another"), group=both, kept="none")
+    keys = {key_of(one.circumstances) for one in pair}
+    for stored, count in (pair, 2), ([other_times], 0), ([pair[1]], 2), (None, 0):
+        if stored is None:
+            VerdictStore(folder).clear([key_of(pair[1].circumstances)])
+        else:
+            VerdictStore(folder).put(stored)
+        listed = [one for one in VerdictStore(folder).list() if one.key in keys]
+        assert sum(one.verdict is not None for one in listed) == count
+        assert sum(VerdictStore(folder).get(one.circumstances) is not None for one in pair) == count
+        assert {one.ignored for one in listed} == ({None} if count else {store.ALONE})
+
+
 def test_decisions_are_cleared_one_or_all(folder: Path) -> None:
     result = decisions("clear", key_of(where())[:16])
     assert (result.exit_code, result.stdout) == (0, "1 removed\n")

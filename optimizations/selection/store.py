@@ -53,6 +53,14 @@ class Found:
         return self.path.name.removesuffix(SUFFIX)
 
 
+_Together = tuple[Circumstances, tuple[str, ...], str]
+
+
+def _together(verdict: StoredVerdict) -> _Together:
+    """What is the same in verdicts on graphs that were judged together."""
+    return verdict.circumstances.model_copy(update={"graph": ""}), verdict.group, verdict.kept
+
+
 def default_directory() -> Path:
     """`$ENCORE_CACHE_DIR/verdicts`, else `encore/verdicts` in the user's cache folder."""
     chosen = os.environ.get("ENCORE_CACHE_DIR")
@@ -71,7 +79,7 @@ class VerdictStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         # Groups whose files are all there and agree: hundreds of graphs of one would look at each other's.
-        self._whole: set[tuple[Circumstances, tuple[str, ...], str]] = set()
+        self._whole: set[_Together] = set()
 
     def get(self, circumstances: Circumstances) -> StoredVerdict | None:
         """The verdict for these circumstances; None where there is none that counts."""
@@ -80,12 +88,12 @@ class VerdictStore:
             if found.ignored is not None:
                 _tell_once("%s is ignored: %s", found.path, found.ignored)
             return None
-        whole = (circumstances.model_copy(update={"graph": ""}), found.verdict.group, found.verdict.kept)
+        whole = _together(found.verdict)
         for other in found.verdict.group:
             if other == found.verdict.circumstances.graph or whole in self._whole:
                 continue
             neighbour = self._read(self._path(key_of(circumstances.model_copy(update={"graph": other})))).verdict
-            if neighbour is None or (neighbour.group, neighbour.kept) != (found.verdict.group, found.verdict.kept):
+            if neighbour is None or _together(neighbour) != whole:
                 _tell_once("%s is ignored: %s", found.path, ALONE)
                 return None
         self._whole.add(whole)
@@ -113,7 +121,17 @@ class VerdictStore:
         Raises:
             OSError: the folder is there and cannot be read.
         """
-        return tuple(self._read(path) for path in sorted(self._files(), key=_age))
+        found = [self._read(path) for path in sorted(self._files(), key=_age)]
+        there: dict[_Together, set[str]] = {}
+        for one in found:
+            if one.verdict is not None:
+                there.setdefault(_together(one.verdict), set()).add(one.verdict.circumstances.graph)
+        return tuple(
+            one
+            if one.verdict is None or there[_together(one.verdict)].issuperset(one.verdict.group)
+            else Found(one.path, None, ALONE)
+            for one in found
+        )
 
     def clear(self, keys: Sequence[str] | None = None) -> int:
         """Remove these verdicts, by default all, damaged ones and what a crash left behind too. How many there were.
