@@ -108,6 +108,17 @@ def test_damaged_and_foreign_files_are_ignored_with_a_reason(
     assert verdicts.get(where()) == verdict(), "and a new verdict takes its place"
 
 
+@pytest.mark.parametrize("field", ["version", "kept"])
+def test_a_long_text_in_a_foreign_file_is_not_told_whole(verdicts: VerdictStore, field: str) -> None:
+    verdicts.put([verdict()])
+    (path,) = verdicts.directory.iterdir()
+    path.write_bytes(sealed({**json.loads(path.read_bytes()), field: "x" * (store.MOST_BYTES // 2)}))
+    (found,) = verdicts.list()
+    assert found.ignored is not None
+    assert "xxx" in found.ignored
+    assert len(found.ignored) <= store.LONGEST_REASON
+
+
 def test_a_verdict_cannot_be_made_of_nonsense() -> None:
     fields = json.loads(verdict().to_json())
     fields["compared"][0]["ratio"] = -1.5

@@ -34,6 +34,9 @@ ALONE = "a graph that it was judged together with has no such verdict"
 MOST_TOLD = 1000
 """Things that are told in one process."""
 
+LONGEST_REASON = 300
+"""Characters of why a file is ignored: it may quote the file, and a file may hold anything."""
+
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 log = logging.getLogger(__name__)
@@ -184,7 +187,7 @@ class VerdictStore:
         try:
             verdict = parse_verdict(content)
         except UnreadableVerdict as error:
-            return Found(path, None, str(error))
+            return Found(path, None, str(error)[:LONGEST_REASON])
         if not _NAME.fullmatch(key) or key_of(verdict.circumstances) != key:
             return Found(path, None, "it holds for other circumstances than its name says")
         if verdict.circumstances.graph not in verdict.group:
