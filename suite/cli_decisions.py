@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -116,7 +118,16 @@ def _store(folder: Path | None) -> VerdictStore:
 
     if folder is not None and not folder.is_dir():
         raise WrongUse(f"--folder {folder} is not a folder")
-    return VerdictStore(folder or default_directory())
+    store = VerdictStore(folder or default_directory())
+    # The backend's folder may not be there yet. What is not one never will be.
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            is_folder = stat.S_ISDIR(store.directory.stat().st_mode)
+        except NotADirectoryError:  # something above it
+            is_folder = False
+        if not is_folder:
+            raise WrongUse(f"{store.directory} is not a folder; move that file away, or name another: --folder DIR")
+    return store
 
 
 def _one(store: VerdictStore, beginning: str) -> Found:

@@ -430,6 +430,22 @@ def test_wrong_use_says_what_to_do(folder: Path, arguments: tuple[str, ...], mes
     assert len(list(folder.iterdir())) == 3, "nothing was removed"
 
 
+@pytest.mark.parametrize("path", ["verdicts", ""])
+def test_a_file_in_the_place_of_the_backends_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """No program can store a verdict there, so to say that programs make some would be wrong."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("ENCORE_CACHE_DIR", str(cache))
+    assert decisions("list").exit_code == 0, "a folder that is not there yet"
+    if path:
+        cache.mkdir()
+    (cache / path).write_text("")
+    for arguments in ("list",), ("explain", "aa"), ("clear", "--all"):
+        with pytest.raises(WrongUse, match=f"{cache / 'verdicts'} is not a folder"):
+            raise decisions(*arguments).exception
+
+
 def test_an_ambiguous_beginning_is_not_guessed(folder: Path) -> None:
     twin = key_of(where())[:1]
     for name in ("0", "1"):
