@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -22,10 +23,12 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         temporary.chmod(0o644)  # mkstemp's files are for their owner alone
         temporary.replace(path)
-        _make_durable(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    # The content is there. File systems of networks and of user programs may refuse to sync a folder.
+    with contextlib.suppress(OSError):
+        _make_durable(path.parent)
 
 
 def _make_durable(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -10,6 +11,7 @@ import math
 import os
 import runpy
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -203,6 +205,22 @@ def test_a_full_disk_or_a_folder_that_is_not_writable_costs_the_verdict_only(
     monkeypatch.setattr(store, "write_atomically", full)
     assert verdicts.put([verdict()]) == "OSError: No space left on device"
     assert verdicts.get(where()) is None
+
+
+def test_where_folders_cannot_be_synced_verdicts_are_stored_all_the_same(
+    verdicts: VerdictStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems of networks and of user programs refuse that."""
+    original = os.fsync
+
+    def of_files_only(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        original(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files_only)
+    assert verdicts.put([verdict()]) is None
+    assert verdicts.get(where()) == verdict()
 
 
 WRITER = """
