@@ -137,7 +137,7 @@ def _one(store: VerdictStore, beginning: str) -> Found:
     if not beginning or not matching:
         raise WrongUse(f"no verdict begins with {beginning!r}; `encore decisions list` shows them")
     if len(matching) > 1:
-        names = ", ".join(one.key[:SHORT] for one in matching[:4])
+        names = _printable(", ".join(one.key[:SHORT] for one in matching[:4]))
         raise WrongUse(f"{len(matching)} verdicts begin with {beginning!r}: {names}; give more of the name")
     return matching[0]
 

@@ -545,6 +545,10 @@ def test_names_of_files_tell_a_terminal_nothing(strange: Path) -> None:
         assert result.exit_code == 0
         assert "\x1b" not in result.stdout
         assert "\\x1b[31m[red]" in result.stdout
+    (strange / f"\x1b[32m{SUFFIX}").write_text("{}")
+    ambiguous = str(decisions("explain", "\x1b").exception)
+    assert "\x1b" not in ambiguous
+    assert "\\x1b[32m" in ambiguous
 
 
 def test_texts_of_a_verdict_tell_a_terminal_nothing(folder: Path) -> None:
