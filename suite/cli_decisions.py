@@ -57,7 +57,7 @@ def list_decisions(folder: Folder = None, as_json: Json = False) -> None:
     store = _store(folder)
     found = store.list()
     if as_json:
-        print(json.dumps([_as_json(one) for one in found], indent=2, ensure_ascii=False))
+        print(json.dumps([_as_json(one) for one in found], indent=2))
         return
     from rich.table import Table
     from rich.text import Text
@@ -84,7 +84,7 @@ def explain(
     """Tell what one verdict says, and what it holds for."""
     found = _one(_store(folder), verdict)
     if as_json:
-        print(json.dumps(_as_json(found), indent=2, ensure_ascii=False))
+        print(json.dumps(_as_json(found), indent=2))
     elif found.verdict is None:
         print(_printable(str(found.path)), _printable(f"is ignored: {found.ignored}"), sep="\n")
     else:

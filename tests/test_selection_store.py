@@ -551,6 +551,17 @@ def test_names_of_files_tell_a_terminal_nothing(strange: Path) -> None:
     assert "\\x1b[32m" in ambiguous
 
 
+def test_a_name_that_is_no_text_is_json_all_the_same(folder: Path) -> None:
+    """Linux takes any bytes for a name, and such a name cannot be printed."""
+    (folder / os.fsdecode(b"\xff\xfe" + SUFFIX.encode())).write_text("{}")
+    for arguments in ("list", "--json"), ("explain", "\udcff", "--json"):
+        result = decisions(*arguments)
+        assert result.exit_code == 0, result.exception
+        found = json.loads(result.stdout)
+        keys = [one["key"] for one in found] if isinstance(found, list) else [found["key"]]
+        assert "\udcff\udcfe" in keys
+
+
 def test_texts_of_a_verdict_tell_a_terminal_nothing(folder: Path) -> None:
     VerdictStore(folder).put([verdict(where(gpu="[red]an H100\x1b[2J, 80 GB", host="a\nb"))])
     listed, key = decisions("list").stdout, key_of(where(gpu="[red]an H100\x1b[2J, 80 GB", host="a\nb"))
