@@ -121,6 +121,17 @@ def test_a_long_text_in_a_foreign_file_is_not_told_whole(verdicts: VerdictStore,
     assert len(found.ignored) <= store.LONGEST_REASON
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf], ids=str)
+@pytest.mark.parametrize("place", ["measuring_s", "excess_s", "median_s.none", "ratio", "low", "high"])
+def test_numbers_that_are_none_are_refused_wherever_they_stand(place: str, wrong: float) -> None:
+    fields = json.loads(verdict().to_json())
+    outer, _, inner = place.partition(".")
+    holder = fields["compared"][0] if outer in fields["compared"][0] else fields[outer] if inner else fields
+    holder[inner or outer] = wrong
+    with pytest.raises(UnreadableVerdict, match=inner or outer):
+        parse_verdict(sealed(fields))
+
+
 def test_a_verdict_cannot_be_made_of_nonsense() -> None:
     fields = json.loads(verdict().to_json())
     fields["compared"][0]["ratio"] = -1.5
