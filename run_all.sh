@@ -13,8 +13,9 @@ the report. Started again, it goes on with the newest run that fits, or says tha
 Without one: `encore explain --set grace`, and the report of the recorded runs. Options are of no use then.
 
 --with-torchbench PATH, before all others: a checkout of https://github.com/pytorch/benchmark, whose models are measured
-afterwards in their own run, with the same options. What they need must be installed in .venv; a model that cannot
-run is recorded with its reason. If the options begin with workloads, only these are measured, torchbench:NAME among them.
+afterwards in their own run, with the same options; a --budget is that of both. What they need must be installed in
+.venv; a model that cannot run is recorded with its reason. If the options begin with workloads, only these are
+measured, torchbench:NAME among them.
 
 Examples: ./run_all.sh --quick
           ./run_all.sh XLNET-I EOS --modes compile,graph
@@ -50,12 +51,16 @@ gpu="$(encore env --require-gpu 2>&1)" || status=$?
 case $status in
 0)
     echo "measuring on $gpu" >&2
+    SECONDS=0
     # --resume newest comes first, so that a --resume given here replaces it.
     encore run --resume newest --report "$@" || status=$?
     if [ -n "$torchbench" ] && [ "$status" -le 1 ] && [[ "${1:--}" = -* ]]; then
         second=0
+        used=()
+        # What a budget is given for is both runs together. SECONDS are whole ones, rounded down.
+        [[ " $*" != *" --budget"* ]] || used=(--budget-used "$((SECONDS + 1))s")
         # --set comes last, so that a --set given here is that of the first run.
-        encore run --resume newest "$@" --set torchbench || second=$?
+        encore run --resume newest "$@" ${used[@]+"${used[@]}"} --set torchbench || second=$?
         [ "$status" -ne 0 ] || status=$second
         [ "$second" -le 1 ] || status=$second
     fi

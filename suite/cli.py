@@ -172,6 +172,9 @@ def run(
     budget: Annotated[
         str | None, typer.Option(metavar="TIME", help="Start no workload that may not end within TIME, such as 9m.")
     ] = None,
+    budget_used: Annotated[
+        str | None, typer.Option(metavar="TIME", help="What an earlier run has taken of the same --budget.")
+    ] = None,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="Longest time for one phase of a cell.")] = "10m",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the run; default: a new one in results/runs.")
@@ -187,7 +190,7 @@ def run(
     from suite.launch import NEWEST, Request, launch
     from suite.matrix import parse_degrees
     from suite.schedule import parse_shard
-    from suite.settings import FULL, QUICK, RunSettings, parse_duration
+    from suite.settings import FULL, QUICK, RunSettings, parse_budget, parse_duration
     from suite.store import describe
 
     if cli_nanogpt.is_wanted(workloads):
@@ -206,7 +209,7 @@ def run(
         shard=parse_shard(shard) if shard is not None else None,
         resume=resume,
         retry_failed=retry_failed,
-        budget_s=parse_duration(budget, "--budget") if budget is not None else None,
+        budget_s=parse_budget(budget, budget_used),
         timeout_s=parse_duration(timeout, "--timeout"),
         out=out,
         tag=tag,

@@ -159,6 +159,8 @@ def test_env_as_json_is_the_record_of_a_run() -> None:
         (("run", "--device", "cpu", "--measure-s", "nan"), ("--measure-s", "greater than or equal to 0")),
         (("run", "--device", "gpu"), ("--device", "cuda")),
         (("run", "--budget", "soon"), ("--budget 'soon'", "9m")),
+        (("run", "--budget", "9m", "--budget-used", "0"), ("--budget-used '0'", "9m")),
+        (("run", "--budget-used", "9m"), ("--budget-used", "needs --budget")),
         (("run", "--timeout", "0"), ("--timeout '0'", "1h30m")),
         (("run", "--shard", "3/2"), ("--shard '3/2'", "2/3")),
         (("run", "EOS", "--device", "cpu", "--shard", ""), ("--shard ''", "2/3")),
@@ -391,6 +393,14 @@ def test_a_budget_leaves_a_resumable_run_and_exits_0(fake: Fake) -> None:
     assert f"go on with: encore run --resume {run}" in done.stderr
     assert fake("run", "--resume", run.name, "--budget", "1h").returncode == 0
     assert len(read_run(run).cells) == 4
+
+
+def test_what_is_used_of_a_budget_already_is_not_used_again(fake: Fake) -> None:
+    for used, left_out in (("59m59s", ["EOS"]), ("2h", ["EOS"]), ("1s", [])):
+        out = str(fake.folder / used)
+        done = fake("run", "EOS", *CPU, "--budget", "1h", "--budget-used", used, "--json", "--out", out)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["not_started"] == left_out
 
 
 def test_estimates_for_a_budget_come_from_earlier_runs(fake: Fake) -> None:

@@ -48,7 +48,7 @@ case "$*" in
     echo "encore: no NVIDIA GPU: no driver. Without one: do something else." >&2
     exit ${STUB_ENV:-2} ;;
 *"--set torchbench"*) exit ${STUB_TORCHBENCH:-0} ;;
-*"suite run"*) echo "rows are written" >&2; exit ${STUB_RUN:-0} ;;
+*"suite run"*) sleep "${STUB_RUN_S:-0}"; echo "rows are written" >&2; exit ${STUB_RUN:-0} ;;
 *"suite explain"*) exit ${STUB_EXPLAIN:-0} ;;
 "-m ruff check"*) echo "a line too long"; exit ${STUB_RUFF:-0} ;;
 "-m mypy") echo "a wrong type"; exit ${STUB_MYPY:-0} ;;
@@ -195,9 +195,26 @@ def test_a_torchbench_checkout_is_on_the_path_and_measured_in_a_run_of_its_own(c
     assert done.returncode == 0, done.stderr
     own, torchbench = checkout.calls()[-2:]
     assert own.endswith("<suite><run><--resume><newest><--report><--budget><9m>")
-    assert torchbench.endswith("<suite><run><--resume><newest><--budget><9m><--set><torchbench>")
+    assert "<suite><run><--resume><newest><--budget><9m><--budget-used><" in torchbench
+    assert torchbench.endswith("s><--set><torchbench>")
     paths = (checkout.folder / "calls.paths").read_text().splitlines()
     assert [path.split(os.pathsep)[0] for path in paths[-2:]] == 2 * [str(folder)]
+
+
+@pytest.mark.parametrize("arguments", [("--budget", "9m"), ("--budget=9m",), ("--quick",)])
+def test_what_the_first_run_took_of_a_budget_is_not_there_for_torchbench(
+    checkout: Checkout, arguments: tuple[str, ...]
+) -> None:
+    folder = torchbench_checkout(checkout)
+    done = checkout.run(
+        "run_all.sh", "--with-torchbench", str(folder), *arguments, STUB_GPU="NVIDIA H200", STUB_RUN_S="1.1"
+    )
+    assert done.returncode == 0, done.stderr
+    own, torchbench = checkout.calls()[-2:]
+    assert "budget-used" not in own
+    used = re.findall(r"<--budget-used><(\d+)s>", torchbench)
+    assert len(used) == (arguments != ("--quick",))
+    assert all(int(seconds) >= 2 for seconds in used)
 
 
 def test_a_set_given_with_a_torchbench_checkout_does_not_replace_its_models(checkout: Checkout) -> None:
