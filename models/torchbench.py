@@ -177,9 +177,12 @@ class _Program:
         for batch in dict.fromkeys((wanted, own)):
             try:
                 return self._model_class(test=self._test, device=device, batch_size=batch)
-            except NotImplementedError as error:
-                if batch == own:
+            except Exception as error:
+                if batch != own:
+                    continue  # a model refuses a batch with whatever error it likes
+                if isinstance(error, NotImplementedError):
                     raise self._refusal(f"has no test {self._test!r} on {device}", error) from error
+                raise
         raise AssertionError("the last batch either is built or raises")
 
     def _refusal(self, what: str, error: BaseException | None = None) -> TorchBenchRefuses:

@@ -162,6 +162,7 @@ def test_a_model_whose_class_gives_no_batch_says_so_and_has_its_own() -> None:
         ("fixed_batch", "full", 7),
         ("fixed_batch", "tiny", 7),
         ("picky_batch", "tiny", 8),
+        ("asserted_batch", "tiny", 6),
         ("extended", "tiny", 5),
     ],
 )
