@@ -127,6 +127,8 @@ def test_paths_of_a_cpu_and_names_that_are_none():
         select_paths(["replays"], "cuda")
     with pytest.raises(WrongUse, match="needs --device cuda; without: eager, compile"):
         select_paths(["graph"], "cpu")
+    with pytest.raises(WrongUse, match="--modes names no path; nanogpt has here: eager, compile"):
+        select_paths([], "cpu")
 
 
 def test_a_compiled_path_warms_up_and_measures_the_steps_of_its_own_generation(monkeypatch: pytest.MonkeyPatch):

@@ -44,11 +44,13 @@ def select_paths(names: Sequence[str] | None, device: str) -> list[DecodePath]:
     """Paths of these names, or all that the device can run; eager, which the others are compared with, always first.
 
     Raises:
-        WrongUse: a name is unknown, or the device cannot run it; the message says what there is.
+        WrongUse: a name is unknown, or the device cannot run it, or there is none; the message says what there is.
     """
     possible = [path for path in PATHS.values() if device == "cuda" or not path.needs_gpu]
     if names is None:
         return possible
+    if not names:
+        raise WrongUse(f"--modes names no path; nanogpt has here: {', '.join(path.name for path in possible)}")
     for name in names:
         if name not in PATHS:
             near = difflib.get_close_matches(name, PATHS, n=3) or list(PATHS)
