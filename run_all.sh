@@ -14,8 +14,8 @@ Without one: `encore explain --set grace`, and the report of the recorded runs. 
 
 --with-torchbench PATH, before all others: a checkout of https://github.com/pytorch/benchmark, whose models are measured
 afterwards in their own run, with the same options; a --budget is that of both. What they need must be installed in
-.venv; a model that cannot run is recorded with its reason. If the options begin with workloads, only these are
-measured, torchbench:NAME among them.
+.venv; a model that cannot run is recorded with its reason. Not with --out, --resume, --tp and --variant, which fit one
+run. If the options begin with workloads, only these are measured, torchbench:NAME among them, with any options.
 
 Examples: ./run_all.sh --quick
           ./run_all.sh XLNET-I EOS --modes compile,graph
@@ -31,6 +31,7 @@ case "${1:-}" in -h | --help)
 esac
 
 torchbench=
+two_runs=
 if [ "${1:-}" = --with-torchbench ]; then
     torchbench="${2:-}"
     if [ ! -f "$torchbench/torchbenchmark/__init__.py" ]; then
@@ -38,6 +39,16 @@ if [ "${1:-}" = --with-torchbench ]; then
         exit 2
     fi
     shift 2
+    # Named workloads are all that is measured.
+    [[ "${1:--}" != -* ]] || two_runs=yes
+    for word in "$@"; do
+        case "$two_runs${word%%=*}" in yes--out | yes--resume | yes--tp | yes--variant)
+            echo "--with-torchbench makes two runs, and ${word%%=*} fits one only;" \
+                "leave it out, or name workloads first" >&2
+            exit 2
+            ;;
+        esac
+    done
     torchbench="$(realpath -- "$torchbench")"
     export PYTHONPATH="$torchbench${PYTHONPATH:+:$PYTHONPATH}"
 fi
@@ -54,7 +65,7 @@ case $status in
     SECONDS=0
     # --resume newest comes first, so that a --resume given here replaces it.
     encore run --resume newest --report "$@" || status=$?
-    if [ -n "$torchbench" ] && [ "$status" -le 1 ] && [[ "${1:--}" = -* ]]; then
+    if [ -n "$two_runs" ] && [ "$status" -le 1 ]; then
         second=0
         used=()
         # What a budget is given for is both runs together. SECONDS are whole ones, rounded down.

@@ -235,6 +235,23 @@ def test_named_workloads_alone_are_measured_with_a_torchbench_checkout_too(check
     assert not any("<--set>" in call for call in checkout.calls())
 
 
+@pytest.mark.parametrize("option", ["--out", "--resume", "--tp", "--variant"])
+@pytest.mark.parametrize("equals", [True, False])
+def test_an_option_that_fits_one_run_is_refused_before_the_first_of_two(
+    checkout: Checkout, option: str, equals: bool
+) -> None:
+    """The second run would refuse it, hours later."""
+    folder = torchbench_checkout(checkout)
+    given = [f"{option}=2"] if equals else [option, "2"]
+    done = checkout.run("run_all.sh", "--with-torchbench", str(folder), "--quick", *given, STUB_GPU="NVIDIA H200")
+    assert done.returncode == 2
+    assert f"two runs, and {option} fits one only" in done.stderr
+    assert not checkout.calls()
+    named = ("--with-torchbench", str(folder), "EOS", *given)
+    assert checkout.run("run_all.sh", *named, STUB_GPU="NVIDIA H200").returncode == 0
+    assert "".join(f"<{word}>" for word in ("EOS", *given)) in checkout.calls()[-1]
+
+
 @pytest.mark.parametrize(("first", "second", "whole"), [("0", "1", 1), ("1", "0", 1), ("1", "130", 130), ("2", "0", 2)])
 def test_two_runs_have_one_exit_code(checkout: Checkout, first: str, second: str, whole: int) -> None:
     folder = torchbench_checkout(checkout)
