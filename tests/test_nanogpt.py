@@ -214,6 +214,27 @@ def test_a_path_that_fails_says_how_and_the_others_go_on(scripted: dict[str, Any
     assert all(len(path.total_s) == 2 for path in run.configurations[1].paths.values())
 
 
+def test_where_all_paths_fail_their_reasons_are_saved_and_shown(tmp_path: Path):
+    saved: list[NanoGptRun] = []
+    run = run_paths(
+        [PATHS["eager"], PATHS["compile"]],
+        environment.collect("a run", (), {}),
+        device="cpu",
+        size="tiny",
+        seed=1,
+        rounds=1,
+        timeout_s=10.0,
+        save=saved.append,
+        say=lambda text: None,
+        command=(sys.executable, "-c", "raise SystemExit(4)"),
+    )
+    assert [finding.partition(":")[0] for finding in run.findings()] == ["eager", "compile"]
+    assert saved[-1] == run
+    *tables, paths = grids(run, load_published())
+    assert all(table.rows == () and "no path was ready" in table.title for table in tables)
+    assert all("exit code 4" in row[3] for row in paths.rows)
+
+
 def test_the_record_is_saved_after_each_configuration_and_read_back(scripted: dict[str, Any]):
     assert [len(run.configurations) for run in scripted["saved"]] == list(range(1, 11))
     run: NanoGptRun = scripted["run"]

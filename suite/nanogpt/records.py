@@ -56,6 +56,8 @@ class MeasuredConfiguration(Record):
 
     def differing(self) -> dict[str, int]:
         """Paths that sampled other tokens than the first one, with the place of the first that differs."""
+        if not self.paths:  # all have failed before
+            return {}
         (_, first), *others = self.paths.items()
         return {
             name: next(i for i, pair in enumerate(zip(first.tokens, other.tokens, strict=True)) if pair[0] != pair[1])
