@@ -280,6 +280,19 @@ def test_the_report_reads_what_a_run_wrote(scripted: dict[str, Any], tmp_path: P
     assert "compile" in medium["missing"]
 
 
+@pytest.mark.parametrize("name", ["nanogpt-table1", "nanogpt-table2"])
+def test_the_report_says_of_a_run_without_the_articles_graph_that_it_was_not_measured(
+    scripted: dict[str, Any], name: str
+):
+    """As any run without a GPU."""
+    run: NanoGptRun = scripted["run"]
+    kept = [each.model_copy(update={"paths": {"eager": each.paths["eager"]}}) for each in run.configurations]
+    without = run.model_copy(update={"paths": run.paths[:1], "configurations": kept})
+    exhibit = EXHIBITS[name]
+    rows = exhibit.make(exhibit, Results(load_published(), nanogpt=without)).table.frame.to_dict("records")
+    assert {row["missing"] for row in rows} == {"replay: not measured"}
+
+
 def test_a_smoke_run_has_no_published_values(scripted: dict[str, Any]):
     tiny = scripted["run"].model_copy(update={"size": "tiny"})
     named = grids(tiny, load_published())[0]

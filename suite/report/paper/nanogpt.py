@@ -130,10 +130,10 @@ def make_sweep(exhibit: Exhibit, results: Results) -> Made:
 
 
 def _paths(results: Results) -> tuple[str, ...]:
-    """The paths of the run; the article's two where there is none."""
-    if results.nanogpt is None:
-        return (EAGER, REPLAY)
-    return tuple(name for name in PATHS if any(path.name == name for path in results.nanogpt.paths))
+    """The article's two, measured or not, and the others of the run."""
+    records = results.nanogpt.paths if results.nanogpt is not None else []
+    wanted = {EAGER, REPLAY, *(record.name for record in records)}
+    return tuple(name for name in PATHS if name in wanted)
 
 
 def _measured(results: Results, name: str) -> Mapping[str, Generation]:
