@@ -298,6 +298,9 @@ def test_a_smoke_run_has_no_published_values(scripted: dict[str, Any]):
     named = grids(tiny, load_published())[0]
     assert "smoke run" in named.title
     assert all(row[-3:] == (NONE, NONE, NONE) for row in named.rows)
+    for name in ("nanogpt-table1", "nanogpt-table2"):
+        frame = EXHIBITS[name].make(EXHIBITS[name], Results(load_published(), nanogpt=tiny)).table.frame
+        assert frame[[column for column in frame if "published" in column]].isna().all(axis=None)
 
 
 # --- the command
