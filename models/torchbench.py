@@ -25,6 +25,7 @@ import importlib
 import os
 import pkgutil
 import random
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -278,7 +279,7 @@ def _model_class(name: str) -> Any:
         raise TorchBenchUnavailable(
             f"{PREFIX}:{name} needs TorchBench, which cannot be imported ({_reason(error)}); get it by "
             "`git clone https://github.com/pytorch/benchmark && cd benchmark && pip install -e . && "
-            f"python install.py models {name}`"
+            f"python install.py models {shlex.quote(name)}`"
         ) from error
     models, canary = _names("models"), _names("canary_models")
     found = models.get(name.lower()) or canary.get(name.lower())
@@ -295,7 +296,7 @@ def _model_class(name: str) -> Any:
             raise _unknown(name, f", and its lists of further models cannot be read ({_reason(error)})") from error
         raise TorchBenchUnavailable(
             f"TorchBench's model {name} cannot be imported ({_reason(error)}); install what it needs by "
-            f"`python install.py models {name}` in TorchBench's folder"
+            f"`python install.py models {shlex.quote(name)}` in TorchBench's folder"
         ) from error
     if model_class is None:  # what TorchBench has no class for, it gives None for
         raise _unknown(name)

@@ -282,3 +282,9 @@ def test_without_torchbench_the_error_says_how_to_get_it(monkeypatch: pytest.Mon
         TorchBenchUnavailable, match=r"torchbench:alexnet needs TorchBench.*git clone https://github.com"
     ):
         find("torchbench:alexnet")
+
+
+def test_a_name_with_the_shells_characters_is_quoted_in_the_command_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchbenchmark", None)
+    with pytest.raises(TorchBenchUnavailable, match=r"install.py models '\$\(reboot\)'`"):
+        find("torchbench:$(reboot)")
