@@ -78,6 +78,7 @@ case $status in
     exit "$status"
     ;;
 2)
+    set -- ${torchbench:+--with-torchbench} "$@"
     echo "${gpu%%. Without*}: analysing the workloads without one${1:+ (options have no effect: $*)}" >&2
     status=0
     encore explain --set grace --reuse --out "$root/results/explained" || status=$?

@@ -290,6 +290,14 @@ def test_without_a_gpu_it_explains_and_reports_what_is_recorded(checkout: Checko
     assert not any("<run>" in call for call in checkout.calls())
 
 
+def test_without_a_gpu_a_torchbench_checkout_is_said_to_have_no_effect(checkout: Checkout) -> None:
+    folder = torchbench_checkout(checkout)
+    for more in ((), ("--quick",)):
+        done = checkout.run("run_all.sh", "--with-torchbench", str(folder), *more)
+        assert done.returncode == 0
+        assert f"(options have no effect: {' '.join(('--with-torchbench', *more))})" in done.stderr
+
+
 def test_an_explanation_that_failed_is_reported_and_fails_the_script(checkout: Checkout) -> None:
     assert checkout.run("run_all.sh", STUB_EXPLAIN="1").returncode == 1
     assert "<report>" in checkout.calls()[-1]
