@@ -277,7 +277,8 @@ def _model_class(name: str) -> Any:
             torchbenchmark = importlib.import_module("torchbenchmark")
     except (Exception, SystemExit) as error:
         raise TorchBenchUnavailable(
-            f"{PREFIX}:{name} needs TorchBench, which cannot be imported ({_reason(error)}); get it by "
+            f"{PREFIX}:{name} needs TorchBench, which cannot be imported ({_reason(error)}); name a checkout that is "
+            "there already, PYTHONPATH=PATH before the command, or get it by "
             "`git clone https://github.com/pytorch/benchmark && cd benchmark && pip install -e . && "
             f"python install.py models {shlex.quote(name)}`"
         ) from error

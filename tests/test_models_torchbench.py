@@ -279,7 +279,8 @@ def test_a_model_that_misses_something_says_how_to_install_it(name: str, words: 
 def test_without_torchbench_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchbenchmark", None)
     with pytest.raises(
-        TorchBenchUnavailable, match=r"torchbench:alexnet needs TorchBench.*git clone https://github.com"
+        TorchBenchUnavailable,
+        match=r"torchbench:alexnet needs TorchBench.*PYTHONPATH=PATH.*git clone https://github.com",
     ):
         find("torchbench:alexnet")
 
