@@ -377,6 +377,13 @@ def a_dict_with_weak_keys() -> Case:
 
 
 @case
+def a_key_of_a_dict() -> Case:
+    one = Decided()
+    held = {one: 1.0}
+    return of_attribute(lambda: sum(key.weight * factor for key, factor in held.items()), one)
+
+
+@case
 def a_list_with_a_private_name_that_is_exchanged() -> Case:
     held = types.SimpleNamespace(_weights=[2.0])
     return lambda: held._weights[0], lambda: setattr(held, "_weights", [3.0])

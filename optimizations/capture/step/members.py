@@ -331,6 +331,8 @@ def _of_container(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{path}{name}", member
             if isinstance(key, (torch.Tensor, weakref.ref)):
                 yield f"{path}.keys.{id(key)}", key
+            elif not isinstance(key, (*PLAIN, tuple, frozenset)):
+                yield f"{path}.keys().{type(key).__name__}", key
     else:
         for index, member in enumerate(list(value)):
             yield f"{path}[{index}]", member
