@@ -5,6 +5,7 @@ A launch of the simulated device writes garbage over what later captures of its 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,21 @@ def test_recordings_for_other_parameters_leave_gradients_alone(first: int) -> No
     report = step.report()
     assert len(report.recordings) == 2 and report.replays >= 15
     assert len(device.pools) == 2
+
+
+def test_recordings_for_models_that_are_gone_are_freed() -> None:
+    """A loop over folds makes a model for each, and goes on being replayed."""
+    device, left = CpuDevice(), []
+    step = GraphedStep(train, device=device)
+    for fold in range(40):
+        model, other = two_models()[0], two_models()[0]
+        compare(step, [model], [other], [0] * 10)
+        left.append([weakref.ref(one) for one in (model, *model.parameters())])
+        assert step.report().replays >= (fold + 1) * 6
+        del model, other
+        assert sum(not graph.freed for graph in device.graphs) <= 2
+    assert not any(reference() for references in left[:-1] for reference in references)
+    assert step.report().refusals == ()
 
 
 def test_recordings_for_the_same_parameters_share_their_memory() -> None:

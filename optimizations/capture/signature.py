@@ -144,6 +144,13 @@ def without_objects(structure: Any) -> Hashable:
     return tuple(map(without_objects, structure)) if type(structure) is tuple else structure
 
 
+def is_gone(structure: Any) -> bool:
+    """Whether an object in it is no more, so that nothing can have this structure again."""
+    if isinstance(structure, Same):
+        return structure.value is None
+    return type(structure) is tuple and any(map(is_gone, structure))
+
+
 def class_of_objects(structure: Any) -> str:
     """The name of the first such class."""
     if isinstance(structure, Same):

@@ -195,6 +195,8 @@ class GraphedStep(CallRecorder):
             self._changes_streams(device, observes=True)
             with alone(), device.warming_up():
                 return self._step(*args, **kwargs)
+        self._recordings.drop_gone()
+        self._plan.forget_gone()
         self._moved = self._recordings.drop_moved() or self._moved
         given = ((one, one.arguments.with_running(tensors)) for one in self._recordings.of(key))
         if any(found is not None and recording.shares(found) for recording, found in given):
@@ -232,6 +234,7 @@ class GraphedStep(CallRecorder):
             self._plan.forget()
             return self._refuse_and_run(key, refusal, args, kwargs)
         if action is Action.RECORD:
+            self._objects.pop(without_objects(key), None)  # it was given in several calls
             return self._record(device, key, call, progress)
         if action is Action.OBSERVE:
             return self._observe(device, key, call, progress)

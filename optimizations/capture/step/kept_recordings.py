@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from optimizations.capture.device import Device
+from optimizations.capture.signature import is_gone
 from optimizations.capture.step.recording import Recording
 
 MOST_STEADY = 4
@@ -97,6 +98,12 @@ class KeptRecordings:
             self._free(over)
             self._by_key[key] = usable
         return list(dict.fromkeys(names))
+
+    def drop_gone(self) -> None:
+        """Free those for calls that were given an object that is no more, such as a model of before."""
+        for key in list(filter(is_gone, self._by_key)):
+            self._free(self._by_key.pop(key))
+            self._copied_inputs.pop(key, None)
 
     def drop_with_moved_inputs(self, key: Hashable, tensors: list[torch.Tensor]) -> None:
         """Inputs that were the same tensors and are others now are copied from now on."""

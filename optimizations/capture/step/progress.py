@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from optimizations.capture.signature import is_gone
 from optimizations.capture.step.host_random import SAME_DRAWS, HostDraws, decides
 from optimizations.capture.step.host_tensors import HostTensors
 from optimizations.capture.step.operations import Operation, first_difference
@@ -176,6 +177,10 @@ class Plan:
     def forget(self) -> None:
         """Observe everything again."""
         self.by_key.clear()
+
+    def forget_gone(self) -> None:
+        """Calls that were given an object that is no more do not count."""
+        self.by_key = {key: progress for key, progress in self.by_key.items() if not is_gone(key)}
 
     def exhausted(self) -> Refusal | None:
         """Why no more signatures are looked at, if there were too many."""
