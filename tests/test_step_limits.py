@@ -8,16 +8,18 @@ import itertools
 import types
 import weakref
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from graphs_on_cpu import CpuDevice
 from interrupts import interrupted_at
-from step_parts import batches, network, sgd, training_step
+from step_parts import batches, loss_of, network, sgd, training_step
 from step_programs import PROGRAMS
 
 from optimizations import torch_internals
 from optimizations.capture import inner_graphs
+from optimizations.capture.step import graphed_step
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.trees.manager import EncoreManager
@@ -46,6 +48,51 @@ def test_beyond_the_limit_further_shapes_run_as_they_are() -> None:
     assert len(report.recordings) == 1 and report.recordings[0].signature.startswith("[6, 8] float32")
     assert report.replays == 3
     assert "which is the limit" in report.refusals[0].reason
+
+
+def test_only_the_calls_that_change_python_run_as_they_are() -> None:
+    """`train()` does something in the call behind an evaluation only; what else changes later is recorded."""
+    model, scale = network("cpu"), [1.0]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        model.train()
+        optimizer.zero_grad()
+        loss = loss_of(model, batch) * scale[0]
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    with pytest.warns(UserWarning, match=r"runs some of its calls without .* call train\(\) and eval\(\) outside"):
+        for index, batch in enumerate(batches("cpu", 60)):
+            if index % 6 == 5:
+                model.eval()
+            if index == 40:
+                scale[0] = 0.5
+            graphed(*batch)
+    report = graphed.report()
+    assert len(report.recordings) == 2
+    assert report.replays == 60 - 3 - 2 - 10, "first calls, those that see the other scale, those behind an evaluation"
+
+
+@pytest.mark.filterwarnings("ignore:.*without a CUDA graph")
+def test_calls_are_not_looked_at_again_and_again_where_most_are_refused() -> None:
+    """One in two comes behind an evaluation."""
+    model = network("cpu")
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return model.train()(x).detach()
+
+    graphed = GraphedStep(step, device=CpuDevice())
+    with contextlib.ExitStack() as without_looks:
+        for index in range(80):
+            model.train(index < 10 or index % 2 == 0)
+            if index == 60:
+                without_looks.enter_context(mock.patch.object(graphed_step, "reach", side_effect=AssertionError))
+            graphed(torch.ones(3, 8))
+            assert model.training
+    assert graphed.report().replays == 7 + 35
 
 
 def scheduled(learning_rate: Any) -> tuple[list[torch.Tensor], GraphedStep | None]:

@@ -98,7 +98,7 @@ class CallRecorder(ABC):
         self._drawn.update(seen.host_draws.states)
         if seen.set_up:
             if progress.passed_over():
-                self._refuse(key, SETS_UP)
+                self._refuse(key, SETS_UP, progress)
             return seen.returned
         progress.asked = progress.asked or seen.asked
         if seen.findings and progress.told_to_be_captured():
@@ -106,7 +106,7 @@ class CallRecorder(ABC):
         numbers = numbers_in(call.state, self._rates.stands_for)
         if (refusal := progress.note(seen.operations, seen.structure, seen.findings, seen.host_draws)) is not None:
             differs = refusal is progress.difference
-            self._refuse(key, with_names(refusal, progress.numbers, numbers) if differs else refusal)
+            self._refuse(key, with_names(refusal, progress.numbers, numbers) if differs else refusal, progress)
         progress.numbers = numbers
         progress.outside, progress.generators, progress.draws = seen.outside, seen.generators, seen.draws
         progress.kept_casts = seen.kept_casts
@@ -139,7 +139,7 @@ class CallRecorder(ABC):
             return self._refuse_and_run(key, why(not_ready), call.args, call.kwargs)
         if (running := entries_at(call.state, progress.running, device.holds)) is None:  # something else stands there
             if progress.met_another():
-                return self._refuse_and_run(key, STANDS_ELSEWHERE, call.args, call.kwargs)
+                return self._refuse_and_run(key, STANDS_ELSEWHERE, call.args, call.kwargs, progress)
             return self._observe(device, key, call, progress)
         given = with_running(call, running)
         began = time.perf_counter()
@@ -261,13 +261,13 @@ class CallRecorder(ABC):
         if again:
             return functools.partial(self._observe, device, key, call, progress)
         if refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run":
-            return functools.partial(self._run_and_refuse, key, refusal, call)
-        return functools.partial(self._refuse_and_run, key, refusal, call.args, call.kwargs)
+            return functools.partial(self._run_and_refuse, key, refusal, call, progress)
+        return functools.partial(self._refuse_and_run, key, refusal, call.args, call.kwargs, progress)
 
-    def _run_and_refuse(self, key: Hashable, refusal: Refusal, call: Call) -> Any:
+    def _run_and_refuse(self, key: Hashable, refusal: Refusal, call: Call, progress: Progress) -> Any:
         """The program gets what the call raises outside of a capture as well; then nothing is refused."""
         returned = self._as_it_is(call.args, call.kwargs, None)
-        self._refuse(key, refusal)
+        self._refuse(key, refusal, progress)
         return returned
 
     # Calls that run as they are.
@@ -278,19 +278,26 @@ class CallRecorder(ABC):
         self._eager += 1
         return self._step(*args, **kwargs)
 
-    def _refuse_and_run(self, key: Hashable, refusal: Refusal, args: Any, kwargs: Any) -> Any:
-        self._refuse(key, refusal)
+    def _refuse_and_run(
+        self, key: Hashable, refusal: Refusal, args: Any, kwargs: Any, progress: Progress | None = None
+    ) -> Any:
+        self._refuse(key, refusal, progress)
         self._changes_streams(self._device, observes=False)
         return self._as_it_is(args, kwargs, refusal)
 
-    def _refuse(self, key: Hashable, refusal: Refusal) -> None:
-        self._refused[key] = refusal
+    def _refuse(self, key: Hashable, refusal: Refusal, progress: Progress | None = None) -> None:
+        """Calls of this signature run as they are; only those of this `progress` where others are replayed."""
+        if progress is not None and self._recordings.of(key):
+            progress.refusal = refusal
+        else:
+            self._refused[key] = refusal
         self._note(refusal)
 
     def _note(self, refusal: Refusal) -> None:
         if refusal not in self._refusals:
             self._refusals.append(refusal)
-            warnings.warn(f"{self._name()} runs without a CUDA graph: it {refusal}", stacklevel=4)
+            runs = "runs some of its calls" if len(self._recordings) else "runs"
+            warnings.warn(f"{self._name()} {runs} without a CUDA graph: it {refusal}", stacklevel=4)
 
     @property
     def _draws_unused(self) -> bool:

@@ -45,6 +45,9 @@ MOST_DROPPED = 4
 MOST_OBJECTS = 8
 """Objects that may stand in one place of the arguments in turn, where a graph belongs to one of them."""
 
+SHARE_IN_VAIN = 4
+"""Calls are looked at, only to find that they are refused, no more often than one in so many replays."""
+
 _is_compiling, _this_thread = torch.compiler.is_compiling, threading.get_ident
 _forward_mode: Any = torch_internals.forward_ad
 
@@ -78,7 +81,7 @@ class GraphedStep(CallRecorder):
         self._objects: dict[Hashable, set[Hashable]] = {}
         self._changing = ChangingValues()
         self._moved: list[str] = []
-        self._calls = 0
+        self._calls = self._in_vain = 0
         self._all: Refusal | None = None
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -233,6 +236,12 @@ class GraphedStep(CallRecorder):
             self._all = refusal
             self._plan.forget()
             return self._refuse_and_run(key, refusal, args, kwargs)
+        if progress.refusal is not None:
+            self._in_vain += 1
+            if self._in_vain * SHARE_IN_VAIN > max(self._recordings.replays, SHARE_IN_VAIN**2):
+                self._refused[key] = progress.refusal
+            self._changes_streams(device, observes=False)
+            return self._as_it_is(args, kwargs, progress.refusal)
         if action is Action.RECORD:
             self._objects.pop(without_objects(key), None)  # it was given in several calls
             return self._record(device, key, call, progress)

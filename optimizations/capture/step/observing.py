@@ -206,6 +206,8 @@ def call_changes(
 def host_change(change: Change, code: Sequence[types.CodeType], *, may_run: bool = True) -> Refusal:
     """The refusal for something in Python that a call changed. `code`: of the functions that may have done it."""
     advice = OF_A_SCHEDULER if _is_of_a_scheduler(change) else _ADVICE_ON_CHANGES[change.kind]
+    if change.name == "training":
+        advice = OF_A_MODE
     if may_run and change.kind is ChangeKind.BOUND_TO_A_TENSOR:
         advice += _BOUND_AGAIN
     find = line_that_grows if change.kind is ChangeKind.GREW else line_that_binds
@@ -213,6 +215,7 @@ def host_change(change: Change, code: Sequence[types.CodeType], *, may_run: bool
     return Refusal(f"changes Python's state, and a graph runs no Python: {change.words}", advice, line)
 
 
+OF_A_MODE = "call train() and eval() outside of the step"
 OF_A_SCHEDULER = "call the scheduler behind the step"
 
 

@@ -51,7 +51,8 @@ class Progress:
     where that is said to decide nothing. `host`: tensors in CPU memory, as the last observed call left them. `asked`:
     it asks whether it is captured, and is told `as_captured`. `numbers`: what it read in Python. `drops_gradients`: it
     let go of gradients from before, unread. `needs_gradients`: a capture did not, so they are not set aside again.
-    `running`: where values stand that it reads and binds again, `others` how often something else stood there."""
+    `running`: where values stand that it reads and binds again, `others` how often something else stood there.
+    `refusal`: why its calls run as they are, where others of their signature are replayed."""
 
     trace: Sequence[Operation] = ()
     returned: object = None
@@ -76,6 +77,7 @@ class Progress:
     needs_gradients: bool = False
     running: frozenset[tuple[int, Any]] = frozenset()
     others: int = 0
+    refusal: Refusal | None = None
 
     def note(
         self,
