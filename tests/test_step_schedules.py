@@ -243,6 +243,47 @@ def test_a_scheduler_in_the_step_is_to_be_called_behind_it(make: Make) -> None:
     assert "call the scheduler behind the step" in refusal.advice
 
 
+class Sign(torch.optim.Optimizer):
+    """One of the program's own, which counts its steps where it keeps its numbers."""
+
+    def __init__(self, parameters: Any, lr: Any, *, counts: bool = False) -> None:
+        super().__init__(parameters, {"lr": lr, "steps": 0})
+        self.counts = counts
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["steps"] += self.counts
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad.sign() * group["lr"])
+
+
+def test_an_optimizer_that_counts_is_no_scheduler() -> None:
+    model = network("cpu")
+    step = GraphedStep(training_step(model, Sign(model.parameters(), 0.1, counts=True)), device=CpuDevice())
+    for batch in batches("cpu", 6):
+        step(*batch)
+    (refusal,) = step.report().refusals
+    assert "param_groups[0]['steps'] changes from 2 to 3" in refusal.reason
+    assert "count in a tensor" in refusal.advice and "scheduler" not in refusal.advice
+
+
+def test_an_optimizer_of_the_programs_own_is_told_how_to_take_a_rate_that_changes() -> None:
+    refusals, replays = [], []
+    for rate in (0.1, torch.tensor(0.1)):
+        model = network("cpu")
+        optimizer = Sign(model.parameters(), rate)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        step = GraphedStep(training_step(model, optimizer), device=CpuDevice())
+        for batch in batches("cpu", 12):
+            step(*batch)
+            scheduler.step()
+        refusals.append([one.advice for one in step.report().refusals])
+        replays.append(step.report().replays)
+    assert len(refusals[0]) == 1 and "one of your own a tensor on the GPU" in refusals[0][0]
+    assert refusals[1] == [] and replays[1] == 12 - 3
+
+
 def test_betas_that_rest_at_first_are_handed_over_when_they_begin_to_change() -> None:
     model, reference = network("cpu"), network("cpu")
     optimizers = [EXACT["Adam"](one.parameters()) for one in (model, reference)]

@@ -220,7 +220,9 @@ OF_A_SCHEDULER = "call the scheduler behind the step"
 
 
 def _is_of_a_scheduler(change: Change) -> bool:
-    return change.name in ("last_epoch", "_last_lr") or ".param_groups[" in change.words
+    if ".param_groups[" in change.words:  # where optimizers keep counters of their own, too
+        return change.name in ("lr", "betas", "momentum")
+    return change.name in ("last_epoch", "_last_lr")
 
 
 _ADVICE_ON_CHANGES = {
