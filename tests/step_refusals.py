@@ -400,6 +400,26 @@ def nested_tensors(device: str) -> Refused:
     return Refused(step, model, "computes with a nested tensor")
 
 
+def with_a_sparse(layout: Callable[[torch.Tensor], torch.Tensor], device: str) -> Refused:
+    model = network(device)
+    train, neighbours = trained(model), layout(torch.eye(6, device=device))
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return train({"x": torch.sparse.mm(neighbours, batch["x"]), "y": batch["y"]})
+
+    return Refused(step, model, "uses a sparse tensor, neighbours", line=False)
+
+
+@refused
+def a_sparse_tensor_from_before(device: str) -> Refused:
+    return with_a_sparse(torch.Tensor.to_sparse, device)
+
+
+@refused
+def a_sparse_tensor_in_rows(device: str) -> Refused:
+    return with_a_sparse(torch.Tensor.to_sparse_csr, device)
+
+
 @refused
 def a_nested_tensor_from_before(device: str) -> Refused:
     model = network(device)

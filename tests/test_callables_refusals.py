@@ -118,6 +118,11 @@ REFUSALS: dict[str, tuple[Callable[[], Any], tuple[Any, ...], str]] = {
     "a sparse gradient": (lambda: Sparse(), (), "computes a sparse gradient"),
     "a result of before": (lambda: Older(), (), "takes part in differentiation and was computed before the call"),
     "TorchScript": (lambda: torch.jit.trace(nn.Linear(3, 3), torch.ones(3)), (), "uses a module of TorchScript"),
+    "a sparse tensor": (
+        lambda: (lambda neighbours: lambda x: torch.mv(neighbours, x))(torch.eye(3).to_sparse()),
+        (),
+        "uses a sparse tensor",
+    ),
     "compiled in place": (lambda: in_place(), (), "is compiled in place"),
 }
 

@@ -155,7 +155,9 @@ def test_a_hook_that_is_registered_after_the_recording_runs() -> None:
     seen: list[torch.Size] = []
     handle = loop.model[0].register_forward_hook(lambda module, given, result: seen.append(result.shape))
     before = loop.graphed.report().replays
-    with pytest.warns(UserWarning, match="runs some of its calls without a CUDA graph"):  # it changes a list in each call
+    with pytest.warns(
+        UserWarning, match="runs some of its calls without a CUDA graph"
+    ):  # it changes a list in each call
         for batch in batches("cpu", 3):
             loop.graphed(*batch)
     assert len(seen) == 3 and loop.graphed.report().replays == before

@@ -21,6 +21,7 @@ MOST_ARRAY_BYTES = 2**20
 """Arrays of NumPy that a step reaches are compared by their bytes before each launch, up to this in sum."""
 
 
+_SPARSE_LAYOUTS = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 SPARSE = Refusal(
     "finds a sparse gradient in a `.grad`, whose size depends on values", "make the embedding without sparse=True"
 )
@@ -132,6 +133,11 @@ def refused_sources(state: HostState) -> Refusal | None:
         return Refusal(
             f"reads the clock, {state.clocks[0]}",
             ADVICE_ON_CLOCKS,
+        )
+    if sparse := [path for path, tensor in state.tensors.items() if tensor.layout in _SPARSE_LAYOUTS]:
+        return Refusal(
+            f"uses a sparse tensor, {sparse[0]}, which has no memory of its own that a launch could compare",
+            "make it dense, or keep its indices and values, and use `index_add_` or `scatter_add_`",
         )
     if scripts := [path for path, module in state.modules.items() if isinstance(module, torch.jit.ScriptModule)]:
         return Refusal(
