@@ -144,6 +144,19 @@ def counter_in_a_class(device: str) -> Refused:
 
 
 @refused
+def entries_in_turn(device: str) -> Refused:
+    model = network(device)
+    train, used = trained(model), {"first": 1.0, "second": 2.0}
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        oldest = next(iter(used))
+        used[oldest] = used.pop(oldest)
+        return train(batch)
+
+    return Refused(step, model, "used has its entries in another order", line=False)
+
+
+@refused
 def losses_kept_in_a_list(device: str) -> Refused:
     model = network(device)
     train = trained(model)

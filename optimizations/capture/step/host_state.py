@@ -208,6 +208,9 @@ class HostState:
                 continue
             if not alike(old, new, contents):
                 yield from _named_changes(container, old, new, contents, left_out)
+            elif not (container.is_attributes or container.always_read) and _reordered(old, new):
+                words = f"{container.path} has its entries in another order"
+                yield Change(words, container.path, ChangeKind.OTHER)
 
     def restore(self, before: list[Any]) -> None:
         """Put back what was changed since `before`."""
@@ -410,6 +413,12 @@ def _identical(old: Any, new: Any) -> bool:
 
 def _same_bytes(old: Any, new: Any) -> bool:
     return bool(old.shape == new.shape and old.dtype == new.dtype and old.tobytes() == new.tobytes())
+
+
+def _reordered(old: Any, new: Any) -> bool:
+    """Whether a dict has the keys that it had, in another order."""
+    both = isinstance(old, dict) and isinstance(new, dict)
+    return both and not all(alike(was, now, {}) for was, now in zip(old, new, strict=False))
 
 
 def _keys(mapping: dict[Any, Any]) -> set[Any]:
