@@ -50,6 +50,34 @@ def test_beyond_the_limit_further_shapes_run_as_they_are() -> None:
     assert "which is the limit" in report.refusals[0].reason
 
 
+def decayed(per_rate: int) -> GraphedStep:
+    """Ten learning rates of an optimizer that takes numbers only, a graph for each, and two may be alive."""
+    made = [network("cpu"), network("cpu")]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.5) for model in made]
+    eager, step = [training_step(*pair) for pair in zip(made, optimizers, strict=True)]
+    graphed = GraphedStep(step, device=CpuDevice(), limit=2)
+    (batch,) = batches("cpu", 1)
+    for _ in range(10):
+        for _ in range(per_rate):
+            assert torch.equal(graphed(*batch), eager(*batch))
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] *= 0.5
+    return graphed
+
+
+def test_a_graph_that_is_used_no_more_makes_room_for_another() -> None:
+    report = decayed(70).report()
+    assert (len(report.recordings), report.dropped_recordings, report.refusals) == (2, 8, ())
+    assert report.replays == 10 * 70 - 3 - 9 * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*without a CUDA graph")
+def test_graphs_that_are_used_seldom_make_no_room_and_the_reason_says_what_to_change() -> None:
+    report = decayed(12).report()
+    assert len(report.recordings) == 2 and report.dropped_recordings == 0
+    assert "pass numbers that change as tensors" in report.refusals[0].advice
+
+
 def test_only_the_calls_that_change_python_run_as_they_are() -> None:
     """`train()` does something in the call behind an evaluation only; what else changes later is recorded."""
     model, scale = network("cpu"), [1.0]

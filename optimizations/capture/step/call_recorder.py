@@ -126,12 +126,14 @@ class CallRecorder(ABC):
         mentioned: Mentioned = Mentioned.NOT_SEEN,
     ) -> Any:
         """Capture the call and launch it, or run it as it is. Note [Nothing twice, nothing lost]."""
-        if len(self._recordings) >= self._options.limit:
+        if len(self._recordings) >= self._options.limit and not self._recordings.drop_idle():
+            of_values = bool(self._recordings.of(key))
+            fewer = "pass numbers that change as tensors on the GPU" if of_values else "pad the batch to fewer sizes"
             refusal = Refusal(
                 f"has {self._options.limit} graphs already, which is the limit",
-                "pad the batch to fewer sizes, or raise graph_step's limit",
+                f"{fewer}, or raise graph_step's limit",
             )
-            return self._refuse_and_run(key, refusal, call.args, call.kwargs)
+            return self._refuse_and_run(key, refusal, call.args, call.kwargs, progress)
         try:
             if not device.ready():  # the last observed call was on another stream
                 return self._observe(device, key, call, progress)

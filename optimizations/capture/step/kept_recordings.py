@@ -22,6 +22,8 @@ MOST_STEADY = 4
 """Recordings that a call is compared with one by one, the latest first, before its signature is made."""
 WORTH = 4
 """Replays for which a recording was worth making."""
+LONG_IN_USE = 64
+"""Replays of the last recording, after which one that served no call meanwhile makes room for the next."""
 
 
 class KeptRecordings:
@@ -38,6 +40,8 @@ class KeptRecordings:
         self._copied_inputs: dict[Hashable, set[int]] = {}
         self._spoiled: list[Any] = []
         self._freed_replays = 0
+        self._last: Recording | None = None
+        self._replays_then: dict[int, int] = {}
         self._device: Device | None = None
         self.follow: Callable[[], bool] = lambda: True
 
@@ -79,6 +83,7 @@ class KeptRecordings:
         self._device, self.follow = device, device.follow
         self._by_key.setdefault(key, []).append(recording)
         self.comes_first(recording)
+        self._last, self._replays_then = recording, {id(one): one.replays for one in self}
 
     def comes_first(self, recording: Recording) -> None:
         """Look at this recording first from now on."""
@@ -105,6 +110,20 @@ class KeptRecordings:
             self._free(self._by_key.pop(key))
             self._copied_inputs.pop(key, None)
 
+    def drop_idle(self) -> bool:
+        """Free one that served no call while the last that was made served many. Whether there was one.
+
+        Such as that for a learning rate of long ago. Where all are used in turn, none makes room for another.
+        """
+        if self._last is None or self._last.replays < LONG_IN_USE:
+            return False
+        for key, recordings in self._by_key.items():
+            for recording in recordings:
+                if self._replays_then.get(id(recording)) == recording.replays:
+                    self.drop(key, recording)
+                    return True
+        return False
+
     def drop_with_moved_inputs(self, key: Hashable, tensors: list[torch.Tensor]) -> None:
         """Inputs that were the same tensors and are others now are copied from now on."""
         for recording in list(self._by_key.get(key, ())):
@@ -128,6 +147,8 @@ class KeptRecordings:
         self.steady = [recording for recording in self.steady if recording not in recordings]
         if recordings and self._device is not None:
             self._device.wait()
+        if self._last in recordings:
+            self._last = None
         for recording in recordings:
             self.dropped += 1
             self.in_vain += recording.replays < WORTH
