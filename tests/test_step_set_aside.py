@@ -22,7 +22,7 @@ from optimizations.capture.step import set_aside
 from optimizations.capture.step.graphed_step import GraphedStep
 from optimizations.capture.step.host_memory import spare_host_bytes
 from optimizations.capture.step.observer import StepRefused
-from optimizations.capture.step.set_aside import Dropped, SetAside
+from optimizations.capture.step.set_aside import SetAside
 
 Hold = Callable[[torch.Tensor], Any]
 
@@ -452,35 +452,6 @@ def test_gradients_come_back_once_there_is_memory(
     found = [one for one in mine.gradients() if one is not None]
     assert len(found) == (4 if times == 1 else 0)
     assert all(map(torch.equal, found, values[: len(found)]))
-
-
-@pytest.mark.parametrize(
-    ("kept_before", "read", "kept", "expected"),
-    [
-        (False, False, False, True),
-        (False, True, False, False),
-        (False, False, True, False),
-        (True, False, True, True),  # of what others hold nothing is known
-    ],
-)
-def test_a_call_lets_go_of_gradients_that_it_neither_reads_nor_keeps(
-    kept_before: bool, read: bool, kept: bool, expected: bool
-) -> None:
-    parameter = torch.nn.Parameter(torch.ones(3))
-    parameter.grad = torch.ones(3)
-    before = [parameter.grad]
-    outside = {parameter.grad.untyped_storage().data_ptr()} if read else set()
-    held = [*before] if kept_before else []
-    dropped = Dropped(before)
-    parameter.grad = None
-    held += [*before] if kept and not held else []
-    assert dropped.all([None], outside) is expected
-    assert len(held) == kept
-
-
-def test_gradients_that_are_not_there_or_have_no_storage_are_not_let_go_of() -> None:
-    assert not Dropped([None]).all([None], set())
-    assert not Dropped([torch.ones(3).to_sparse()]).all([None], set())
 
 
 def files(folder: Path, texts: dict[str, str]) -> None:

@@ -32,7 +32,8 @@ class Call:
     """Arguments of a call, the tensors among them with their names, and the state that the step reaches.
 
     `before` are the gradients of `parameters` at the beginning of the call. `origins` names the memory of each
-    of `tensors`: the same for those that share it.
+    of `tensors`: the same for those that share it. Where the call runs as it is, `before` is empty: nothing but the
+    program holds them then.
     """
 
     args: tuple[Any, ...]
@@ -47,8 +48,8 @@ class Call:
     def known(self, batch: Iterable[torch.Tensor]) -> dict[int, str]:
         """Names of tensors that live as long as the call, by where their storages lie.
 
-        `batch` stands for the tensors of the call, in their order. The state and the gradients from before are held
-        here, so that no other tensor gets their memory meanwhile.
+        `batch` stands for the tensors of the call, in their order. The state is held here, and so are the gradients
+        from before in a capture: no other tensor gets their memory meanwhile.
         """
         paths = {id(tensor): path for path, tensor in self.state.tensors.items()}
         found = {storage(tensor): path for path, tensor in self.state.tensors.items()}

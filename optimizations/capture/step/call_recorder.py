@@ -133,15 +133,15 @@ class CallRecorder(ABC):
                 f"has {self._options.limit} graphs already, which is the limit",
                 f"{fewer}, or raise graph_step's limit",
             )
-            return self._refuse_and_run(key, refusal, call.args, call.kwargs, progress)
+            return self._refuse_and_run_call(key, refusal, call, progress)
         try:
             if not device.ready():  # the last observed call was on another stream
                 return self._observe(device, key, call, progress)
         except RuntimeError as not_ready:
-            return self._refuse_and_run(key, why(not_ready), call.args, call.kwargs)
+            return self._refuse_and_run_call(key, why(not_ready), call)
         if (running := entries_at(call.state, progress.running, device.holds)) is None:  # something else stands there
             if progress.met_another():
-                return self._refuse_and_run(key, STANDS_ELSEWHERE, call.args, call.kwargs, progress)
+                return self._refuse_and_run_call(key, STANDS_ELSEWHERE, call, progress)
             return self._observe(device, key, call, progress)
         given = with_running(call, running)
         began = time.perf_counter()
@@ -264,10 +264,11 @@ class CallRecorder(ABC):
             return functools.partial(self._observe, device, key, call, progress)
         if refusal is not SETS_UP and is_programs_own(error) and self._options.on_refusal == "run":
             return functools.partial(self._run_and_refuse, key, refusal, call, progress)
-        return functools.partial(self._refuse_and_run, key, refusal, call.args, call.kwargs, progress)
+        return functools.partial(self._refuse_and_run_call, key, refusal, call, progress)
 
     def _run_and_refuse(self, key: Hashable, refusal: Refusal, call: Call, progress: Progress) -> Any:
         """The program gets what the call raises outside of a capture as well; then nothing is refused."""
+        call.before.clear()  # the step may let go of them
         returned = self._as_it_is(call.args, call.kwargs, None)
         self._refuse(key, refusal, progress)
         return returned
@@ -280,12 +281,18 @@ class CallRecorder(ABC):
         self._eager += 1
         return self._step(*args, **kwargs)
 
-    def _refuse_and_run(
-        self, key: Hashable, refusal: Refusal, args: Any, kwargs: Any, progress: Progress | None = None
-    ) -> Any:
-        self._refuse(key, refusal, progress)
+    def _refuse_and_run(self, key: Hashable, refusal: Refusal, args: Any, kwargs: Any) -> Any:
+        self._refuse(key, refusal)
         self._changes_streams(self._device, observes=False)
         return self._as_it_is(args, kwargs, refusal)
+
+    def _refuse_and_run_call(
+        self, key: Hashable, refusal: Refusal, call: Call, progress: Progress | None = None
+    ) -> Any:
+        call.before.clear()  # the step may let go of them
+        self._refuse(key, refusal, progress)
+        self._changes_streams(self._device, observes=False)
+        return self._as_it_is(call.args, call.kwargs, refusal)
 
     def _refuse(self, key: Hashable, refusal: Refusal, progress: Progress | None = None) -> None:
         """Calls of this signature run as they are; only those of this `progress` where others are replayed."""

@@ -220,7 +220,7 @@ class GraphedStep(CallRecorder):
         if distributed:
             self._plan.warm_up = max(self._plan.warm_up, DDP_WARM_UP)
         if refusal is not None:
-            return self._refuse_and_run(key, refusal, args, kwargs)
+            return self._refuse_and_run_call(key, refusal, call)
         others = self._recordings.of(key)
         host_key = others[0].watch.host_key() if others else ()
         if host_key:
@@ -235,11 +235,12 @@ class GraphedStep(CallRecorder):
         if (refusal := exhausted or self._others_each_time(key)) is not None:
             self._all = refusal
             self._plan.forget()
-            return self._refuse_and_run(key, refusal, args, kwargs)
+            return self._refuse_and_run_call(key, refusal, call)
         if progress.refusal is not None:
             self._in_vain += 1
             if self._in_vain * SHARE_IN_VAIN > max(self._recordings.replays, SHARE_IN_VAIN**2):
                 self._refused[key] = progress.refusal
+            call.before.clear()  # the step may let go of them
             self._changes_streams(device, observes=False)
             return self._as_it_is(args, kwargs, progress.refusal)
         if action is Action.RECORD:
@@ -249,6 +250,7 @@ class GraphedStep(CallRecorder):
             return self._observe(device, key, call, progress)
         self._eager += 1
         self._changes_streams(device, observes=True)
+        call.before.clear()  # the step may let go of them
         with alone(), device.warming_up(), self._rates.as_tensors():
             snapshot = state.snapshot() if self._rates.standing else []
             returned = self._step(*args, **kwargs)

@@ -73,6 +73,7 @@ class Observer(torch_internals.TorchDispatchMode):
         first_states: of `generators`, as they were before they were first drawn from.
         before_write: is given each tensor that an operator is about to write.
         set_aside: gradients that are set aside meanwhile, which no operator may read.
+        gone: whether what lay at an address before the call is gone, and with it the name of what lies there.
         reseeding: looks at generators around draws; `default_generator` is that of draws that name none.
         compares_values: whether values that the host made, and the GPU reads, are arguments that calls are compared by.
         host_generators: identities of generators of the host whose draws decide nothing.
@@ -112,6 +113,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.first_states: list[torch.Tensor] = []
         self.before_write: Callable[[torch.Tensor], None] | None = None
         self.set_aside: SetAside | None = None
+        self.gone: Callable[[int], bool] = lambda address: False
         self.reseeding: Reseeding | None = None
         self.default_generator: torch.Generator | None = None
         self.compares_values = False
@@ -183,7 +185,7 @@ class Observer(torch_internals.TorchDispatchMode):
             address = storage(tensor)
             if address not in self._made and address not in self.outside:
                 self.outside[address] = weakref.ref(tensor), line
-                if self._in_region and address not in self._known:
+                if self._in_region and not self._name(tensor):
                     self.kept_casts = self.kept_casts or self.is_kept_cast(tensor)
         self.new_casts = self.new_casts or (self._in_region and casts.is_cast_of_a_weight(name, args))
         if self.before_write is not None:
@@ -241,8 +243,14 @@ class Observer(torch_internals.TorchDispatchMode):
 
     def of_results(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Of results that calls are compared by: values that operators of the host made, and which tensors they are."""
-        origins = [self._known.get(storage(one), "") + self._origin(one) for one in tensors]
+        origins = [self._name(one) + self._origin(one) for one in tensors]
         return self.values_made_by_host(tensors), tuple(origins)
+
+    def _name(self, tensor: torch.Tensor) -> str:
+        """Of a tensor that was there before the call; "" of others."""
+        address = storage(tensor)
+        name = self._known.get(address, "")
+        return name if name and not self.gone(address) else ""
 
     def _origin(self, tensor: torch.Tensor) -> str:
         """Which of the tensors that the call computed it is; "" where that is not known."""
@@ -384,7 +392,7 @@ class Observer(torch_internals.TorchDispatchMode):
 
     def _summaries(self, nest: Any) -> Iterator[Any]:
         if isinstance(nest, torch.Tensor):
-            look = str(nest.dtype), () if nest.is_nested else tuple(nest.shape), self._known.get(storage(nest), "")
+            look = str(nest.dtype), () if nest.is_nested else tuple(nest.shape), self._name(nest)
             yield (*look, self._origin(nest)) if self.compares_values else look
         elif isinstance(nest, (list, tuple)):
             for member in nest:

@@ -14,6 +14,7 @@ from optimizations.capture.signature import copies, flatten
 from optimizations.capture.step import compilations, forbidden_calls
 from optimizations.capture.step.call import Call
 from optimizations.capture.step.changing_lines import line_that_binds, line_that_grows
+from optimizations.capture.step.earlier_gradients import EarlierGradients
 from optimizations.capture.step.gradients import gradients
 from optimizations.capture.step.host_random import HostDraws, HostRandom, identities
 from optimizations.capture.step.host_state import Change, ChangeKind, HostState, Rebound
@@ -22,7 +23,6 @@ from optimizations.capture.step.observer import Observer, storage
 from optimizations.capture.step.operations import Operation
 from optimizations.capture.step.reseeding import Reseeding
 from optimizations.capture.step.running_values import Places, places_of, running_values
-from optimizations.capture.step.set_aside import Dropped
 from optimizations.capture.step.surroundings import ambient
 from optimizations.capture.step.tensor_marks import TensorMarks
 from optimizations.report.steps import Refusal
@@ -90,6 +90,7 @@ def observe(
     draws_unused: bool = False,
 ) -> Observed:
     """Run the call as it is, on the side stream. `seen_outside` is `Observed.outside` of the call before, if any.
+    Gradients from before are not held: `call.before` is empty behind it.
 
     `generators`: those that the call before drew from, other than the default. `as_captured`: what it is told if it
     asks whether it is captured. `draws_unused`: the caller says that what it draws on the host decides nothing.
@@ -105,7 +106,8 @@ def observe(
     given = Given(call.args, call.kwargs)
     of_state = TensorMarks(call.state.tensors)
     marks = [_mark(tensor) for tensor in call.tensors]
-    dropped = Dropped(call.before)
+    earlier = EarlierGradients(call.before)
+    observer.gone = earlier.gone
     states, settings = device.random_states(), ambient()
     with device.warming_up(), rates.as_tensors():
         snapshot = call.state.snapshot()
@@ -140,8 +142,9 @@ def observe(
         findings.append(NO_COPY)
     if any(map(_has_gradient, [*_made_by(call, returned), *(entry.new for entry in kept)])):
         findings.append(GRADIENT_OF_A_RESULT)
-    findings += _unfinished(returned, observer, call)
-    findings += _wandering(observer, call, seen_outside)
+    after = gradients(call.parameters)
+    findings += _unfinished(returned, backward_ran=observer.in_backward or earlier.replaced(after))
+    findings += _wandering(observer, call, earlier.places, seen_outside)
     tensors: list[torch.Tensor] = []
     structure = flatten(returned, tensors)
     of_results = observer.of_results([*tensors, *(entry.new for entry in kept)])
@@ -157,7 +160,7 @@ def observe(
         asked=asked.captured,
         set_up=observer.set_up,
         host_draws=host_random.draws(*of_results) if draws_unused else HostDraws(),
-        drops_gradients=dropped.all(gradients(call.parameters), observer.outside),
+        drops_gradients=earlier.dropped(after, observer.outside),
         running=places_of(running),
     )
 
@@ -299,12 +302,10 @@ def _changed_arguments(call: Call, marks: Sequence[tuple[bool, bool, int]]) -> I
             )
 
 
-def _unfinished(returned: Any, observer: Observer, call: Call) -> Iterator[Refusal]:
+def _unfinished(returned: Any, *, backward_ran: bool) -> Iterator[Refusal]:
     """A result whose backward is still to run: a graph's results take no part in differentiation."""
     tensors: list[torch.Tensor] = []
     flatten(returned, tensors)
-    after = gradients(call.parameters)
-    backward_ran = observer.in_backward or any(a is not b for a, b in zip(call.before, after, strict=True))
     if not backward_ran and any(tensor.grad_fn is not None for tensor in tensors):
         yield Refusal(
             "returns a tensor whose backward has not run",
@@ -312,12 +313,12 @@ def _unfinished(returned: Any, observer: Observer, call: Call) -> Iterator[Refus
         )
 
 
-def _wandering(observer: Observer, call: Call, seen: frozenset[int]) -> Iterator[Refusal]:
+def _wandering(observer: Observer, call: Call, of_gradients: frozenset[int], seen: frozenset[int]) -> Iterator[Refusal]:
     """Tensors of unknown origin that are others than in the call before. Note [Compiled modules] in `observer`."""
     if call.state.compiled or not seen:
         return
     known = {storage(tensor) for tensor in [*call.state.tensors.values(), *call.tensors]}
-    known |= {storage(gradient) for gradient in call.before if gradient is not None}
+    known |= of_gradients
     for address, (reference, line) in observer.outside.items():
         if address and address not in known and address not in seen and not observer.is_kept_cast(reference()):
             yield Refusal("reads a tensor that is another one in each call", "pass it as an argument of the step", line)

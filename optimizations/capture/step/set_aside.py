@@ -25,6 +25,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Collection, Sequence
+from typing import TypeGuard
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -151,28 +152,6 @@ class SetAside:
         self._kept.clear()
 
 
-class Dropped:
-    """Whether a call lets go of the gradients from before it. Made before the call, of these."""
-
-    def __init__(self, before: Sequence[torch.Tensor | None]) -> None:
-        self._before = before
-        self._alone = held_by_nobody_else(before, as_gradients=True)
-        self._places = [_storage_of(one).data_ptr() if _is_plain(one) else None for one in before]
-
-    def all(self, after: Sequence[torch.Tensor | None], outside: Collection[int]) -> bool:
-        """Behind the call: whether it set all of them to None or others, read none, and keeps none.
-
-        `after` are the gradients of the same parameters, `outside` storages that it read and did not make.
-        """
-        there = [index for index, gradient in enumerate(self._before) if gradient is not None]
-        if not there or any(self._before[index] is after[index] for index in there):
-            return False
-        if any(self._places[index] is None or self._places[index] in outside for index in there):
-            return False
-        alone = held_by_nobody_else(self._before, as_gradients=False)
-        return all(alone[index] or not self._alone[index] for index in there)
-
-
 def held_by_nobody_else(found: Sequence[torch.Tensor | None], *, as_gradients: bool) -> list[bool]:
     """Of each tensor in a list, whether nothing but the list holds it. `as_gradients`: nothing but it and a `.grad`."""
     with torch.inference_mode(False):
@@ -187,7 +166,7 @@ def held_by_nobody_else(found: Sequence[torch.Tensor | None], *, as_gradients: b
 
 def _holders(found: Sequence[torch.Tensor | None], index: int) -> tuple[int, ...] | None:
     """Who holds a tensor of a list, in counts. The tensor is not bound to a name here, which would count."""
-    if not _is_plain(found[index]):
+    if not is_plain(found[index]):
         return None
     storage = _storage_of(found[index])
     return (
@@ -199,7 +178,7 @@ def _holders(found: Sequence[torch.Tensor | None], index: int) -> tuple[int, ...
     )
 
 
-def _is_plain(gradient: torch.Tensor | None) -> bool:
+def is_plain(gradient: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     """Whether it has a storage, and is nothing but a tensor."""
     return type(gradient) is torch.Tensor and gradient.layout is torch.strided and not gradient.is_nested
 
