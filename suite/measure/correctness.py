@@ -3,8 +3,9 @@
 Eager and the compiled function start from the same seed, buffers and inputs, and their outputs, loss, gradients and
 changed state are compared by relative error, in the L2 and the maximum norm. Two correct programs of one precision
 differ by their rounding, and how much that is depends on the model. So the tolerance decides where it can, and where it
-is exceeded a run in higher precision does: the compiled function may be at most `REFERENCE_FACTOR` times as far from it
-as eager is.
+is exceeded a run in higher precision does: the compiled function may be as far from it as the tolerance, or at most
+`REFERENCE_FACTOR` times as far as eager is. Two that are each within the tolerance of it can be farther from each other
+(LearningToPaint's gradients, by chance in one run in some).
 
 Note [Stochastic workloads]: random numbers depend on the dtype they are drawn for, so a run of the same program in
 higher precision has other dropout masks and is not a reference. What it can tell is how much eager rounds: eager's
@@ -144,12 +145,12 @@ class Reference:
     is_eager: bool = False
     few: Collection[str] = ()
 
-    def allows(self, name: str, roundoff: float) -> bool:
+    def allows(self, name: str, tolerance: float, roundoff: float) -> bool:
         """Whether a tensor's error is explained. One above `MOST_ERROR` never is, however large eager's own may be."""
         error, own = self.compiled.get(name, 0.0), self.eager.get(name, 0.0)
         if self.is_eager and self.is_useless(name):
             return False
-        return error <= min(self.factor * own, MOST_ERROR) + roundoff
+        return error <= max(tolerance, min(self.factor * own, MOST_ERROR) + roundoff)
 
     def is_useless(self, name: str) -> bool:
         """Whether eager is too far off to be a reference for this tensor: see Note [Useless references]."""
@@ -205,8 +206,8 @@ def judge(
 
     Args:
         compiled: errors of the compiled function against eager, by tensor.
-        tolerance: what is accepted at once.
-        roundoff: unit roundoff of the compute dtype; errors against the reference below it are always accepted.
+        tolerance: what is accepted at once, from eager or from a run in higher precision.
+        roundoff: unit roundoff of the compute dtype, by which errors against the reference may be above eager's.
         reference: called only if something exceeds `tolerance`; None if there is nothing to refer to.
     """
     if not compiled:
@@ -216,7 +217,7 @@ def judge(
     judged = reference() if suspects else None
     if judged is None:
         return Agreement(not suspects, len(compiled), compiled[worst], worst, None)
-    open_ones = [name for name in suspects if not judged.allows(name, roundoff)]
+    open_ones = [name for name in suspects if not judged.allows(name, tolerance, roundoff)]
     refuted = [name for name in open_ones if not judged.is_open(name)]
     shown = max(refuted or open_ones or [worst], key=lambda name: compiled[name])
     undecided = bool(open_ones) and not refuted
