@@ -17,6 +17,9 @@ from models.registry import DtypePolicy, Inputs
 from suite.iteration import iteration
 from suite.measure.correctness import (
     LOSS_SCALES,
+    SMALL,
+    TOLERANCE,
+    UNIT_ROUNDOFF,
     compare_with_eager,
     compute_dtype,
     higher_precision,
@@ -114,6 +117,21 @@ def test_wrong_values_fail_under_every_dtype_policy(task, wrong, policy):
         results = Results({**eager.tensors, name: wrong(eager.tensors[name])})
         verdict = compare_with_eager(results, eager, instance, inputs, state, SEED)
         assert (verdict.passed, verdict.undecided, verdict.worst) == (False, False, name)
+
+
+@pytest.mark.parametrize(("name", "passed"), [("gradient 0.weight", True), ("gradient 2.weight", False)])
+def test_a_gradient_of_less_than_a_thousand_elements_may_be_off_by_three_times_eagers_error(monkeypatch, name, passed):
+    monkeypatch.setitem(TOLERANCE, "bfloat16", 1e-6)
+    monkeypatch.setitem(UNIT_ROUNDOFF, "bfloat16", 1e-6)
+    instance = wide("training", "bf16")
+    inputs = instance.inputs(0)
+    state = State(instance.module, inputs)
+    eager, true = results_of(instance, instance.module), higher_precision(instance, inputs, state, SEED, "bfloat16")
+    farther = true.tensors[name] + 2.9 * (eager.tensors[name].float() - true.tensors[name])
+    eager = Results({each: tensor.float() for each, tensor in eager.tensors.items()})
+    assert (eager.tensors[name].numel() < SMALL) is passed
+    verdict = compare_with_eager(Results({**eager.tensors, name: farther}), eager, instance, inputs, state, SEED)
+    assert (verdict.passed, verdict.worst) == (passed, name)
 
 
 def test_every_dtype_policy_is_tried():

@@ -54,6 +54,15 @@ def test_what_is_within_the_tolerance_of_the_run_in_higher_precision_needs_no_ex
     assert judge({"gradient": 0.0203}, 0.02, 1e-3, lambda: reference).passed is passed
 
 
+@pytest.mark.parametrize(("small", "compiled", "passed"), [(True, 0.6, False), (True, 0.3, True), (False, 0.3, False)])
+@pytest.mark.parametrize(("factor", "is_eager"), [(REFERENCE_FACTOR, False), (1 + REFERENCE_FACTOR, True)])
+def test_small_gradients_may_be_off_by_one_more_time_of_eagers_error(small, compiled, passed, factor, is_eager):
+    eager = 0.3 / (factor + 1)
+    names = {"gradient"} if small else set()
+    reference = Reference({"gradient": compiled}, {"gradient": eager}, factor, is_eager=is_eager, small=names)
+    assert judge({"gradient": compiled}, 0.02, 1e-3, lambda: reference).passed is passed
+
+
 def test_a_tensor_that_a_reference_does_not_name_has_no_error_there():
     assert judge({"buffer n": 0.3}, 0.02, 1e-3, lambda: Reference({}, {}, REFERENCE_FACTOR)).passed
 

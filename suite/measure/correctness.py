@@ -4,8 +4,8 @@ Eager and the compiled function start from the same seed, buffers and inputs, an
 changed state are compared by relative error, in the L2 and the maximum norm. Two correct programs of one precision
 differ by their rounding, and how much that is depends on the model. So the tolerance decides where it can, and where it
 is exceeded a run in higher precision does: the compiled function may be as far from it as the tolerance, or at most
-`REFERENCE_FACTOR` times as far as eager is. Two that are each within the tolerance of it can be farther from each other
-(LearningToPaint's gradients, by chance in one run in some).
+`REFERENCE_FACTOR` times as far as eager is. Two that are each within the tolerance of it can be farther from each
+other.
 
 Note [Stochastic workloads]: random numbers depend on the dtype they are drawn for, so a run of the same program in
 higher precision has other dropout masks and is not a reference. What it can tell is how much eager rounds: eager's
@@ -37,6 +37,12 @@ eager is useless for any gradient of a program, gradients of few elements are no
 happened to be nearly right.
 Nor is it for those with few rows, one for each output of a layer: of one sample, the gradient of the weight that
 squeezes channels is that of its bias, times the same numbers in each row.
+
+Of some hundred elements it is still luck in part: their errors come from what is rounded further on, and are alike in
+all of them. The bias of a batch normalisation of LearningToPaint has 512, off by 0.009 in eager on a GPU and by 0.011
+on a CPU, where what is in front of it is off by 0.1 to 0.25; compiled by 0.006 and 0.014 for two of them on a CPU, and
+by more than 0.02 on a GPU. So gradients of fewer than `SMALL` elements may be off by one more time of eager's error.
+PyTorch's benchmarks allow three times there, too.
 
 Note [Choices]: max pooling sends a gradient to the largest of its inputs, and rounding decides which one that is where
 two are nearly equal. Each such choice moves a whole gradient, so errors of gradients grow with the square root of what
@@ -93,6 +99,10 @@ FEW_ELEMENTS = 10
 """Of how few elements, or rows, a gradient's error is luck: see Note [Few elements]. PyTorch's benchmarks may allow
 tensors of up to so many ten times eager's error."""
 
+SMALL = 1000
+"""Elements of a gradient below which its error is luck in part: see Note [Few elements]. As in PyTorch's benchmarks
+(`same` of `torch/_dynamo/utils.py`, 2.11)."""
+
 DROPOUT = (
     torch.nn.Dropout,
     torch.nn.Dropout1d,
@@ -137,6 +147,7 @@ class Reference:
         factor: how many times eager's error the compiled function's may be.
         is_eager: the errors of the compiled function are its distances from eager, not from a run in higher precision.
         few: gradients of few elements or rows: see Note [Few elements].
+        small: those of fewer than `SMALL` elements, which may be off by one more time of eager's error.
     """
 
     compiled: Mapping[str, float]
@@ -144,13 +155,15 @@ class Reference:
     factor: float
     is_eager: bool = False
     few: Collection[str] = ()
+    small: Collection[str] = ()
 
     def allows(self, name: str, tolerance: float, roundoff: float) -> bool:
         """Whether a tensor's error is explained. One above `MOST_ERROR` never is, however large eager's own may be."""
         error, own = self.compiled.get(name, 0.0), self.eager.get(name, 0.0)
         if self.is_eager and self.is_useless(name):
             return False
-        return error <= max(tolerance, min(self.factor * own, MOST_ERROR) + roundoff)
+        factor = self.factor + (name in self.small)
+        return error <= max(tolerance, min(factor * own, MOST_ERROR) + roundoff)
 
     def is_useless(self, name: str) -> bool:
         """Whether eager is too far off to be a reference for this tensor: see Note [Useless references]."""
@@ -289,12 +302,18 @@ def compare_with_eager(
     found = distances(compiled, eager, instance, inputs, state) if found is None else found
     dtype = compute_dtype(instance, inputs)
     tolerance, device = TOLERANCE[dtype], instance.device
-    few = {name for name, each in eager.tensors.items() if name.startswith(GRADIENT) and has_few(each)}
+    of_gradients = {name: each for name, each in eager.tensors.items() if name.startswith(GRADIENT)}
+    few = {name for name, each in of_gradients.items() if has_few(each)}
+    small = {name for name, each in of_gradients.items() if each.numel() < SMALL}
 
     def reference() -> Reference | None:
         if instance.workload.stochastic and not draws_float32_noise(instance):
             own = error_without_dropout(instance, inputs, state, seed, dtype)
-            return None if own is None else Reference(found, own, 1 + REFERENCE_FACTOR, is_eager=True, few=few)
+            return (
+                None
+                if own is None
+                else Reference(found, own, 1 + REFERENCE_FACTOR, is_eager=True, few=few, small=small)
+            )
         precise = higher_precision(instance, inputs, state, seed, dtype)
         if precise is None:
             return None
@@ -303,7 +322,7 @@ def compare_with_eager(
             errors(results.tensors, precise.tensors, state, device=device, tolerance=tolerance)
             for results in (compiled, eager)
         )
-        return Reference(first, second, REFERENCE_FACTOR, few=few)
+        return Reference(first, second, REFERENCE_FACTOR, few=few, small=small)
 
     if wrong := misshapen(compiled.tensors, eager.tensors, state):
         return Agreement(False, len(found), math.inf, wrong[0], None)
