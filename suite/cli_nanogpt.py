@@ -12,7 +12,7 @@ from suite.errors import EXIT_FINDING, EXIT_OK, WrongUse
 
 NAME = "nanogpt"
 TAKES = frozenset({"modes", "samples", "seed", "device", "size", "timeout", "out", "tag", "quick", "as_json"})
-ROUNDS, QUICK_ROUNDS = 10, 2
+ROUNDS, QUICK_ROUNDS = 20, 2
 RESULTS, TABLES = "nanogpt.json", "nanogpt.md"
 
 

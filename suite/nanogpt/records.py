@@ -67,7 +67,7 @@ class MeasuredConfiguration(Record):
 
 
 class NanoGptRun(Record):
-    """`nanogpt.json`."""
+    """`nanogpt.json`. `rounds`: how many were done; in one, each configuration runs once on every path."""
 
     nanogpt_schema_version: int
     environment: Environment

@@ -52,23 +52,29 @@ def run_paths(
     say: Say,
     command: Sequence[str] = WORKER_COMMAND,
 ) -> NanoGptRun:
-    """Measure every configuration on every path, `rounds` times in turns.
+    """Measure every configuration on every path, `rounds` times.
 
-    `save` is given the record after each configuration, so that an interrupt costs one. A path that fails, or gives no
-    answer within `timeout_s`, has its reason in its record; the others go on.
+    In a round each configuration runs once on every path, so that its samples lie all over the run: a process can be
+    slow for many generations on end, and those of one configuration must not all lie there.
+
+    `save` is given the record after each round, so that an interrupt costs one. A path that fails, or gives no answer
+    within `timeout_s`, has its reason in its record and keeps what it has measured; the others go on.
     """
     with _processes(paths, device, size, seed, command) as workers:
         records = {path.name: PathRecord(name=path.name, summary=path.summary) for path in paths}
-        measured: list[MeasuredConfiguration] = []
+        context = SIZES[size].context
+        taken: dict[Configuration, dict[str, list[Generation]]] = {
+            configuration.within(context): {} for configuration in (*NAMED, *SWEEP)
+        }
 
-        def record() -> NanoGptRun:
+        def record(done: int) -> NanoGptRun:
             return NanoGptRun(
                 nanogpt_schema_version=NANOGPT_SCHEMA_VERSION,
                 environment=environment,
                 size=size,
-                rounds=rounds,
+                rounds=done,
                 paths=list(records.values()),
-                configurations=measured,
+                configurations=[_joined(configuration, parts) for configuration, parts in taken.items() if parts],
             )
 
         def failed(name: str, reason: str) -> None:
@@ -85,29 +91,27 @@ def run_paths(
                 say(f"{name}: ready after a warm-up of {answer.warm_up_s:.2f} s")
             else:
                 failed(name, _reason(answer))
-        context = SIZES[size].context
-        every = [configuration.within(context) for configuration in (*NAMED, *SWEEP)]
-        for number, configuration in enumerate(every, 1):
-            ask = Ask(prompt=configuration.prompt, new_tokens=configuration.new_tokens)
-            collected: dict[str, list[Generation]] = {name: [] for name in workers}
-            for _ in range(rounds):
+        for done in range(1, rounds + 1):
+            for configuration, collected in taken.items():
                 for name in list(workers):
-                    workers[name].ask(ask)
+                    workers[name].ask(Ask(prompt=configuration.prompt, new_tokens=configuration.new_tokens))
                     answer = workers[name].answer(timeout_s)
                     if not isinstance(answer, Done):
                         failed(name, _reason(answer))
                         continue
-                    collected[name].append(answer.generation)
-                    if answer.generation.tokens != collected[name][0].tokens:
+                    parts = collected.setdefault(name, [])
+                    parts.append(answer.generation)
+                    if parts[-1].tokens != parts[0].tokens:
                         failed(name, f"{configuration.name}: two generations from one seed sampled different tokens")
-            measured.append(_joined(configuration, collected))
-            save(record())
-            say(f"{number} of {len(every)}: {configuration.name}")
-        return record()
+            save(record(done))
+            say(f"round {done} of {rounds}")
+            if not workers:
+                break
+        return record(done)
 
 
 def _joined(configuration: Configuration, collected: Mapping[str, Sequence[Generation]]) -> MeasuredConfiguration:
-    """Rounds put together; a path that failed in one has what it did until then."""
+    """Rounds put together; a path that failed in one has what it did in those before."""
     return MeasuredConfiguration(
         name=configuration.name,
         prompt=configuration.prompt,
@@ -121,7 +125,6 @@ def _joined(configuration: Configuration, collected: Mapping[str, Sequence[Gener
                 call_us=[value for part in parts for value in part.call_us],
             )
             for name, parts in collected.items()
-            if parts
         },
     )
 
