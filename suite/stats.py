@@ -297,7 +297,7 @@ def geometric_mean(ratios: Sequence[Replicated]) -> GeometricMean:
         raise ValueError("a geometric mean needs at least one ratio")
     value = math.exp(math.fsum(math.log(ratio.value) for ratio in ratios) / len(ratios))
     replicates = np.mean([ratio.log_replicates for ratio in ratios], axis=0)
-    low, high = np.exp(_interval(replicates, CONFIDENCE))
+    low, high = np.exp(interval(replicates, CONFIDENCE))
     return GeometricMean(value, min(float(low), value), max(float(high), value), len(ratios))
 
 
@@ -315,7 +315,8 @@ def log_medians(blocks: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     return np.array([math.log(float(np.median(block))) for block in blocks])
 
 
-def _interval(log_replicates: NDArray[np.float64], confidence: float) -> NDArray[np.float64]:
+def interval(log_replicates: NDArray[np.float64], confidence: float) -> NDArray[np.float64]:
+    """Both ends of the percentile interval: the quantiles with half of what is left outside, along the last axis."""
     tail = (1 - confidence) / 2
     return np.quantile(log_replicates, [tail, 1 - tail], axis=-1)
 
@@ -326,7 +327,7 @@ def _ratio_of_blocks(log_ratio: float, replicates: NDArray[np.float64], blocks: 
     if blocks < 2:
         return Ratio(value, 0.0, math.inf, 0.0, math.inf, 1, blocks, replicates)
     (low, high), (same_low, same_high) = (
-        np.exp(_interval(replicates, confidence)) for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)
+        np.exp(interval(replicates, confidence)) for confidence in (CONFIDENCE, EQUIVALENCE_CONFIDENCE)
     )
     return Ratio(
         value,

@@ -380,12 +380,13 @@ def test_a_nanogpt_run_makes_the_two_tables_of_the_article(tmp_path: Path) -> No
     steps, sweep = made("nanogpt-table1", given), made("nanogpt-table2", given)
     found = row(steps, "smoke test", "case")
     assert (found["eager_ms"], found["replay_ms"], found["replay_published_ms"]) == (2.0, 1.0, 0.903)
-    assert found["replay_end_to_end_speedup"] == 1.25 and found["end_to_end_published_speedup"] == 1.43
+    assert found["replay_end_to_end_over_eager"] == "1.25" and found["end_to_end_published_speedup"] == 1.43
     assert found["missing"] == "encore: failed"
     assert isinstance(steps.chart, Chart) and steps.chart.bars["smoke test", "replay"].published == 0.903
     assert row(steps, "heavy prompt", "case")["missing"] == NOT_MEASURED
     (eight,) = (each for each in sweep.table.frame.to_dict("records") if each["generated"] == 8)
-    assert (eight["replay_step_speedup"], eight["step_published_speedup"]) == (2.0, 1.29)
+    assert (eight["replay_step_over_eager"], eight["step_published_speedup"]) == ("2.00", 1.29)
+    assert not any("over_graph" in column for column in sweep.table.frame), "it was no path of that run"
     assert steps.provenance.device == "SYNTHETIC GPU" and steps.provenance.warning is None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from suite.errors import WrongUse
 from suite.modes import MODES, Mode
 
-EAGER, REPLAY = "eager", "replay"
+EAGER, REPLAY, GRAPH = "eager", "replay", "graph"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,18 @@ class DecodePath:
     def needs_gpu(self) -> bool:
         return self.name == REPLAY or (self.mode is not None and self.mode.uses_cuda_graphs)
 
+    @property
+    def is_compared_with_graph(self) -> bool:
+        """Whether it is another way than stock CUDA graphs to run a compiled step."""
+        return self.mode is not None and self.name != GRAPH
+
 
 PATHS: dict[str, DecodePath] = {
     path.name: path
     for path in (
         DecodePath(EAGER, "the published eager path, with the static cache"),
         DecodePath(REPLAY, "the article's: the step captured by hand and replayed"),
-        *(DecodePath(name, MODES[name].summary, MODES[name]) for name in ("compile", "graph", "indirection")),
+        *(DecodePath(name, MODES[name].summary, MODES[name]) for name in ("compile", GRAPH, "indirection")),
         DecodePath(
             "encore",
             'torch.compile(step, backend="encore") with its defaults',

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from models.nanogpt.configurations import NAMED, SWEEP
 from suite.nanogpt.paths import EAGER, REPLAY
-from suite.nanogpt.records import Generation, MeasuredConfiguration, NanoGptRun
+from suite.nanogpt.ratios import PAIRED, step_over_eager, whole_over_eager, whole_over_graph
+from suite.nanogpt.records import MeasuredConfiguration, NanoGptRun
 from suite.report.published import Published
 
 NONE = "\u2013"
@@ -24,6 +25,7 @@ HEADINGS = (
     "step with feeding (ms)",
     "tokens/s",
     "end to end over eager",
+    "end to end over graph",
     "published step (ms)",
     "published step over eager",
     "published end to end over eager",
@@ -55,8 +57,8 @@ def grids(run: NanoGptRun, published: Published) -> list[Grid]:
     note = (
         "step: median over all steps of the time between two CUDA events around the step, as the article measures it "
         "(on a CPU host time); with feeding: host time from before the token is fed until the device is done. "
-        "tokens/s: of whole generations, prompt included, warm-up not. over eager: how many times faster, for whole "
-        f"generations the median over rounds. published: {published.sources['nanogpt'].setting}; its graph is {REPLAY}."
+        "tokens/s: of whole generations, prompt included, warm-up not. over eager, over graph: how many times faster. "
+        f"{PAIRED} published: {published.sources['nanogpt'].setting}; its graph is {REPLAY}."
     )
     where = next((path.device for path in run.paths if path.device), None) or "no path was ready"
     where = f"{where}, PyTorch {run.environment.torch}, {run.rounds} rounds"
@@ -74,22 +76,20 @@ def grids(run: NanoGptRun, published: Published) -> list[Grid]:
 
 
 def _rows(configuration: MeasuredConfiguration, size: str, published: Published) -> Iterator[tuple[str, ...]]:
-    base = configuration.paths.get(EAGER)
-    for name, generation in configuration.paths.items():
-        step_ms = _median_ms(generation.call_us)
-        ratio = _ratio(_median_ms(base.call_us), step_ms) if base and name != EAGER else None
-        whole = _whole_ratio(base, generation) if base and name != EAGER else None
+    paths = configuration.paths
+    for name, generation in paths.items():
         printed = _published(configuration, name, published) if size == "full" else (None, None, None)
         yield (
             configuration.name,
             str(configuration.prompt),
             str(configuration.new_tokens),
             name,
-            _text(step_ms, 3),
-            _text(ratio, 2),
+            _text(_median_ms(generation.call_us), 3),
+            str(step_over_eager(paths, name) or NONE),
             _text(_median_ms(generation.step_us), 3),
             _text(configuration.new_tokens / statistics.median(generation.total_s), 1),
-            _text(whole, 2),
+            str(whole_over_eager(paths, name) or NONE),
+            str(whole_over_graph(paths, name) or NONE),
             _text(printed[0], 3),
             _text(printed[1], 2),
             _text(printed[2], 2),
@@ -131,18 +131,9 @@ def _paths(run: NanoGptRun, where: str) -> Grid:
     )
 
 
-def _whole_ratio(base: Generation, generation: Generation) -> float | None:
-    pairs = list(zip(base.total_s, generation.total_s, strict=False))
-    return statistics.median(there / here for there, here in pairs) if pairs else None
-
-
 def _median_ms(generations: Sequence[Sequence[float]]) -> float | None:
     steps = [step for steps in generations for step in steps]
     return statistics.median(steps) / 1e3 if steps else None
-
-
-def _ratio(base: float | None, value: float | None) -> float | None:
-    return base / value if base and value else None
 
 
 def _text(value: float | None, digits: int) -> str:

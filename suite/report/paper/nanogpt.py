@@ -10,18 +10,20 @@ from pydantic import ValidationError
 
 from models.nanogpt.configurations import NAMED, SWEEP
 from suite.errors import WrongUse
-from suite.nanogpt.paths import EAGER, PATHS, REPLAY
+from suite.nanogpt.paths import EAGER, GRAPH, PATHS, REPLAY
+from suite.nanogpt.ratios import PAIRED, RoundRatio, step_over_eager, whole_over_eager, whole_over_graph
 from suite.nanogpt.records import NANOGPT_SCHEMA_VERSION, Generation, NanoGptRun
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.paper.exhibit import NOT_MEASURED, NOTHING, Exhibit, Made, Results, chart_or_none, of_environment
 from suite.report.provenance import Provenance
-from suite.report.table import make_table
+from suite.report.table import Detailed, make_table
 from suite.store import describe
 
 _DIFFERS = (
     f"The article's graph is the path {REPLAY}; the others are compiled. A step is the time between two CUDA events "
-    "around it (median over all steps and rounds), end to end the whole generation with its prompt, over the eager "
-    "path with a cache. The article's own two tables do not agree everywhere: 0.99 and 1.21 end to end for one length."
+    "around it (median over all steps and rounds), end to end the whole generation with its prompt. Over eager, the "
+    f"path with a cache, and over {GRAPH}: how many times faster. {PAIRED} The article's own two tables do not agree "
+    "everywhere: 0.99 and 1.21 end to end for one length."
 )
 
 
@@ -72,9 +74,7 @@ def make_steps(exhibit: Exhibit, results: Results) -> Made:
         for path in paths:
             step = _step_ms(measured.get(path))
             row[f"{path}_ms"] = step
-            whole = _whole_ratio(measured, path)
-            if path != EAGER:
-                row[f"{path}_end_to_end_speedup"] = whole
+            row |= _end_to_end(measured, path, paths)
             bars[label, path] = (
                 Bar(failure=_why(results, path), published=marks.get(path))
                 if step is None
@@ -85,7 +85,8 @@ def make_steps(exhibit: Exhibit, results: Results) -> Made:
     columns = ["case", "prompt", "generated", "eager_ms", "eager_published_ms"]
     for path in others:
         columns += [f"{path}_ms"] + (["replay_published_ms"] if path == REPLAY else [])
-    columns += [f"{path}_end_to_end_speedup" for path in others]
+    for path in others:
+        columns += _end_to_end({}, path, paths)
     columns += ["end_to_end_published_speedup", "missing"]
     title, origin = exhibit.title(results.published), _origin(results)
     chart = Chart(
@@ -103,11 +104,11 @@ def make_steps(exhibit: Exhibit, results: Results) -> Made:
 
 
 def make_sweep(exhibit: Exhibit, results: Results) -> Made:
-    """Speed-ups over eager by the number of generated tokens."""
-    paths = [path for path in _paths(results) if path != EAGER]
+    """Speed-ups by the number of generated tokens."""
+    paths = tuple(path for path in _paths(results) if path != EAGER)
     columns = ["generated"]
     for path in paths:
-        columns += [f"{path}_step_speedup", f"{path}_end_to_end_speedup"]
+        columns += [f"{path}_step_over_eager", *_end_to_end({}, path, paths)]
     columns += ["step_published_speedup", "end_to_end_published_speedup", "missing"]
     rows = []
     for configuration in SWEEP:
@@ -120,11 +121,9 @@ def make_sweep(exhibit: Exhibit, results: Results) -> Made:
             "end_to_end_published_speedup": paper.get("e2e"),
             "missing": _missing(results, measured, paths),
         }
-        eager = _step_ms(measured.get(EAGER))
         for path in paths:
-            step = _step_ms(measured.get(path))
-            row[f"{path}_step_speedup"] = eager / step if eager and step else None
-            row[f"{path}_end_to_end_speedup"] = _whole_ratio(measured, path)
+            row[f"{path}_step_over_eager"] = _detailed(step_over_eager(measured, path))
+            row |= _end_to_end(measured, path, paths)
         rows.append(row)
     title, origin = exhibit.title(results.published), _origin(results)
     table = make_table(exhibit.stem, title, _note(exhibit, results, origin), columns, rows)
@@ -153,7 +152,7 @@ def _why(results: Results, path: str) -> str:
     return "failed" if any(record.name == path and record.failed for record in records) else NOT_MEASURED
 
 
-def _missing(results: Results, measured: Mapping[str, Generation], paths: tuple[str, ...] | list[str]) -> str | None:
+def _missing(results: Results, measured: Mapping[str, Generation], paths: tuple[str, ...]) -> str | None:
     if not measured:
         return NOT_MEASURED
     return "; ".join(f"{path}: {_why(results, path)}" for path in paths if path not in measured) or None
@@ -164,13 +163,20 @@ def _step_ms(generation: Generation | None) -> float | None:
     return statistics.median(steps) / 1e3 if steps else None
 
 
-def _whole_ratio(measured: Mapping[str, Generation], path: str) -> float | None:
-    """How many times faster than eager a generation is: the median over the rounds, in which the paths took turns."""
-    base, own = measured.get(EAGER), measured.get(path)
-    if base is None or own is None or path == EAGER:
-        return None
-    pairs = list(zip(base.total_s, own.total_s, strict=False))
-    return statistics.median(there / here for there, here in pairs) if pairs else None
+def _end_to_end(measured: Mapping[str, Generation], path: str, paths: tuple[str, ...]) -> dict[str, Detailed | None]:
+    """The path's columns of whole generations, over eager and over stock CUDA graphs where these are a path too."""
+    if path == EAGER:
+        return {}
+    found = {f"{path}_end_to_end_over_eager": _detailed(whole_over_eager(measured, path))}
+    if GRAPH in paths and PATHS[path].is_compared_with_graph:
+        found[f"{path}_end_to_end_over_graph"] = _detailed(whole_over_graph(measured, path))
+    return found
+
+
+def _detailed(ratio: RoundRatio | None) -> Detailed | None:
+    return (
+        None if ratio is None else Detailed(str(ratio), {"speedup": ratio.value, "low": ratio.low, "high": ratio.high})
+    )
 
 
 def _origin(results: Results) -> Provenance:
