@@ -90,8 +90,9 @@ def run(parameters: Mapping[str, Any], given: Callable[[str], bool]) -> int:
     if parameters["as_json"]:
         print(finished.model_dump_json(indent=2))
     else:
+        shown = console()
         for grid in grids(finished, published):
-            console().print(grid.rich(), f"\n{grid.note}\n")
+            shown.print(grid.rich(shown.width), f"\n{grid.note}\n")
     print(f"{describe(folder / RESULTS)} and {TABLES}", file=sys.stderr)
     findings = finished.findings()
     for finding in findings:

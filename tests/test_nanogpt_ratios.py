@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fixtures.synthetic_results import environment
+from rich.console import Console
 
 from suite.nanogpt.paths import PATHS
 from suite.nanogpt.ratios import (
@@ -16,6 +17,9 @@ from suite.nanogpt.ratios import (
 )
 from suite.nanogpt.records import NANOGPT_SCHEMA_VERSION, Generation, MeasuredConfiguration, NanoGptRun, PathRecord
 from suite.nanogpt.tables import NONE, grids
+from suite.report import page
+from suite.report.chart import Chart
+from suite.report.draw import colour
 from suite.report.paper import EXHIBITS, Results
 from suite.report.published import load_published
 from suite.report.table import Detailed, to_csv, to_markdown
@@ -174,3 +178,38 @@ def test_the_report_has_the_same_ratios_and_their_ends_in_csv(name: str):
     assert f"| {ratio} |" in to_markdown(made.table, made.provenance)
     assert "encore_end_to_end_over_graph_low" in to_csv(made.table, made.provenance).partition("\n")[0]
     assert "graph_end_to_end_over_graph" not in made.table.frame
+
+
+def shown_on_a_terminal(width: int) -> list[str]:
+    named, _, _ = grids(run_of(6), load_published())
+    terminal = Console(width=width)
+    with terminal.capture() as shown:
+        terminal.print(named.rich(width))
+    return shown.get().splitlines()
+
+
+def test_a_terminal_breaks_headings_before_ratios_and_cuts_no_column_off():
+    ratio = "5.00 [5.00, 5.00]"
+    whole, narrow = (shown_on_a_terminal(width) for width in (400, 160))
+    assert len(whole) == 5, "a title, headings and three rows"
+    assert len(narrow) > 5 and any(ratio in line for line in narrow)
+    assert all(len(line.rstrip()) <= 160 for line in narrow)
+    assert any(line.rstrip().endswith("eager") for line in narrow), "the last heading"
+
+
+def test_the_chart_of_steps_has_a_colour_for_each_path():
+    run = run_of(6)
+    for name in ("replay", "compile", "indirection"):
+        run.paths.append(PathRecord(name=name, summary=""))
+    chart = EXHIBITS["nanogpt-table1"].make(EXHIBITS["nanogpt-table1"], Results(load_published(), nanogpt=run)).chart
+    assert isinstance(chart, Chart) and set(chart.series) == set(PATHS)
+    assert len({colour(chart, path) for path in chart.series}) == len(PATHS)
+
+
+@pytest.mark.parametrize(("rounds", "parts"), [(6, ("4.00", "[4.00, 4.00]", "")), (2, ("4.00", "", ""))])
+def test_a_page_takes_a_ratio_without_a_verdict_or_an_interval_apart(rounds: int, parts: tuple[str, str, str]):
+    exhibit = EXHIBITS["nanogpt-table1"]
+    table = page._shown(exhibit.make(exhibit, Results(load_published(), nanogpt=run_of(rounds))).table)
+    place = [heading.text for heading in table.headings].index("graph end to end over eager")
+    (cell,) = (row.cells[place] for row in table.rows if row.cells[place].parts)
+    assert cell.parts == parts

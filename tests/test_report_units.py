@@ -54,6 +54,7 @@ def test_values_are_printed_by_the_unit_in_the_columns_name(column, value, text)
     ("column", "heading"),
     [
         ("host_us", "host (µs)"),
+        ("eager_published_ms", "eager published (ms)"),
         ("coverage_percent", "coverage (%)"),
         ("cuda_graphs", "CUDA graphs"),
         ("workload", "workload"),

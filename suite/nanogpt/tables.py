@@ -15,6 +15,10 @@ from suite.nanogpt.records import MeasuredConfiguration, NanoGptRun
 from suite.report.published import Published
 
 NONE = "\u2013"
+PADDING = 2
+"""Between two columns on a terminal."""
+UNBROKEN = 24
+"""Cells of up to so many characters are kept on one line: those of a ratio with its interval."""
 HEADINGS = (
     "configuration",
     "prompt",
@@ -41,8 +45,16 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
     note: str
 
-    def rich(self) -> Table:
-        table = Table(*self.headings, title=self.title, title_justify="left", box=None)
+    def rich(self, width: int) -> Table:
+        """For a terminal of this width. Headings are broken before ratios are; where that is not enough, both are."""
+        table = Table(title=self.title, title_justify="left", box=None)
+        cells = [max((len(row[place]) for row in self.rows), default=0) for place in range(len(self.headings))]
+        whole = [max(len(heading), cell) for heading, cell in zip(self.headings, cells, strict=True)]
+        longest = [max(*map(len, heading.split()), cell) for heading, cell in zip(self.headings, cells, strict=True)]
+        needed = sum(min(each, UNBROKEN) + PADDING for each in longest)
+        fits = needed <= width < sum(whole) + PADDING * len(whole)
+        for heading, least in zip(self.headings, longest, strict=True):
+            table.add_column(heading, width=least if fits and least <= UNBROKEN else None)
         for row in self.rows:
             table.add_row(*row)
         return table

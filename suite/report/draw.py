@@ -113,8 +113,12 @@ def to_svg(figure: Figure, name: str) -> str:
 
 
 def colour(chart: Chart, series: str) -> str:
-    """The colour of a series: a mode's own, or the next of the palette."""
-    return COLOURS.get(series) or OTHER_COLOURS[chart.series.index(series) % len(OTHER_COLOURS)]
+    """The colour of a series: a mode's own, or the next of the palette that no mode of the chart has."""
+    if series in COLOURS:
+        return COLOURS[series]
+    taken = {COLOURS.get(name) for name in chart.series}
+    free = [each for each in OTHER_COLOURS if each not in taken]
+    return free[[name for name in chart.series if name not in COLOURS].index(series) % len(free)]
 
 
 def rendered(figure: Figure, form: str, **options: Any) -> bytes:

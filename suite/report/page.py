@@ -236,12 +236,12 @@ def _cell(column: str, value: object, text: str) -> _Cell:
 
 
 def _parts(value: Detailed) -> tuple[str, str, str] | None:
-    """The text of a ratio taken apart: "1.20", "[1.10, 1.30]" and "FAST"."""
+    """The text of a ratio taken apart: "1.20", "[1.10, 1.30]" and "FAST"; it may have no interval, or nothing else."""
     if "speedup" not in value.values:
         return None
     number, _, rest = value.partition(" ")
-    interval, _, said = rest.partition("] ")
-    return number, f"{interval}]", said
+    interval, bracket, said = rest.partition("]")
+    return number, interval + bracket, said.lstrip()
 
 
 def _sort_key(value: object) -> float | None:

@@ -14,7 +14,7 @@ NOTHING = "\N{EN DASH}"
 """Printed where nothing was measured."""
 
 _RATIO_NAMES = ("speedup", "low", "high", "ratio")
-_UNITS = {"us": "µs", "s": "s", "percent": "%", "mhz": "MHz", "w": "W", "c": "°C"}
+_UNITS = {"us": "µs", "ms": "ms", "s": "s", "percent": "%", "mhz": "MHz", "w": "W", "c": "°C"}
 _PROPER_NAMES = {"grace": "GraCE", "pygraph": "PyGraph", "fx": "FX", "cpu": "CPU", "cuda": "CUDA", "sm": "SM"}
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?")
 
