@@ -231,6 +231,25 @@ def test_hugging_face_rows_have_the_loss_the_model_computes(acronym: str) -> Non
     assert torch.equal(instance.loss(output), output.loss)
 
 
+@pytest.mark.parametrize(("acronym", "ahead"), [("STCLM", 0), ("DGPT2", 1)])
+def test_stclm_is_trained_on_the_label_of_the_same_position_and_dgpt2_on_the_next(acronym: str, ahead: int) -> None:
+    """STCLM's stand-in compares each position with its own label, as Speech2Text2 of transformers 4 does."""
+    instance = tiny(acronym, "published")
+    made = instance.inputs(0)
+    with torch.no_grad():
+        output = instance.module(*made.args, **made.kwargs)
+    logits, labels = output.logits, made.kwargs["labels"]
+    losses = [
+        torch.nn.functional.cross_entropy(
+            logits[:, : logits.shape[1] - shift].flatten(0, 1), labels[:, shift:].flatten()
+        )
+        for shift in (0, 1)
+    ]
+    assert abs(losses[0] - losses[1]) > 1e-3
+    assert instance.loss(output).item() == pytest.approx(losses[ahead].item(), rel=1e-5)
+    assert ("not shifted" in instance.workload.notes) == (acronym == "STCLM")
+
+
 def test_xlnet_returns_its_memory_in_inference_only() -> None:
     for acronym, mems in (("XLNET-I", 2), ("XLNET-T", 0)):
         instance = tiny(acronym, "published")

@@ -68,9 +68,10 @@ def inputs(variant: str, size: Size, generator: torch.Generator) -> Inputs:
     stochastic=True,
     host_draws_unused=True,
     optimizer="sgd",
-    notes="transformers 5 has no Speech2Text2; its TrOCR decoder in the same dimensions has the same parameters, the "
-    "same LayerDrop (a CPU tensor of rank 0 drawn and branched on before each layer) and the same unshifted loss. The "
-    "sinusoid table is a frozen parameter, as in Speech2Text2",
+    notes="transformers 5 has no Speech2Text2; its TrOCR decoder in the same dimensions has the same parameters and "
+    "LayerDrop (a CPU tensor of rank 0 drawn and branched on before each layer). The loss is the class's own, not "
+    "shifted in transformers 5.17, as in Speech2Text2 of transformers 4: each position is compared with its own label. "
+    "The sinusoid table is a frozen parameter, as in Speech2Text2",
 )
 def build(variant: str, size: Size) -> torch.nn.Module:
     from torch import nn
