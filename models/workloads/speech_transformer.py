@@ -72,10 +72,12 @@ def _shard(module: torch.nn.Module, mesh: DeviceMesh) -> None:
     sharding=Sharding(shard=_shard, batch=1, inputs=inputs, all_reduces=30),
     variants=("published", "current"),
     parameters=44_823_040,
-    notes="published: numpy scalars in attention, lengths read by the host, texts cut out by masks, which breaks the "
-    "graph eight times: on an H200 kernels take 1.2 of the 3.1 ms that an iteration takes with CUDA graphs, the rest "
-    "is the host's, in Python between six graphs (run 20261120-140122-h200); current: one graph, with Python floats "
-    "and masks made on the device",
+    notes="published: numpy scalars in attention, lengths read by the host, texts cut out by masks. `encore explain` "
+    "counts eight graph breaks and six graphs in its first call, with PyTorch 2.11: four where Dynamo breaks at a "
+    "length, one for the loop over lengths that it leaves to Python, three where a text is cut out (TorchBench's code, "
+    "with one more function around two masks, has two more at lengths, and seven graphs). On an H200 kernels take 1.2 "
+    "of the 3.1 ms that an iteration takes with CUDA graphs, the rest is the host's, in Python between the graphs (run "
+    "20261120-140122-h200); current: one graph and no break, with Python floats and masks made on the device",
 )
 def build(variant: str, size: Size) -> torch.nn.Module:
     from models.networks.speech_transformer import SpeechTransformer
