@@ -271,10 +271,40 @@ def selected(
     return selection_record(group=group, kept=kept, **{**decided, **changes})
 
 
-def with_graphs(*graphs: list[dict[str, object]]) -> Cell:
+def with_graphs(*graphs: list[dict[str, object]], workload: str = "EOS") -> Cell:
     """EOS in mode encore, with these selections in each of its FX graphs."""
     report = [{"index": index, "selection": graph} for index, graph in enumerate(graphs)]
-    return cell("EOS", "encore", 80, metrics=metrics().model_copy(update={"encore_report": report}))
+    return cell(workload, "encore", 80, metrics=metrics().model_copy(update={"encore_report": report}))
+
+
+@pytest.mark.parametrize("unit", ["graphs", "workloads"])
+def test_a_workload_that_was_run_under_tp_as_well_is_counted_once(unit: str) -> None:
+    """Without --tp where that has something to count, else on the fewest GPUs; variants are programs of their own."""
+
+    def rows(workload: str, speedup: float | None, variant: str = "published") -> list[Cell]:
+        if unit == "graphs":
+            kept = "copy" if speedup is not None else None
+            made = with_graphs([selected(1, kept, 10 * (speedup or 1), 10)], workload=workload)
+            return [made.model_copy(update={"variant": variant})]
+        modes = (("compile", 100.0), ("graph-unpartitioned", 100 / speedup)) if speedup else (("compile", 100.0),)
+        return [cell(workload, mode, time, variant=variant) for mode, time in modes]
+
+    run = results(
+        *rows("ST", 3), *rows("ST@tp1", 2), *rows("ST@tp2", 5), *rows("ST@tp1", 4, "current"),
+        *rows("VM", None), *rows("VM@tp1", 0.5), *rows("VM@tp2", 0.25),
+        *rows("XLNET-I@tp10", 7), *rows("XLNET-I@tp2", 6),
+    )  # fmt: skip
+    mode = "graph" if unit == "graphs" else "graph-unpartitioned"
+    found = {
+        each["workload"]: each["speedup"]
+        for each in made("fig4", run).table.frame.to_dict("records")
+        if each["mode"] == mode and not each["workload"].startswith("slower")
+    }
+    number = " 0" if unit == "graphs" else ""
+    labels = {"VM@tp1": 0.5, "ST": 3, "ST@tp1 (current)": 4, "XLNET-I@tp2": 6}
+    assert found == {f"{label}{number}": pytest.approx(value) for label, value in labels.items()}
+    classes = made("pygraph-fig2", run).table.frame.to_dict("records")
+    assert {each["of"] for each in classes if each["mode"] == mode} == {4}
 
 
 def test_graphs_are_counted_where_selection_timed_them() -> None:

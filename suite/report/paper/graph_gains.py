@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from models.registry import TP_MARK
 from suite.modes import DEFAULT_MODE, GRAPH_MODE, REFERENCE_MODE, UNPARTITIONED_MODE
 from suite.report.chart import Bar, Chart, Scale
 from suite.report.line_chart import Line, LineChart
@@ -20,8 +23,10 @@ _COMMON = {
 }
 _UNIT = (
     f"Where mode {DEFAULT_MODE} was run, graphs are counted: each group that it judged together, timed on its own "
-    f"calls ({GRAPH_MODE}: replayed as stock does, its inputs copied). Otherwise each workload of the run counts once."
+    f"calls ({GRAPH_MODE}: replayed as stock does, its inputs copied). Otherwise each workload of the run counts once. "
+    "A workload measured under --tp too counts once: without that, or on the fewest GPUs that have something to count."
 )
+_SPLIT = re.compile(rf"{TP_MARK}(\d+)")
 _DIFFERS_CDF = (
     "The paper counts CUDA graphs (116 of 63 TorchBench applications, 29 of them slower than without). "
     f"{_UNIT} Its second part, applications with both kinds of graphs, is in the table of graphs served and not."
@@ -53,15 +58,30 @@ def _gains(results: Results) -> _Gains:
 
 def _of_graphs(results: Results) -> dict[str, list[tuple[float, str]]]:
     """Of groups of graphs that were timed without a graph, replayed as stock does, and as they are served now."""
-    found: dict[str, list[tuple[float, str]]] = {GRAPH_MODE: [], DEFAULT_MODE: []}
+    timed: dict[str, list[tuple[float, float, str]]] = {}
     for label in results.run.labels if results.run is not None else ():
         cell = results.passed(label, DEFAULT_MODE)
         for number, group in enumerate(judged_groups(cell) if cell is not None else ()):
             stock, own = group.gain("copy"), group.gain(group.kept) if group.kept else None
             if stock is not None and own is not None:
-                found[GRAPH_MODE].append((stock, f"{label} {number}"))
-                found[DEFAULT_MODE].append((own, f"{label} {number}"))
-    return {mode: sorted(gains) for mode, gains in found.items()}
+                timed.setdefault(label, []).append((stock, own, f"{label} {number}"))
+    counted = [each for label in _once(timed) for each in timed[label]]
+    return {
+        GRAPH_MODE: sorted((stock, group) for stock, _, group in counted),
+        DEFAULT_MODE: sorted((own, group) for _, own, group in counted),
+    }
+
+
+def _once(labels: Iterable[str]) -> set[str]:
+    """Of the rows of each workload the one that is not split, else that of the fewest GPUs: it is one program, measured
+    again on one GPU for ratios of several."""
+    fewest: dict[str, tuple[int, str]] = {}
+    for label in labels:
+        split = _SPLIT.search(label)
+        row = (int(split[1]) if split else 0, label)
+        whole = _SPLIT.sub("", label)
+        fewest[whole] = min(row, fewest.get(whole, row))
+    return {label for _, label in fewest.values()}
 
 
 def _modes(results: Results) -> tuple[str, ...]:
@@ -76,7 +96,7 @@ def _of_workloads(results: Results) -> dict[str, list[tuple[float, str]]]:
         for mode in _modes(results)
     }
     measured = [set(own) for own in found.values() if own]
-    common = set.intersection(*measured) if measured else set()
+    common = _once(set.intersection(*measured)) if measured else set()
     return {mode: sorted((own[label], label) for label in own.keys() & common) for mode, own in found.items()}
 
 
