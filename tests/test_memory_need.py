@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from fixtures.bench import FOUR, Bench, bench
+from fixtures.fake_runs import SETTINGS
 from tiny_workloads import normal_inputs, workload_of
 from torch import nn
 
@@ -19,8 +22,10 @@ from suite.live_cell import LiveCell
 from suite.measure.results import named_tensors
 from suite.memory_need import memory_need, require_memory
 from suite.protocol import CellSpec
-from suite.schema import Status
+from suite.schema import Grouping, Status
 from suite.worker import failure
+
+__all__ = ["bench"]
 
 
 class Widening(nn.Module):
@@ -160,6 +165,27 @@ def test_a_cell_that_needs_more_than_there_is_ends_before_anything_is_built(
     failed = failure(raised.value, "build")
     assert failed.status is Status.OOM_EXPECTED
     assert "needs at least" in failed.error
+
+
+@pytest.mark.timeout(300)
+def test_a_run_skips_a_workload_that_a_small_gpu_cannot_hold_and_goes_on(bench: Bench) -> None:
+    """With real workers: nothing is built, in no process, and no smaller group is tried."""
+    command = [sys.executable, "-P", str(Path(__file__).with_name("fixtures") / "small_gpu_worker.py")]
+    settings = SETTINGS.model_copy(update={"device": "cuda", "processes": 2})
+    bench.run(
+        workloads=[find("ALNET"), find("EOS")],
+        modes=FOUR[1:3],
+        settings=settings,
+        worker_command=command,
+        timeout_s=120,
+    )
+    cells = bench.cells()
+    assert list(cells) == [f"{name}/{mode.name}" for name in ("ALNET", "EOS") for mode in FOUR[1:3]]
+    too_large = [cell for cell in cells.values() if cell.workload == "ALNET"]
+    assert {cell.status for cell in too_large} == {Status.OOM_EXPECTED}
+    assert all("needs at least" in str(cell.error) and "has 1.0 MB" in str(cell.error) for cell in too_large)
+    assert {(cell.grouping, len(cell.blocks)) for cell in too_large} == {(Grouping.TOGETHER, 0)}
+    assert {cell.status for cell in cells.values() if cell.workload == "EOS"} == {Status.CRASH}, "EOS is begun"
 
 
 @pytest.mark.parametrize("acronym", workloads())
