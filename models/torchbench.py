@@ -13,8 +13,11 @@ test that a model does not have raises `NotImplementedError`. An unknown name ra
 lists of further models (of Hugging Face and timm) share a class, which keeps the name of the first it was asked for.
 Importing or building a model may set global flags of PyTorch (cuDNN's choice of algorithms, the default device;
 `torch.manual_seed` is replaced by one that ignores its argument) and variables of the environment that PyTorch reads
-(modded_nanogpt: the allocator's): they are put back, and so is the working directory. Some models call `sys.exit` where
-something is missing.
+(modded_nanogpt: the allocator's): they are put back, and so is the working directory. Flags of the compilers are not
+(simple_gpt_tp_manual sets some of `torch._inductor.config` when it is built): they belong to the model, and the runner
+of TorchBench leaves them, too. All modes have them, and no other workload meets them: a process that builds a model,
+for a cell, a trial or an analysis, never builds one of another workload. Some models call `sys.exit` where something is
+missing.
 """
 
 from __future__ import annotations
