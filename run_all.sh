@@ -15,7 +15,9 @@ Without one: `encore explain --set grace`, and the report of the recorded runs. 
 --with-torchbench PATH, before all others: a checkout of https://github.com/pytorch/benchmark, whose models are measured
 afterwards in their own run, with the same options; a --budget is that of both. What they need must be installed in
 .venv; a model that cannot run is recorded with its reason. Not with --out, --resume, --tp and --variant, which fit one
-run. If the options begin with workloads, only these are measured, torchbench:NAME among them, with any options.
+run. Where workloads are named, only these are measured, torchbench:NAME among them, with any options.
+
+nanogpt is no workload and not part of this: `encore run nanogpt` measures it.
 
 Examples: ./run_all.sh --quick
           ./run_all.sh XLNET-I EOS --modes compile,graph
@@ -30,6 +32,26 @@ case "${1:-}" in -h | --help)
     ;;
 esac
 
+# What of the options of `encore run` takes no value: the word behind any other is no workload.
+flags=" --cold-compile-times --with-optimizer --warm-cache --quick --retry-failed --host-check --report --json --help "
+
+# Sets `workloads` to the words among the arguments that are neither options nor their values.
+find_workloads() {
+    workloads=()
+    while [ $# -gt 0 ]; do
+        case "$1" in
+        --)
+            workloads+=("${@:2}")
+            return
+            ;;
+        -*=*) ;;
+        -*) [[ "$flags" == *" $1 "* ]] || [ $# -eq 1 ] || shift ;;
+        *) workloads+=("$1") ;;
+        esac
+        shift
+    done
+}
+
 torchbench=
 two_runs=
 if [ "${1:-}" = --with-torchbench ]; then
@@ -39,12 +61,25 @@ if [ "${1:-}" = --with-torchbench ]; then
         exit 2
     fi
     shift 2
+fi
+
+find_workloads "$@"
+for name in ${workloads[@]+"${workloads[@]}"}; do
+    if [ "${name,,}" = nanogpt ]; then
+        echo "$name is no workload but a program with tables of its own, which this script does not measure;" \
+            "leave it out, and run \`source .venv/bin/activate\`, then \`encore run nanogpt\`" \
+            "(\`./run_all.sh --quick\` makes .venv)" >&2
+        exit 2
+    fi
+done
+
+if [ -n "$torchbench" ]; then
     # Named workloads are all that is measured.
-    [[ "${1:--}" != -* ]] || two_runs=yes
+    [ ${#workloads[@]} -gt 0 ] || two_runs=yes
     for word in "$@"; do
         case "$two_runs${word%%=*}" in yes--out | yes--resume | yes--tp | yes--variant)
             echo "--with-torchbench makes two runs, and ${word%%=*} fits one only;" \
-                "leave it out, or name workloads first" >&2
+                "leave it out, or name workloads" >&2
             exit 2
             ;;
         esac

@@ -9,9 +9,12 @@ import subprocess
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from suite.cli import app
 from suite.store import REPOSITORY
 
 SCRIPTS = (
@@ -229,10 +232,38 @@ def test_a_set_given_with_a_torchbench_checkout_does_not_replace_its_models(chec
 
 def test_named_workloads_alone_are_measured_with_a_torchbench_checkout_too(checkout: Checkout) -> None:
     folder = torchbench_checkout(checkout)
-    arguments = ("--with-torchbench", str(folder), "torchbench:alexnet", "--quick")
-    assert checkout.run("run_all.sh", *arguments, STUB_GPU="NVIDIA H200").returncode == 0
-    assert checkout.calls()[-1].endswith("<--report><torchbench:alexnet><--quick>")
-    assert not any("<--set>" in call for call in checkout.calls())
+    words = ("torchbench:alexnet", "--quick", "--out=a folder"), ("--quick", "--tag", "mine", "--out", "here", "EOS")
+    for given in (*words, ("--quick", "--", "EOS")):
+        assert checkout.run("run_all.sh", "--with-torchbench", str(folder), *given, STUB_GPU="H200").returncode == 0
+        assert checkout.calls()[-1].endswith("".join(f"<{word}>" for word in ("--report", *given)))
+        assert not any("<--set>" in call for call in checkout.calls())
+    for given in (("--quick", "--tag", "EOS"), ("--quick", "--tag=EOS"), ("--modes", "graph", "--json")):
+        assert checkout.run("run_all.sh", "--with-torchbench", str(folder), *given, STUB_GPU="H200").returncode == 0
+        assert any("<--set><torchbench>" in call for call in checkout.calls()), "the value of an option is no workload"
+
+
+def test_the_script_knows_which_options_of_a_run_take_no_value() -> None:
+    """Else it would take the word behind one for its value, or a value for a workload."""
+    (text,) = re.findall(r'^flags=" (.*) "$', (REPOSITORY / "run_all.sh").read_text(), re.MULTILINE)
+    command: Any = typer.main.get_command(app)
+    options = [each for each in command.commands["run"].params if each.param_type_name == "option"]
+    assert {*text.split()} == {"--help", *(name for each in options if each.is_flag for name in each.opts)}
+    assert all(name.startswith("--") for each in options for name in each.opts), "a value may stand in the word of -o"
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", ""])
+@pytest.mark.parametrize("given", [("nanogpt",), ("--quick", "NanoGPT", "EOS"), ("--", "nanogpt")])
+def test_nanogpt_is_refused_at_once_in_words_of_what_was_given(
+    checkout: Checkout, given: tuple[str, ...], gpu: str
+) -> None:
+    """`encore run` would refuse options that the script adds and the user has not given."""
+    folder = torchbench_checkout(checkout)
+    for before in ((), ("--with-torchbench", str(folder))):
+        done = checkout.run("run_all.sh", *before, *given, STUB_GPU=gpu)
+        assert done.returncode == 2
+        assert "`encore run nanogpt`" in done.stderr and "--resume" not in done.stderr
+        assert not checkout.calls()
+    assert checkout.run("run_all.sh", "--tag", "nanogpt", STUB_GPU="NVIDIA H200").returncode == 0
 
 
 @pytest.mark.parametrize("option", ["--out", "--resume", "--tp", "--variant"])
