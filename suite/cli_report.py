@@ -1,9 +1,115 @@
-"""`encore report --only`: some of the papers' figures and tables. Imports what it needs when it runs."""
+"""`encore report`: its options, and what it writes and prints. Imports what it needs when it runs."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from suite.cli_choices import JsonOption
+from suite.console import print_json, say
+from suite.errors import WrongUse
+
+if TYPE_CHECKING:
+    from suite.report.build import Report
+
+
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN]...",
+            help="Names or folders of runs made with one GPU model, driver and PyTorch; default: the newest. "
+            "Of a workload that several measured, all rows are those of the newest.",
+            show_default=False,
+        ),
+    ] = None,
+    recorded: Annotated[
+        bool, typer.Option("--recorded", help="All runs in results/recorded; where there are none, explanations alone.")
+    ] = False,
+    explanations: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="What `encore explain --out DIR` wrote.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to write; default: `report` in the run; of several: in results."),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where to write figures; default: `figures` in the report's folder."),
+    ] = None,
+    readme: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A Markdown file whose generated tables to renew.")
+    ] = None,
+    micro: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What `encore micro indirection` wrote; --recorded has its own.")
+    ] = None,
+    nanogpt: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What `encore run nanogpt` wrote; --recorded has its own.")
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Only these figures and tables of the papers, as fig10,pygraph-table2."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Render tables, figures and report.html from results."""
+    from suite import store
+
+    if recorded and runs:
+        raise WrongUse(f"--recorded picks the runs itself; leave it or {', '.join(map(repr, runs))} out")
+    if recorded:
+        found = store.list_runs(store.RECORDED)
+    elif runs:
+        found = [store.find_run(name) for name in runs]
+    else:
+        newest = store.newest_run(store.RUNS, store.RECORDED)
+        found = [newest] if newest else []
+    micro = micro or (recorded_file("indirection.json") if recorded else None)
+    nanogpt = nanogpt or (recorded_file("nanogpt.json") if recorded else None)
+    if only is not None:
+        report_only(only, found, micro, nanogpt, out, figures, as_json=as_json)
+        return
+    made = build_report(found, explanations, out, figures, readme, micro, nanogpt)
+    if as_json:
+        print_json(made.model_dump(mode="json"))
+    else:
+        print(f"{store.describe(made.html)}: {len(made.tables)} tables, {len(made.figures)} figures")
+
+
+def build_report(
+    runs: list[Path],
+    explanations: Path | None,
+    out: Path | None,
+    figures: Path | None,
+    readme: Path | None = None,
+    micro: Path | None = None,
+    nanogpt: Path | None = None,
+) -> Report:
+    """The report of runs, and what there is to warn of; `out` is in the folder of the one run, or of all results.
+
+    Raises:
+        WrongUse: there is nothing to report, it does not belong into one report, or a folder cannot be written to.
+        InvalidResults: a file has wrong fields.
+        CannotWrite: the disk is full.
+    """
+    from suite import store
+    from suite.report import build
+
+    made = build.build_report(
+        runs,
+        explanations,
+        out or (runs[0] if len(runs) == 1 else store.REPOSITORY / "results") / "report",
+        figures,
+        readme,
+        micro,
+        nanogpt,
+    )
+    if made.warning:
+        say(f"encore: {made.warning}")
+    return made
 
 
 def recorded_file(name: str) -> Path | None:
@@ -31,7 +137,6 @@ def report_only(
         CannotWrite: the disk is full.
     """
     from suite import store
-    from suite.errors import WrongUse
     from suite.report.build import build_exhibits
     from suite.report.paper import EXHIBITS
 

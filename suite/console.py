@@ -1,9 +1,11 @@
-"""The consoles that commands print to. Outside of a terminal, tables keep their full width."""
+"""What commands print to: consoles, which outside of a terminal leave tables their full width, JSON, and remarks."""
 
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,3 +26,13 @@ def console(*, stderr: bool = False) -> Console:
     if not made.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
         return Console(stderr=stderr, highlight=False, markup=False, soft_wrap=stderr, width=UNLIMITED)
     return made
+
+
+def print_json(value: Any) -> None:
+    """Prints for programs, on stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def say(text: str) -> None:
+    """A remark or an error, a line on stderr."""
+    print(text, file=sys.stderr)
