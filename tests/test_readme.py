@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from models.registry import find_set
 from suite.cli import app
 from suite.modes import MODES
 from suite.report import cell_tables, compare, explain_tables, provenance, speedup_tables
@@ -59,10 +60,19 @@ def decided(run: Run) -> int:
 
 
 def test_the_table_of_the_readme_is_that_of_the_recorded_run_that_decides_most() -> None:
-    """The newest of those that have verdicts on as many workloads."""
-    run = max((load_runs([path]) for path in reversed(list_runs(RECORDED))), key=decided)
+    """The newest of those that have verdicts on as many workloads, with later runs of nothing but what it lacks of
+    GraCE's."""
+    recorded = list_runs(RECORDED)
+    most = max(reversed(recorded), key=lambda path: decided(load_runs([path])))
+    left = {workload.acronym for workload in find_set("grace")} - workloads_of(most)
+    later = [path for path in recorded[recorded.index(most) + 1 :] if workloads_of(path) <= left]
+    run = load_runs([most, *later])
     expected = to_markdown(speedup_tables.headline(run, compare.compare(run)), provenance.of_run(run))
-    assert generated_part(README, "headline").strip() == expected.strip(), "encore report RUN --readme README.md"
+    assert generated_part(README, "headline").strip() == expected.strip(), "encore report RUN ... --readme README.md"
+
+
+def workloads_of(path: Path) -> set[str]:
+    return {cell.workload for cell in load_runs([path]).cells}
 
 
 def test_the_table_of_verdicts_is_that_of_the_recorded_runs() -> None:
