@@ -13,6 +13,7 @@ from models.nanogpt.decoding import CompiledDecoder, EagerDecoder, generate
 from models.nanogpt.network import CachedAttention, NanoGPT
 from suite.errors import WrongUse
 from suite.modes import MODES
+from suite.nanogpt import worker
 from suite.nanogpt.paths import PATHS, select_paths
 from suite.report.published import load_published
 
@@ -28,6 +29,19 @@ def model() -> NanoGPT:
 
 def prompt(model: NanoGPT, count: int, seed: int = 5) -> torch.Tensor:
     return torch.randint(model.shape.vocabulary, (1, count), generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_path_that_is_ready_has_met_every_prompts_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[int] = []
+    stock = worker.generate
+
+    def noting(model: NanoGPT, decoder: EagerDecoder, prompt: torch.Tensor, *others: object) -> torch.Tensor:
+        met.append(prompt.shape[1])
+        return stock(model, decoder, prompt, *others)
+
+    monkeypatch.setattr(worker, "generate", noting)
+    worker.Program(PATHS["eager"], torch.device("cpu"), "full", seed=3).warm_up()
+    assert set(met) == {one.prompt for one in (*NAMED, *SWEEP)}
 
 
 def test_the_published_size_has_the_published_parameters():
@@ -120,7 +134,6 @@ def test_paths_of_a_cpu_and_names_that_are_none():
 
 
 def test_a_compiled_path_warms_up_and_measures_the_steps_of_its_own_generation(monkeypatch: pytest.MonkeyPatch):
-    from suite.nanogpt import worker
     from suite.nanogpt.records import Ask
 
     monkeypatch.setattr(worker, "start_toolchain", lambda device: None)

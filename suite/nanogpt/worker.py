@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from models.nanogpt.configurations import NAMED, SIZES
+from models.nanogpt.configurations import NAMED, SIZES, SWEEP
 from models.nanogpt.decoding import CompiledDecoder, Decoder, EagerDecoder, ReplayDecoder, generate
 from models.nanogpt.network import NanoGPT
 from suite.measure.compile_times import start_toolchain
@@ -68,7 +68,7 @@ class Program:
         self._timer = timer_for(device)
 
     def warm_up(self) -> Ready:
-        """Make the decoder and generate, until the path is as it will be measured."""
+        """Make the decoder and generate, until the path is as it will be measured and met all lengths of prompts."""
         if self._path.mode is not None:
             start_toolchain(self._device)
         ask = Ask(prompt=4, new_tokens=NAMED[0].within(self._shape.context).new_tokens)
@@ -82,6 +82,9 @@ class Program:
             if done >= STEADY_GENERATIONS and _settled() is not False:
                 break
             self._generate(ask)
+        # The first prompt of a length loads kernels, and would lengthen the first round of its configurations.
+        for prompt in sorted({one.within(self._shape.context).prompt for one in (*NAMED, *SWEEP)}):
+            self._generate(Ask(prompt=prompt, new_tokens=1))
         device = torch.cuda.get_device_name() if self._device.type == "cuda" else "cpu"
         return Ready(warm_up_s=warm_up_s, settled=_settled(), device=device)
 
