@@ -18,7 +18,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy
 import pydantic
@@ -381,6 +381,28 @@ def a_key_of_a_dict() -> Case:
     one = Decided()
     held = {one: 1.0}
     return of_attribute(lambda: sum(key.weight * factor for key, factor in held.items()), one)
+
+
+@case
+def a_part_of_a_key_of_a_dict() -> Case:
+    one = Decided()
+    held = {(0, frozenset([one])): 1.0}
+    return of_attribute(lambda: sum(key.weight * factor for (_, (key,)), factor in held.items()), one)
+
+
+class Weighed(NamedTuple):
+    name: str
+    by: Decided
+
+    def weight(self) -> float:
+        return self.by.weight
+
+
+@case
+def a_method_of_a_key_of_a_dict() -> Case:
+    one = Decided()
+    held = {Weighed("one", one): 1.0}
+    return of_attribute(lambda: sum(key.weight() for key in held), one)
 
 
 @case

@@ -331,11 +331,20 @@ def _of_container(path: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{path}{name}", member
             if isinstance(key, (torch.Tensor, weakref.ref)):
                 yield f"{path}.keys.{id(key)}", key
-            elif not isinstance(key, (*PLAIN, tuple, frozenset)):
-                yield f"{path}.keys().{type(key).__name__}", key
+            else:
+                yield from ((f"{path}.keys().{type(part).__name__}", part) for part in _objects_of(key))
     else:
         for index, member in enumerate(list(value)):
             yield f"{path}[{index}]", member
+
+
+def _objects_of(key: Any) -> Iterator[Any]:
+    """Of a key, which may be a tuple of several, what is more than a number or string."""
+    if type(key) in (tuple, frozenset):
+        for member in key:
+            yield from _objects_of(member)
+    elif type(key) not in PLAIN:
+        yield key
 
 
 def _owner_name(path: str, method: types.MethodType) -> str:
