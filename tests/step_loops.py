@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
@@ -417,3 +418,17 @@ def batches_and_results_of_classes_of_ones_own(device: str) -> Program:
     ]
     made.step = checked
     return made
+
+
+@program
+def a_dict_that_is_filled_again_with_equal_keys(device: str) -> Program:
+    model = network(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train, weights = training_step(model, optimizer), {Fraction(1, 2): 1.0, Fraction(1, 3): 2.0}
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        weights.clear()
+        weights.update({Fraction(1, 2): 1.0, Fraction(1, 3): 2.0})
+        return train(batch)
+
+    return Program(step, batches(device), lambda: state_of(model))

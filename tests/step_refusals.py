@@ -157,6 +157,33 @@ def entries_in_turn(device: str) -> Refused:
 
 
 @refused
+def entries_in_turn_in_another_dict(device: str) -> Refused:
+    model = network(device)
+    train, used = trained(model), [{"first": 1.0, "second": 2.0}]
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        oldest, *others = used[0]
+        used[0] = {name: used[0][name] for name in (*others, oldest)}
+        return train(batch)
+
+    return Refused(step, model, "used[0] changes", line=False)
+
+
+@refused
+def losses_kept_in_turn(device: str) -> Refused:
+    model = network(device)
+    train, last = trained(model), {"first": torch.zeros((), device=device), "second": torch.zeros((), device=device)}
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        oldest = next(iter(last))
+        del last[oldest]
+        last[oldest] = train(batch)
+        return last[oldest]
+
+    return Refused(step, model, "last has its entries in another order", line=False)
+
+
+@refused
 def losses_kept_in_a_list(device: str) -> Refused:
     model = network(device)
     train = trained(model)

@@ -208,7 +208,7 @@ class HostState:
                 continue
             if not alike(old, new, contents):
                 yield from _named_changes(container, old, new, contents, left_out)
-            elif not (container.is_attributes or container.always_read) and _reordered(old, new):
+            if not (container.is_attributes or container.always_read) and _reordered(old, new):
                 words = f"{container.path} has its entries in another order"
                 yield Change(words, container.path, ChangeKind.OTHER)
 
@@ -386,7 +386,8 @@ def alike(old: Any, new: Any, contents: Mapping[int, Any], depth: int = 4) -> bo
     if is_array(old):
         return _same_bytes(old, new)
     if depth and isinstance(old, dict):
-        return _keys(old) == _keys(new) and all(alike(old[key], new[key], contents, depth - 1) for key in old)
+        same_keys = _keys(old).keys() == _keys(new).keys() and not _reordered(old, new)
+        return same_keys and all(alike(old[key], new[key], contents, depth - 1) for key in old)
     if depth and isinstance(old, (list, tuple)):
         return len(old) == len(new) and all(alike(a, b, contents, depth - 1) for a, b in zip(old, new, strict=True))
     return bool(depth and isinstance(old, (set, frozenset)) and {id(x) for x in old} == {id(x) for x in new})
@@ -417,12 +418,15 @@ def _same_bytes(old: Any, new: Any) -> bool:
 
 def _reordered(old: Any, new: Any) -> bool:
     """Whether a dict has the keys that it had, in another order."""
-    both = isinstance(old, dict) and isinstance(new, dict)
-    return both and not all(alike(was, now, {}) for was, now in zip(old, new, strict=False))
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return False
+    then, now = _keys(old), _keys(new)
+    return then.keys() == now.keys() and [then[key] for key in now] != list(now.values())
 
 
-def _keys(mapping: dict[Any, Any]) -> set[Any]:
-    return {id(key) if isinstance(key, torch.Tensor) else key for key in mapping}
+def _keys(mapping: dict[Any, Any]) -> dict[Any, int]:
+    """The keys, and which of them each is. A tensor would be compared element by element."""
+    return {id(key) if isinstance(key, torch.Tensor) else key: index for index, key in enumerate(mapping)}
 
 
 def _named_changes(
