@@ -98,3 +98,32 @@ def test_no_call_holds_gradients_that_the_step_has_let_go_of(refused: bool) -> N
             call(*args)
     assert call.report().eager_calls == held[0] and held[1] == 0
     assert bool(call.report().refusals) is refused
+
+
+class OfAKind(torch.Tensor):
+    """A class of the program's own for gradients."""
+
+
+def test_gradients_of_other_classes_are_known_as_those_from_before() -> None:
+    """The program puts others there before each call, and the step adds to them."""
+    losses = []
+    for graphed in (False, True):
+        model = network("cpu")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+        def step(batch: dict[str, torch.Tensor], model: Any = model, optimizer: Any = optimizer) -> torch.Tensor:
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        call = GraphedStep(step, device=CpuDevice()) if graphed else step
+        generator, moved = torch.Generator().manual_seed(3), []
+        for args in batches("cpu"):
+            for parameter in model.parameters():
+                moved.append(torch.randn(parameter.shape, generator=generator).as_subclass(OfAKind))
+                parameter.grad = moved[-1].clone()
+            losses.append(call(*args))
+    assert torch.equal(torch.stack(losses[:9]), torch.stack(losses[9:]))
+    assert isinstance(call, GraphedStep) and call.report().replays == 6

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from optimizations.capture.step.observer import storage
 from optimizations.capture.step.set_aside import held_by_nobody_else, is_plain
 
 
@@ -25,16 +26,20 @@ class EarlierGradients:
     def __init__(self, before: list[torch.Tensor | None]) -> None:
         self._alone = held_by_nobody_else(before, as_gradients=True)
         self._gradients = [None if one is None else weakref.ref(one) for one in before]
-        self._storages = [StorageWeakRef(one.untyped_storage()) if is_plain(one) else None for one in before]
-        self._places = [one.untyped_storage().data_ptr() if is_plain(one) else None for one in before]
+        self._plain = [is_plain(one) for one in before]
+        self._places = [0 if one is None else storage(one) for one in before]
+        self._storages = [
+            StorageWeakRef(one.untyped_storage()) if one is not None and (is_plain(one) or place) else None
+            for one, place in zip(before, self._places, strict=True)
+        ]
         before.clear()
         self._at = dict(zip(self._places, self._storages, strict=True))
-        self.places = frozenset(place for place in self._places if place is not None)
+        self.places = frozenset(filter(None, self._places))
 
     def gone(self, address: int) -> bool:
         """Whether one lay there that is gone, so that something else may lie there now."""
-        storage = self._at.get(address)
-        return storage is not None and storage.expired()
+        lay_there = self._at.get(address)
+        return lay_there is not None and lay_there.expired()
 
     def replaced(self, after: Sequence[torch.Tensor | None]) -> bool:
         """Whether a parameter has another gradient behind the call, or none."""
@@ -51,7 +56,7 @@ class EarlierGradients:
         there = [index for index, gradient in enumerate(self._gradients) if gradient is not None]
         if not there or any(self._is_still_there(index, after[index]) for index in there):
             return False
-        if any(self._places[index] is None or self._places[index] in outside for index in there):
+        if any(not self._plain[index] or self._places[index] in outside for index in there):
             return False
         return all(self._is_gone(index) or not self._alone[index] for index in there)
 
@@ -60,5 +65,5 @@ class EarlierGradients:
         return after is not None and gradient is not None and gradient() is after
 
     def _is_gone(self, index: int) -> bool:
-        storage = self._storages[index]
-        return storage is not None and storage.expired()
+        its_own = self._storages[index]
+        return its_own is not None and its_own.expired()
