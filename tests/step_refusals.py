@@ -461,6 +461,14 @@ def a_sparse_tensor_in_rows(device: str) -> Refused:
 
 
 @refused
+def a_sparse_buffer(device: str) -> Refused:
+    """What modules hold may be read without a trace."""
+    model = network(device)
+    model.register_buffer("neighbours", torch.eye(6, device=device).to_sparse())
+    return Refused(trained(model), model, "uses a sparse tensor, model.neighbours", line=False)
+
+
+@refused
 def a_nested_tensor_from_before(device: str) -> Refused:
     model = network(device)
     train, rows = trained(model), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=device)

@@ -16,6 +16,7 @@ from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import flatten, replaced
 from optimizations.capture.step import compilations, forbidden_calls
+from optimizations.capture.step.call import sparse_tensors
 from optimizations.capture.step.host_random import SAME_DRAWS, HostDraws, HostRandom, decides
 from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.observer import SETS_UP, Observer, StepRefused, storage
@@ -303,7 +304,7 @@ def warmed_up(
         snapshot = state.snapshot()
         names = _names(parameters) if draws_unused else {}
         observer = Observer(device.holds, names, forbid=False, keeps_workspace=device.keeps_workspace)
-        observer.before_write = before_write.note
+        observer.before_write, observer.sparse = before_write.note, sparse_tensors(state)
         observer.default_generator = device.default_generator()
         if draws_unused:
             observer.compare_values(host_generators(device, state))
@@ -412,6 +413,7 @@ class Forbidding:
         self.observer = Observer(
             device.holds, names, forbid=True, generators=like.generators, keeps_workspace=device.keeps_workspace
         )
+        self.observer.sparse = sparse_tensors(state)
         if like.draws_unused:
             self.observer.compare_values(host_generators(device, state))
         self._asked = forbidden_calls.Asked(as_captured=like.as_captured)

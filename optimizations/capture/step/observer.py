@@ -73,6 +73,7 @@ class Observer(torch_internals.TorchDispatchMode):
         first_states: of `generators`, as they were before they were first drawn from.
         before_write: is given each tensor that an operator is about to write.
         set_aside: gradients that are set aside meanwhile, which no operator may read.
+        sparse: names of sparse tensors that were there before, by their identities: no operator may be given one.
         gone: whether what lay at an address before the call is gone, and with it the name of what lies there.
         reseeding: looks at generators around draws; `default_generator` is that of draws that name none.
         compares_values: whether values that the host made, and the GPU reads, are arguments that calls are compared by.
@@ -113,6 +114,7 @@ class Observer(torch_internals.TorchDispatchMode):
         self.first_states: list[torch.Tensor] = []
         self.before_write: Callable[[torch.Tensor], None] | None = None
         self.set_aside: SetAside | None = None
+        self.sparse: Mapping[int, str] = {}
         self.gone: Callable[[int], bool] = lambda address: False
         self.reseeding: Reseeding | None = None
         self.default_generator: torch.Generator | None = None
@@ -299,6 +301,8 @@ class Observer(torch_internals.TorchDispatchMode):
                 self.generators.append(generator)
                 self.first_states.append(generator.get_state())
         self._look_at_rates(name, func, args, kwargs, on_gpu, tags)
+        for path in filter(None, map(self.sparse.get, map(id, inputs))):
+            self.refuse(*uses_sparse(path))
         if on_gpu and (name in _HOST_READS or torch.Tag.data_dependent_output in tags):
             self.refuse(
                 "reads a value of the GPU on the host (`.item()`, `float()`, `print` or `if` of a tensor)",
@@ -424,6 +428,14 @@ _MULTIPLIES = tuple(
 _LONGEST_VALUE = 64
 _ALLOCATIONS = ("aten.empty", "aten.new_empty")
 _INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl_")
+
+
+def uses_sparse(path: str) -> tuple[str, str]:
+    """Why a sparse tensor that was there before is refused, and what to do."""
+    return (
+        f"uses a sparse tensor, {path}, which has no memory of its own that a launch could compare",
+        "make it dense, or keep its indices and values, and use `index_add_` or `scatter_add_`",
+    )
 
 
 def storage(tensor: torch.Tensor) -> int:

@@ -12,7 +12,7 @@ import torch
 from optimizations.capture.device import Device
 from optimizations.capture.signature import copies, flatten
 from optimizations.capture.step import compilations, forbidden_calls
-from optimizations.capture.step.call import Call
+from optimizations.capture.step.call import Call, sparse_tensors
 from optimizations.capture.step.changing_lines import line_that_binds, line_that_grows
 from optimizations.capture.step.earlier_gradients import EarlierGradients
 from optimizations.capture.step.gradients import gradients
@@ -107,7 +107,7 @@ def observe(
     of_state = TensorMarks(call.state.tensors)
     marks = [_mark(tensor) for tensor in call.tensors]
     earlier = EarlierGradients(call.before)
-    observer.gone = earlier.gone
+    observer.gone, observer.sparse = earlier.gone, sparse_tensors(call.state)
     states, settings = device.random_states(), ambient()
     with device.warming_up(), rates.as_tensors():
         snapshot = call.state.snapshot()

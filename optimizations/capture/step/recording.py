@@ -17,7 +17,7 @@ from optimizations.capture.device import Device
 from optimizations.capture.inputs import CopiedInputs
 from optimizations.capture.signature import describe, flatten, replaced, without_objects
 from optimizations.capture.step import compilations, forbidden_calls
-from optimizations.capture.step.call import Call
+from optimizations.capture.step.call import Call, sparse_tensors
 from optimizations.capture.step.casts import RegionMark
 from optimizations.capture.step.following import HostPointers, plan_of, worth_reading
 from optimizations.capture.step.gradients import Gradients, gradients, memory
@@ -217,7 +217,7 @@ def capture(
         keeps_workspace=device.keeps_workspace,
     )
     observer.rates = rates.storages()
-    observer.set_aside = set_aside
+    observer.set_aside, observer.sparse = set_aside, sparse_tensors(call.state)
     if draws_unused:
         observer.compare_values(host_generators(device, call.state), placeholders)
     asked = forbidden_calls.Asked(as_captured=progress.as_captured)
