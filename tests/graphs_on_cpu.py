@@ -229,6 +229,9 @@ class CpuDevice:
         self.warmed_up += 1
         yield
 
+    def may_read(self, tensors: Iterable[torch.Tensor | None]) -> None:
+        pass
+
     def follow(self) -> bool:
         if self.capture_now:
             return False

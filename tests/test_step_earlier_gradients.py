@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -98,6 +100,51 @@ def test_no_call_holds_gradients_that_the_step_has_let_go_of(refused: bool) -> N
             call(*args)
     assert call.report().eager_calls == held[0] and held[1] == 0
     assert bool(call.report().refusals) is refused
+
+
+def test_the_side_stream_may_read_gradients_that_the_step_then_lets_go_of() -> None:
+    """Another thread gets memory of the program's own stream: of a gradient that the side stream has still to read."""
+    model = network("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    told: list[Any] = []
+    seen = array.array("i", [0, 0])
+
+    class Streams(CpuDevice):
+        @contextlib.contextmanager
+        def warming_up(self) -> Iterator[None]:
+            with super().warming_up():
+                yield
+                told.clear()
+
+        def may_read(self, tensors: Iterable[torch.Tensor | None]) -> None:
+            assert not told
+            told.extend([StorageWeakRef(one.untyped_storage()) for one in tensors if one is not None])
+
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+            there = [StorageWeakRef(one.grad.untyped_storage()) for one in model.parameters() if one.grad is not None]
+            seen[0] += len(there)
+            seen[1] += len([one for one in there if one.cdata in [other.cdata for other in told]])
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient
+
+    def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        loss = Looks.apply(loss_of(model, batch))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    call = GraphedStep(step, device=Streams())
+    for args in batches("cpu", 3):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        call(*args)
+    assert list(seen) == [12, 12]
 
 
 class OfAKind(torch.Tensor):

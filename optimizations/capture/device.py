@@ -54,6 +54,10 @@ class Device(Protocol):
     def warming_up(self) -> AbstractContextManager[None]:
         """The side stream of captures, behind and before what the current stream does."""
 
+    def may_read(self, tensors: Iterable[torch.Tensor | None]) -> None:
+        """What the current stream is given next may read these. Where they are freed meanwhile, another thread gets
+        their memory, on the stream that they were made on, when that is done."""
+
     def follow(self) -> bool:
         """To be called before a launch: what the current stream is given next waits for what the stream of the launch
         before was given, if that is another. False where the program captures it: no graph can be launched there."""
@@ -208,6 +212,12 @@ class CudaDevice:
                     yield
             finally:
                 outside.wait_stream(stream)
+
+    def may_read(self, tensors: Iterable[torch.Tensor | None]) -> None:
+        stream = torch.cuda.current_stream(self.index)
+        for tensor in tensors:
+            if type(tensor) is torch.Tensor and tensor.layout is torch.strided and self.holds(tensor):
+                tensor.data.record_stream(stream)
 
     def new_pool(self) -> Any:
         return new_pool()

@@ -1,7 +1,8 @@
 """Gradients from before a call that runs as it is and is looked at.
 
 They are not held meanwhile: where the step sets them to None before it computes others, eager computes the others in
-their memory. Held, all gradients would be there twice.
+their memory. Held, all gradients would be there twice. Such a call runs on the side stream, which may have to read them
+when they are freed: see `Device.may_read`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from optimizations.capture.signature import class_of_objects, signature, without
 from optimizations.capture.step.call import call_of, refused_call
 from optimizations.capture.step.call_recorder import CallRecorder
 from optimizations.capture.step.changing_values import ChangingValues, named
-from optimizations.capture.step.gradients import pattern
+from optimizations.capture.step.gradients import gradients, pattern
 from optimizations.capture.step.learning_rates import LearningRates
 from optimizations.capture.step.options import DEFAULT_LIMIT, DEFAULT_WARM_UP, StepOptions
 from optimizations.capture.step.parallel import DDP_WARM_UP
@@ -252,6 +252,7 @@ class GraphedStep(CallRecorder):
         self._changes_streams(device, observes=True)
         call.before.clear()  # the step may let go of them
         with alone(), device.warming_up(), self._rates.as_tensors():
+            device.may_read(gradients(call.parameters))
             snapshot = state.snapshot() if self._rates.standing else []
             returned = self._step(*args, **kwargs)
         if self._rates.standing:

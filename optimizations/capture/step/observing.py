@@ -110,6 +110,7 @@ def observe(
     observer.gone, observer.sparse = earlier.gone, sparse_tensors(call.state)
     states, settings = device.random_states(), ambient()
     with device.warming_up(), rates.as_tensors():
+        device.may_read(gradients(call.parameters))
         snapshot = call.state.snapshot()
         with (
             compilations.noticed(observer, forbid=False),
