@@ -151,11 +151,12 @@ def is_gone(structure: Any) -> bool:
     return type(structure) is tuple and any(map(is_gone, structure))
 
 
-def class_of_objects(structure: Any) -> str:
-    """The name of the first such class."""
+def class_of_objects(structure: Any, *, gone: bool = False) -> str:
+    """The name of the first such class; with `gone`, of the first of an object that is no more."""
     if isinstance(structure, Same):
-        return structure.kind.__qualname__
-    return next(filter(None, map(class_of_objects, structure)), "") if type(structure) is tuple else ""
+        return "" if gone and not is_gone(structure) else structure.kind.__qualname__
+    found = (class_of_objects(one, gone=gone) for one in structure) if type(structure) is tuple else ()
+    return next(filter(None, found), "")
 
 
 def replaced(nest: Any, tensors: Iterator[Any], inside: tuple[int, ...] = ()) -> Any:

@@ -81,6 +81,7 @@ class GraphedStep(CallRecorder):
         self._objects: dict[Hashable, set[Hashable]] = {}
         self._changing = ChangingValues()
         self._moved: list[str] = []
+        self._gone = ""
         self._calls = self._in_vain = 0
         self._all: Refusal | None = None
 
@@ -198,7 +199,7 @@ class GraphedStep(CallRecorder):
             self._changes_streams(device, observes=True)
             with alone(), device.warming_up():
                 return self._step(*args, **kwargs)
-        self._recordings.drop_gone()
+        self._gone = self._recordings.drop_gone() or self._gone
         self._plan.forget_gone()
         self._moved = self._recordings.drop_moved() or self._moved
         given = ((one, one.arguments.with_running(tensors)) for one in self._recordings.of(key))
@@ -206,10 +207,7 @@ class GraphedStep(CallRecorder):
             return self._as_it_is(args, kwargs, None)  # other calls of this signature are served by the graph
         self._recordings.drop_with_moved_inputs(key, tensors)
         if self._recordings.in_vain > MOST_DROPPED * self._options.limit:
-            self._all = Refusal(
-                f"was recorded again and again: it reads {named(self._moved)} in each call",
-                "write new values into the same tensors (`copy_`), or pass them as arguments",
-            )
+            self._all = self._in_vain_for()
             return self._refuse_and_run(key, self._all, args, kwargs)
         self._rates.watch(state.optimizers.values())
         if self._options.learning_rate == "auto" and self._rates.changed():
@@ -258,6 +256,18 @@ class GraphedStep(CallRecorder):
         if self._rates.standing:
             self._rates.left_as_numbers(state, snapshot)
         return self._rates.as_numbers(returned)
+
+    def _in_vain_for(self) -> Refusal:
+        """Why recordings were hardly used."""
+        if self._gone and not self._moved:
+            return Refusal(
+                f"was recorded again and again: it is given another {self._gone} after a few calls",
+                "copy what is new into one that stays (`load_state_dict`), or make more calls with each",
+            )
+        return Refusal(
+            f"was recorded again and again: it reads {named(self._moved)} in each call",
+            "write new values into the same tensors (`copy_`), or pass them as arguments",
+        )
 
     def _others_each_time(self, key: Hashable) -> Refusal | None:
         """Why no call is looked at any more: an argument is another object each time, and stands for itself only."""

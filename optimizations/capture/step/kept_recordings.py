@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from optimizations.capture.device import Device
-from optimizations.capture.signature import is_gone
+from optimizations.capture.signature import class_of_objects, is_gone
 from optimizations.capture.step.recording import Recording
 
 MOST_STEADY = 4
@@ -104,11 +104,15 @@ class KeptRecordings:
             self._by_key[key] = usable
         return list(dict.fromkeys(names))
 
-    def drop_gone(self) -> None:
-        """Free those for calls that were given an object that is no more, such as a model of before."""
+    def drop_gone(self) -> str:
+        """Free those for calls that were given an object that is no more, such as a model of before. Gives its class,
+        "" where there was none."""
+        kind = ""
         for key in list(filter(is_gone, self._by_key)):
+            kind = class_of_objects(key, gone=True) if self._by_key[key] else kind
             self._free(self._by_key.pop(key))
             self._copied_inputs.pop(key, None)
+        return kind
 
     def drop_idle(self) -> bool:
         """Free one that served no call while the last that was made served many. Whether there was one.
