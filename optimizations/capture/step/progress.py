@@ -22,7 +22,8 @@ from optimizations.report.steps import Refusal
 OBSERVED = 2
 """Calls that have to agree before a recording."""
 PATIENCE = 6
-"""Observed calls of one signature, without a recording, after which differences between them are final."""
+"""Observed calls of one signature, without a recording, after which differences between them are final, and findings
+of every other call."""
 MOST_SET_UPS = 16
 """Calls of one signature that may be passed over because something was compiled in them."""
 MOST_SIGNATURES = 64
@@ -93,7 +94,7 @@ class Progress:
         if findings:
             self.findings += 1
             self.agreeing = 0
-            return findings[0] if self.findings >= OBSERVED else None
+            return findings[0] if self.findings >= OBSERVED or self.observed >= PATIENCE else None
         self.findings = 0
         difference = None if first else first_difference(self.trace, trace)
         if difference is None and not first and returned != self.returned:
