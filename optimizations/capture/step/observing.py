@@ -107,7 +107,9 @@ def observe(
     of_state = TensorMarks(call.state.tensors)
     marks = [_mark(tensor) for tensor in call.tensors]
     earlier = EarlierGradients(call.before)
-    observer.gone, observer.sparse = earlier.gone, sparse_tensors(call.state)
+    stays = set(map(storage, [*call.state.tensors.values(), *call.tensors]))
+    observer.gone = lambda address: address not in stays and earlier.gone(address)
+    observer.sparse = sparse_tensors(call.state)
     states, settings = device.random_states(), ambient()
     with device.warming_up(), rates.as_tensors():
         device.may_read(gradients(call.parameters))
