@@ -26,11 +26,13 @@ Examples: ./run_all.sh --quick
 TEXT
 }
 
-case "${1:-}" in -h | --help)
-    usage
-    exit 0
-    ;;
-esac
+for word in "$@"; do
+    case "$word" in -h | --help)
+        usage
+        exit 0
+        ;;
+    esac
+done
 
 # What of the options of `encore run` takes no value: the word behind any other is no workload.
 flags=" --cold-compile-times --with-optimizer --warm-cache --quick --retry-failed --host-check --report --json --help "

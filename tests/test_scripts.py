@@ -512,6 +512,14 @@ def test_help_needs_no_set_up(checkout: Checkout, script: str) -> None:
     assert checkout.calls() == []
 
 
+@pytest.mark.parametrize("arguments", [("--quick", "--help"), ("EOS", "-h")])
+def test_help_is_shown_wherever_it_is_asked_for(checkout: Checkout, arguments: tuple[str, ...]) -> None:
+    done = checkout.run("run_all.sh", *arguments)
+    assert done.returncode == 0
+    assert "Usage: ./run_all.sh" in done.stdout
+    assert checkout.calls() == []
+
+
 def sharded(
     checkout: Checkout, *options: str, script: str = "shards.sh", **variables: str
 ) -> subprocess.CompletedProcess[str]:
