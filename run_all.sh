@@ -14,8 +14,8 @@ Without one: `encore explain --set grace`, and the report of the recorded runs. 
 
 --with-torchbench PATH, before all others: a checkout of https://github.com/pytorch/benchmark, whose models are measured
 afterwards in their own run, with the same options; a --budget is that of both. What they need must be installed in
-.venv; a model that cannot run is recorded with its reason. Not with --out, --resume, --tp and --variant, which fit one
-run. Where workloads are named, only these are measured, torchbench:NAME among them, with any options.
+.venv; a model that cannot run is recorded with its reason. Not with --out, --resume, --tp, --variant and --budget-used,
+which fit one run. Where workloads are named, only these are measured, torchbench:NAME among them, with any options.
 
 nanogpt is no workload and not part of this: `encore run nanogpt` measures it.
 
@@ -79,7 +79,7 @@ if [ -n "$torchbench" ]; then
     # Named workloads are all that is measured.
     [ ${#workloads[@]} -gt 0 ] || two_runs=yes
     for word in "$@"; do
-        case "$two_runs${word%%=*}" in yes--out | yes--resume | yes--tp | yes--variant)
+        case "$two_runs${word%%=*}" in yes--out | yes--resume | yes--tp | yes--variant | yes--budget-used)
             echo "--with-torchbench makes two runs, and ${word%%=*} fits one only;" \
                 "leave it out, or name workloads" >&2
             exit 2

@@ -266,7 +266,7 @@ def test_nanogpt_is_refused_at_once_in_words_of_what_was_given(
     assert checkout.run("run_all.sh", "--tag", "nanogpt", STUB_GPU="NVIDIA H200").returncode == 0
 
 
-@pytest.mark.parametrize("option", ["--out", "--resume", "--tp", "--variant"])
+@pytest.mark.parametrize("option", ["--out", "--resume", "--tp", "--variant", "--budget-used"])
 @pytest.mark.parametrize("equals", [True, False])
 def test_an_option_that_fits_one_run_is_refused_before_the_first_of_two(
     checkout: Checkout, option: str, equals: bool
