@@ -64,6 +64,14 @@ if [ "${1:-}" = --with-torchbench ]; then
     fi
     shift 2
 fi
+for word in "$@"; do
+    case "$word" in --with-torchbench | --with-torchbench=*)
+        echo "--with-torchbench PATH is given once, before all options and workloads, as two words:" \
+            "./run_all.sh --with-torchbench PATH --quick" >&2
+        exit 2
+        ;;
+    esac
+done
 
 find_workloads "$@"
 for name in ${workloads[@]+"${workloads[@]}"}; do
@@ -78,6 +86,8 @@ done
 if [ -n "$torchbench" ]; then
     # Named workloads are all that is measured.
     [ ${#workloads[@]} -gt 0 ] || two_runs=yes
+    # Nothing comes behind a last --, where the second run gets options.
+    [ -z "$two_runs" ] || [ "${*: -1}" != -- ] || set -- "${@:1:$#-1}"
     for word in "$@"; do
         case "$two_runs${word%%=*}" in yes--out | yes--resume | yes--tp | yes--variant | yes--budget-used)
             echo "--with-torchbench makes two runs, and ${word%%=*} fits one only;" \

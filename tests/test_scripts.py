@@ -283,6 +283,27 @@ def test_an_option_that_fits_one_run_is_refused_before_the_first_of_two(
     assert "".join(f"<{word}>" for word in ("EOS", *given)) in checkout.calls()[-1]
 
 
+def test_a_last_double_dash_makes_no_workloads_of_the_options_of_the_second_run(checkout: Checkout) -> None:
+    folder = torchbench_checkout(checkout)
+    for given in (("--quick", "--"), ("--",)):
+        assert checkout.run("run_all.sh", "--with-torchbench", str(folder), *given, STUB_GPU="H200").returncode == 0
+        own, torchbench = checkout.calls()[-2:]
+        assert "<-->" not in own + torchbench
+        assert torchbench.endswith("<--set><torchbench>")
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", ""])
+def test_a_torchbench_checkout_behind_other_words_is_refused_at_once(checkout: Checkout, gpu: str) -> None:
+    """`encore run` has no such option; without a GPU it would have had no effect."""
+    folder = torchbench_checkout(checkout)
+    first = ("--with-torchbench", str(folder))
+    for given in (("--quick", *first), ("EOS", "--with-torchbench"), (f"--with-torchbench={folder}",), (*first, *first)):
+        done = checkout.run("run_all.sh", *given, STUB_GPU=gpu)
+        assert done.returncode == 2
+        assert "before all options and workloads" in done.stderr
+        assert not checkout.calls()
+
+
 @pytest.mark.parametrize(("first", "second", "whole"), [("0", "1", 1), ("1", "0", 1), ("1", "130", 130), ("2", "0", 2)])
 def test_two_runs_have_one_exit_code(checkout: Checkout, first: str, second: str, whole: int) -> None:
     folder = torchbench_checkout(checkout)
