@@ -261,12 +261,13 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_error(path: Path, error: OSError) -> OSError | CannotWrite:
-    """The error to raise for one met when writing a file of a run: a full disk says what to do."""
+    """The error to raise for one met when writing a file, of a run or of another command: a full disk says what to do."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return error
+    is_run = (path.parent / ENVIRONMENT).is_file()
+    again = f"then go on with `encore run --resume {describe(path.parent)}`" if is_run else "and give the command again"
     return CannotWrite(
-        f"cannot write {describe(path)}: {error.strerror}. What was measured before is intact; "
-        f"make room, then go on with `encore run --resume {describe(path.parent)}`."
+        f"cannot write {describe(path)}: {error.strerror}. What was written before is intact; make room, {again}."
     )
 
 
