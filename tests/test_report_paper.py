@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -436,6 +437,11 @@ def test_a_file_that_is_no_nanogpt_run_is_wrong_use(tmp_path: Path) -> None:
     path.write_text(nanogpt_run().model_copy(update={"nanogpt_schema_version": 9}).model_dump_json())
     with pytest.raises(WrongUse, match="schema version 9, this is 1"):
         read_nanogpt(path)
+    text = nanogpt_run().model_dump_json()
+    for wrong in ("0.0", "-1.0", '"NaN"', '"Infinity"'):
+        path.write_text(re.sub(r'"total_s":\[[^,\]]+', f'"total_s":[{wrong}', text, count=1))
+        with pytest.raises(WrongUse, match=r"configurations\.0\.paths\.\w+\.total_s\.0: Input should be"):
+            read_nanogpt(path)
 
 
 def test_workloads_are_those_of_the_papers_and_what_the_suite_lacks_is_said() -> None:

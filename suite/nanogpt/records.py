@@ -10,6 +10,9 @@ from suite.schema import Environment, Record
 
 NANOGPT_SCHEMA_VERSION = 1
 
+Time = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A time that was measured: tables divide by it, and take its logarithm."""
+
 
 class Generation(Record):
     """One path's generations of one configuration, every sample.
@@ -24,10 +27,10 @@ class Generation(Record):
     """
 
     tokens: list[int]
-    total_s: list[float]
-    prompt_us: list[float]
-    step_us: list[list[float]]
-    call_us: list[list[float]]
+    total_s: list[Time]
+    prompt_us: list[Time]
+    step_us: list[list[Time]]
+    call_us: list[list[Time]]
 
 
 class PathRecord(Record):
