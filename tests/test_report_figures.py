@@ -325,3 +325,41 @@ def test_provenance_of_a_run_is_on_its_figures():
     run = Run(environment(), (cell("EOS", "compile", device="cpu"),))
     figure = draw(chart_of({("a", "graph"): Bar(1.0)}), provenance.of_run(run))
     assert "SMOKE RUN on the CPU" in figure._suptitle.get_text()
+
+
+def drawn_places(chart: Chart) -> dict[str, tuple[float, float]]:
+    """Lowest and highest value that each text covers, once the figure is laid out."""
+    figure = draw(chart, ORIGIN)
+    (axis,) = figure.axes
+    back = axis.transData.inverted()
+    boxes = {text.get_text(): text.get_window_extent() for text in axis.texts}
+    return {name: (back.transform((0, box.y0))[1], back.transform((0, box.y1))[1]) for name, box in boxes.items()}
+
+
+@pytest.mark.parametrize(
+    ("scale", "bar", "text"),
+    [
+        (Scale.PERCENT, Bar(10.3, published=20, label="3 of 29"), "3 of 29"),
+        (Scale.PERCENT, Bar(0.0, published=1.3), "0"),
+        (Scale.PERCENT, Bar(0.0, published=0.0), "0"),
+        (Scale.RATIO, Bar(failure="not measured", published=1.2), "not measured"),
+        (Scale.RATIO, Bar(1.0, published=1.3, label="1.00"), "1.00"),
+    ],
+)
+def test_no_mark_lies_on_what_is_written_at_a_bar(scale: Scale, bar: Bar, text: str):
+    other = Bar(100.0 if scale is Scale.PERCENT else 4.3)
+    places = drawn_places(
+        Chart("test", "Title", "axis", scale, ("A",), ("x", "y"), {("A", "x"): bar, ("A", "y"): other})
+    )
+    assert bar.published is not None and places[text][0] > bar.published
+
+
+def test_the_name_of_an_axis_is_no_longer_than_a_panel_is_high():
+    name = "times graph-unpartitioned's seconds (lower is better)"
+    groups = tuple(f"W{number}" for number in range(20))
+    bars = {(group, "x"): Bar(1.2) for group in groups}
+    figure = draw(Chart("test", "Title", name, Scale.RATIO, groups, ("x",), bars), ORIGIN)
+    assert len(figure.axes) == 2
+    for axis in figure.axes:
+        assert axis.yaxis.label.get_text().replace("\n", " ") == name
+        assert axis.yaxis.label.get_window_extent().height <= axis.get_window_extent().height

@@ -69,6 +69,8 @@ PUBLISHED_MARK: dict[str, Any] = {
     "markeredgewidth": 1.0,
     "clip_on": False,
 }
+_AXIS_CHARACTERS = 37
+"""In a line of the name of an axis: more would be longer than a panel is high."""
 _LOWEST_BYTES = 1.0
 """Where the byte axis begins: a bar of 0 bytes has no height there and is marked "0"."""
 
@@ -152,7 +154,7 @@ def _draw_panel(axis: Axes, chart: Chart, groups: tuple[str, ...]) -> None:
         label.set_horizontalalignment("right" if len(groups) > 6 else "center")
     axis.set_xlim(-0.6, len(groups) - 0.4)
     axis.tick_params(axis="x", length=0)
-    axis.set_ylabel(chart.axis)
+    axis.set_ylabel(textwrap.fill(chart.axis, _AXIS_CHARACTERS))
     axis.grid(axis="y", color="#808080", alpha=0.3, linewidth=0.6)
     axis.set_axisbelow(True)
     if chart.summary_groups and groups[-1] == chart.groups[-1]:
@@ -183,9 +185,9 @@ def _draw_bar(axis: Axes, chart: Chart, bar: Bar, centre: float, width: float, f
         if _cut(chart, end) != end:
             _write_at_cut(axis, chart, end, centre)
         if bar.value == 0 and bar.total is None and bar.label is None:
-            _write_at_base(axis, "0", centre, base, fill, rotation=0)
+            _write_at_base(axis, "0", centre, *_past_mark(chart, bar, base, "0"), fill, rotation=0)
     elif bar.failure is not None:
-        _write_failure(axis, bar.failure, centre, base)
+        _write_failure(axis, bar.failure, centre, *_past_mark(chart, bar, base, bar.failure))
     if bar.value is not None and bar.interval is not None and _cut(chart, bar.value) == bar.value:
         below, above = bar.value - bar.interval[0], bar.interval[1] - bar.value
         axis.errorbar(centre, bar.value, [[below], [above]], color=INK, linewidth=0.9, capsize=1.6)
@@ -196,15 +198,22 @@ def _draw_bar(axis: Axes, chart: Chart, bar: Bar, centre: float, width: float, f
         axis.plot(centre, height, zorder=5, **PUBLISHED_MARK)
 
 
-def _write_failure(axis: Axes, failure: str, centre: float, base: float) -> None:
+def _past_mark(chart: Chart, bar: Bar, base: float, text: str) -> tuple[float, float]:
+    """Where what stands for a bar begins, and how many points above that: past a published value in its way."""
+    if bar.published is None or not _is_near(chart, base, bar.published, text):
+        return base, 2
+    return max(base, bar.published), 6
+
+
+def _write_failure(axis: Axes, failure: str, centre: float, base: float, away: float = 2) -> None:
     failed = failure.rpartition(": ")[2] in _BAD_STATUSES
     text = f"\N{BALLOT X} {failure}" if failed else failure
-    _write_at_base(axis, text, centre, base, _FAILURE if failed else _NO_RESULT, rotation=90)
+    _write_at_base(axis, text, centre, base, away, _FAILURE if failed else _NO_RESULT, rotation=90)
 
 
-def _write_at_base(axis: Axes, text: str, centre: float, base: float, fill: str, rotation: int) -> None:
+def _write_at_base(axis: Axes, text: str, centre: float, base: float, away: float, fill: str, rotation: int) -> None:
     axis.annotate(
-        text, (centre, base), xytext=(0, 2), textcoords="offset points", rotation=rotation, fontsize=6.5,
+        text, (centre, base), xytext=(0, away), textcoords="offset points", rotation=rotation, fontsize=6.5,
         ha="center", va="bottom", color=INK, bbox={"facecolor": fill, "alpha": 0.25, "pad": 0.6, "linewidth": 0},
     )  # fmt: skip
 
@@ -217,7 +226,7 @@ def _write_above(axis: Axes, chart: Chart, bar: Bar, centre: float) -> None:
     end = min(ends) if down else max(ends)
     end = _cut(chart, max(end, _LOWEST_BYTES) if chart.scale is Scale.BYTES else end)
     away = 3
-    if bar.published is not None and _is_near(chart, end, bar.published):
+    if bar.published is not None and _is_near(chart, end, bar.published, bar.label or ""):
         end, away = (min if down else max)(end, bar.published), 6
     axis.annotate(
         bar.label or "", (centre, end), xytext=(0, -away if down else away),
@@ -225,11 +234,15 @@ def _write_above(axis: Axes, chart: Chart, bar: Bar, centre: float) -> None:
     )  # fmt: skip
 
 
-def _is_near(chart: Chart, end: float, mark: float) -> bool:
-    """Whether the mark of a published value would touch what is written at the end of a bar."""
+def _is_near(chart: Chart, end: float, mark: float, text: str) -> bool:
+    """Whether the mark of a published value would touch `text`, written upright at the end of a bar."""
+    share = 0.05 + 0.03 * len(text)
+    values = list(_drawn_values(chart))
     if chart.scale in (Scale.RATIO, Scale.BYTES):
-        return bool(mark > 0 and end > 0 and abs(math.log2(mark / end)) < (0.5 if chart.scale is Scale.RATIO else 4))
-    return abs(mark - end) < 0.1 * max([1e-9, *_drawn_values(chart)])
+        ends = (0.85, 1.2) if chart.scale is Scale.RATIO else (_LOWEST_BYTES, 2.0)
+        span = math.log2(max([ends[1], *values]) / min([ends[0], *values]))
+        return bool(mark > 0 and end > 0 and abs(math.log2(mark / end)) < share * span)
+    return abs(mark - end) < share * max([1e-9, *values])
 
 
 def _write_at_cut(axis: Axes, chart: Chart, value: float, centre: float) -> None:
