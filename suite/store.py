@@ -261,7 +261,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def write_error(path: Path, error: OSError) -> OSError | CannotWrite:
-    """The error to raise for one met when writing a file, of a run or of another command: a full disk says what to do."""
+    """The error to raise for one met when writing a file, of a run or not: a full disk says what to do."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return error
     is_run = (path.parent / ENVIRONMENT).is_file()

@@ -297,7 +297,12 @@ def test_a_torchbench_checkout_behind_other_words_is_refused_at_once(checkout: C
     """`encore run` has no such option; without a GPU it would have had no effect."""
     folder = torchbench_checkout(checkout)
     first = ("--with-torchbench", str(folder))
-    for given in (("--quick", *first), ("EOS", "--with-torchbench"), (f"--with-torchbench={folder}",), (*first, *first)):
+    for given in (
+        ("--quick", *first),
+        ("EOS", "--with-torchbench"),
+        (f"--with-torchbench={folder}",),
+        (*first, *first),
+    ):
         done = checkout.run("run_all.sh", *given, STUB_GPU=gpu)
         assert done.returncode == 2
         assert "before all options and workloads" in done.stderr
