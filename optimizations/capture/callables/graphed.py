@@ -210,11 +210,15 @@ def _has_hooks(node: Any) -> bool:
 
 @dataclass(slots=True, weakref_slot=True)
 class AsLeft:
-    """What a forward left for its backward. Note [Between forward and backward]."""
+    """What a forward left for its backward. Note [Between forward and backward].
+
+    `used`: whether that ran, and gave back what it read.
+    """
 
     forwards: int
     versions: list[int]
     results: list[tuple[torch.Tensor, int]]
+    used: bool = False
 
     @staticmethod
     def by(slot: Slot, results: Sequence[torch.Tensor]) -> AsLeft:
@@ -231,6 +235,12 @@ class AsLeft:
             Overwritten: something that it needs is another now.
         """
         name = f"callable {slot.number}, micro-batch {slot.micro_batch}"
+        if self.used:
+            raise Overwritten(
+                f"Trying to backward through the graph a second time: the backward of {name} is a graph that computes "
+                "all gradients and gives back what it read, whatever retain_graph says; compute them in one backward, "
+                "as torch.autograd.backward([a, b]) does, or leave the callable out of graph_callables"
+            )
         if slot.freed:
             raise Overwritten(f"the backward of {name} comes after its graphs were freed; call close() behind it")
         if self.forwards != slot.forwards:
@@ -275,6 +285,7 @@ class Graphed(torch.autograd.Function):
         ctx.left.check(ctx.slot)
         with torch.no_grad():
             found = ctx.slot.run_backward(tangents, [node for node, _ in ctx.next_functions])
+        ctx.left.used = True
         if torch.is_grad_enabled():  # under create_graph=True
             found = [None if one is None else Once.apply(one.detach().requires_grad_()) for one in found]
         return None, None, *found
