@@ -230,10 +230,11 @@ class GivesItsWeight(nn.Linear):
         return super().forward(x), self.weight, self.weight.detach()[0]
 
 
-def test_results_in_memory_of_the_program_stay_there() -> None:
+@pytest.mark.parametrize("outputs", ["static", "copied"])
+def test_results_in_memory_of_the_program_stay_there(outputs: str) -> None:
     """A weight that is returned follows its updates, and others may hold it, as `state_dict` does."""
     module = GivesItsWeight(3, 3)
-    call = graphed(module, batches(1))
+    call = graphed(module, batches(1), outputs=outputs)
     kept: list[Any] = []
     for x in batches(4):
         result, weight, row = module(x)

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from optimizations import torch_internals
-from optimizations.capture.callables.results import HandedOut, copies, version_of
+from optimizations.capture.callables.results import HandedOut, version_of
 from optimizations.capture.inputs import CopiedInputs, copy_all
 from optimizations.capture.signature import replaced
 from optimizations.capture.step.host_state import Rebound
@@ -102,8 +102,7 @@ class Slot:
             torch.autograd.graph.increment_version(self.mutated)
         for entry, made in self.bound:
             entry.bind(made.clone())
-        handed = self.results.hand_out()
-        return tuple(copies(handed)) if self.copied else handed
+        return self.results.hand_out_copies() if self.copied else self.results.hand_out()
 
     def makes_room(self) -> bool:
         """Before a forward: let the results of the one before leave, and those of `mates`. These may lie where this

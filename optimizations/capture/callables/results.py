@@ -39,6 +39,7 @@ class HandedOut:
     ) -> None:
         self.read_back = tuple(read_back)
         self._static = list(static)
+        self._theirs = frozenset(theirs)
         self._own = [tensor for index, tensor in enumerate(static) if index not in theirs]
         self._written_at = [tensor.untyped_storage().data_ptr() for tensor in self._own]
         self._addresses = set(self._written_at)
@@ -57,6 +58,12 @@ class HandedOut:
             else tensor.detach()
             for index, tensor in enumerate(self._static)
         )
+
+    def hand_out_copies(self) -> tuple[torch.Tensor, ...]:
+        """Copies of the graph's results; those in memory of the program follow what is written there, as in eager."""
+        handed = self.hand_out()
+        own = iter(copies([tensor for index, tensor in enumerate(handed) if index not in self._theirs]))
+        return tuple(tensor if index in self._theirs else next(own) for index, tensor in enumerate(handed))
 
     @property
     def are_out(self) -> bool:
