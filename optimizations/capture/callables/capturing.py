@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ from optimizations.capture.callables.warm_up import (
     changed_inputs,
     draws_of,
     gradients_of,
+    in_order,
     inputs_like,
     naming,
     overlapping,
@@ -32,7 +34,7 @@ from optimizations.capture.device import Device
 from optimizations.capture.inputs import copy_all
 from optimizations.capture.signature import alias_pattern, flatten, replaced
 from optimizations.capture.step.host_random import HostRandom
-from optimizations.capture.step.host_state import HostState
+from optimizations.capture.step.host_state import HostState, Rebound
 from optimizations.capture.step.observer import Observer, StepRefused, storage
 from optimizations.capture.step.observing import Given, changed_itself
 from optimizations.capture.step.outputs import view_of
@@ -186,6 +188,8 @@ class Captures:
             forbidding.check_results([*outputs, *(entry.new for entry in bound)])
             returned = len(outputs)
             kept = bound_results(bound)
+            shared = in_order(_shared(bound, outputs, placeholders))
+            kept += shared
             outputs += [entry.new for entry in kept]
             written = [index for index, tensor in enumerate(placeholders) if writes.include(tensor)]
             mutated = [tensor for tensor in state.tensors.values() if writes.include(tensor)]
@@ -200,7 +204,7 @@ class Captures:
             drawn.restore()
         static = [output.detach() for output in outputs]
         # What the backward reads of attributes is not known from the runs before, which may have had others.
-        read_of_results = {*run.saved_results, *range(returned, len(outputs))}
+        read_of_results = {*run.saved_results, *range(returned, len(outputs) - len(shared))}
         if kept:
             read_of_results |= overlapping(outputs)
         differentiable = any(output.requires_grad for output in outputs) and any(
@@ -222,7 +226,7 @@ class Captures:
             begins=self._begins,
             ended=self._ended,
             copied=self._copied,
-            bound=[(entry, entry.new.detach()) for entry in bound if not entry.new.requires_grad],
+            bound=[(entry, entry.new.detach()) for entry in bound if not any(entry is one for one in kept)],
             bound_results=[(entry, index) for index, entry in enumerate(kept, start=returned)],
             written=written,
             mutated=[tensor for tensor in mutated if writes.counted(tensor) or tensor.is_inference()],
@@ -292,14 +296,29 @@ def _memory_of_its_own(gradient: torch.Tensor | None, others: set[int]) -> torch
     return torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
 
 
+def _shared(
+    bound: Sequence[Rebound], outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]
+) -> Iterator[Rebound]:
+    """Those that take no part in differentiation and lie in memory of a result, an argument or another of them.
+
+    What is written into the one shows in the other. So these are results, too, and copies of the rest are bound.
+    """
+    places = Counter(storage(entry.new) for entry in bound)
+    elsewhere = {storage(tensor) for tensor in [*outputs, *placeholders]}
+    for entry in bound:
+        place = storage(entry.new)
+        if not entry.new.requires_grad and place and (places[place] > 1 or place in elsewhere):
+            yield entry
+
+
 def _passed(outputs: Sequence[torch.Tensor], placeholders: Sequence[torch.Tensor]) -> dict[int, tuple[int, Any]]:
-    """By index, the results that are inputs (None) or views of inputs that take no part in differentiation."""
+    """By index, the results that take no part in differentiation and are inputs (None) or views of inputs."""
     by_id = {id(one): index for index, one in enumerate(placeholders)}
     by_storage = {storage(one): index for index, one in enumerate(placeholders) if storage(one)}
     found: dict[int, tuple[int, Any]] = {}
     for index, output in enumerate(outputs):
         of = by_id.get(id(output), by_storage.get(storage(output)))
-        if of is None or output.requires_grad or placeholders[of].requires_grad:
+        if of is None or output.requires_grad:
             continue
         if id(output) in by_id:
             found[index] = of, None

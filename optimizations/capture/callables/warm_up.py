@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -135,8 +135,12 @@ def run_once(
 
 def bound_results(bound: Sequence[Rebound]) -> list[Rebound]:
     """Those that bind what takes part in differentiation, always in the same order. They are results like others."""
-    taking_part = [entry for entry in bound if entry.new.requires_grad]
-    return sorted(taking_part, key=lambda entry: (entry.container.path, str(entry.key)))
+    return in_order(entry for entry in bound if entry.new.requires_grad)
+
+
+def in_order(bound: Iterable[Rebound]) -> list[Rebound]:
+    """The same order in each run."""
+    return sorted(bound, key=lambda entry: (entry.container.path, str(entry.key)))
 
 
 def call(function: Callable[..., Any], given: Sample) -> Any:
