@@ -252,6 +252,24 @@ def test_iterations_with_more_calls_than_were_learned_do_not_count(make: Any, cu
     assert selection(first).state == "decided", selection(first)
 
 
+def test_a_program_whose_every_fifth_iteration_is_another_one_is_measured_and_not_for_ever(
+    make: Any, cuda_on_cpu: CudaOnCpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection_on_cpu, "RULES", Rules(most_calls=200))
+    _, first, second = pair(make, cuda_on_cpu)
+    for step in range(600):
+        x, y = values(step), values(step + 1)
+        torch.compiler.cudagraph_mark_step_begin()
+        inputs = [*first.function([x, y, W]), y, W]
+        second.function(inputs)
+        if step % 5 == 4:
+            second.function([x, y, W])
+    report = selection(first)
+    assert (report.state, report.ended_by) == ("decided", "calls"), report
+    assert 200 <= report.calls < 250, "those that were measured"
+    assert optimizations.settled()
+
+
 def test_a_function_that_is_let_go_leaves_the_others_to_be_measured_alone(make: Any, cuda_on_cpu: CudaOnCpu) -> None:
     _, first, second = pair(make, cuda_on_cpu, plain=50e-6)
     run_pair(first, second, 60)

@@ -230,6 +230,24 @@ def test_iterations_that_are_disturbed_say_nothing() -> None:
     assert overlap.free_s == 1.0
 
 
+def test_a_first_window_that_is_spoiled_again_and_again_is_done_without() -> None:
+    """A program whose every fifth iteration is another one has no eight in a row."""
+    overlap = Overlap()
+    spoiled = 0
+    while overlap.leaves_alone:
+        if overlap.iteration_left_alone():
+            overlap.waited(float(spoiled))
+        overlap.iteration_left_alone()
+        overlap.disturbed()
+        spoiled += 1
+        assert spoiled <= 100, "measuring would never begin"
+    assert spoiled > 1, "a single detour is no reason"
+    for _ in range(20):
+        overlap.waited(1e3)
+        overlap.measured(5.0)
+    assert (overlap.free_s, overlap.lost_s) == (None, 0.0)
+
+
 def test_an_interrupt_before_the_first_of_them_leaves_it_unknown() -> None:
     overlap = Overlap()
     for _ in range(FREE):

@@ -27,6 +27,10 @@ AGAIN = 96
 FEWEST, MOST = 6, 64
 """Measured iterations before anything is said, and those that are remembered."""
 
+MOST_SPOILED = 8
+"""First windows that calls in another order spoil, one after another, before measuring begins without one. A program
+that evaluates after every fifth iteration, say, would never be measured."""
+
 PAUSE = 1.5
 """Times the median of measured iterations. Note [Pauses]."""
 
@@ -58,6 +62,7 @@ class Overlap:
         self._lost: list[float] = []
         self._measured: deque[float] = deque(maxlen=MOST)
         self._since = 0
+        self._spoiled = 0
 
     @property
     def leaves_alone(self) -> bool:
@@ -113,7 +118,8 @@ class Overlap:
     def disturbed(self) -> None:
         """An iteration was not as the others are: of a window it spoils all."""
         if self._left or self._began is not None:
-            self._began, self._left = None, 0 if self._windows else FREE
+            self._spoiled += self._began is not None
+            self._began, self._left = None, 0 if self._windows or self._spoiled >= MOST_SPOILED else FREE
 
     @property
     def lost_s(self) -> float:
