@@ -31,6 +31,7 @@ import torch
 
 from optimizations.selection import ranks, timing
 from optimizations.selection.keeping import store
+from optimizations.selection.leading import Leading
 from optimizations.selection.measurement import Measurement
 from optimizations.selection.members import (
     CANDIDATES,
@@ -56,8 +57,7 @@ TOO_LITTLE = "too little was measured to tell candidates apart"
 TRACED = "Python was traced or profiled while it was measured, which makes some candidates slower than others"
 OUT_OF_MEMORY = "memory: a call without a graph ran out of it"
 
-MOST_PASSED_OVER = 64
-"""Calls of functions that may lead, none of them behind a backward, until any of them is taken for the first."""
+NOT_LED = "the function that its iterations begin with is not called any more"
 
 
 class Group(Voting):
@@ -195,31 +195,23 @@ class Group(Voting):
                 return None
             self._try_to_begin()
         elif self._measurement is not None:
-            if self._leader is None and self._begins_with(member):
-                self._leader = member.serial
-            if self._leader is None:
-                return None
-            begun = member.serial == self._leader and self._begin_iteration(member, inputs)
-            if self._measurement is not None:
-                self._measurement.called(member.serial)
-                return self._measurement if begun else None
+            return self._measured_call(self._measurement, member, inputs)
         return None
 
-    def _begins_with(self, member: Member) -> bool:
-        """Whether an iteration is taken to begin with this call.
-
-        Measuring begins anywhere in one. In training it is over with a backward. A forward in its midst may read no
-        other's results either, where something else than a graph was done to them. If no function that leads comes
-        behind a backward, any that leads has to do.
-        """
-        behind_a_backward, self._behind_a_backward = self._behind_a_backward, member.direction == "backward"
-        if not self.members.leads(member):
-            return False
-        backwards = self.members.backwards
-        if not backwards or len(backwards) == len(self.members):
-            return True
-        self._passed_over += 1
-        return (behind_a_backward and member.serial not in backwards) or self._passed_over > MOST_PASSED_OVER
+    def _measured_call(self, measurement: Measurement, member: Member, inputs: Sequence[Any]) -> Measurement | None:
+        if self._leader is None and self._leading.begins_with(member):
+            self._leader = member.serial
+        begun = False
+        if member.serial == self._leader:
+            self._leading.has_begun()
+            begun = self._begin_iteration(member, inputs)
+        elif not self._leading.may_come(self._leader):
+            self._begin_again(NOT_LED)
+        if self._measurement is None:
+            return None
+        if self._leader is not None:
+            measurement.called(member.serial)
+        return measurement if begun else None
 
     def _is_another_thread(self, member: Member) -> bool:
         """Whether this is not the thread of all calls before. A backward has a thread of its own."""
@@ -272,6 +264,8 @@ class Group(Voting):
         self._begin_measuring(CANDIDATES if in_place else CANDIDATES[:2], members, behind_s)
 
     def _begin_measuring(self, candidates: Sequence[Candidate], members: Sequence[Member], behind_s: float) -> None:
+        if self.members.drop_those_gone():  # while it waited
+            self._series.forget_times()
         settings = self.members.settings
         open_ones = [one for one in _GROUPS.alive() if one.state in ("waiting", "measuring")]
         sharing = [one for one in open_ones if any(asked in settings for asked in one.members.settings)]
@@ -283,7 +277,7 @@ class Group(Voting):
         self._memory.begin(members[0].device_index)
         self._pauses = 0
         self._leader = None
-        self._behind_a_backward, self._passed_over = False, 0
+        self._leading = Leading(self.members)
         timer = timing.timer_for(self._objective, members[0].device_index)
         self._measurement = Measurement(selector, timer, waits=self._objective == "latency")
         self._circumstances.restart()
@@ -303,10 +297,13 @@ class Group(Voting):
         measurement = self._measurement
         assert measurement is not None
         WAY.used(self)
-        if not measurement.begin_iteration(self.members.serials, self.members.backwards):
+        if not measurement.begin_iteration(self.members.serials, self._leading.backwards):
             return False
         if measurement.hopeless:
             self._off("its calls never follow one another in one order")
+            return False
+        if self.members.drop_those_gone():  # an order with all of them would never be learned
+            self._begin_again(GONE)
             return False
         if not measurement.knows_order:
             return False
@@ -315,9 +312,6 @@ class Group(Voting):
             return False
         if measurement.selector.decision is not None:
             self._conclude(measurement.selector)
-            return False
-        if self.members.drop_those_gone():
-            self._begin_again(GONE)
             return False
         if self._is_refused(self.members.standings()):
             return False
@@ -387,7 +381,8 @@ class Group(Voting):
         """Whether the verdict still holds. See `validity`."""
         if member.serial != self._leader:
             # Of a stored verdict it may not be known who leads, and the leader may be gone. Ranks come all the same.
-            if self._leader in self.members.serials or self._look_at_ranks():
+            led = self._leader is not None and self.members.is_left(self._leader)
+            if led or self._look_at_ranks():
                 member.pause = self._look_every
             return
         if self._circumstances.begins_look and not self._look_at_ranks():

@@ -62,10 +62,19 @@ class Members:
         self._found.pop(member.serial, None)
         member.pause = FOR_EVER
 
-    def leads(self, member: Member) -> bool:
-        """Whether an iteration may begin with it: it reads no other's results. Where all do, the first one made may."""
-        first = [one.serial for one in self if not one.producers & self.serials] or [min(self.serials)]
-        return member.serial in first
+    @property
+    def leading(self) -> frozenset[int]:
+        """The serials of those that an iteration may begin with: they read no other's results. Where all do, the first
+        one made may."""
+        return frozenset(one.serial for one in self if not one.producers & self.serials) or frozenset(
+            [min(self.serials)]
+        )
+
+    def is_left(self, serial: int) -> bool:
+        """Whether this is one of them, and not gone."""
+        reference = self._found.get(serial)
+        member = reference() if reference is not None else None
+        return member is not None and member.function is not None
 
     def short_of_memory(self) -> str | None:
         """Why calls should not be tried without a graph; None where they may be. Their graphs share one pool."""

@@ -18,6 +18,7 @@ from optimizations.selection.budget import total_s
 from optimizations.selection.decide import Decision
 from optimizations.selection.description import describe
 from optimizations.selection.keeping import stored_for
+from optimizations.selection.leading import Leading
 from optimizations.selection.measurement import Measurement
 from optimizations.selection.members import CANDIDATES, FOR_EVER, UNSELECTED, Members, candidate
 from optimizations.selection.memory import Borrowed
@@ -61,7 +62,7 @@ class Served:
         self.not_stored: str | None = None
         self._measurement: Measurement | None = None
         self._leader: int | None = None
-        self._behind_a_backward, self._passed_over = False, 0
+        self._leading = Leading(self.members)
         self._circumstances = Circumstances()
         self._series = Series()
         self._memory = Borrowed()
