@@ -191,6 +191,16 @@ def test_each_graph_of_a_large_group_does_not_read_the_files_of_all(
     monkeypatch.setattr(VerdictStore, "_read", counted)
     assert [later.get(where(graph)) for graph in graphs] == [verdict(where(graph), group=graphs) for graph in graphs]
     assert len(reads) == 2 * len(graphs) - 1
+    asked: list[Any] = []
+
+    class Asked(set[Any]):
+        def __contains__(self, one: object) -> bool:
+            asked.append(one)  # it is hashed, with the names of all graphs
+            return super().__contains__(one)
+
+    later._whole = Asked(later._whole)
+    assert [later.get(where(graph)) for graph in graphs] == [verdict(where(graph), group=graphs) for graph in graphs]
+    assert len(asked) == len(graphs)
     verdicts.clear([key_of(where(graphs[3]))])
     assert VerdictStore(verdicts.directory).get(where(graphs[0])) is None, "another process looks at all"
 

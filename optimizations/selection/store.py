@@ -92,8 +92,10 @@ class VerdictStore:
                 _tell_once("%s is ignored: %s", found.path, found.ignored)
             return None
         whole = _together(found.verdict)
+        if whole in self._whole:
+            return found.verdict
         for other in found.verdict.group:
-            if other == found.verdict.circumstances.graph or whole in self._whole:
+            if other == found.verdict.circumstances.graph:
                 continue
             neighbour = self._read(self._path(key_of(circumstances.model_copy(update={"graph": other})))).verdict
             if neighbour is None or _together(neighbour) != whole:
