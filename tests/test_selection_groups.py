@@ -191,8 +191,10 @@ class FakeFunction:
         return None
 
     def standing(self) -> Standing:
-        uncaptured = self.served.count("none")
-        return Standing(None, None, in_place=False, recordings=1, uncaptured=uncaptured, threads=1)
+        return Standing(None, None, in_place=False, recordings=1, threads=1)
+
+    def so_far(self) -> tuple[int, int]:
+        return self.served.count("none"), 1
 
     def recorded_behind(self, seen: set[Any]) -> Iterator[Any]:
         yield from ()
@@ -356,7 +358,7 @@ class Unfinished(FakeFunction):
 
     def standing(self) -> Standing:
         self.looks += 1
-        return Standing("more calls", None, in_place=False, recordings=1, uncaptured=0, threads=1)
+        return Standing("more calls", None, in_place=False, recordings=1, threads=1)
 
 
 def grouped(functions: Sequence[FakeFunction], folder: Path) -> list[Member]:

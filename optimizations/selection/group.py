@@ -180,9 +180,12 @@ class Group(Voting):
             self._lose_turn()
             return None
         if self._measurement is not None and timing.is_profiled():
-            self._lose_turn()
-            self.members.serve(UNSELECTED)
+            if not self._is_profiled:  # a group may have hundreds of functions, and each is called
+                self._lose_turn()
+                self.members.serve(UNSELECTED)
+                self._is_profiled = True
             return None
+        self._is_profiled = False
         if self.state == "decided":
             self._look(member, inputs)
             return None

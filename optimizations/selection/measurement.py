@@ -8,7 +8,7 @@ and each was served as it was to be.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
 
 from optimizations.selection import timing
@@ -170,9 +170,10 @@ class Measurement:
 
     def _was_served_as_asked(self, turn: Turn, counts: Counts) -> bool:
         assert self._order.learned is not None
+        called = Counter(self._order.learned)
         for member, (uncaptured, recordings) in counts.items():
             before = self._before[member]
-            wanted = self._order.learned.count(member) if turn.candidate == "none" else 0
+            wanted = called[member] if turn.candidate == "none" else 0
             if (uncaptured - before[0], recordings - before[1]) != (wanted, 0):
                 return False
         return True

@@ -33,7 +33,7 @@ class Standing:
         waiting: why its graphs are not as they will stay yet; None where they are.
         refused: why it cannot be served by a graph at all; None where it can.
         in_place: whether a graph of it reads an input in place that stock would copy.
-        recordings: graphs recorded so far; `uncaptured` calls without one.
+        recordings: graphs recorded so far.
         threads: that called functions of its manager.
         collectives: whether it holds collectives of several processes.
     """
@@ -42,7 +42,6 @@ class Standing:
     refused: str | None
     in_place: bool
     recordings: int
-    uncaptured: int
     threads: int
     collectives: bool = False
 
@@ -70,6 +69,10 @@ class Function(Protocol):
         """What is served without a graph from now on needs none: what its graphs hold may be freed."""
 
     def standing(self) -> Standing: ...
+
+    def so_far(self) -> tuple[int, int]:
+        """Calls without a graph, and recordings. Asked of all functions before and behind each iteration that is
+        measured, so it takes no time."""
 
     def recorded_behind(self, seen: set[Any]) -> Iterator[Followed]:
         """The recordings behind its own, but those in `seen`, to which these and its own are added."""

@@ -130,12 +130,7 @@ class Members:
 
     def counts(self) -> Counts:
         """See `measurement.Counts`."""
-        found = {}
-        for member in self:
-            if member.function is not None:
-                standing = member.function.standing()
-                found[member.serial] = standing.uncaptured, standing.recordings
-        return found
+        return {one.serial: function.so_far() for one in self if (function := one.function) is not None}
 
     def serve(self, candidate: Candidate) -> None:
         """Serve the next calls of all by this candidate."""

@@ -73,7 +73,7 @@ class Served:
         self._followed: weakref.WeakKeyDictionary[Followed, int] | None = None
         self._look_every = LOOK_EVERY
         self._retiring = False
-        self._gave_way = False
+        self._gave_way = self._is_profiled = False
         self._thread: int | None = None
         self._look_in_store(member)
 

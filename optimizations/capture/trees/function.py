@@ -250,10 +250,13 @@ class RecordableFunction:
             refused=None if self.without_graph == SELECTED else self.without_graph,
             in_place=any(node.in_place for node in nodes),
             recordings=len(self._recordings),
-            uncaptured=sum(self._uncaptured.values()),
             threads=len(self.callers),
             collectives=bool(nodes) and bool(self.code().collectives),
         )
+
+    def so_far(self) -> tuple[int, int]:
+        """See `selection.member.Function`."""
+        return sum(self._uncaptured.values()), len(self._recordings)
 
     def short_of_memory(self) -> str | None:
         """See `selection.member.Function`."""
